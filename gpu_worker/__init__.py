@@ -1,0 +1,1 @@
+"""The engine: scheduling, runtime, models. It knows no Celery and no Redis."""

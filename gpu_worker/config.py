@@ -1,0 +1,73 @@
+"""The engine's settings, validated once, before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gpu_worker.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How one engine runs. Units are in the names; 0 or None means "decide from the model and the machine".
+
+    `model`: a folder in Hugging Face format, a hub id, or "petiole-tiny", which ships with the project.
+    `max_num_batched_tokens`: prompt tokens that one prefill step computes at most; `chunk_size`: the largest
+    piece of one prompt in a step, so the longest that a running stream waits for somebody else's prompt.
+    `num_pages` counts pages of `page_size` tokens, the reserved page 0 included.
+    `delay_factor`: let the waiting queue grow for this share of the last prefill's duration.
+    `max_waiting`: requests that may wait; the next one is refused.
+    """
+
+    model: str = "petiole-tiny"
+    revision: str | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    weight_quantization: Literal["none", "int8", "fp8"] = "none"
+    kv_dtype: Literal["auto", "fp8"] = "auto"
+    max_model_len: int = 0
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    chunk_size: int = 512
+    num_pages: int = 0
+    page_size: int = 1
+    gpu_memory_utilization: float = 0.9
+    prefix_cache: Literal["radix", "block", "off"] = "radix"
+    prefix_cache_max_pages: int | None = None
+    pipeline: Literal["on", "off"] = "on"
+    prefill_policy: Literal["drain", "pipelined"] = "pipelined"
+    reserve: Literal["demand", "full"] = "demand"
+    delay_factor: float = 0.0
+    speculative_tokens: int = 0
+    lora_slots: int = 0
+    lora_max_rank: int = 64
+    graph_batch_sizes: tuple[int, ...] = ()
+    max_waiting: int = 10_000
+    num_threads: int = 0
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "chunk_size", "page_size", "max_waiting"):
+            _require(getattr(self, name) >= 1, name, "must be at least 1", getattr(self, name))
+        for name in ("max_model_len", "num_pages", "speculative_tokens", "lora_slots", "num_threads"):
+            _require(getattr(self, name) >= 0, name, "must be at least 0", getattr(self, name))
+        _require(
+            0 < self.gpu_memory_utilization <= 1,
+            "gpu_memory_utilization",
+            "must be above 0 and at most 1",
+            self.gpu_memory_utilization,
+        )
+        _require(self.delay_factor >= 0, "delay_factor", "must be at least 0", self.delay_factor)
+        if self.prefix_cache == "radix":
+            _require(self.page_size == 1, "page_size", "must be 1 with prefix_cache=radix", self.page_size)
+        if self.prefix_cache == "block":
+            valid = self.page_size == 1 or self.page_size % 16 == 0
+            _require(
+                valid, "page_size", "must be 1 or a multiple of 16 with prefix_cache=block", self.page_size
+            )
+
+
+def _require(condition: bool, field: str, limit: str, value: object) -> None:
+    if not condition:
+        raise InvalidRequest(field, limit, value)
