@@ -63,9 +63,7 @@ class EngineConfig:
             _require(self.page_size == 1, "page_size", "must be 1 with prefix_cache=radix", self.page_size)
         if self.prefix_cache == "block":
             valid = self.page_size == 1 or self.page_size % 16 == 0
-            _require(
-                valid, "page_size", "must be 1 or a multiple of 16 with prefix_cache=block", self.page_size
-            )
+            _require(valid, "page_size", "must be 1 or a multiple of 16 with prefix_cache=block", self.page_size)
 
 
 def _require(condition: bool, field: str, limit: str, value: object) -> None:
