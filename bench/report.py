@@ -1,0 +1,206 @@
+"""What every benchmark shares: samples become ratios, ratios become a table and a JSON file.
+
+Machines are shared and noisy, so an absolute figure says little. A figure here stands beside a *peer* (somebody
+else's way to do the same work) or a *floor* (the least that the hardware needs), measured in turn in the same run;
+`compare` alternates the two sides and reports the median of the rounds' ratios with its spread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+PACKAGES = (
+    "petiole", "torch", "numpy", "celery", "kombu", "redis", "transformers", "llama-cpp-python", "flashinfer-python",
+)  # fmt: skip
+
+
+@dataclass
+class Measurement:
+    """One figure. `ratio` is value / peer, or value / floor where there is no peer; `better` says which way is up.
+
+    `met` follows from `target`, which is a bound on `ratio` when there is one and on `value` otherwise.
+    """
+
+    name: str
+    value: float
+    unit: str
+    peer: float | None = None
+    floor: float | None = None
+    target: float | None = None
+    better: str = "higher"
+    spread: tuple[float, float] | None = None
+    samples: Sequence[float] = ()
+    note: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        base = self.peer if self.peer is not None else self.floor
+        return self.value / base if base else None
+
+    @property
+    def met(self) -> bool | None:
+        if self.target is None:
+            return None
+        judged = self.ratio if self.ratio is not None else self.value
+        return judged >= self.target if self.better == "higher" else judged <= self.target
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "ratio": self.ratio, "met": self.met}
+
+
+@dataclass
+class Report:
+    """The results of one run, with all that is needed to repeat it."""
+
+    title: str
+    results: list[Measurement] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, name: str, value: float, unit: str, **more: Any) -> Measurement:
+        self.results.append(Measurement(name, value, unit, **more))
+        return self.results[-1]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "title": self.title,
+            "machine": machine(),
+            "versions": versions(),
+            "commit": commit(),
+            "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "results": [result.as_json() for result in self.results],
+            **self.extra,
+        }
+
+    def finish(self, json_path: str | None) -> None:
+        """Print the table and, when asked, write the JSON."""
+        print(f"\n{self.title}\n{table(self.results)}")
+        if json_path:
+            Path(json_path).parent.mkdir(parents=True, exist_ok=True)
+            Path(json_path).write_text(json.dumps(self.as_json(), indent=1) + "\n")
+
+
+def table(results: Iterable[Measurement]) -> str:
+    """A plain-text table: figures right-aligned, a target with its verdict."""
+    rows = [("", "value", "unit", "peer", "floor", "ratio", "spread", "target", "")]
+    for r in results:
+        bound = ">=" if r.better == "higher" else "<="
+        verdict = {None: "", True: "met", False: "missed"}[r.met]
+        spread = f"{r.spread[0]:.2f}-{r.spread[1]:.2f}" if r.spread else ""
+        target = f"{bound} {r.target:g}" if r.target is not None else ""
+        rows.append(
+            (
+                r.name,
+                number(r.value),
+                r.unit,
+                number(r.peer),
+                number(r.floor),
+                number(r.ratio),
+                spread,
+                target,
+                verdict,
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(w) if i in (0, 2) else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths)))
+        for row in rows
+    )
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def compare(
+    ours: Callable[[], float], peers: Callable[[], float], *, rounds: int = 5
+) -> tuple[float, float, tuple[float, float]]:
+    """Run the two sides in turn; each returns its figure. -> (our median, peer's median, spread of the ratios)."""
+    pairs = [(ours(), peers()) if i % 2 else tuple(reversed((peers(), ours()))) for i in range(rounds)]
+    ratios = [a / b for a, b in pairs]
+    return (
+        statistics.median(a for a, _ in pairs),
+        statistics.median(b for _, b in pairs),
+        (min(ratios), max(ratios)),
+    )
+
+
+def best_of(work: Callable[[], object], *, rounds: int = 5, number: int = 1) -> float:
+    """Seconds for one call of `work`: the least over the rounds, since noise only adds."""
+    best = float("inf")
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(number):
+            work()
+        best = min(best, (time.perf_counter() - start) / number)
+    return best
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
+    parser.add_argument("--json", metavar="PATH", help="write all samples and results here")
+    parser.add_argument("--plots", metavar="FOLDER", help="write plots (PNG) here")
+    parser.add_argument("--quick", action="store_true", help="the smallest sizes, to see that everything runs")
+    return parser
+
+
+def machine() -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "load_1m": os.getloadavg()[0],
+    }
+    if "torch" in sys.modules:
+        import torch
+
+        if torch.cuda.is_available():
+            facts["gpu"] = torch.cuda.get_device_name()
+            facts["cuda"] = torch.version.cuda
+    return facts
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine()
+    )
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    """The checked-out commit, with a plus sign when the working tree differs from it."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+        dirty = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
