@@ -22,8 +22,16 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = (
-    "petiole", "torch", "numpy", "celery", "kombu", "redis", "transformers", "llama-cpp-python", "flashinfer-python",
-)  # fmt: skip
+    "petiole",
+    "torch",
+    "numpy",
+    "celery",
+    "kombu",
+    "redis",
+    "transformers",
+    "llama-cpp-python",
+    "flashinfer-python",
+)
 
 
 @dataclass
@@ -114,7 +122,10 @@ def table(results: Iterable[Measurement]) -> str:
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(
-        "  ".join(cell.ljust(w) if i in (0, 2) else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths)))
+        "  ".join(
+            cell.ljust(w) if i in (0, 2) else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
         for row in rows
     )
 

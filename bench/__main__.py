@@ -1,0 +1,67 @@
+"""`petiole bench [WORKLOAD ...]`: run the benchmarks by name, one after another.
+
+Each workload is a module of this package with a `main(argv)`; run alone it is `python -m bench.NAME`. With
+`--json FOLDER` each writes `FOLDER/NAME.json`, from which `python -m bench.render` rebuilds the tables of
+`docs/performance.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+from pathlib import Path
+
+WORKLOADS: dict[str, str] = {
+    "cache": "prefix caches and the page table",
+    "scheduler": "the scheduler over a runtime that computes nothing",
+    "overlap": "pipelined against blocking, with a model that sleeps",
+    "models": "decode and prefill on the CPU against transformers and llama.cpp",
+    "engine": "the engine driven directly: batches, arrivals, prefixes, chat, constraints, speculation",
+    "transport": "the Redis transport against kombu's own",
+    "celery_noop": "one-token generations against Celery's no-op task",
+    "latency": "from delay() to the first delta in a reader's hands",
+    "serving": "the engine through the broker with readers, against the same engine driven directly",
+    "gpu": "decode and prefill on a CUDA device against their floors",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="petiole bench",
+        description="Run benchmarks by name.",
+        epilog="\n".join(f"  {name:12} {what}" for name, what in WORKLOADS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("workload", nargs="*", metavar="WORKLOAD", help="which (default: all but gpu)")
+    parser.add_argument("--quick", action="store_true", help="the smallest sizes, to see that everything runs")
+    parser.add_argument("--json", metavar="FOLDER", help="write one JSON file for each workload")
+    parser.add_argument("--plots", metavar="FOLDER", help="write plots (PNG)")
+    options = parser.parse_args(argv)
+    unknown = [name for name in options.workload if name not in WORKLOADS]
+    if unknown:
+        parser.error(f"unknown workload {', '.join(unknown)}; known: {', '.join(WORKLOADS)}")
+
+    failed = []
+    for name in options.workload or [name for name in WORKLOADS if name != "gpu"]:
+        arguments = ["--quick"] if options.quick else []
+        if options.json:
+            arguments += ["--json", str(Path(options.json) / f"{name}.json")]
+        if options.plots:
+            arguments += ["--plots", options.plots]
+        print(f"\n=== {name}: {WORKLOADS[name]}", flush=True)
+        start = time.monotonic()
+        try:
+            importlib.import_module(f"bench.{name}").main(arguments)
+        except Exception as error:
+            failed.append(name)
+            print(f"{name} failed: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"=== {name}: {time.monotonic() - start:.0f} s", flush=True)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
