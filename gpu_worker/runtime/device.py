@@ -1,0 +1,368 @@
+"""Streams and events, on a CUDA device and on the CPU.
+
+The engine is written against three words: a *stream* runs what is enqueued on it in order and asynchronously; an
+*event* marks a point in a stream; a stream or a thread can *wait* for an event. On CUDA they are CUDA's own. On
+the CPU a stream is a FIFO executor with a thread of its own, so that the asynchronous engine is exercised for real:
+work that was enqueued too early, or a buffer that was overwritten too soon, gives wrong tokens there as well.
+
+    engine thread   enqueue(f) record()=e1 enqueue(g) ...        e2.synchronize()
+    compute stream            [ f ]        e1  [ g ]                   ^
+    copy stream                 wait_event(e1) [copy] e2 --------------'
+
+`Stream.enqueue(fn)` means "run `fn` in stream order". On CUDA `fn` runs at once, on the calling thread, with the
+stream current, and what it launches is asynchronous. On the CPU the stream's thread runs it later: `fn` must read
+only what stays untouched until the step is committed, which is what slots are for (invariant I6).
+
+Errors are sticky, as on CUDA: once a task raised, the stream runs nothing more, its events complete, and every
+`synchronize` of it or of an event recorded after the failure raises `DeviceError`.
+
+This module imports torch only for a CUDA device and for `host_buffer`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from gpu_worker.errors import EngineError
+
+if TYPE_CHECKING:
+    import torch
+
+Task = Callable[[], object]
+SpanHook = Callable[[str, str, float, float], None]
+"""Called with (stream name, label, start, end), seconds of `time.perf_counter`, for each labelled task."""
+
+
+class DeviceError(EngineError):
+    """Work on the device failed. Nothing enqueued after it can be trusted: fatal for the engine."""
+
+
+class Event(Protocol):
+    """A point in a stream. Completes once; recorded anew for every step."""
+
+    def query(self) -> bool: ...
+
+    def synchronize(self) -> None:
+        """Wait for the work before this point, and for nothing behind it."""
+        ...
+
+
+class Stream(Protocol):
+    """Runs tasks in the order in which they were enqueued. `label` names a task in traces."""
+
+    name: str
+
+    def enqueue(self, task: Task, label: str | None = None) -> None: ...
+
+    def record(self) -> Event: ...
+
+    def wait_event(self, event: Event) -> None:
+        """What is enqueued from now on runs after `event`. The caller does not wait."""
+        ...
+
+    def synchronize(self) -> None: ...
+
+
+class Device(Protocol):
+    """Makes streams and host memory; one for each engine."""
+
+    kind: Literal["cpu", "cuda"]
+    on_span: SpanHook | None
+
+    def new_stream(self, name: str) -> Stream: ...
+
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Zeroed host memory that copies to and from the device do not block on (pinned on CUDA)."""
+        ...
+
+    def capture(self, stream: Stream, task: Task) -> Callable[[], object]:
+        """Record `task`'s kernels as a graph and return its replay; on the CPU, `task` itself. Runs the task
+        (as a warm-up) before recording. `task` must use the same buffers each time."""
+        ...
+
+    def synchronize(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+# ---------------------------------------------------------------- CPU
+
+
+class CpuEvent:
+    """Completed by the stream's thread. A lock is the cheapest thing CPython has to hand a thread over."""
+
+    __slots__ = ("_done", "_error", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self._done = False
+        self._error: BaseException | None = None
+
+    def _complete(self, error: BaseException | None) -> None:
+        self._error = error
+        self._done = True
+        self._lock.release()
+
+    def query(self) -> bool:
+        return self._done
+
+    def synchronize(self) -> None:
+        if not self._done:
+            with self._lock:  # released by `_complete`; passed on to the next waiter
+                pass
+        if self._error is not None:
+            raise DeviceError(f"work on the CPU device failed: {self._error!r}") from self._error
+
+
+class CpuStream:
+    """A FIFO executor. `jitter`, if given, is called before each task: tests put random delays there."""
+
+    def __init__(
+        self, name: str, *, jitter: Callable[[], None] | None = None, device: CpuDevice | None = None
+    ) -> None:
+        self.name = name
+        self._device = device
+        self._jitter = jitter
+        self._error: BaseException | None = None
+        self._queue: SimpleQueue[tuple[Task, str | None] | CpuEvent | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"stream-{name}", daemon=True)
+        self._thread.start()
+
+    def enqueue(self, task: Task, label: str | None = None) -> None:
+        self._queue.put((task, label))
+
+    def record(self) -> CpuEvent:
+        event = CpuEvent()
+        self._queue.put(event)
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        self._queue.put((event.synchronize, None))
+
+    def synchronize(self) -> None:
+        self.record().synchronize()
+
+    def close(self) -> None:
+        self._queue.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        get = self._queue.get
+        while (item := get()) is not None:
+            if isinstance(item, CpuEvent):
+                item._complete(self._error)
+            elif self._error is None:
+                try:
+                    self._run_task(*item)
+                except BaseException as error:  # sticky: the next event tells whoever waits
+                    self._error = error
+            del item  # a task holds buffers; do not keep them while waiting for the next
+
+    def _run_task(self, task: Task, label: str | None) -> None:
+        if self._jitter is not None:
+            self._jitter()
+        hook = self._device.on_span if self._device is not None else None
+        if hook is None or label is None:
+            task()
+            return
+        start = time.perf_counter()
+        try:
+            task()
+        finally:
+            hook(self.name, label, start, time.perf_counter())
+
+
+class CpuDevice:
+    """Streams as threads. Torch is needed only for `host_buffer`."""
+
+    kind: Literal["cpu", "cuda"] = "cpu"
+
+    def __init__(self, *, jitter: Callable[[], None] | None = None) -> None:
+        self.on_span: SpanHook | None = None
+        self._jitter = jitter
+        self._streams: list[CpuStream] = []
+
+    def new_stream(self, name: str) -> CpuStream:
+        stream = CpuStream(name, jitter=self._jitter, device=self)
+        self._streams.append(stream)
+        return stream
+
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        import torch
+
+        return torch.zeros(shape, dtype=dtype)
+
+    def capture(self, stream: Stream, task: Task) -> Callable[[], object]:
+        return task
+
+    def synchronize(self) -> None:
+        for stream in self._streams:
+            stream.synchronize()
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+        self._streams.clear()
+
+
+# ---------------------------------------------------------------- CUDA
+
+
+class CudaEvent:
+    """A `torch.cuda.Event`, with the error of a failed wait given its name."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: torch.cuda.Event) -> None:
+        self.raw = raw
+
+    def query(self) -> bool:
+        return bool(self.raw.query())  # type: ignore[no-untyped-call]
+
+    def synchronize(self) -> None:
+        try:
+            self.raw.synchronize()
+        except RuntimeError as error:
+            raise DeviceError(f"the CUDA device failed: {error}") from error
+
+
+class CudaStream:
+    """A CUDA stream. `enqueue` runs the task now, with the stream current."""
+
+    def __init__(self, name: str, raw: torch.cuda.Stream, device: CudaDevice) -> None:
+        self.name = name
+        self.raw = raw
+        self._device = device
+
+    def enqueue(self, task: Task, label: str | None = None) -> None:
+        import torch
+
+        timed = self._device.timed_span(self, label) if label is not None else nullcontext()
+        with torch.cuda.stream(self.raw), timed:
+            task()
+
+    def record(self) -> CudaEvent:
+        import torch
+
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self.raw)
+        return CudaEvent(event)
+
+    def wait_event(self, event: Event) -> None:
+        assert isinstance(event, CudaEvent)
+        self.raw.wait_event(event.raw)
+
+    def synchronize(self) -> None:
+        try:
+            self.raw.synchronize()
+        except RuntimeError as error:
+            raise DeviceError(f"the CUDA device failed: {error}") from error
+
+
+class _TimedSpan:
+    """A pair of timed events around a task; read when the trace is written."""
+
+    def __init__(self, device: CudaDevice, stream: CudaStream, label: str) -> None:
+        import torch
+
+        self.stream, self.label, self._device = stream, label, device
+        self.start = torch.cuda.Event(enable_timing=True)
+        self.end = torch.cuda.Event(enable_timing=True)
+
+    def __enter__(self) -> None:
+        self.start.record(self.stream.raw)
+
+    def __exit__(self, *_: object) -> None:
+        self.end.record(self.stream.raw)
+        self._device.spans.append(self)
+
+
+class CudaDevice:
+    """The current CUDA device."""
+
+    kind: Literal["cpu", "cuda"] = "cuda"
+
+    def __init__(self, index: int = 0) -> None:
+        import torch
+
+        self.torch_device = torch.device("cuda", index)
+        torch.cuda.set_device(self.torch_device)
+        self.on_span: SpanHook | None = None
+        self.spans: list[_TimedSpan] = []
+        self._origin: tuple[torch.cuda.Event, float] | None = None
+
+    def new_stream(self, name: str) -> CudaStream:
+        import torch
+
+        raw = torch.cuda.Stream(device=self.torch_device)  # type: ignore[no-untyped-call]
+        return CudaStream(name, raw, self)
+
+    def timed_span(self, stream: CudaStream, label: str) -> _TimedSpan | nullcontext[None]:
+        """Times a labelled task when somebody traces. The first one ties the device's clock to the host's."""
+        import torch
+
+        if self.on_span is None or torch.cuda.is_current_stream_capturing():
+            return nullcontext()
+        if self._origin is None:
+            torch.cuda.synchronize(self.torch_device)
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record(stream.raw)
+            event.synchronize()
+            self._origin = (event, time.perf_counter())
+        return _TimedSpan(self, stream, label)
+
+    def flush_spans(self) -> None:
+        """Give the hook the spans collected so far. Synchronises: call it when the trace is written."""
+        if self._origin is None or self.on_span is None:
+            return
+        self.synchronize()
+        event, host = self._origin
+        for span in self.spans:
+            start = host + event.elapsed_time(span.start) / 1e3
+            self.on_span(span.stream.name, span.label, start, host + event.elapsed_time(span.end) / 1e3)
+        self.spans.clear()
+
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        import torch
+
+        return torch.zeros(shape, dtype=dtype, pin_memory=True)
+
+    def capture(self, stream: Stream, task: Task) -> Callable[[], object]:
+        import torch
+
+        assert isinstance(stream, CudaStream)
+        stream.enqueue(task)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream.raw):
+            task()
+        return graph.replay
+
+    def synchronize(self) -> None:
+        import torch
+
+        try:
+            torch.cuda.synchronize(self.torch_device)
+        except RuntimeError as error:
+            raise DeviceError(f"the CUDA device failed: {error}") from error
+
+    def close(self) -> None:
+        self.spans.clear()
+
+
+def open_device(kind: Literal["auto", "cpu", "cuda"]) -> Device:
+    """The device of an engine. "auto": CUDA where torch sees one, else the CPU."""
+    if kind == "cpu":
+        return CpuDevice()
+    import torch
+
+    if kind == "cuda" or torch.cuda.is_available():
+        return CudaDevice()
+    return CpuDevice()

@@ -1,0 +1,91 @@
+"""From the device to the host, one step at a time.
+
+`RenderBuffer` is a slot's pinned host memory for what a step sampled. `start_transfer` enqueues the copies on the
+copy stream and returns a `TransferHandle`; `commit_step` is the only caller of its `wait`.
+
+Why an event and not "wait for the compute stream": by the time the copy is enqueued, the next step's forward may
+already be on that stream. Waiting for the stream would wait for that forward as well, and the pipeline would be
+as slow as no pipeline. `ready` is recorded right behind this step's sampling and marks exactly this step (I3).
+
+The arrays that `wait` returns are views of the buffer. They hold until the slot is used again, which is after
+`commit_step` has consumed them (I6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gpu_worker.runtime.device import Event, Stream
+from gpu_worker.runtime.interface import StepOutput
+
+
+class HostArray(Protocol):
+    """A numpy array, or a host tensor of torch."""
+
+    def __getitem__(self, key: Any) -> Any: ...
+
+    def __setitem__(self, key: Any, value: Any) -> None: ...
+
+
+class TransferHandle:
+    """A step's results on their way. Implements `interface.Transfer`."""
+
+    __slots__ = ("_collect", "_done")
+
+    def __init__(self, done: Event, collect: Callable[[], StepOutput]) -> None:
+        self._done = done
+        self._collect = collect
+
+    def ready(self) -> bool:
+        return self._done.query()
+
+    def wait(self) -> StepOutput:
+        self._done.synchronize()
+        return self._collect()
+
+
+class RenderBuffer:
+    """The host side of one slot's outputs.
+
+    `host` names the destinations (`token_ids` and `accepted` always; `logprobs`, `top_ids`, `top_logprobs`,
+    `values` where the model or a request has them), each at least as long as any step's output: numpy arrays, or
+    tensors from `Device.host_buffer`.
+    """
+
+    def __init__(self, host: Mapping[str, HostArray], copy_stream: Stream) -> None:
+        assert {"token_ids", "accepted"} <= set(host), "every step samples tokens"
+        self._host = dict(host)
+        self._copy_stream = copy_stream
+
+    def start_transfer(
+        self, ready: Event, sources: Mapping[str, HostArray], lengths: Mapping[str, int]
+    ) -> TransferHandle:
+        """Copy the first `lengths[name]` rows of each of `sources` once `ready` has completed."""
+        names = [name for name in sources if name in lengths]
+
+        def copy() -> None:
+            for name in names:
+                _copy(self._host[name], sources[name], lengths[name])
+
+        self._copy_stream.wait_event(ready)
+        self._copy_stream.enqueue(copy, "copy")
+        return TransferHandle(self._copy_stream.record(), lambda: self._collect(names, lengths))
+
+    def _collect(self, names: list[str], lengths: Mapping[str, int]) -> StepOutput:
+        views: dict[str, Any] = {name: _numpy(self._host[name])[: lengths[name]] for name in names}
+        return StepOutput(**views)
+
+
+def _copy(target: HostArray, source: HostArray, n: int) -> None:
+    if isinstance(target, np.ndarray):
+        target[:n] = source[:n]
+    else:
+        target[:n].copy_(source[:n], non_blocking=True)
+
+
+def _numpy(array: Any) -> npt.NDArray[Any]:
+    return array if isinstance(array, np.ndarray) else array.numpy()
