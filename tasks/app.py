@@ -1,0 +1,76 @@
+"""The Celery application: one object, configured from the environment when it is first used.
+
+A producer and a worker differ by one thing only: a worker process runs `tasks.worker.configure`, which brings
+the transport and the pool. A producer never imports that package; the pool stands here as a dotted name.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from celery import Celery, _state
+from celery.signals import celeryd_init
+
+from tasks.settings import EMBEDDED, Settings, scheme, settings
+
+POOL = "tasks.worker.pool:EnginePool"
+
+
+def configuration(settings: Settings) -> dict[str, Any]:
+    """Celery's configuration, the same for producers and workers.
+
+    Acknowledged late, and rejected when a worker is lost: a task is nobody's until its result is stored.
+    A prefetch of 1 keeps a worker from hoarding what an idle one could run.
+    """
+    config: dict[str, Any] = {
+        "broker_url": celery_url(settings.broker_url),
+        "result_backend": celery_url(settings.results_url),
+        "result_expires": settings.result_expires_s,
+        "task_default_queue": settings.queue,
+        "task_serializer": "json",
+        "result_serializer": "json",
+        "event_serializer": "json",
+        "accept_content": ["json"],
+        "result_accept_content": ["json"],
+        "task_acks_late": True,
+        "task_reject_on_worker_lost": True,
+        "task_track_started": False,  # the pool stores STARTED when the engine admits the request
+        "task_store_errors_even_if_ignored": True,
+        "worker_pool": POOL,
+        "worker_prefetch_multiplier": 1,
+        "broker_connection_retry_on_startup": True,
+    }
+    if scheme(settings.broker_url) in {"amqp", "amqps"}:
+        config["task_default_queue_type"] = "quorum"
+    return config
+
+
+def celery_url(url: str) -> str:
+    """`url` as Celery understands it: `embedded://` becomes the socket of a server that now runs."""
+    if scheme(url) != EMBEDDED:
+        return url
+    from tasks import embedded
+
+    return f"redis+socket://{embedded.socket_path()}?virtual_host=0"
+
+
+def make_app() -> Celery:
+    """A Celery app whose settings are read, and whose embedded Redis is started, at its first use.
+
+    In a process that has a Celery app of its own, that one stays the current app.
+    """
+    first = _state.default_app is None and _state._tls.current_app is None
+    app = Celery("petiole", include=["tasks.definitions"], set_as_current=first)
+    app.add_defaults(lambda: configuration(settings()))
+    return app
+
+
+app = make_app()
+
+
+@celeryd_init.connect(weak=False)  # type: ignore[untyped-decorator]
+def _become_a_worker(instance: Any = None, **_: object) -> None:
+    """`celery -A tasks worker` starts here. Another app's worker that calls our tasks is a producer."""
+    if instance is not None and instance.app is app:
+        import_module("tasks.worker").configure(app)

@@ -1,0 +1,308 @@
+"""What travels between a caller and a worker: requests, deltas, results, and the names of their Redis keys.
+
+Requests are strict: an unknown field or a wrong type is refused by name, because a misspelt option that is
+silently ignored costs its user an afternoon. Deltas and results are lenient: a reader ignores what it does not
+know, so that newer workers and older readers get along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import NoneType
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+from tasks.errors import InvalidRequest, shorten
+
+MAX_PROMPT_CHARACTERS = 4_000_000
+MAX_PROMPT_TOKENS = 1_000_000
+MAX_STOPS = 64
+MAX_SALT_CHARACTERS = 256
+
+FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
+
+
+class StreamKeys(NamedTuple):
+    """The Redis keys of one task. The braces make them share a slot in a Redis cluster."""
+
+    log: str  # list: every delta, as JSON
+    channel: str  # pub/sub: the same deltas
+    state: str  # hash: attempt, next, deaths, model, adapter, done, cancel
+    interest: str  # string with a short TTL: a reader is there (see `cancel_on_disconnect`)
+
+
+def stream_keys(task_id: str) -> StreamKeys:
+    tag = f"petiole:{{{task_id}}}"
+    return StreamKeys(f"{tag}:log", f"{tag}:ch", f"{tag}:state", f"{tag}:interest")
+
+
+def _integer_keys(value: object) -> object:
+    """JSON has no integer keys: {"42": -1.5} is {42: -1.5}."""
+    if not isinstance(value, Mapping):
+        return value
+    return {int(k) if isinstance(k, str) and k.lstrip("-").isdecimal() else k: v for k, v in value.items()}
+
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[list[TokenId], Field(max_length=MAX_PROMPT_TOKENS)]
+LogitBias = Annotated[
+    dict[TokenId, Annotated[float, Field(ge=-1000, le=1000)]],
+    BeforeValidator(_integer_keys),
+    Field(max_length=MAX_PROMPT_TOKENS),
+]
+StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class Options(BaseModel):
+    """How to generate: what `generate` and `chat` have in common. The units are in the names.
+
+    `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed` None is derived from the task
+    id. `logprobs` k returns the chosen token's and the k likeliest. At most one of `json_schema`, `regex`,
+    `choice` and `grammar` (Lark) constrains the output. `salt` separates prefix caches of tenants.
+    `deadline_s` ends the task with what it has. With `cancel_on_disconnect` the worker cancels a task whose
+    stream nobody reads any more.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    max_tokens: int = Field(default=256, ge=1)
+    temperature: float = Field(default=1.0, ge=0, le=100)
+    top_k: int = Field(default=0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    repetition_penalty: float = Field(default=1.0, gt=0, le=100)
+    presence_penalty: float = Field(default=0.0, ge=-100, le=100)
+    frequency_penalty: float = Field(default=0.0, ge=-100, le=100)
+    logit_bias: LogitBias = Field(default_factory=dict)
+    allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
+    banned_token_ids: TokenIds = Field(default_factory=list)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    ignore_eos: bool = False
+    stop: list[StopString] = Field(default_factory=list, max_length=MAX_STOPS)
+    stop_token_ids: TokenIds = Field(default_factory=list)
+    stop_token_sequences: list[Annotated[TokenIds, Field(min_length=1)]] = Field(
+        default_factory=list, max_length=MAX_STOPS
+    )
+
+    json_schema: dict[str, Any] | None = None
+    regex: str | None = Field(default=None, min_length=1, max_length=65_536)
+    choice: list[Annotated[str, Field(min_length=1)]] | None = Field(default=None, min_length=1, max_length=10_000)
+    grammar: str | None = Field(default=None, min_length=1, max_length=262_144)
+
+    adapter: str | None = Field(default=None, min_length=1, max_length=1024)
+    salt: str = Field(default="", max_length=MAX_SALT_CHARACTERS)
+    deadline_s: float | None = Field(default=None, gt=0)
+    cancel_on_disconnect: bool = False
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop_is_a_list(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one_constraint(self) -> Self:
+        given = [kind for kind in CONSTRAINT_KINDS if getattr(self, kind) is not None]
+        if len(given) > 1:
+            raise InvalidRequest(given[1], f"cannot be combined with {given[0]}", " and ".join(given))
+        return self
+
+    def sampling(self) -> dict[str, Any]:
+        """The keyword arguments of the engine's `SamplingParams`."""
+        return {name: getattr(self, name) for name in Options.model_fields if name not in _NOT_SAMPLING}
+
+    def constraint(self) -> tuple[str, Any] | None:
+        """What the output must match, as (kind, value)."""
+        for kind in CONSTRAINT_KINDS:
+            if (value := getattr(self, kind)) is not None:
+                return kind, value
+        return None
+
+
+CONSTRAINT_KINDS = ("json_schema", "regex", "choice", "grammar")
+_NOT_SAMPLING = {*CONSTRAINT_KINDS, "adapter", "salt", "deadline_s", "cancel_on_disconnect"}
+
+
+class GenerateRequest(Options):
+    """A prompt to continue: text, or token ids."""
+
+    prompt: str | list[int]
+
+    @field_validator("prompt", mode="plain")
+    @classmethod
+    def _text_or_token_ids(cls, prompt: object) -> str | list[int]:
+        if isinstance(prompt, str):
+            return _text("prompt", prompt)
+        if not isinstance(prompt, list | tuple):
+            raise InvalidRequest("prompt", "must be text or a list of token ids", prompt)
+        if not prompt:
+            raise InvalidRequest("prompt", "must not be empty", "[]")
+        if len(prompt) > MAX_PROMPT_TOKENS:
+            raise InvalidRequest("prompt", f"must have at most {MAX_PROMPT_TOKENS} tokens", len(prompt))
+        for position, token in enumerate(prompt):
+            if type(token) is not int or not 0 <= token < 2**31:
+                raise InvalidRequest(f"prompt[{position}]", "must be a token id", token)
+        return list(prompt)
+
+
+class ChatRequest(Options):
+    """A conversation to answer. A message has a `role` and `content`; other keys go to the chat template."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=10_000)
+    tools: list[dict[str, Any]] | None = Field(default=None, min_length=1, max_length=1024)
+
+    @field_validator("messages", mode="after")
+    @classmethod
+    def _roles_and_contents(cls, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        total = 0
+        for position, message in enumerate(messages):
+            role, content = message.get("role"), message.get("content")
+            if not isinstance(role, str) or not role:
+                raise InvalidRequest(f"messages[{position}].role", "must be text", role)
+            if isinstance(content, str):
+                total += len(_text(f"messages[{position}].content", content, may_be_empty=True))
+            elif not isinstance(content, list | NoneType):
+                raise InvalidRequest(f"messages[{position}].content", "must be text", content)
+        if total > MAX_PROMPT_CHARACTERS:
+            raise InvalidRequest("messages", f"must have at most {MAX_PROMPT_CHARACTERS} characters in all", total)
+        return messages
+
+
+def _text(field: str, text: str, *, may_be_empty: bool = False) -> str:
+    if not text and not may_be_empty:
+        raise InvalidRequest(field, "must not be empty", repr(text))
+    if len(text) > MAX_PROMPT_CHARACTERS:
+        raise InvalidRequest(field, f"must have at most {MAX_PROMPT_CHARACTERS} characters", len(text))
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(field, "must be valid Unicode", f"{text[error.start]!a} at {error.start}") from None
+    return text
+
+
+R = TypeVar("R", bound=Options)
+
+_LIMITS = {
+    "missing": "is required",
+    "extra_forbidden": "is not an option of this task",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "finite_number": "must be a finite number",
+    "too_short": "must have at least {min_length} entries",
+    "too_long": "must have at most {max_length} entries",
+    "string_too_short": "must have at least {min_length} characters",
+    "int_type": "must be an integer",
+    "float_type": "must be a number",
+    "string_type": "must be text",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "string_too_long": "must have at most {max_length} characters",
+}
+
+
+def validate(kind: type[R], options: Mapping[str, Any]) -> R:
+    """`options` as a request, or `InvalidRequest` for the first thing that is wrong with it."""
+    try:
+        return kind.model_validate(dict(options))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise _invalid(first) from None
+
+
+def _invalid(error: ErrorDetails) -> InvalidRequest:
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidRequest):
+        return cause
+    name, *rest = (part for part in error["loc"] if part != "[key]")
+    field = str(name) + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest)
+    value = "nothing" if error["type"] == "missing" else shorten(error["input"])
+    return InvalidRequest(field, _limit(error["type"], error["msg"], error.get("ctx", {})), value)
+
+
+def _limit(kind: str, message: str, context: Mapping[str, Any]) -> str:
+    if context.get("min_length") == 1:
+        return "must not be empty"
+    if kind in _LIMITS:
+        return _LIMITS[kind].format(**context)
+    return message.replace("Input should", "must")
+
+
+class _Received(BaseModel):
+    """What a reader gets: later versions may add to it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class TokenLogprobs(_Received):
+    """Natural-log probabilities of one position; `top` are pairs of token id and log probability."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]] = Field(default_factory=list)
+
+
+class StreamDelta(_Received):
+    """A piece of a task's stream.
+
+    `index` is the position of `token_ids[0]` in the output, `attempt` the delivery that made it. The last delta,
+    and no other, has a `finish_reason`. `text` may lag behind `token_ids`, and the last delta brings the rest.
+    `values`, where there are any, are the coordinates and sizes that tokens stand for, None for text tokens.
+    """
+
+    task_id: str
+    attempt: int
+    index: int
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    values: list[float | list[float] | None] | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    error: dict[str, Any] | None = None
+
+    @property
+    def end(self) -> int:
+        """The index at which the next delta begins."""
+        return self.index + len(self.token_ids)
+
+
+class Usage(_Received):
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    completion_tokens: int
+
+
+class Timing(_Received):
+    """Milliseconds since arrival in the engine, but for `prefill_ms`, a duration."""
+
+    queue_ms: float
+    prefill_ms: float
+    ttft_ms: float | None
+    total_ms: float
+
+
+class GenerationResult(_Received):
+    """What `AsyncResult.get()` returns as a dictionary: `GenerationResult.model_validate(result.get())`."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    usage: Usage
+    timing: Timing
+    model: str
+    attempt: int
+    logprobs: list[TokenLogprobs] | None = None

@@ -1,0 +1,144 @@
+"""Every setting of Petiole, read from `PETIOLE_*` environment variables; `petiole settings` lists them.
+
+`EngineSettings` are the engine's own (`gpu_worker.config.EngineConfig` has the same names and checks them in
+full); the rest is Celery's and Redis's side. Nothing is read at import: `settings()` reads the environment at
+its first call, so that `import tasks` is free of effects.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit, urlunsplit
+
+from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from tasks.errors import InvalidSettings
+
+PREFIX = "PETIOLE_"
+EMBEDDED = "embedded"
+_LOCAL_REDIS = "redis://localhost:6379/0"
+_REDIS_SCHEMES = {"redis", "rediss", "redis+socket", "unix", EMBEDDED}
+
+
+class EngineSettings(BaseModel):
+    """What `EngineConfig` is made of; 0 means "decide from the model and the machine"."""
+
+    model: str = Field(
+        default="petiole-tiny", description="a folder in Hugging Face format, a hub id, or petiole-tiny"
+    )
+    revision: str | None = Field(default=None, description="branch, tag or commit of a hub model")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where the model runs")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="dtype of the weights"
+    )
+    weight_quantization: Literal["none", "int8", "fp8"] = Field(
+        default="none", description="quantize weights when loading"
+    )
+    kv_dtype: Literal["auto", "fp8"] = Field(default="auto", description="dtype of the KV cache")
+    max_model_len: int = Field(
+        default=0, ge=0, description="longest prompt plus output, in tokens; 0: the model's"
+    )
+    max_num_seqs: int = Field(default=64, ge=1, description="requests that generate at the same time")
+    max_num_batched_tokens: int = Field(default=2048, ge=1, description="prompt tokens of one prefill step")
+    chunk_size: int = Field(default=512, ge=1, description="prompt tokens of one request in one step")
+    num_pages: int = Field(default=0, ge=0, description="pages of the KV cache; 0: what the memory holds")
+    page_size: int = Field(default=1, ge=1, description="tokens in a page of the KV cache")
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1, description="share of the GPU's memory to use")
+    prefix_cache: Literal["radix", "block", "off"] = Field(
+        default="radix", description="how prompts share their beginnings"
+    )
+    prefix_cache_max_pages: int | None = Field(default=None, description="pages that the prefix cache may keep")
+    pipeline: Literal["on", "off"] = Field(
+        default="on", description="plan the next step while the device computes"
+    )
+    prefill_policy: Literal["drain", "pipelined"] = Field(
+        default="pipelined", description="when prefill steps are launched"
+    )
+    reserve: Literal["demand", "full"] = Field(
+        default="demand", description="take pages as needed, or all at admission"
+    )
+    delay_factor: float = Field(
+        default=0.0, ge=0, description="wait this share of the last prefill before the next"
+    )
+    speculative_tokens: int = Field(default=0, ge=0, description="drafted tokens a step; 0: off")
+    lora_slots: int = Field(default=0, ge=0, description="LoRA adapters held on the device; 0: none are served")
+    lora_max_rank: int = Field(default=64, ge=1, description="largest rank of a LoRA adapter")
+    graph_batch_sizes: Annotated[tuple[int, ...], NoDecode] = Field(
+        default=(), description="batch sizes with a CUDA graph, such as 1,2,4,8; empty: chosen"
+    )
+    max_waiting: int = Field(default=10_000, ge=1, description="requests that may wait in the engine")
+    num_threads: int = Field(default=0, ge=0, description="CPU threads of the model; 0: torch decides")
+    debug: bool = Field(default=False, description="check every invariant at every step")
+
+    @field_validator("graph_batch_sizes", mode="before")
+    @classmethod
+    def _comma_separated(cls, value: object) -> object:
+        return tuple(int(part) for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+class Settings(EngineSettings, BaseSettings):
+    """The environment of one process. URLs may hold passwords: show them through `redacted`."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True, protected_namespaces=())
+
+    broker_url: str = Field(
+        default=_LOCAL_REDIS, description="redis://, rediss://, amqp://, or embedded:// for a Redis of one's own"
+    )
+    redis_url: str = Field(default="", description="Redis of streams and fleet view; empty: the broker's")
+    result_backend: str = Field(default="", description="Celery's result backend; empty: the Redis of the streams")
+    queue: str = Field(default="petiole", min_length=1, description="the Celery queue of generation tasks")
+    result_expires_s: int = Field(default=86_400, ge=1, description="seconds that results are kept")
+    stream_ttl_s: int = Field(
+        default=3_600, ge=1, description="seconds that a stream stays readable after its last delta"
+    )
+    stream_interval_ms: float = Field(
+        default=25.0, ge=0, description="pause between deltas of one stream after its first"
+    )
+    visibility_timeout_s: float = Field(
+        default=15.0, gt=0, description="a worker silent for this long loses its tasks"
+    )
+    drain_seconds: float = Field(
+        default=20.0, ge=0, description="warm shutdown: time to finish before tasks are handed back"
+    )
+    max_attempts: int = Field(default=3, ge=1, description="workers that one task may kill before it is given up")
+
+    def engine(self) -> dict[str, Any]:
+        """The keyword arguments of `EngineConfig`."""
+        return {name: getattr(self, name) for name in EngineSettings.model_fields}
+
+    @property
+    def streams_url(self) -> str:
+        """The Redis that holds streams, state and fleet view."""
+        if self.redis_url:
+            return self.redis_url
+        return self.broker_url if scheme(self.broker_url) in _REDIS_SCHEMES else _LOCAL_REDIS
+
+    @property
+    def results_url(self) -> str:
+        return self.result_backend or self.streams_url
+
+
+@cache
+def settings() -> Settings:
+    """The settings of this process, read once; `settings.cache_clear()` reads them anew."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = PREFIX + ".".join(map(str, first["loc"])).upper()
+        raise InvalidSettings(f"{name}: {first['msg']}, got {first['input']!r}") from None
+
+
+def scheme(url: str) -> str:
+    return url.partition("://")[0].lower()
+
+
+def redacted(url: str) -> str:
+    """`url` without its password, for logs and tables."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    user, _, host = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}:***@{host}"))
