@@ -2,8 +2,8 @@
 
 The engine is written against three words: a *stream* runs what is enqueued on it in order and asynchronously; an
 *event* marks a point in a stream; a stream or a thread can *wait* for an event. On CUDA they are CUDA's own. On
-the CPU a stream is a FIFO executor with a thread of its own, so that the asynchronous engine is exercised for real:
-work that was enqueued too early, or a buffer that was overwritten too soon, gives wrong tokens there as well.
+the CPU a stream is a FIFO executor with a thread of its own, so that the asynchronous engine is exercised for
+real: work enqueued too early, or a buffer overwritten too soon, gives wrong tokens there as well.
 
     engine thread   enqueue(f) record()=e1 enqueue(g) ...        e2.synchronize()
     compute stream            [ f ]        e1  [ g ]                   ^
@@ -273,8 +273,8 @@ class _TimedSpan:
         import torch
 
         self.stream, self.label, self._device = stream, label, device
-        self.start = torch.cuda.Event(enable_timing=True)
-        self.end = torch.cuda.Event(enable_timing=True)
+        self.start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self.end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> None:
         self.start.record(self.stream.raw)
