@@ -1,0 +1,182 @@
+"""What `Engine.submit` returns: one request's stream and its end.
+
+A handle is written by the text thread alone (`_admit`, `_push`, `_end`) and read by any number of threads and event
+loops: iterate it, iterate it asynchronously, await it, or ask for `result()`. Every reader sees every delta.
+It ends exactly once (invariant I8): with a `Result`, with an error, or with `HandedBack`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from typing import Protocol
+
+from gpu_worker.request import Delta, FinishReason, Request, Result
+
+logger = logging.getLogger(__name__)
+
+
+class Controller(Protocol):
+    """What a handle asks of its engine."""
+
+    def cancel_request(self, handle: Handle, reason: FinishReason) -> None: ...
+
+    def hand_back_request(self, handle: Handle) -> None: ...
+
+
+class Handle:
+    """A submitted request. Thread-safe."""
+
+    def __init__(
+        self,
+        request: Request,
+        engine: Controller,
+        *,
+        on_delta: Callable[[Handle, Delta], None] | None = None,
+        on_admitted: Callable[[Handle], None] | None = None,
+        on_done: Callable[[Handle], None] | None = None,
+    ) -> None:
+        self.request = request
+        self.admitted = False
+        self.error: BaseException | None = None
+        self._engine = engine
+        self._on_delta, self._on_admitted, self._on_done = on_delta, on_admitted, on_done
+        self._deltas: list[Delta] = []
+        self._result: Result | None = None
+        self._changed = threading.Condition()
+        self._listeners: list[Callable[[], None]] = []
+
+    def __repr__(self) -> str:
+        state = "done" if self.done() else "running" if self.admitted else "waiting"
+        return f"<Handle {self.request.request_id} {state}>"
+
+    # ------------------------------------------------------------ asking
+
+    def cancel(self, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        """End the request at the next step with what it has. The result's finish reason is `reason`."""
+        if not self.done():
+            self._engine.cancel_request(self, reason)
+
+    def hand_back(self) -> None:
+        """End the request unfinished, with `HandedBack`, after every committed delta was delivered."""
+        if not self.done():
+            self._engine.hand_back_request(self)
+
+    # ------------------------------------------------------------ reading
+
+    def done(self) -> bool:
+        return self._result is not None or self.error is not None
+
+    def result(self, timeout: float | None = None) -> Result:
+        """Wait for the end. Raises the request's error, or TimeoutError after `timeout` seconds."""
+        with self._changed:
+            if not self._changed.wait_for(self.done, timeout):
+                raise TimeoutError(f"request {self.request.request_id} has not ended after {timeout} s")
+        return self._outcome()
+
+    def __iter__(self) -> Iterator[Delta]:
+        seen = 0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: len(self._deltas) > seen or self.done())
+                fresh, ended = self._deltas[seen:], self.done()
+            yield from fresh
+            seen += len(fresh)
+            if ended and len(self._deltas) == seen:
+                if self.error is not None:
+                    raise self.error
+                return
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        seen = 0
+        changed, stop = self._listen()
+        try:
+            while True:
+                await changed.wait()
+                changed.clear()
+                with self._changed:
+                    fresh, ended = self._deltas[seen:], self.done()
+                for delta in fresh:
+                    yield delta
+                seen += len(fresh)
+                if ended and len(self._deltas) == seen:
+                    if self.error is not None:
+                        raise self.error
+                    return
+        finally:
+            stop()
+
+    def __await__(self) -> Generator[object, None, Result]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> Result:
+        changed, stop = self._listen()
+        try:
+            while not self.done():
+                await changed.wait()
+                changed.clear()
+        finally:
+            stop()
+        return self._outcome()
+
+    def _listen(self) -> tuple[asyncio.Event, Callable[[], None]]:
+        """An asyncio event that every change sets (set to begin with), and how to stop that."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+        changed.set()
+
+        def wake() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(changed.set)
+
+        with self._changed:
+            self._listeners.append(wake)
+        return changed, lambda: self._listeners.remove(wake)
+
+    def _outcome(self) -> Result:
+        if self.error is not None:
+            raise self.error
+        assert self._result is not None
+        return self._result
+
+    # ------------------------------------------------------------ written by the text thread
+
+    def _admit(self) -> None:
+        if not self.admitted:
+            self.admitted = True
+            self._call(self._on_admitted)
+
+    def _push(self, delta: Delta) -> None:
+        assert not self.done(), "I8: a delta after the end"
+        with self._changed:
+            self._deltas.append(delta)
+            self._notify()
+        if self._on_delta is not None:
+            try:
+                self._on_delta(self, delta)
+            except Exception:
+                logger.exception("on_delta of request %s raised", self.request.request_id)
+
+    def _end(self, outcome: Result | BaseException) -> None:
+        with self._changed:
+            assert not self.done(), "I8: a second end"
+            if isinstance(outcome, Result):
+                self._result = outcome
+            else:
+                self.error = outcome
+            self._notify()
+        self._call(self._on_done)
+
+    def _notify(self) -> None:
+        self._changed.notify_all()
+        for wake in self._listeners:
+            wake()
+
+    def _call(self, callback: Callable[[Handle], None] | None) -> None:
+        if callback is None:
+            return
+        try:
+            callback(self)
+        except Exception:
+            logger.exception("a callback of request %s raised", self.request.request_id)
