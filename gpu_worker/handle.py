@@ -1,7 +1,7 @@
 """What `Engine.submit` returns: one request's stream and its end.
 
-A handle is written by the text thread alone (`_admit`, `_push`, `_end`) and read by any number of threads and event
-loops: iterate it, iterate it asynchronously, await it, or ask for `result()`. Every reader sees every delta.
+A handle is written by the text thread alone (`_admit`, `_push`, `_end`) and read by any number of threads and
+event loops: iterate it, iterate it asynchronously, await it, or ask for `result()`. Every reader sees every delta.
 It ends exactly once (invariant I8): with a `Result`, with an error, or with `HandedBack`.
 """
 
@@ -80,7 +80,8 @@ class Handle:
         seen = 0
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: len(self._deltas) > seen or self.done())
+                while len(self._deltas) == seen and not self.done():
+                    self._changed.wait()
                 fresh, ended = self._deltas[seen:], self.done()
             yield from fresh
             seen += len(fresh)

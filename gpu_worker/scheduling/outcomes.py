@@ -1,0 +1,107 @@
+"""The vocabulary of `SchedulableSequence`: named errors, states, outcomes and events."""
+
+from __future__ import annotations
+
+from enum import Enum, StrEnum
+from typing import NamedTuple
+
+
+class ScheduleError(RuntimeError):
+    """An operation that must not be scheduled in this state. The state is unchanged."""
+
+
+class NotIdle(ScheduleError):  # noqa: N818
+    """As many operations are outstanding as may be, or one that is exclusive."""
+
+
+class PrefillNotComplete(ScheduleError):  # noqa: N818
+    """Decode before the prefill has reached its target."""
+
+
+class PrefillComplete(ScheduleError):  # noqa: N818
+    """Prefill with nothing left to prefill."""
+
+
+class PrefillOverrun(ScheduleError):  # noqa: N818
+    """A chunk beyond the prefill's target."""
+
+
+class AllocationFailed(ScheduleError):  # noqa: N818
+    """No pages for the positions that the operation would append."""
+
+
+class GenerationComplete(ScheduleError):  # noqa: N818
+    """Committed and outstanding tokens use up the budget."""
+
+
+class WrongDanglingCount(ScheduleError):  # noqa: N818
+    """Decode needs exactly one token without KV."""
+
+
+class ApplyError(RuntimeError):
+    """An outcome that does not fit the oldest outstanding operation. The state is unchanged."""
+
+
+class WrongState(ApplyError):  # noqa: N818
+    """The oldest outstanding operation is of another kind, or there is none."""
+
+
+class TokenOnNonFinalChunk(ApplyError):  # noqa: N818
+    """A token from a chunk that yields none."""
+
+
+class MissingTokenOnFinalChunk(ApplyError):  # noqa: N818
+    """No token from the chunk that yields the first one."""
+
+
+class AcceptedExceedsScheduled(ApplyError):  # noqa: N818
+    """More tokens accepted than were scheduled, or none."""
+
+
+class SequenceState(StrEnum):
+    """What the newest outstanding operation is."""
+
+    IDLE = "idle"
+    PREFILL_SCHEDULED = "prefill_scheduled"
+    DECODE_SCHEDULED = "decode_scheduled"
+    SPECULATIVE_SCHEDULED = "speculative_scheduled"
+
+
+class DecodeOutcome(Enum):
+    """What applying did: did it fill a block with KV, did it use up the budget?"""
+
+    CONTINUE = 0
+    BLOCK_COMPLETED = 1
+    MAX_LENGTH = 2
+    BLOCK_COMPLETED_AND_MAX_LENGTH = 3
+
+    @property
+    def is_max_length(self) -> bool:
+        return self.value >= 2
+
+
+_OUTCOMES = tuple(DecodeOutcome)
+
+
+class EventKind(StrEnum):
+    CREATED = "created"
+    PREFIX_MATCHED = "prefix_matched"
+    PREFILL_SCHEDULED = "prefill_scheduled"
+    PREFILL_APPLIED = "prefill_applied"
+    DECODE_SCHEDULED = "decode_scheduled"
+    DECODE_APPLIED = "decode_applied"
+    SPECULATIVE_SCHEDULED = "speculative_scheduled"
+    SPECULATIVE_APPLIED = "speculative_applied"
+    SCHEDULE_REVERTED = "schedule_reverted"
+    DISCARDED = "discarded"
+    UNASSIGNED_DROPPED = "unassigned_dropped"
+    RELEASED = "released"
+    REACQUIRED = "reacquired"
+
+
+class SequenceEvent(NamedTuple):
+    """A transition: how many positions or tokens it was about, and the committed position after it."""
+
+    kind: EventKind
+    amount: int
+    kv_position: int

@@ -1,0 +1,417 @@
+"""One sequence: which positions have KV, which are being computed, and what may be scheduled next.
+
+Scheduling and applying are two phases. `schedule_*` says "this is being computed" and moves `scheduled_position`,
+which is what attention, positions and pages go by. `apply_*` says "it has been computed" and moves `kv_position`
+and the tokens, which is what streaming and stops go by. The two are never mixed.
+
+    tokens       p p p p p p p p g g        p: prompt, g: generated; total_tokens = 10
+    kv           # # # # # # # # #          kv_position = 9: the last token is the *tail*, fed to the next step
+    scheduled    # # # # # # # # # + +      two decodes outstanding: scheduled_position = 11
+
+Up to `max_outstanding` operations (2; 1 is the classic machine) are outstanding at once. Everything about them is
+derived from their queue:
+
+    schedule_prefill / schedule_decode / schedule_speculative      append to the queue
+    apply_prefill    / apply_decode    / apply_speculative         take the oldest     (first in, first out)
+    revert_schedule                                                take the newest     (only before dispatch)
+    discard                                                        take the oldest of a zombie (finalized)
+
+An operation that is outstanding counts with what it will yield: a decode and a final prefill chunk yield one token
+for sure, so the next decode may be scheduled behind them ("exactly one tail token" holds in the scheduled state).
+A speculative operation yields an unknown number; it is exclusive until it is applied.
+
+Prefill has a target. It is the prompt, whose last chunk yields the first token. After a preemption, a resume or a
+reload of weights there are generated tokens already: then the target is all tokens but the last, its last chunk
+yields nothing, and the known tail is the next input (*recompute*).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gpu_worker.scheduling.outcomes import (
+    AcceptedExceedsScheduled,
+    AllocationFailed,
+    ApplyError,
+    DecodeOutcome,
+    EventKind,
+    GenerationComplete,
+    MissingTokenOnFinalChunk,
+    NotIdle,
+    PrefillComplete,
+    PrefillNotComplete,
+    PrefillOverrun,
+    ScheduleError,
+    SequenceEvent,
+    SequenceState,
+    TokenOnNonFinalChunk,
+    WrongDanglingCount,
+    WrongState,
+)
+
+__all__ = [
+    "AcceptedExceedsScheduled",
+    "AllocationFailed",
+    "ApplyError",
+    "Blocks",
+    "DecodeOutcome",
+    "EventKind",
+    "GenerationComplete",
+    "MissingTokenOnFinalChunk",
+    "NotIdle",
+    "PrefillComplete",
+    "PrefillNotComplete",
+    "PrefillOverrun",
+    "SchedulableSequence",
+    "ScheduleError",
+    "SequenceEvent",
+    "SequenceState",
+    "TokenOnNonFinalChunk",
+    "WrongDanglingCount",
+    "WrongState",
+]
+
+IntArray = npt.NDArray[np.int32]
+_OUTCOMES = tuple(DecodeOutcome)
+
+
+class Operation(NamedTuple):
+    """An outstanding operation: it appends `n_positions` and yields at most `max_yield` tokens."""
+
+    state: SequenceState
+    n_positions: int
+    max_yield: int
+
+
+_DECODE = Operation(SequenceState.DECODE_SCHEDULED, 1, 1)
+
+
+class Blocks(Protocol):
+    """The pages of one sequence, as `cache.KVAllocation` keeps them."""
+
+    @property
+    def kv_capacity(self) -> int:
+        """Positions that the pages cover."""
+
+    def reserve(self, kv_length: int) -> bool:
+        """Cover the first `kv_length` positions; False, and nothing changed, when there are no pages for it."""
+
+    def trim(self, kv_length: int) -> int:
+        """Give back the pages that lie wholly beyond `kv_length` positions; how many."""
+
+
+class SchedulableSequence:
+    """The state machine. `tokens` is the prompt, `generated` what is already known to follow it.
+
+    `num_known_tokens`: generated tokens that were known when the current prefill began.
+    `blocks` is attached by `match_and_add_prefix` or `reacquire`; without it (in tests of the machine alone)
+    memory is taken to be endless. `history_length` bounds the event history; 0 keeps none.
+    """
+
+    __slots__ = (
+        "_history",
+        "_outstanding",
+        "block_size",
+        "blocks",
+        "finalized",
+        "generated",
+        "kv_position",
+        "max_output_tokens",
+        "max_outstanding",
+        "num_known_tokens",
+        "prompt",
+    )
+
+    def __init__(
+        self,
+        tokens: Sequence[int] | IntArray,
+        max_output_tokens: int,
+        block_size: int = 1,
+        *,
+        generated: Sequence[int] = (),
+        max_outstanding: int = 2,
+        history_length: int = 0,
+    ) -> None:
+        self.prompt: IntArray = np.asarray(tokens, dtype=np.int32)
+        if len(self.prompt) == 0:
+            raise ValueError("a sequence needs at least one token")
+        self.generated: list[int] = list(generated)
+        self.max_output_tokens = max_output_tokens
+        self.block_size = block_size
+        self.max_outstanding = max_outstanding
+        self.finalized = False
+        self.kv_position = 0
+        self.num_known_tokens = len(self.generated)
+        self.blocks: Blocks | None = None
+        self._outstanding: deque[Operation] = deque()
+        self._history: deque[SequenceEvent] | None = deque(maxlen=history_length) if history_length else None
+        self._record(EventKind.CREATED, len(self.prompt))
+
+    # ------------------------------------------------------------ derived
+
+    @property
+    def num_input_tokens(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        return len(self.generated)
+
+    @property
+    def total_tokens(self) -> int:
+        return len(self.prompt) + len(self.generated)
+
+    @property
+    def tail_tokens(self) -> int:
+        """Committed tokens without committed KV."""
+        return len(self.prompt) + len(self.generated) - self.kv_position
+
+    @property
+    def inflight_refs(self) -> int:
+        """Outstanding operations, hence steps in flight that hold this sequence (I4)."""
+        return len(self._outstanding)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._outstanding
+
+    @property
+    def state(self) -> SequenceState:
+        return self._outstanding[-1].state if self._outstanding else SequenceState.IDLE
+
+    @property
+    def scheduled_position(self) -> int:
+        """KV length once everything outstanding has run: the start of the next operation."""
+        position = self.kv_position
+        for op in self._outstanding:
+            position += op.n_positions
+        return position
+
+    @property
+    def outstanding_yield(self) -> int:
+        """Tokens that outstanding operations may still yield."""
+        count = 0
+        for op in self._outstanding:
+            count += op.max_yield
+        return count
+
+    @property
+    def prefill_target(self) -> int:
+        """Positions to prefill: the prompt, or all known tokens but the last."""
+        return len(self.prompt) + self.num_known_tokens - self.is_recompute
+
+    @property
+    def is_recompute(self) -> bool:
+        """Does the prefill only rebuild KV, because what follows is known? Then it yields no token."""
+        return self.num_known_tokens > 0
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Is there prefill left to schedule?"""
+        return self.scheduled_position < self.prefill_target
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.generated) >= self.max_output_tokens
+
+    @property
+    def remaining_tokens(self) -> int:
+        """What may still be scheduled: the budget less committed and outstanding tokens."""
+        return self.max_output_tokens - len(self.generated) - self.outstanding_yield
+
+    @property
+    def can_decode(self) -> bool:
+        """May a decode be scheduled now? The planner's question, answered without raising."""
+        position, yields = self.kv_position, 0
+        for op in self._outstanding:
+            if op.state is SequenceState.SPECULATIVE_SCHEDULED:
+                return False
+            position += op.n_positions
+            yields += op.max_yield
+        generated = len(self.generated) + yields
+        return (
+            len(self._outstanding) < self.max_outstanding
+            and generated < self.max_output_tokens
+            and generated > 0  # the prefill's last chunk is scheduled, or recomputes a known tail
+            and len(self.prompt) + generated - position == 1
+            and not self.finalized
+        )
+
+    def tokens(self, start: int = 0, stop: int | None = None) -> IntArray:
+        """Committed tokens [start, stop): int32."""
+        stop = self.total_tokens if stop is None else stop
+        n = len(self.prompt)
+        if stop <= n:
+            return self.prompt[start:stop]
+        tail = np.array(self.generated[max(start - n, 0) : stop - n], dtype=np.int32)
+        return tail if start >= n else np.concatenate((self.prompt[start:], tail))
+
+    @property
+    def last_token(self) -> int:
+        return self.generated[-1] if self.generated else int(self.prompt[-1])
+
+    def history(self) -> tuple[SequenceEvent, ...]:
+        return tuple(self._history) if self._history is not None else ()
+
+    # ------------------------------------------------------------ pages
+
+    def match_and_add_prefix(self, blocks: Blocks | None, n_cached: int) -> int:
+        """Take pages of which the first `n_cached` positions hold KV already. Returns `n_cached`."""
+        return self._acquire(blocks, n_cached, EventKind.PREFIX_MATCHED)
+
+    def reacquire(self, blocks: Blocks | None, n_cached: int = 0) -> int:
+        """The same after `release`; what is beyond `n_cached` is recomputed."""
+        return self._acquire(blocks, n_cached, EventKind.REACQUIRED)
+
+    def release(self) -> None:
+        """Give up the KV. Tokens stay. Nothing may be outstanding: the device may still write to the pages."""
+        if self._outstanding:
+            raise NotIdle(f"{len(self._outstanding)} operations are outstanding")
+        self.blocks = None
+        self.kv_position = 0
+        self.num_known_tokens = len(self.generated)
+        self._record(EventKind.RELEASED, 0)
+
+    # ------------------------------------------------------------ schedule
+
+    def schedule_prefill(self, n_tokens: int) -> None:
+        """A chunk of `n_tokens`. Chunks follow each other without waiting for one another."""
+        position = self.scheduled_position
+        if position >= self.prefill_target:
+            raise PrefillComplete(f"all {self.prefill_target} tokens are prefilled or scheduled")
+        if len(self._outstanding) >= self.max_outstanding:
+            raise NotIdle(f"{len(self._outstanding)} operations are outstanding")
+        if not 0 < n_tokens <= self.prefill_target - position:
+            raise PrefillOverrun(f"a chunk of {n_tokens}, {self.prefill_target - position} are left")
+        self._cover(position + n_tokens)
+        final = position + n_tokens == self.prefill_target
+        yields = 1 if final and not self.is_recompute else 0
+        self._outstanding.append(Operation(SequenceState.PREFILL_SCHEDULED, n_tokens, yields))
+        self._record(EventKind.PREFILL_SCHEDULED, n_tokens)
+
+    def schedule_decode(self, covered: bool = False) -> None:
+        """The next token. `covered`: the caller has reserved the pages of the whole batch at once."""
+        if not self.can_decode:
+            self._refuse()
+        if not covered:
+            self._cover(self.scheduled_position + 1)
+        self._outstanding.append(_DECODE)
+        if self._history is not None:
+            self._record(EventKind.DECODE_SCHEDULED, 1)
+
+    def schedule_speculative(self, n_tokens: int) -> None:
+        """A verification that may accept up to `n_tokens`: the drafts, and the one after them."""
+        if self._outstanding or not self.can_decode:
+            self._refuse()
+        if not 0 < n_tokens <= self.remaining_tokens:
+            raise GenerationComplete(f"{n_tokens} tokens to verify, a budget of {self.remaining_tokens}")
+        self._cover(self.kv_position + n_tokens)
+        self._outstanding.append(Operation(SequenceState.SPECULATIVE_SCHEDULED, n_tokens, n_tokens))
+        self._record(EventKind.SPECULATIVE_SCHEDULED, n_tokens)
+
+    def revert_schedule(self) -> None:
+        """Undo the newest operation. Only for one that was never dispatched to the device."""
+        if not self._outstanding:
+            raise WrongState("nothing is outstanding")
+        op = self._outstanding.pop()
+        self._drop_unassigned(self.scheduled_position)
+        self._record(EventKind.SCHEDULE_REVERTED, op.n_positions)
+
+    # ------------------------------------------------------------ apply
+
+    def apply_prefill(self, token: int | None = None) -> DecodeOutcome:
+        op = self._oldest(SequenceState.PREFILL_SCHEDULED)
+        if token is not None and op.max_yield == 0:
+            raise TokenOnNonFinalChunk(f"token {token} from a chunk that yields none")
+        if token is None and op.max_yield == 1:
+            raise MissingTokenOnFinalChunk("the final chunk yields the first token")
+        self._outstanding.popleft()
+        if token is not None:
+            self.generated.append(token)
+        return self._advance(op.n_positions, EventKind.PREFILL_APPLIED)
+
+    def apply_decode(self, token: int) -> DecodeOutcome:
+        if not self._outstanding or self._outstanding[0] is not _DECODE:
+            self._oldest(SequenceState.DECODE_SCHEDULED)
+        self._outstanding.popleft()
+        self.generated.append(token)
+        return self._advance(1, EventKind.DECODE_APPLIED)
+
+    def apply_speculative(self, accepted: Sequence[int]) -> DecodeOutcome:
+        """The tokens that hold, in order; at least one. Pages beyond them are given back."""
+        op = self._oldest(SequenceState.SPECULATIVE_SCHEDULED)
+        if not 0 < len(accepted) <= op.max_yield:
+            raise AcceptedExceedsScheduled(f"{len(accepted)} accepted, {op.max_yield} scheduled")
+        self._outstanding.popleft()
+        self.generated.extend(accepted)
+        outcome = self._advance(len(accepted), EventKind.SPECULATIVE_APPLIED)
+        self._drop_unassigned(self.kv_position)
+        return outcome
+
+    def discard(self) -> None:
+        """Drop the oldest operation of a finalized sequence: its outputs count for nothing."""
+        if not self._outstanding:
+            raise WrongState("nothing is outstanding")
+        if not self.finalized:
+            raise WrongState("only a finalized sequence discards outputs")
+        op = self._outstanding.popleft()
+        self._record(EventKind.DISCARDED, op.n_positions)
+
+    # ------------------------------------------------------------ inside
+
+    def _acquire(self, blocks: Blocks | None, n_cached: int, kind: EventKind) -> int:
+        if self._outstanding or self.kv_position:
+            raise NotIdle("the sequence has KV already")
+        if not 0 <= n_cached < self.prefill_target:
+            raise PrefillOverrun(
+                f"{n_cached} cached positions, a target of {self.prefill_target}: compute at least 1"
+            )
+        self.blocks = blocks
+        self.kv_position = n_cached
+        self._record(kind, n_cached)
+        return n_cached
+
+    def _cover(self, n_positions: int) -> None:
+        blocks = self.blocks
+        if blocks is not None and blocks.kv_capacity < n_positions and not blocks.reserve(n_positions):
+            raise AllocationFailed(f"no pages for position {n_positions - 1}")
+
+    def _drop_unassigned(self, n_positions: int) -> None:
+        if self.blocks is not None and self.blocks.kv_capacity > n_positions:
+            self._record(EventKind.UNASSIGNED_DROPPED, self.blocks.trim(n_positions))
+
+    def _oldest(self, state: SequenceState) -> Operation:
+        if not self._outstanding or self._outstanding[0].state is not state:
+            found = self._outstanding[0].state if self._outstanding else SequenceState.IDLE
+            raise WrongState(f"oldest operation: {found}, applying to {state}")
+        return self._outstanding[0]
+
+    def _advance(self, n_positions: int, kind: EventKind) -> DecodeOutcome:
+        before, size = self.kv_position, self.block_size
+        self.kv_position = before + n_positions
+        if self._history is not None:
+            self._record(kind, n_positions)
+        completed = self.kv_position // size > before // size
+        return _OUTCOMES[completed + 2 * (len(self.generated) >= self.max_output_tokens)]
+
+    def _record(self, kind: EventKind, count: int) -> None:
+        if self._history is not None:
+            self._history.append(SequenceEvent(kind, count, self.kv_position))
+
+    def _refuse(self) -> NoReturn:
+        """Name the first reason why nothing may be decoded."""
+        exclusive = self.state is SequenceState.SPECULATIVE_SCHEDULED
+        if exclusive or len(self._outstanding) >= self.max_outstanding:
+            raise NotIdle(f"{len(self._outstanding)} operations are outstanding")
+        if self.is_prefilling:
+            raise PrefillNotComplete(f"{self.scheduled_position} of {self.prefill_target} tokens")
+        if self.finalized or self.remaining_tokens <= 0:
+            raise GenerationComplete(f"{len(self.generated)} of {self.max_output_tokens} tokens")
+        if self._outstanding:
+            raise NotIdle(f"{len(self._outstanding)} operations are outstanding")
+        raise WrongDanglingCount(f"{self.tail_tokens} tokens without KV")
