@@ -1,0 +1,74 @@
+"""Who owns which KV page: a page table, two prefix caches over it, and the allocations of running sequences.
+
+`KVCacheManager` is what an engine needs; the rest is what it is made of.  Pure Python and numpy.
+"""
+
+from cache.allocation import KVAllocation, KVCacheManager, KVUsage, Published
+from cache.errors import (
+    CacheError,
+    CacheStateError,
+    CacheValueError,
+    ConservationError,
+    DoubleFreeError,
+    EvictionError,
+    MappingError,
+    MisalignedError,
+    OutOfPagesError,
+    OutOfRowsError,
+    OwnershipError,
+    PageSizeError,
+    ReleasedError,
+    RowError,
+    StaleNodeError,
+    TokenError,
+    UnlockWithoutLockError,
+)
+from cache.namespace import CacheNamespace
+from cache.page_table import PageIndices, PageTable, TableUpdates
+from cache.prefix import CacheStats, InsertResult, MatchResult, NoPrefixCache, Peek, PrefixCache
+from cache.radix import RadixPrefixCache
+from cache.tokens import CacheToken, CacheTokens, CoordToken, ImageToken, SizeToken, TextToken, as_tokens
+from cache.tree import TreeNode
+
+__all__ = [
+    "CacheError",
+    "CacheNamespace",
+    "CacheStateError",
+    "CacheStats",
+    "CacheToken",
+    "CacheTokens",
+    "CacheValueError",
+    "ConservationError",
+    "CoordToken",
+    "DoubleFreeError",
+    "EvictionError",
+    "ImageToken",
+    "InsertResult",
+    "KVAllocation",
+    "KVCacheManager",
+    "KVUsage",
+    "MappingError",
+    "MatchResult",
+    "MisalignedError",
+    "NoPrefixCache",
+    "OutOfPagesError",
+    "OutOfRowsError",
+    "OwnershipError",
+    "PageIndices",
+    "PageSizeError",
+    "PageTable",
+    "Peek",
+    "PrefixCache",
+    "Published",
+    "RadixPrefixCache",
+    "ReleasedError",
+    "RowError",
+    "SizeToken",
+    "StaleNodeError",
+    "TableUpdates",
+    "TextToken",
+    "TokenError",
+    "TreeNode",
+    "UnlockWithoutLockError",
+    "as_tokens",
+]

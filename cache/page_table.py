@@ -1,0 +1,303 @@
+"""The page table: rows of pages over a pool of pages.
+
+The idea: `PagePool` knows the owner of every page, so a row that ends gives back exactly the pages that it
+owns.  No count of "leading cached pages" has to be carried around, and pages that the cache took out of the
+middle of a row are no special case.
+
+Rows are lines of one int32 matrix [max_batch_size, max_pages_per_row].  A device that keeps a copy of it asks
+`drain_updates()` for what has changed.  Row 0 and page 0 pad batches and are never handed out.
+
+One thread owns a page table and its cache; nothing here locks.
+"""
+
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cache.errors import ConservationError, MappingError, MisalignedError, OutOfRowsError, OwnershipError, RowError
+from cache.pool import CACHED, FREE, RESERVED, UNBOUND, PagePool, Pages
+
+Ints: TypeAlias = NDArray[np.int64]
+
+_CLEAN = np.iinfo(np.int32).max
+
+
+class TableUpdates(NamedTuple):
+    """What changed in the matrix: row `rows[i]` holds `lengths[i]` new pages from logical page `starts[i]` on;
+    `pages` is their concatenation."""
+
+    rows: Pages
+    starts: Pages
+    lengths: Pages
+    pages: Pages
+
+
+class PageIndices(NamedTuple):
+    """The pages of a batch, flattened: those of entry i are `indices[indptr[i]:indptr[i + 1]]`, and its last
+    page holds `last_page_lengths[i]` positions."""
+
+    indices: Pages
+    indptr: Pages
+    last_page_lengths: Pages
+
+
+def ragged_arange(starts: NDArray[np.integer], lengths: NDArray[np.integer]) -> Ints:
+    """`[starts[0], starts[0] + 1, ...]` for `lengths[0]` entries, then the same for the next, flattened."""
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - lengths), lengths)
+
+
+class PageTable(PagePool):
+    """`n_pages` pages of `page_size` positions for `max_batch_size` rows, page 0 and row 0 reserved."""
+
+    def __init__(
+        self, n_pages: int, page_size: int = 1, max_batch_size: int = 64, max_pages_per_row: int | None = None
+    ) -> None:
+        super().__init__(n_pages, page_size)
+        width = n_pages - 1 if max_pages_per_row is None else max_pages_per_row
+        for field, value, lowest in (("max_batch_size", max_batch_size, 2), ("max_pages_per_row", width, 1)):
+            if value < lowest:
+                raise MisalignedError(f"{field} must be at least {lowest}, got {value}")
+        self.max_batch_size = max_batch_size
+        self.max_pages_per_row = width
+        self._matrix: Pages = np.zeros((max_batch_size, width), dtype=np.int32)
+        self._row_pages: Pages = np.zeros(max_batch_size, dtype=np.int32)
+        self._row_held = np.zeros(max_batch_size, dtype=np.bool_)
+        self._dirty_from: Pages = np.full(max_batch_size, _CLEAN, dtype=np.int32)
+        self._free_rows = list(range(max_batch_size - 1, 0, -1))
+
+    @property
+    def num_allocated(self) -> int:
+        """Rows held."""
+        return self.max_batch_size - 1 - len(self._free_rows)
+
+    @property
+    def rows_available(self) -> int:
+        return len(self._free_rows)
+
+    @property
+    def matrix(self) -> Pages:
+        """int32 [max_batch_size, max_pages_per_row]; beyond a row's mapped pages it holds old values."""
+        return self._matrix
+
+    def page_count(self, batch_idx: int) -> int:
+        """Pages mapped in a row."""
+        return int(self._row_pages[batch_idx])
+
+    def capacity(self, batch_idx: int) -> int:
+        """KV positions that the row's pages hold."""
+        return int(self._row_pages[batch_idx]) * self.page_size
+
+    # --- rows ----------------------------------------------------------------------------------------------
+
+    def allocate(self) -> int:
+        """Take a row."""
+        if not self._free_rows:
+            raise OutOfRowsError(f"all {self.max_batch_size - 1} rows are held")
+        row = self._free_rows.pop()
+        self._row_held[row] = True
+        return row
+
+    def map_pages(self, batch_idx: int, logical_start: int, physical_pages: ArrayLike) -> None:
+        """Append pages to a row: cached ones are shared, unbound ones become private to it."""
+        start = self._held_row_pages(batch_idx)
+        pages = self._as_pages(physical_pages)
+        if logical_start != start:
+            word = "overlaps" if logical_start < start else "leaves a gap after"
+            raise MappingError(f"mapping at page {logical_start} {word} the {start} pages of row {batch_idx}")
+        end = start + len(pages)
+        if end > self.max_pages_per_row:
+            raise MappingError(f"row {batch_idx} would have {end} pages, limit {self.max_pages_per_row}")
+        owners = self._owner[pages]
+        unbound = owners == UNBOUND
+        if not (unbound | (owners == CACHED)).all():
+            bad = int(pages[~unbound & (owners != CACHED)][0])
+            raise OwnershipError(f"page {bad} is neither cached nor unbound (owner {int(self._owner[bad])})")
+        self.require_distinct(pages, MappingError)
+        self._owner[pages[unbound]] = batch_idx
+        self._append(batch_idx, start, pages)
+
+    def get_pages(self, batch_idx: int, start: int, end: int) -> Pages:
+        """The pages of logical pages `start..end` of a row (a copy)."""
+        have = self._held_row_pages(batch_idx)
+        if not 0 <= start <= end <= have:
+            raise MappingError(f"pages {start}..{end} asked of row {batch_idx}, which has {have}")
+        return self._matrix[batch_idx, start:end].copy()
+
+    def can_reserve_with_eviction(self, size: int, batch_idx: int | None = None) -> bool:
+        """Whether `size` positions would fit into the row (or into a new one)."""
+        if batch_idx is None:
+            return bool(self._free_rows) and self._fits(self.pages_for(size), 0)
+        return self._fits(self.pages_for(size), self._held_row_pages(batch_idx))
+
+    def _fits(self, pages: int, have: int) -> bool:
+        return pages <= self.max_pages_per_row and pages - have <= self._n_free + self.pages_reclaimable
+
+    def reserve(self, batch_idx: int, kv_length: int) -> bool:
+        """Grow a row to `kv_length` positions, evicting if needed; False, with nothing changed, if it cannot."""
+        have, want = self._held_row_pages(batch_idx), self.pages_for(kv_length)
+        if want <= have:
+            return True
+        if not self._fits(want, have):
+            return False
+        self._ensure_free(want - have)
+        pages = self._pop(want - have)
+        self._owner[pages] = batch_idx
+        self._append(batch_idx, have, pages)
+        return True
+
+    def reserve_many(self, rows: NDArray[np.integer], kv_lengths: NDArray[np.integer]) -> int:
+        """`reserve` for many distinct rows in order; returns how many leading ones succeeded."""
+        if len(rows) == 0:
+            return 0
+        self._require_held(rows)
+        have = self._row_pages[rows]
+        need = np.maximum(-(-kv_lengths // self.page_size) - have, 0)
+        ends = np.cumsum(need)
+        fits = (ends <= self._n_free + self.pages_reclaimable) & (have + need <= self.max_pages_per_row)
+        done = len(rows) if fits.all() else int(fits.argmin())
+        total = int(ends[done - 1]) if done else 0
+        if total == 0:
+            return done
+        self._ensure_free(total)
+        pages = self._pop(total)
+        growing = np.flatnonzero(need[:done])
+        grown, first, count = rows[growing], have[growing], need[growing]
+        if total == len(growing):
+            self._owner[pages] = grown
+            self._matrix[grown, first] = pages
+        else:
+            owners = np.repeat(grown, count)
+            self._owner[pages] = owners
+            self._matrix[owners, ragged_arange(first, count)] = pages
+        self._row_pages[grown] = first + count
+        self._dirty_from[grown] = np.minimum(self._dirty_from[grown], first)
+        return done
+
+    def truncate(self, batch_idx: int, kv_length: int) -> int:
+        """Give back the pages beyond `kv_length` positions, all of which must be private; returns how many."""
+        have, keep = self._held_row_pages(batch_idx), self.pages_for(max(kv_length, 0))
+        if keep >= have:
+            return 0
+        tail = self._matrix[batch_idx, keep:have]
+        if not (self._owner[tail] == batch_idx).all():
+            raise OwnershipError(f"row {batch_idx} shares pages beyond page {keep}: they cannot be trimmed")
+        self.release_pages(tail)
+        self._row_pages[batch_idx] = keep
+        return have - keep
+
+    def erase(self, batch_idx: int, cached_page_count: int | None = None) -> None:
+        """Give back a row and exactly the pages that are private to it.
+
+        `cached_page_count`, if given, is checked: that many leading pages must be the cache's and no others.
+        """
+        have = self._held_row_pages(batch_idx)
+        pages = self._matrix[batch_idx, :have]
+        private = self._owner[pages] == batch_idx
+        if cached_page_count is not None:
+            if not 0 <= cached_page_count <= have:
+                raise MisalignedError(
+                    f"cached page count {cached_page_count} of row {batch_idx} with {have} pages"
+                )
+            if private[:cached_page_count].any() or not private[cached_page_count:].all():
+                raise OwnershipError(f"the cache does not own exactly the first {cached_page_count} pages")
+        self.release_pages(pages[private])
+        self._row_pages[batch_idx] = 0
+        self._dirty_from[batch_idx] = _CLEAN
+        self._row_held[batch_idx] = False
+        self._free_rows.append(batch_idx)
+
+    def _append(self, row: int, start: int, pages: Pages) -> None:
+        end = start + len(pages)
+        self._matrix[row, start:end] = pages
+        self._row_pages[row] = end
+        if start < self._dirty_from[row]:
+            self._dirty_from[row] = start
+
+    def _held_row_pages(self, row: int) -> int:
+        if not 0 < row < self.max_batch_size or not self._row_held[row]:
+            raise RowError(f"row {row} is not held (rows are 1..{self.max_batch_size - 1})")
+        return int(self._row_pages[row])
+
+    def _require_held(self, rows: NDArray[np.integer]) -> None:
+        if int(rows.min()) < 1 or int(rows.max()) >= self.max_batch_size or not self._row_held[rows].all():
+            raise RowError(f"rows must be held and in 1..{self.max_batch_size - 1}")
+        self.require_distinct(rows, RowError)  # type: ignore[arg-type]
+
+    # --- what a step reads ---------------------------------------------------------------------------------
+
+    def build_slot_mapping(self, batch_idx: int | NDArray[np.integer], positions: NDArray[np.integer]) -> Ints:
+        """The slot `page * page_size + offset` of each position: int64, of the shape of `positions`.
+
+        `batch_idx` is one row, or an array of rows that broadcasts against `positions`.
+        """
+        positions = np.asarray(positions)
+        logical = positions // self.page_size
+        if positions.size and (int(positions.min()) < 0 or not (logical < self._row_pages[batch_idx]).all()):
+            raise MisalignedError(
+                f"positions up to {int(positions.max())} go beyond the mapped pages of their rows"
+            )
+        slots: Ints = self._matrix[batch_idx, logical].astype(np.int64)
+        return slots * self.page_size + positions % self.page_size
+
+    def slots_for_ranges(
+        self, rows: NDArray[np.integer], starts: NDArray[np.integer], lengths: NDArray[np.integer]
+    ) -> Ints:
+        """`build_slot_mapping` of positions `starts[i] .. starts[i] + lengths[i]` of each row, concatenated."""
+        return self.build_slot_mapping(np.repeat(rows, lengths), ragged_arange(starts, lengths))
+
+    def page_indices(self, rows: NDArray[np.integer], kv_lengths: NDArray[np.integer]) -> PageIndices:
+        """The pages that hold the first `kv_lengths[i]` positions of each row, flattened."""
+        kv_lengths = np.asarray(kv_lengths)
+        counts = -(-kv_lengths // self.page_size)
+        if not (counts <= self._row_pages[rows]).all():
+            raise MisalignedError("kv_lengths go beyond the mapped pages of their rows")
+        indptr = np.zeros(len(counts) + 1, dtype=np.int32)
+        np.cumsum(counts, out=indptr[1:])
+        flat = ragged_arange(np.asarray(rows, dtype=np.int64) * self.max_pages_per_row, counts)
+        last = (kv_lengths - 1) % self.page_size + 1
+        return PageIndices(self._matrix.reshape(-1)[flat], indptr, last.astype(np.int32))
+
+    def drain_updates(self) -> TableUpdates:
+        """What was mapped since the last call, merged by row; the log is empty afterwards."""
+        rows = np.flatnonzero(self._dirty_from < self._row_pages).astype(np.int32)
+        starts = self._dirty_from[rows]
+        lengths = self._row_pages[rows] - starts
+        flat = ragged_arange(rows.astype(np.int64) * self.max_pages_per_row + starts, lengths)
+        self._dirty_from[rows] = _CLEAN
+        return TableUpdates(rows, starts, lengths, self._matrix.reshape(-1)[flat])
+
+    # --- conservation --------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Prove that every page is in exactly one of free, cached, private, and none twice (I7)."""
+        free = self._stack[: self._n_free]
+        self._expect("free", free, np.flatnonzero(self._owner == FREE))
+        cached = self.prefix_cache.owned_pages() if self.prefix_cache is not None else free[:0]
+        self._expect("cached", cached, np.flatnonzero(self._owner == CACHED))
+        held = np.flatnonzero(self._row_held)
+        if set(self._free_rows) != set(range(1, self.max_batch_size)) - set(held.tolist()):
+            raise ConservationError("the free rows and the held rows are not each other's complement")
+        counts = self._row_pages[held]
+        if int(self._row_pages.sum()) != int(counts.sum()):
+            raise ConservationError("a row that nobody holds has pages")
+        rows = np.repeat(held, counts)
+        mapped = self._matrix[rows, ragged_arange(np.zeros_like(counts), counts)]
+        owners = self._owner[mapped]
+        if not ((owners == rows) | (owners == CACHED)).all():
+            raise ConservationError("a row maps a page that is neither its own nor cached")
+        self._expect("private", mapped[owners != CACHED], np.flatnonzero(self._owner > UNBOUND))
+        pairs = rows * self.n_pages + mapped
+        if len(np.unique(pairs)) != len(pairs):
+            raise ConservationError("a row maps a page twice")
+        if self._owner[0] != RESERVED or (self._owner[1:] == RESERVED).any():
+            raise ConservationError("page 0, and only page 0, is reserved")
+        if self._n_free + self.pages_cached + self.pages_private != self.total_pages:
+            raise ConservationError("free + cached + private is not all pages")
+
+    @staticmethod
+    def _expect(state: str, listed: Pages, marked: NDArray[np.integer]) -> None:
+        if not np.array_equal(np.sort(listed), marked):
+            raise ConservationError(f"{len(listed)} pages are listed as {state}, {len(marked)} are marked so")

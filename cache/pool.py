@@ -1,0 +1,154 @@
+"""The pages themselves: whose each one is, and the stack of free ones.
+
+One array, `_owner`, says for every page whose it is, and everything else follows from it.
+
+    owner == RESERVED (-3)   page 0, never handed out
+    owner == FREE     (-2)   on the free stack
+    owner == CACHED   (-1)   the prefix cache's; any number of rows may map it
+    owner == UNBOUND  (0)    private: handed out, in no row yet
+    owner == row      (>0)   private to that row, mapped exactly once
+"""
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cache.errors import DoubleFreeError, MisalignedError, OutOfPagesError, OwnershipError
+
+if TYPE_CHECKING:
+    from cache.prefix import PrefixCache
+
+Pages: TypeAlias = NDArray[np.int32]
+
+RESERVED, FREE, CACHED, UNBOUND = -3, -2, -1, 0
+
+
+class PagePool:
+    """Pages 1..n_pages-1 and their owners; page 0 is reserved."""
+
+    def __init__(self, n_pages: int, page_size: int) -> None:
+        for field, value, lowest in (("n_pages", n_pages, 2), ("page_size", page_size, 1)):
+            if value < lowest:
+                raise MisalignedError(f"{field} must be at least {lowest}, got {value}")
+        self.n_pages = n_pages
+        self.page_size = page_size
+        self.prefix_cache: PrefixCache | None = None
+        self._owner: Pages = np.full(n_pages, FREE, dtype=np.int32)
+        self._owner[0] = RESERVED
+        self._stack: Pages = np.arange(n_pages - 1, -1, -1, dtype=np.int32)  # page 1 is popped first
+        self._n_free = n_pages - 1
+        self._scratch: Pages = np.zeros(n_pages, dtype=np.int32)
+
+    @property
+    def total_pages(self) -> int:
+        """All pages but the reserved one."""
+        return self.n_pages - 1
+
+    @property
+    def pages_available(self) -> int:
+        """Free pages."""
+        return self._n_free
+
+    @property
+    def pages_reclaimable(self) -> int:
+        """Cached pages that eviction could free."""
+        return self.prefix_cache.evictable_page_count() if self.prefix_cache is not None else 0
+
+    @property
+    def pages_cached(self) -> int:
+        return self.prefix_cache.total_cached_pages if self.prefix_cache is not None else 0
+
+    @property
+    def pages_private(self) -> int:
+        """Pages of rows, and pages handed out that are in no row yet."""
+        return self.total_pages - self._n_free - self.pages_cached
+
+    @property
+    def free_pages(self) -> Pages:
+        """The free pages, in no useful order (a copy)."""
+        return self._stack[: self._n_free].copy()
+
+    def pages_for(self, kv_length: int) -> int:
+        """Pages that hold `kv_length` positions."""
+        return -(-kv_length // self.page_size)
+
+    def set_prefix_cache(self, cache: "PrefixCache") -> None:
+        """Attach the cache that gives pages back when the free ones run out."""
+        if self.prefix_cache is not None and self.prefix_cache is not cache and self.pages_cached:
+            raise OwnershipError(f"another cache still owns {self.pages_cached} pages of this table")
+        self.prefix_cache = cache
+
+    def allocate_pages(self, count: int) -> Pages:
+        """Take `count` pages that belong to no row yet, evicting if needed: all of them or an error."""
+        if count < 0:
+            raise MisalignedError(f"page count must not be negative, got {count}")
+        self._ensure_free(count)
+        pages = self._pop(count)
+        self._owner[pages] = UNBOUND
+        return pages
+
+    def free_pages_to_pool(self, pages: ArrayLike) -> None:
+        """Give back pages that are in no row: cached ones (by the cache itself) or unbound ones."""
+        given = self._as_pages(pages)
+        owners = self._owner[given]
+        if (owners == FREE).any():
+            raise DoubleFreeError(f"page {int(given[owners == FREE][0])} is already free")
+        if (owners > 0).any() or (owners == RESERVED).any():
+            raise OwnershipError(f"page {int(given[(owners > 0) | (owners == RESERVED)][0])} may not be freed")
+        self.require_distinct(given, DoubleFreeError)
+        self.release_pages(given)
+
+    def release_pages(self, pages: Pages) -> None:
+        """`free_pages_to_pool` for callers that have just proved that the pages are theirs and distinct."""
+        end = self._n_free + len(pages)
+        self._owner[pages] = FREE
+        self._stack[self._n_free : end] = pages[::-1]
+        self._n_free = end
+
+    def adopt_pages(self, pages: Pages) -> None:
+        """The cache takes private pages; rows that map them keep doing so."""
+        owners = self._owner[pages]
+        if len(pages) and int(owners.min()) < UNBOUND:
+            bad = int(pages[owners < UNBOUND][0])
+            raise OwnershipError(f"page {bad} is not private (owner {int(self._owner[bad])}), it cannot be cached")
+        self.require_distinct(pages, OwnershipError)
+        self._owner[pages] = CACHED
+
+    def disown_pages(self, pages: Pages, batch_idx: int) -> None:
+        """The cache gives pages back to the row that brought them."""
+        self._owner[pages] = batch_idx
+
+    def owns(self, batch_idx: int, pages: Pages) -> NDArray[np.bool_]:
+        """Which of these pages are private to the row."""
+        return self._owner[pages] == batch_idx
+
+    def require_distinct(self, pages: Pages, error: type[Exception]) -> None:
+        """Raise `error` if a page is named twice; linear, without sorting."""
+        order = np.arange(len(pages), dtype=np.int32)
+        self._scratch[pages] = order
+        if (self._scratch[pages] != order).any():
+            raise error(f"a page is named twice among {len(pages)} pages")
+
+    def _as_pages(self, pages: ArrayLike) -> Pages:
+        given = np.asarray(pages, dtype=np.int32).reshape(-1)
+        if len(given) and not (int(given.min()) > 0 and int(given.max()) < self.n_pages):
+            raise OwnershipError(f"pages must be in 1..{self.n_pages - 1}, got {given.min()}..{given.max()}")
+        return given
+
+    def _ensure_free(self, count: int) -> None:
+        short = count - self._n_free
+        if short <= 0:
+            return
+        if short > self.pages_reclaimable:
+            raise OutOfPagesError(
+                f"cannot allocate {count} pages: {self._n_free} are free, {self.pages_reclaimable} evictable of "
+                f"{self.pages_cached} cached (all other cached prefixes are locked by running sequences)"
+            )
+        assert self.prefix_cache is not None
+        self.prefix_cache.evict(short)
+
+    def _pop(self, count: int) -> Pages:
+        top = self._n_free
+        self._n_free = top - count
+        return self._stack[top - count : top][::-1].copy()

@@ -1,0 +1,440 @@
+"""A radix tree over tokens whose nodes own KV pages: the prefix cache for page size 1.
+
+The idea: each edge carries an array of tokens and the pages that hold their KV, so a match is a few array
+comparisons, whatever the length.  One tree per namespace; a root exists only while it has children.
+
+Invariants (`check` proves them):
+
+R1  a node below a root has a non-empty segment, as many pages as codes, and never begins inside an image
+R2  a lock on a node is a lock on all its ancestors, so what hangs below an unlocked node is unlocked
+R3  `evictable_page_count` is the number of pages in unlocked nodes: inner nodes become leaves in time
+R4  every unlocked leaf is in the eviction heap
+R5  what has been flushed or detached holds only locked nodes; the last unlock frees them
+
+Splitting and coalescing change the shape and no content: a match splits where it ends, and when the last lock
+on a node goes, it is joined with its only child, so a tree that lives long stays flat.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from cache.errors import (
+    ConservationError,
+    EvictionError,
+    MisalignedError,
+    PageSizeError,
+    StaleNodeError,
+    UnlockWithoutLockError,
+)
+from cache.eviction import EvictionHeap
+from cache.namespace import DEFAULT_NAMESPACE, CacheNamespace
+from cache.pool import PagePool, Pages
+from cache.prefix import NO_PAGES, CacheStats, InsertResult, MatchResult, Peek
+from cache.tokens import Codes, TokensLike, as_tokens, boundary
+from cache.tree import TreeNode, common_length, compact, join, path_to_root, split, subtree
+
+
+class RadixPrefixCache:
+    """Prefix cache over pages of one position; `max_cached_pages` caps it (None: all memory, 0: no reuse)."""
+
+    def __init__(self, page_table: PagePool, max_cached_pages: int | None = None) -> None:
+        if page_table.page_size != 1:
+            raise PageSizeError(f"the radix cache needs page_size 1, got {page_table.page_size}")
+        if max_cached_pages is not None and max_cached_pages < 0:
+            raise MisalignedError(f"max_cached_pages must not be negative, got {max_cached_pages}")
+        self.page_table = page_table
+        self.max_cached_pages = max_cached_pages
+        self.stats = CacheStats()
+        self._trees: dict[CacheNamespace, TreeNode] = {}
+        self._detached: set[TreeNode] = set()  # roots of what is locked but no longer matchable
+        self._heap: EvictionHeap[TreeNode] = EvictionHeap(lambda node: node.last_access_time)
+        self._clock = 0
+        self._cached = 0
+        self._reclaimable = 0
+        self._nodes = 0
+
+    @property
+    def total_cached_pages(self) -> int:
+        return self._cached
+
+    @property
+    def node_count(self) -> int:
+        return self._nodes
+
+    def evictable_page_count(self) -> int:
+        return self._reclaimable
+
+    # --- finding -------------------------------------------------------------------------------------------
+
+    def peek(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> Peek:
+        root = self._trees.get(namespace or DEFAULT_NAMESPACE)
+        if root is None:
+            return Peek(0, 0)
+        node, inside, kv, _ = _walk(root, as_tokens(tokens).codes, 0)
+        reclaimable, length = 0, inside
+        while node.parent is not None:
+            reclaimable += 0 if node.lock_ref else length
+            node = node.parent
+            length = len(node.physical_pages)
+        return Peek(kv, reclaimable)
+
+    def match_prefix(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> MatchResult[TreeNode]:
+        tokens = as_tokens(tokens)
+        root = self._trees.get(namespace or DEFAULT_NAMESPACE)
+        if root is None:
+            self.stats.record_lookup(0, tokens.kv_length, 0)
+            return MatchResult(NO_PAGES, 0, 0, None, tokens)
+        node, inside, kv, depth = _walk(root, tokens.codes, 0)
+        self.stats.record_lookup(kv, tokens.kv_length, depth)
+        if kv == 0:
+            return MatchResult(NO_PAGES, 0, 0, None, tokens)
+        node = self._land(node, inside)
+        self._touch(node)
+        return MatchResult(_path_pages(node), kv, tokens.token_index(kv), node, tokens)
+
+    # --- inserting -----------------------------------------------------------------------------------------
+
+    def insert(
+        self,
+        tokens: TokensLike,
+        pages: ArrayLike,
+        namespace: CacheNamespace | None = None,
+        from_node: TreeNode | None = None,
+        from_token_idx: int = 0,
+        from_page_idx: int = 0,
+    ) -> InsertResult[TreeNode]:
+        tokens, given = as_tokens(tokens), np.asarray(pages, dtype=np.int32)
+        codes = tokens.codes
+        if given.shape != codes.shape:
+            raise MisalignedError(f"{len(codes)} KV positions need as many pages, got {given.size}")
+        if from_node is not None or from_page_idx or from_token_idx:
+            if from_node is None or tokens.token_index(from_page_idx) != from_token_idx:
+                raise MisalignedError(f"token {from_token_idx} of {tokens} does not begin at page {from_page_idx}")
+            if not self.is_attached(from_node) or from_node.kv_end != from_page_idx:
+                raise StaleNodeError(f"from_node is not in the tree or does not end at page {from_page_idx}")
+            start, inside = from_node, from_node.total_kv_length
+        else:
+            ns = namespace or DEFAULT_NAMESPACE
+            start, inside = self._trees.get(ns) or TreeNode(None, namespace=ns), 0
+        node, inside, kv, _ = _walk(start, codes, from_page_idx, inside)
+        end = self._make_room(node, codes, kv)
+        if end > kv:
+            self.page_table.adopt_pages(given[kv:end])
+            self.stats.inserted_pages += end - kv
+            node = self._grow(self._land(node, inside), codes[kv:end].copy(), given[kv:end].copy(), tokens.images)
+        elif kv:
+            node = self._land(node, inside)
+        else:
+            return InsertResult(None, 0, 0, 0)
+        self._touch(node)
+        return InsertResult(node, end - kv, kv, end)
+
+    def _make_room(self, node: TreeNode, codes: Codes, kv: int) -> int:
+        """How far the sequence may be inserted under the cap, after evicting others for it."""
+        end = len(codes)
+        if self.max_cached_pages is None or self._cached + end - kv <= self.max_cached_pages:
+            return end
+        self._pin(node)
+        excess = min(self._cached + end - kv - self.max_cached_pages, self._reclaimable)
+        if excess > 0:
+            self.evict(excess)
+        self._unpin(node)
+        return boundary(codes, min(end, kv + max(self.max_cached_pages - self._cached, 0)))
+
+    def _grow(self, parent: TreeNode, codes: Codes, pages: Pages, images: tuple) -> TreeNode:
+        """Hang a new leaf below a node (the root of a new namespace included)."""
+        if parent.namespace is not None:
+            self._trees.setdefault(parent.namespace, parent)
+        leaf = TreeNode(parent, codes, pages, images)
+        parent.children[leaf.first_code] = leaf
+        self._nodes += 1
+        self._cached += len(pages)
+        self._reclaimable += len(pages)
+        self._heap.push(leaf)
+        return leaf
+
+    # --- locks ---------------------------------------------------------------------------------------------
+
+    def is_attached(self, node: TreeNode) -> bool:
+        while (parent := node.parent) is not None:
+            if parent.children.get(node.first_code) is not node:
+                return False
+            node = parent
+        return node.namespace is not None and self._trees.get(node.namespace) is node
+
+    def lock(self, node: TreeNode | None) -> None:
+        if node is None:
+            return
+        if node.parent is None and node.namespace is None:
+            raise StaleNodeError("cannot lock a node that has left the tree: lock what you keep")
+        self._pin(node)
+
+    def unlock(self, node: TreeNode | None) -> None:
+        if node is None:
+            return
+        if node.lock_ref <= 0:
+            raise UnlockWithoutLockError(f"{node} is not locked")
+        self._unpin(node)
+        gone = [top for top in path_to_root(node) if top in self._detached] if self._detached else []
+        for top in gone:
+            self._free_unlocked(top)
+        if not gone:
+            self._coalesce(node)
+
+    def _pin(self, node: TreeNode | None) -> None:
+        while node is not None:
+            if node.lock_ref == 0:
+                self._reclaimable -= len(node.physical_pages)
+            node.lock_ref += 1
+            node = node.parent
+
+    def _unpin(self, node: TreeNode) -> None:
+        current: TreeNode | None = node
+        while current is not None:
+            current.lock_ref -= 1
+            if current.lock_ref == 0:
+                self._reclaimable += len(current.physical_pages)
+            current = current.parent
+        if node.lock_ref == 0 and not node.children and node.codes.size:
+            self._heap.push(node)
+
+    # --- evicting ------------------------------------------------------------------------------------------
+
+    def evict(self, needed_pages: int) -> int:
+        """Free exactly `needed_pages` by trimming the least recently used leaves from their tails.
+
+        (An image goes as a whole, so a few more may be freed.)
+        """
+        if needed_pages > self._reclaimable:
+            raise EvictionError(f"cannot evict {needed_pages} pages: {self._reclaimable} are evictable")
+        freed: list[Pages] = []
+        missing = needed_pages
+        while missing > 0:
+            leaf = self._heap.pop()
+            assert leaf is not None, "R4: evictable pages, but no evictable leaf"
+            if leaf.children or leaf.lock_ref or leaf.parent is None:
+                continue
+            pages = leaf.physical_pages
+            keep = boundary(leaf.codes, len(pages) - missing) if missing < len(pages) else 0
+            freed.append(pages[keep:])
+            missing -= len(pages) - keep
+            if keep:
+                self._trim(leaf, keep)
+            else:
+                self._drop_leaf(leaf)
+        if not freed:
+            return 0
+        gone = freed[0] if len(freed) == 1 else np.concatenate(freed)
+        self.page_table.release_pages(gone)
+        self.stats.evictions += len(freed)
+        self.stats.evicted_pages += len(gone)
+        return len(gone)
+
+    def _trim(self, leaf: TreeNode, keep: int) -> None:
+        dropped = len(leaf.physical_pages) - keep
+        leaf.codes, leaf.physical_pages = compact(leaf.codes[:keep]), compact(leaf.physical_pages[:keep])
+        self._cached -= dropped
+        self._reclaimable -= dropped
+        self._heap.push(leaf)
+
+    def _drop_leaf(self, leaf: TreeNode) -> None:
+        """Take an unlocked leaf out of the tree; its pages are the caller's to give back."""
+        parent = leaf.parent
+        assert parent is not None and not leaf.children and leaf.lock_ref == 0
+        del parent.children[leaf.first_code]
+        leaf.parent = None
+        self._nodes -= 1
+        self._cached -= len(leaf.physical_pages)
+        self._reclaimable -= len(leaf.physical_pages)
+        self._tidy(parent)
+
+    def _tidy(self, parent: TreeNode) -> None:
+        """A node has lost a child: prune an empty root, queue a new leaf, join with an only child."""
+        if parent.parent is None:
+            if (
+                not parent.children
+                and parent.namespace is not None
+                and self._trees.get(parent.namespace) is parent
+            ):
+                del self._trees[parent.namespace]
+        elif parent.lock_ref == 0:
+            if not parent.children:
+                self._heap.push(parent)
+            elif len(parent.children) == 1:
+                self._coalesce(parent)
+
+    # --- taking back ---------------------------------------------------------------------------------------
+
+    def withdraw(
+        self, node: TreeNode, keep_kv: int, pages: Pages, batch_idx: int
+    ) -> tuple[TreeNode | None, int] | None:
+        current, start = node, len(pages)
+        path: list[TreeNode] = []  # what ends beyond keep_kv, deepest first, down to our topmost node
+        mine_from = 0
+        while current.parent is not None and start > keep_kv:
+            start -= len(current.physical_pages)
+            if start < keep_kv and (cut := boundary(current.codes, keep_kv - start)):
+                self._land(current, cut)
+                start += cut
+            path.append(current)
+            if np.array_equal(current.physical_pages, pages[start : start + current.total_kv_length]):
+                mine_from = len(path)
+            current = current.parent
+        theirs = path[mine_from:]  # inserted by others above ours: valid, it stays
+        path = path[:mine_from]
+        if not path:
+            return node, len(pages)
+        keeper = theirs[0] if theirs else current
+        end = len(pages) - sum(n.total_kv_length for n in path)
+        if not self._exclusive(path, pages[end:]):
+            self._detach(path[-1])
+            return None
+        if keeper.parent is not None:
+            self._pin(keeper)
+        self._unpin(node)
+        for leaf in path:
+            self._heap.discard(leaf)
+            self._drop_leaf(leaf)
+        self.page_table.disown_pages(pages[end:], batch_idx)
+        self.stats.inserted_pages -= len(pages) - end
+        return (keeper if keeper.parent is not None else None), end
+
+    @staticmethod
+    def _exclusive(path: list[TreeNode], pages: Pages) -> bool:
+        """Whether a path (deepest first) is held once, has no branches and owns exactly these pages."""
+        alone = all(node.lock_ref == 1 and len(node.children) <= (node is not path[0]) for node in path)
+        return alone and np.array_equal(np.concatenate([n.physical_pages for n in reversed(path)]), pages)
+
+    def flush(self) -> int:
+        before = self._cached
+        roots = list(self._trees.values())
+        self._trees.clear()
+        for root in roots:
+            self._detached.add(root)
+            self._free_unlocked(root)
+        return before - self._cached
+
+    def _detach(self, top: TreeNode) -> None:
+        """Make a locked subtree unreachable for matches; it goes on locking its ancestors."""
+        parent = top.parent
+        assert parent is not None
+        del parent.children[top.first_code]
+        self._detached.add(top)
+        self._tidy(parent)
+        self._free_unlocked(top)
+
+    def _free_unlocked(self, top: TreeNode) -> None:
+        """Free what nobody holds in a detached subtree, and forget the subtree when nothing is left."""
+        for node in reversed(subtree(top)):
+            if node.lock_ref == 0 and node.codes.size:
+                self._heap.discard(node)
+                self.page_table.release_pages(node.physical_pages)
+                self._nodes -= 1
+                self._cached -= len(node.physical_pages)
+                self._reclaimable -= len(node.physical_pages)
+                if node is not top and node.parent is not None:
+                    del node.parent.children[node.first_code]
+                    node.parent = None
+        if top.lock_ref == 0:
+            self._detached.discard(top)
+            parent, top.parent = top.parent, None
+            if parent is not None:
+                self._tidy(parent)
+
+    # --- keeping the tree flat -----------------------------------------------------------------------------
+
+    def _land(self, node: TreeNode, inside: int) -> TreeNode:
+        """The node that ends where a walk ended, splitting one if the walk ended inside of it."""
+        if inside == len(node.codes):
+            return node
+        self.stats.splits += 1
+        self._nodes += 1
+        return split(node, inside)
+
+    def _coalesce(self, node: TreeNode) -> None:
+        """Join the unlocked node, and each unlocked ancestor, with its only child."""
+        while node.parent is not None and node.lock_ref == 0:
+            chain = [node]
+            while (
+                (up := chain[-1].parent) is not None
+                and up.codes.size
+                and not up.lock_ref
+                and len(up.children) == 1
+            ):
+                chain.append(up)
+            chain.reverse()
+            while len(chain[-1].children) == 1:
+                chain.append(next(iter(chain[-1].children.values())))
+            if len(chain) > 1:
+                join(chain)
+                self._nodes -= len(chain) - 1
+                self.stats.coalesced += len(chain) - 1
+            node = chain[-1].parent  # type: ignore[assignment]
+
+    def _touch(self, node: TreeNode | None) -> None:
+        """Make a node and its ancestors the most recently used ones."""
+        self._clock += 1
+        while node is not None:
+            node.last_access_time = self._clock
+            node = node.parent
+
+    # --- conservation --------------------------------------------------------------------------------------
+
+    def nodes(self) -> list[TreeNode]:
+        """All nodes but the roots, the detached ones included."""
+        tops = [*self._trees.values(), *self._detached]
+        return [node for top in tops for node in subtree(top) if node.codes.size]
+
+    def owned_pages(self) -> Pages:
+        return np.concatenate([NO_PAGES, *(node.physical_pages for node in self.nodes())])
+
+    def check(self) -> None:
+        nodes = self.nodes()
+        unlocked = [node for node in nodes if node.lock_ref == 0]
+        facts = {
+            "node count": (self._nodes, len(nodes)),
+            "cached pages": (self._cached, sum(node.total_kv_length for node in nodes)),
+            "reclaimable pages (R3)": (self._reclaimable, sum(node.total_kv_length for node in unlocked)),
+        }
+        for fact, (kept, counted) in facts.items():
+            if kept != counted:
+                raise ConservationError(f"{fact}: {kept} kept, {counted} counted")
+        for node in nodes:
+            self._check_node(node)
+        for namespace, root in self._trees.items():
+            if root.namespace != namespace or root.parent is not None or not root.children:
+                raise ConservationError(f"the root of {namespace} is empty or misplaced")
+
+    def _check_node(self, node: TreeNode) -> None:
+        if len(node.codes) != len(node.physical_pages) or boundary(node.codes, 0) != 0:
+            raise ConservationError(f"{node} has {len(node.codes)} codes or begins inside an image (R1)")
+        below = sum(child.lock_ref for child in node.children.values())
+        if node.lock_ref < below or node.parent is None or node.parent.lock_ref < node.lock_ref:
+            raise ConservationError(f"locks of {node} do not cover its children's or are not covered (R2)")
+        for code, child in node.children.items():
+            if child.parent is not node or child.first_code != code:
+                raise ConservationError(f"{node} and its child {child} disagree (R1)")
+        if not node.lock_ref and not node.children and node not in self._heap:
+            raise ConservationError(f"evictable leaf {node} is not in the eviction heap (R4)")
+        if not node.lock_ref and not self.is_attached(node):
+            raise ConservationError(f"{node} is detached, yet nobody holds it (R5)")
+
+
+def _walk(node: TreeNode, codes: Codes, kv: int, inside: int = 0) -> tuple[TreeNode, int, int, int]:
+    """Follow `codes` from position `kv` on; (last node, how far into it, position reached, nodes walked)."""
+    depth = 0
+    n = len(codes)
+    while kv < n and inside == len(node.codes):
+        child = node.children.get(codes.item(kv))
+        if child is None:
+            break
+        node = child
+        inside = common_length(node.codes, codes, kv)
+        kv += inside
+        depth += 1
+    return node, inside, kv, depth
+
+
+def _path_pages(node: TreeNode) -> Pages:
+    pages = [n.physical_pages for n in reversed(path_to_root(node)[:-1])]
+    return pages[0] if len(pages) == 1 else np.concatenate(pages)

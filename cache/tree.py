@@ -1,0 +1,140 @@
+"""The nodes of the radix tree, and the surgery on them that changes no content: split and join.
+
+A node is the segment of tokens on the edge from its parent, with one page for each KV position.  Roots have no
+segment and carry the namespace; a node with neither parent nor namespace has left its tree.
+
+    split(node, k)                          join(top .. bottom)
+
+      parent                                  parent
+        |                                       |
+      prefix [0, k)   new, same locks         bottom [top + ... + bottom]
+        |
+      node [k, n)     keeps its identity      `bottom` keeps its identity
+"""
+
+import numpy as np
+
+from cache.namespace import CacheNamespace
+from cache.pool import Pages
+from cache.prefix import NO_PAGES
+from cache.tokens import CacheTokens, Codes, ImageIdentity
+
+_NO_CODES: Codes = np.empty(0, dtype=np.int64)
+
+
+class TreeNode:
+    """One segment of a cached prefix: `codes` and `physical_pages` have the same length."""
+
+    __slots__ = (
+        "children",
+        "codes",
+        "images",
+        "last_access_time",
+        "lock_ref",
+        "namespace",
+        "parent",
+        "physical_pages",
+    )
+
+    def __init__(
+        self,
+        parent: "TreeNode | None",
+        codes: Codes = _NO_CODES,
+        physical_pages: Pages = NO_PAGES,
+        images: tuple[ImageIdentity, ...] = (),
+        namespace: CacheNamespace | None = None,
+    ) -> None:
+        self.children: dict[int, TreeNode] = {}
+        self.parent = parent
+        self.codes = codes
+        self.physical_pages = physical_pages
+        self.images = images
+        self.lock_ref = 0
+        self.last_access_time = 0
+        self.namespace = namespace
+
+    @property
+    def tokens(self) -> CacheTokens:
+        """The segment's tokens (`len()` counts tokens, not positions)."""
+        return CacheTokens(self.codes, self.images)
+
+    @property
+    def total_kv_length(self) -> int:
+        return len(self.physical_pages)
+
+    @property
+    def first_code(self) -> int:
+        """The key of this node among its siblings."""
+        return self.codes.item(0)
+
+    def is_leaf(self) -> bool:
+        return not self.children
+
+    @property
+    def kv_end(self) -> int:
+        """The position at which the node ends, counted from the start of the sequence."""
+        return sum(len(node.physical_pages) for node in path_to_root(self))
+
+    def __repr__(self) -> str:
+        return f"TreeNode(kv={self.total_kv_length}, children={len(self.children)}, lock_ref={self.lock_ref})"
+
+
+def path_to_root(node: TreeNode) -> list[TreeNode]:
+    """The node and its ancestors, root last."""
+    path = [node]
+    while (parent := path[-1].parent) is not None:
+        path.append(parent)
+    return path
+
+
+def subtree(node: TreeNode) -> list[TreeNode]:
+    """The node and all below it, parents before children."""
+    found = [node]
+    for visited in found:
+        found.extend(visited.children.values())
+    return found
+
+
+def common_length(segment: Codes, codes: Codes, start: int) -> int:
+    """How many leading entries of `segment` equal `codes[start:]`."""
+    n = min(len(segment), len(codes) - start)
+    differs = segment[:n] != codes[start : start + n]
+    first = int(differs.argmax())
+    return first if differs[first] else n
+
+
+def compact(array: np.ndarray) -> np.ndarray:
+    """A copy of a view that keeps more than twice its own size of memory alive, else the array itself."""
+    base = array.base
+    return array.copy() if isinstance(base, np.ndarray) and base.size > 2 * array.size else array
+
+
+def split(node: TreeNode, at: int) -> TreeNode:
+    """Split a node's segment in two; returns the new upper part.  Locks on the node cover both parts."""
+    parent = node.parent
+    assert parent is not None and 0 < at < len(node.codes)
+    upper = TreeNode(parent, compact(node.codes[:at]), compact(node.physical_pages[:at]), node.images)
+    upper.lock_ref = node.lock_ref
+    upper.last_access_time = node.last_access_time
+    parent.children[upper.first_code] = upper
+    node.codes = compact(node.codes[at:])
+    node.physical_pages = compact(node.physical_pages[at:])
+    node.parent = upper
+    upper.children[node.first_code] = node
+    return upper
+
+
+def join(chain: list[TreeNode]) -> None:
+    """Merge a chain of only children (top first) into its bottom node; the others leave the tree."""
+    top, bottom = chain[0], chain[-1]
+    parent = top.parent
+    assert parent is not None
+    parent.children[top.first_code] = bottom
+    bottom.codes = np.concatenate([node.codes for node in chain])
+    bottom.physical_pages = np.concatenate([node.physical_pages for node in chain])
+    bottom.images = tuple({image.serial: image for node in chain for image in node.images}.values())
+    bottom.last_access_time = top.last_access_time
+    bottom.parent = parent
+    for node in chain[:-1]:
+        node.parent = None
+        node.children = {}
