@@ -1,0 +1,197 @@
+"""A minimal scheduler over the `Runtime` protocol: what tests and benchmarks of models need, and no more.
+
+Rows are taken from 1 up, pages one after another; a batch lives until all its sequences have what they asked for.
+It runs steps one at a time (`depth=1`) or keeps two in flight, as the engine does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpu_worker.request import SamplingParams
+from gpu_worker.runtime.interface import (
+    PENDING,
+    PageUpdates,
+    RowBinding,
+    Runtime,
+    StepBatch,
+    StepKind,
+    StepOutput,
+    TokenMask,
+    Transfer,
+)
+
+
+@dataclass(slots=True)
+class Stream:
+    """One prompt and what came of it. `length`: positions in the KV cache, by the device's progress."""
+
+    row: int
+    prompt: list[int]
+    sampling: SamplingParams
+    seed: int
+    adapter_slot: int = 0
+    length: int = 0
+    output: list[int] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+    bound: bool = False
+
+
+class Driver:
+    """Builds StepBatches by hand. Every method that runs a step returns its `StepOutput`."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self._slot = 0
+        self._free = deque(range(1, runtime.limits.n_pages))
+        self._rows = deque(range(1, runtime.limits.max_batch_size))
+
+    def sequence(
+        self, prompt: Sequence[int], sampling: SamplingParams | None = None, seed: int = 0, adapter_slot: int = 0
+    ) -> Stream:
+        greedy = SamplingParams(temperature=0.0)
+        return Stream(self._rows.popleft(), list(prompt), sampling or greedy, seed, adapter_slot)
+
+    def finish(self, sequence: Stream) -> None:
+        self._free.extend(sequence.pages)
+        self._rows.append(sequence.row)
+
+    def fork(self, sequence: Stream, prompt: Sequence[int], shared: int) -> Stream:
+        """A new sequence whose first `shared` tokens (a multiple of the page size) lie in the other's pages."""
+        child = self.sequence(prompt, sequence.sampling, sequence.seed)
+        child.length = shared
+        child.pages = sequence.pages[: shared // self.runtime.limits.page_size]
+        return child
+
+    # -- steps
+
+    def prefill(self, sequences: Sequence[Stream], upto: Sequence[int] | None = None) -> StepOutput:
+        """Append each prompt up to `upto[i]` tokens (all of it by default, and then sample)."""
+        ends = [len(s.prompt) for s in sequences] if upto is None else list(upto)
+        tokens = [s.prompt[s.length : end] for s, end in zip(sequences, ends, strict=True)]
+        outputs = [int(end == len(s.prompt)) for s, end in zip(sequences, ends, strict=True)]
+        return self.finish_step(*self.launch("prefill", sequences, tokens, outputs))
+
+    def decode(self, sequences: Sequence[Stream], mask: TokenMask | None = None) -> StepOutput:
+        inputs = [[PENDING] for _ in sequences]
+        return self.finish_step(*self.launch("decode", sequences, inputs, [1] * len(sequences), mask))
+
+    def verify(self, sequences: Sequence[Stream], drafts: Sequence[Sequence[int]]) -> StepOutput:
+        """Drafts behind each pending token; the KV of those that did not hold is forgotten."""
+        inputs = [[PENDING, *d] for d in drafts]
+        before = [s.length for s in sequences]
+        step = self.launch("verify", sequences, inputs, [len(i) for i in inputs])
+        output = self.finish_step(*step)
+        for sequence, start, accepted in zip(sequences, before, output.accepted.tolist(), strict=True):
+            sequence.length = start + accepted
+        return output
+
+    def launch(
+        self,
+        kind: StepKind,
+        sequences: Sequence[Stream],
+        inputs: Sequence[Sequence[int]],
+        outputs: Sequence[int],
+        mask: TokenMask | None = None,
+        pending: Sequence[int] | None = None,
+    ) -> tuple[list[Stream], list[int], Transfer]:
+        batch = self._batch(kind, sequences, inputs, outputs, pending)
+        slot, self._slot = self._slot, 1 - self._slot
+        self.runtime.launch_forward(slot, batch)
+        return list(sequences), list(outputs), self.runtime.launch_sampling(slot, batch, mask)
+
+    def finish_step(self, sequences: list[Stream], outputs: list[int], transfer: Transfer) -> StepOutput:
+        output = transfer.wait()
+        at = 0
+        for sequence, n, accepted in zip(sequences, outputs, output.accepted.tolist(), strict=True):
+            sequence.output += output.token_ids[at : at + accepted].tolist()
+            at += n
+        return output
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        n_tokens: int,
+        sampling: SamplingParams | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+        chunk: int = 0,
+        depth: int = 1,
+    ) -> list[list[int]]:
+        """`n_tokens` tokens for every prompt, all prompts in one batch."""
+        sequences = [self.sequence(p, sampling, seeds[i] if seeds else 0) for i, p in enumerate(prompts)]
+        for sequence in sequences:
+            while chunk and len(sequence.prompt) - sequence.length > chunk:
+                self.prefill([sequence], [sequence.length + chunk])
+        self.prefill(sequences)
+        self.decode_many(sequences, n_tokens - 1, depth)
+        for sequence in sequences:
+            self.finish(sequence)
+        return [s.output for s in sequences]
+
+    def decode_many(self, sequences: Sequence[Stream], n_steps: int, depth: int = 2) -> None:
+        """Decode steps with up to `depth` in flight."""
+        flying: deque[tuple[list[Stream], list[int], Transfer]] = deque()
+        ones = [1] * len(sequences)
+        inputs = [[PENDING]] * len(sequences)
+        for _ in range(n_steps):
+            if len(flying) == depth:
+                self.finish_step(*flying.popleft())
+            flying.append(self.launch("decode", sequences, inputs, ones))
+        while flying:
+            self.finish_step(*flying.popleft())
+
+    # -- batches
+
+    def _batch(
+        self,
+        kind: StepKind,
+        sequences: Sequence[Stream],
+        inputs: Sequence[Sequence[int]],
+        outputs: Sequence[int],
+        pending: Sequence[int] | None,
+    ) -> StepBatch:
+        updates: list[tuple[int, int, int]] = []
+        bindings = []
+        starts = [s.length for s in sequences]
+        for sequence, tokens in zip(sequences, inputs, strict=True):
+            if not sequence.bound:
+                bindings.append(self._binding(sequence))
+                updates += [(sequence.row, column, page) for column, page in enumerate(sequence.pages)]
+            sequence.length += len(tokens)
+            updates += self._grow(sequence)
+        table = np.array(updates, dtype=np.int32).reshape(-1, 3)
+        return StepBatch(
+            kind=kind,
+            rows=np.array([s.row for s in sequences], dtype=np.int32),
+            starts=np.array(starts, dtype=np.int32),
+            lengths=np.array([len(t) for t in inputs], dtype=np.int32),
+            token_ids=np.concatenate([np.array(t, dtype=np.int32) for t in inputs]),
+            outputs=np.array(outputs, dtype=np.int32),
+            pending=np.array(pending or [PENDING] * len(sequences), dtype=np.int32),
+            bindings=bindings,
+            pages=PageUpdates(table[:, 0], table[:, 1], table[:, 2]),
+        )
+
+    def _binding(self, sequence: Stream) -> RowBinding:
+        sequence.bound = True
+        return RowBinding(
+            row=sequence.row,
+            sampling=sequence.sampling,
+            seed=sequence.seed,
+            prompt_token_ids=np.array(sequence.prompt, dtype=np.int32),
+            output_token_ids=np.array(sequence.output, dtype=np.int32),
+            adapter_slot=sequence.adapter_slot,
+        )
+
+    def _grow(self, sequence: Stream) -> list[tuple[int, int, int]]:
+        updates = []
+        while len(sequence.pages) * self.runtime.limits.page_size < sequence.length:
+            page = self._free.popleft()
+            updates.append((sequence.row, len(sequence.pages), page))
+            sequence.pages.append(page)
+        return updates

@@ -1,0 +1,210 @@
+"""A checkpoint's `config.json`, read once into the few facts that the decoder needs.
+
+Llama, Qwen2, Qwen3 and Mistral are one decoder; what tells them apart (biases, norms on queries and keys, which
+layers look back only so far) is data here, so that the decoder itself has no family in it. Old and new spellings
+of the same fact (`rope_theta` beside `rope_scaling`, or both inside `rope_parameters`) meet here as well.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpu_worker.errors import ModelError
+
+JsonObject = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding: the base and, for long contexts, how its frequencies were stretched."""
+
+    theta: float = 10_000.0
+    kind: str = "default"
+    factor: float = 1.0
+    original_max_position: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    @property
+    def amplitude(self) -> float:
+        """What cosine and sine are multiplied by (only YaRN does)."""
+        if self.kind != "yarn":
+            return 1.0
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return 1.0 if self.factor <= 1 else 0.1 * math.log(self.factor) + 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape of a decoder. `windows[i]`: how many positions layer i sees, itself included; 0 is all."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position: int
+    rope: RopeConfig
+    tied_head: bool
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    windows: tuple[int, ...]
+    dtype: str = "float32"
+    eos_token_ids: frozenset[int] = field(default_factory=frozenset)
+
+    @property
+    def q_size(self) -> int:
+        return self.n_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.n_kv_heads * self.head_dim
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        return 2 * self.n_layers * self.kv_size
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What a family's `config.json` leaves unsaid."""
+
+    qkv_bias: Callable[[JsonObject], bool]
+    out_bias: Callable[[JsonObject], bool]
+    qk_norm: bool
+    windowed: Callable[[JsonObject], bool]
+
+
+def _flag(key: str, default: bool = False) -> Callable[[JsonObject], bool]:
+    return lambda raw: bool(raw.get(key, default))
+
+
+def _always(value: bool) -> Callable[[JsonObject], bool]:
+    return lambda raw: value
+
+
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": Family(_flag("attention_bias"), _flag("attention_bias"), False, _always(False)),
+    "MistralForCausalLM": Family(_always(False), _always(False), False, _always(True)),
+    "Qwen2ForCausalLM": Family(_always(True), _always(False), False, _flag("use_sliding_window")),
+    "Qwen3ForCausalLM": Family(
+        _flag("attention_bias"), _flag("attention_bias"), True, _flag("use_sliding_window")
+    ),
+}
+
+
+def parse_decoder_config(raw: JsonObject) -> ModelConfig:
+    """The configuration of one of `FAMILIES`. Raises ModelError for what this decoder does not compute."""
+    architecture = architecture_of(raw)
+    family = FAMILIES[architecture]
+    try:
+        return _parse(architecture, family, raw)
+    except KeyError as error:
+        raise ModelError(f"config.json of a {architecture} lacks {error.args[0]!r}") from None
+
+
+def architecture_of(raw: JsonObject) -> str:
+    names = raw.get("architectures") or ["(none named)"]
+    return str(names[0])
+
+
+def _parse(architecture: str, family: Family, raw: JsonObject) -> ModelConfig:
+    activation = raw.get("hidden_act", "silu")
+    if activation != "silu":
+        raise ModelError(f"config.json: hidden_act must be silu for {architecture}, got {activation!r}")
+    n_heads = int(raw["num_attention_heads"])
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=int(raw["vocab_size"]),
+        hidden_size=int(raw["hidden_size"]),
+        intermediate_size=int(raw["intermediate_size"]),
+        n_layers=int(raw["num_hidden_layers"]),
+        n_heads=n_heads,
+        n_kv_heads=int(raw.get("num_key_value_heads") or n_heads),
+        head_dim=int(raw.get("head_dim") or raw["hidden_size"] // n_heads),
+        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        max_position=int(raw.get("max_position_embeddings", 2048)),
+        rope=_parse_rope(raw),
+        tied_head=bool(raw.get("tie_word_embeddings", False)),
+        qkv_bias=family.qkv_bias(raw),
+        out_bias=family.out_bias(raw),
+        mlp_bias=bool(raw.get("mlp_bias", False)),
+        qk_norm=family.qk_norm,
+        windows=_parse_windows(family, raw),
+        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."),
+        eos_token_ids=_token_ids(raw.get("eos_token_id")),
+    )
+
+
+def _parse_rope(raw: JsonObject) -> RopeConfig:
+    given = dict(raw.get("rope_parameters") or {}) | dict(raw.get("rope_scaling") or {})
+    kind = str(given.get("rope_type") or given.get("type") or "default")
+    if kind not in ("default", "linear", "llama3", "yarn"):
+        raise ModelError(f"config.json: rope type must be default, linear, llama3 or yarn, got {kind!r}")
+    if float(given.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise ModelError("config.json: partial_rotary_factor must be 1")
+    attention_factor = given.get("attention_factor")
+    return RopeConfig(
+        theta=float(given.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
+        kind=kind,
+        factor=float(given.get("factor", 1.0)),
+        original_max_position=int(
+            given.get("original_max_position_embeddings") or raw.get("max_position_embeddings", 2048)
+        ),
+        low_freq_factor=float(given.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(given.get("high_freq_factor", 4.0)),
+        beta_fast=float(given.get("beta_fast") or 32.0),
+        beta_slow=float(given.get("beta_slow") or 1.0),
+        attention_factor=None if attention_factor is None else float(attention_factor),
+        truncate=bool(given.get("truncate", True)),
+    )
+
+
+def _parse_windows(family: Family, raw: JsonObject) -> tuple[int, ...]:
+    n_layers = int(raw["num_hidden_layers"])
+    window = int(raw.get("sliding_window", 4096) or 0) if family.windowed(raw) else 0
+    kinds = raw.get("layer_types")
+    if kinds:
+        return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+    first = int(raw.get("max_window_layers", 28)) if "use_sliding_window" in raw else 0
+    return tuple(window if layer >= first else 0 for layer in range(n_layers))
+
+
+def _token_ids(value: object) -> frozenset[int]:
+    if value is None:
+        return frozenset()
+    return frozenset(int(v) for v in value) if isinstance(value, list) else frozenset([int(str(value))])
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path.parent} has no {path.name}") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from None
+    if not isinstance(loaded, dict):
+        raise ModelError(f"{path} must hold a JSON object")
+    return loaded
+
+
+def generation_eos_token_ids(folder: Path) -> frozenset[int]:
+    """End tokens that the checkpoint's `generation_config.json` adds, if there is one."""
+    path = folder / "generation_config.json"
+    return _token_ids(read_json(path).get("eos_token_id")) if path.exists() else frozenset()

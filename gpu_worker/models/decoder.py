@@ -1,0 +1,122 @@
+"""The decoder of Llama, Mistral, Qwen2 and Qwen3: pre-norm attention and gated MLP, T positions at a time.
+
+The T positions of a step belong to several sequences and may be prompts, single tokens or drafts; only the
+attention, which is handed in, knows which is whose. Queries, keys and values come from one product, gate and up
+from another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.layers import Kernels, Linear
+
+LinearName = Literal["qkv", "out", "gate_up", "down"]
+
+
+class Attention(Protocol):
+    """One step's attention over the paged KV cache."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store k, v [T, Hkv, D] of the step's positions, then answer q [T, Hq, D] -> [T, Hq * D]."""
+        ...
+
+
+class LinearDeltas(Protocol):
+    """What the step's adapters add to a linear map's result, in place."""
+
+    def add(self, layer: int, name: LinearName, x: Tensor, y: Tensor) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    input_norm: Tensor
+    qkv: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: Linear
+    post_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """What a forward needs beside its inputs. positions: int64 [T]."""
+
+    positions: Tensor
+    attention: Attention
+    deltas: LinearDeltas | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A model's weights and how to run them. rotary: see `rotary_table`.
+
+    embedding: [vocab, hidden]; `n_values`: numbers that it decodes beside each token (none here).
+    """
+
+    config: ModelConfig
+    embedding: Tensor
+    layers: tuple[DecoderLayer, ...]
+    norm: Tensor
+    head: Linear
+    rotary: Tensor
+    kernels: Kernels
+    n_values: int = 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """int64 [T] -> [T, hidden]."""
+        return torch.nn.functional.embedding(token_ids, self.embedding)
+
+    def forward(self, hidden: Tensor, step: Forward) -> Tensor:
+        """[T, hidden] -> [T, hidden], the last norm not yet applied; `hidden` is overwritten."""
+        eps = self.config.rms_norm_eps
+        residual = hidden
+        x = self.kernels.rms_norm(residual, self.layers[0].input_norm, eps)
+        for i, layer in enumerate(self.layers):
+            if i:
+                x = self.kernels.add_rms_norm(x, residual, layer.input_norm, eps)
+            x = self._attention(i, layer, x, step)
+            x = self.kernels.add_rms_norm(x, residual, layer.post_norm, eps)
+            x = self._apply(i, "gate_up", layer.gate_up, x, step)
+            x = self._apply(i, "down", layer.down, self.kernels.silu_mul(x), step)
+        residual += x
+        return residual
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What `forward` returned, [O, hidden] -> float32 [O, vocab]."""
+        normed = self.kernels.rms_norm(hidden, self.norm, self.config.rms_norm_eps)
+        return self.head(normed).float()
+
+    def _attention(self, i: int, layer: DecoderLayer, x: Tensor, step: Forward) -> Tensor:
+        config, n = self.config, x.shape[0]
+        qkv = self._apply(i, "qkv", layer.qkv, x, step)
+        q, k, v = torch.split(qkv, [config.q_size, config.kv_size, config.kv_size], dim=-1)
+        q = q.view(n, config.n_heads, config.head_dim)
+        k = k.view(n, config.n_kv_heads, config.head_dim)
+        v = v.view(n, config.n_kv_heads, config.head_dim)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = self.kernels.rms_norm(q, layer.q_norm, config.rms_norm_eps)
+            k = self.kernels.rms_norm(k, layer.k_norm, config.rms_norm_eps)
+        q, k = self.kernels.rotate(q, k, step.positions, self.rotary)
+        return self._apply(i, "out", layer.out, step.attention.attend(i, q, k, v), step)
+
+    def _apply(self, i: int, name: LinearName, linear: Linear, x: Tensor, step: Forward) -> Tensor:
+        y = linear(x)
+        if step.deltas is not None:
+            step.deltas.add(i, name, x, y)
+        return y

@@ -1,0 +1,110 @@
+"""The pieces of a decoder layer: linear maps in the formats that weights come in, and the small kernels.
+
+A decoder is written against `Linear` and `Kernels`; what computes them (plain torch here, FlashInfer on CUDA,
+compiled code on a CPU) is chosen once, when the runtime is built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Linear(Protocol):
+    """y = x Wᵀ + b for x [T, in] -> [T, out]."""
+
+    @property
+    def out_features(self) -> int: ...
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLinear:
+    """weight: [out, in]; bias: [out] or None."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Linear:
+    """Weights of 8 bits with one scale for each output; inputs and results stay as they are.
+
+    weight: int8 [out, in]; scale: [out] in the activations' dtype.
+    """
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = torch._weight_int8pack_mm(x.contiguous(), self.weight, self.scale)
+        return y if self.bias is None else y + self.bias
+
+
+def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Symmetric, per output channel: (int8 [out, in], float32 [out])."""
+    scale = weight.float().abs().amax(dim=1).clamp_min(1e-12) / 127
+    return (weight.float() / scale[:, None]).round().clamp(-127, 127).to(torch.int8), scale
+
+
+class Kernels(Protocol):
+    """The element-wise parts of a decoder layer, each one pass over its input where the device can."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Over the last dimension."""
+        ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """residual += x in place, then its norm."""
+        ...
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary embedding of q [T, Hq, D] and k [T, Hkv, D] at `positions` [T]; may work in place."""
+        ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """silu of the first half of the last dimension times its second half."""
+        ...
+
+
+class TorchKernels:
+    """Plain torch: runs anywhere, and is what the others are compared with."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        return weight * wide.to(x.dtype)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        residual += x
+        return self.rms_norm(residual, weight, eps)
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = table[positions].unsqueeze(1).chunk(2, dim=-1)
+        return _rotate(q, cos, sin), _rotate(k, cos, sin)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    low, high = x.float().chunk(2, dim=-1)
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).to(x.dtype)

@@ -1,0 +1,195 @@
+"""From a name to weights on the device.
+
+A name is a folder, "petiole-tiny" (which ships with the project) or a Hugging Face hub id. Tensors go one by one
+from the mapped file to their place in the fused, converted, perhaps quantised layout: the host never holds more
+than the weights and one tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpu_worker.errors import ModelError
+from gpu_worker.models.config import ModelConfig, generation_eos_token_ids, read_json
+from gpu_worker.models.decoder import Decoder, DecoderLayer
+from gpu_worker.models.layers import DenseLinear, Int8Linear, Kernels, Linear, TorchKernels, quantize_int8
+from gpu_worker.models.rotary import rotary_table
+from gpu_worker.models.safetensors import Checkpoint
+
+PETIOLE_TINY = "petiole-tiny"
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+_PROGRESS_FROM_BYTES = 256 * 2**20
+_VOLATILE_KEYS = frozenset({"transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"})
+
+Quantization = str
+MakeLinear = Callable[[Tensor, Tensor | None], Linear]
+
+
+def resolve_model(model: str, revision: str | None = None) -> Path:
+    """The local folder of a model; downloads from the hub where needed.
+
+    Honours HF_TOKEN, HF_HOME and HF_HUB_OFFLINE, as huggingface_hub does.
+    """
+    if model == PETIOLE_TINY:
+        return Path(__file__).parent / "petiole_tiny"
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
+        raise ModelError(f"model folder {model} does not exist")
+    return _download(model, revision)
+
+
+def _download(model: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=_HUB_FILES))
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        where = f"{model}@{revision}" if revision else model
+        raise ModelError(f"model {where} is no local folder and the hub does not give it: {reason}") from error
+
+
+def fingerprint(folder: Path) -> str:
+    """Names a model by its content: configuration, and each tensor's name, type, shape and first bytes.
+
+    The same for the same checkpoint on any machine, however it is sharded; reads a few hundred bytes a tensor.
+    """
+    raw = {k: v for k, v in read_json(folder / "config.json").items() if k not in _VOLATILE_KEYS}
+    digest = hashlib.sha256(json.dumps(raw, sort_keys=True).encode())
+    with Checkpoint(folder) as checkpoint:
+        for name in checkpoint.names():
+            entry = checkpoint.entry(name)
+            digest.update(f"{name} {entry.dtype} {entry.shape}".encode())
+            digest.update(checkpoint.sample(name))
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """dtype None: the checkpoint's own on CUDA and in general, float32 where the CPU has no use for less."""
+
+    device: torch.device
+    dtype: torch.dtype
+    max_positions: int
+    quantization: Quantization = "none"
+    kernels: Kernels | None = None
+    make_linear: MakeLinear = DenseLinear
+
+
+def load_decoder(folder: Path, config: ModelConfig, options: LoadOptions) -> Decoder:
+    """Read a checkpoint's weights into a decoder. Raises ModelError for what is missing or of another shape."""
+    with (
+        Checkpoint(folder) as checkpoint,
+        _progress(checkpoint.n_bytes(), folder.name) as advance,
+        torch.no_grad(),
+    ):
+        return _Loader(checkpoint, config, options, advance).decoder()
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    checkpoint: Checkpoint
+    config: ModelConfig
+    options: LoadOptions
+    advance: Callable[[int], None]
+
+    def decoder(self) -> Decoder:
+        config, options = self.config, self.options
+        embedding = self._tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        layers = tuple(self._layer(i) for i in range(config.n_layers))
+        tied = config.tied_head or "lm_head.weight" not in self.checkpoint
+        head = (
+            options.make_linear(embedding, None)
+            if tied
+            else self._linear(["lm_head"], [config.vocab_size], config.hidden_size, bias=False, quantize=False)
+        )
+        return Decoder(
+            config=config,
+            embedding=embedding,
+            layers=layers,
+            norm=self._tensor("model.norm.weight", config.hidden_size),
+            head=head,
+            rotary=rotary_table(config.rope, config.head_dim, options.max_positions, options.device),
+            kernels=options.kernels or TorchKernels(),
+        )
+
+    def _layer(self, i: int) -> DecoderLayer:
+        config, at = self.config, f"model.layers.{i}."
+        attention, mlp = at + "self_attn.", at + "mlp."
+        hidden, inner = config.hidden_size, config.intermediate_size
+        qkv_sizes = [config.q_size, config.kv_size, config.kv_size]
+        return DecoderLayer(
+            input_norm=self._tensor(at + "input_layernorm.weight", hidden),
+            qkv=self._linear(
+                [attention + n for n in ("q_proj", "k_proj", "v_proj")], qkv_sizes, hidden, bias=config.qkv_bias
+            ),
+            q_norm=self._tensor(attention + "q_norm.weight", config.head_dim) if config.qk_norm else None,
+            k_norm=self._tensor(attention + "k_norm.weight", config.head_dim) if config.qk_norm else None,
+            out=self._linear([attention + "o_proj"], [hidden], config.q_size, bias=config.out_bias),
+            post_norm=self._tensor(at + "post_attention_layernorm.weight", hidden),
+            gate_up=self._linear(
+                [mlp + "gate_proj", mlp + "up_proj"], [inner, inner], hidden, bias=config.mlp_bias
+            ),
+            down=self._linear([mlp + "down_proj"], [hidden], inner, bias=config.mlp_bias),
+        )
+
+    def _tensor(self, name: str, *shape: int) -> Tensor:
+        tensor = torch.empty(shape, dtype=self.options.dtype, device=self.options.device)
+        self.advance(self.checkpoint.copy(name, tensor))
+        return tensor
+
+    def _linear(
+        self, names: Sequence[str], sizes: Sequence[int], inputs: int, *, bias: bool, quantize: bool = True
+    ) -> Linear:
+        """Several linear maps of the same input as one."""
+        joint = self._joint([n + ".bias" for n in names], sizes, ()) if bias else None
+        if quantize and self.options.quantization == "int8":
+            return self._int8_linear(names, sizes, inputs, joint)
+        return self.options.make_linear(self._joint([n + ".weight" for n in names], sizes, (inputs,)), joint)
+
+    def _joint(self, names: Sequence[str], sizes: Sequence[int], rest: tuple[int, ...]) -> Tensor:
+        joint = torch.empty((sum(sizes), *rest), dtype=self.options.dtype, device=self.options.device)
+        for name, part in zip(names, torch.split(joint, list(sizes)), strict=True):
+            self.advance(self.checkpoint.copy(name, part))
+        return joint
+
+    def _int8_linear(
+        self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: Tensor | None
+    ) -> Int8Linear:
+        weight = torch.empty((sum(sizes), inputs), dtype=torch.int8, device=self.options.device)
+        scale = torch.empty(sum(sizes), dtype=self.options.dtype, device=self.options.device)
+        parts = zip(names, torch.split(weight, list(sizes)), torch.split(scale, list(sizes)), strict=True)
+        for name, weight_part, scale_part in parts:
+            full = torch.empty(weight_part.shape, dtype=torch.float32)
+            self.advance(self.checkpoint.copy(name + ".weight", full))
+            quantized, scales = quantize_int8(full)
+            weight_part.copy_(quantized)
+            scale_part.copy_(scales)
+        return Int8Linear(weight, scale, bias)
+
+
+@contextmanager
+def _progress(n_bytes: int, what: str) -> Iterator[Callable[[int], None]]:
+    """A bar with sizes for loads that take a while and a terminal that somebody watches."""
+    from tqdm import tqdm
+
+    quiet = n_bytes < _PROGRESS_FROM_BYTES or bool(os.environ.get("PETIOLE_NO_PROGRESS"))
+    settings: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
+    with tqdm(total=n_bytes, desc=f"loading {what}", disable=True if quiet else None, **settings) as bar:
+        yield bar.update
+
+
+def end_token_ids(folder: Path, config: ModelConfig) -> frozenset[int]:
+    return config.eos_token_ids | generation_eos_token_ids(folder)

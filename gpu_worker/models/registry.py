@@ -1,0 +1,35 @@
+"""Which architectures can be served, and how each is read from its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu_worker.errors import ModelError
+from gpu_worker.models.config import FAMILIES, ModelConfig, architecture_of, parse_decoder_config, read_json
+from gpu_worker.models.decoder import Decoder
+from gpu_worker.models.loading import LoadOptions, load_decoder
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    parse: Callable[[Mapping[str, Any]], ModelConfig]
+    load: Callable[[Path, ModelConfig, LoadOptions], Decoder]
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    name: Architecture(parse_decoder_config, load_decoder) for name in FAMILIES
+}
+
+
+def architecture(folder: Path) -> tuple[Architecture, ModelConfig]:
+    """What is in a model folder, from its config.json alone. Raises ModelError, naming what is known."""
+    raw = read_json(folder / "config.json")
+    name = architecture_of(raw)
+    if name not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise ModelError(f"{folder}: architecture {name} is not supported; supported are {known}")
+    found = ARCHITECTURES[name]
+    return found, found.parse(raw)

@@ -1,0 +1,171 @@
+"""Checkpoint files, read tensor by tensor through a memory map that gives its pages back.
+
+A tensor is a view of the file; copying it to where it belongs is the only copy there is. `release` then tells
+the system that the file's pages are no longer needed, so that a load never holds the weights twice.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpu_worker.errors import ModelError
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
+_MAX_HEADER_BYTES = 100 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+class SafetensorsFile:
+    """One file of a checkpoint. Opening it checks that every tensor lies inside the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except FileNotFoundError:
+            raise ModelError(f"{path} is missing") from None
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path} cannot be read: {error}") from None
+        self.entries = self._read_header()
+
+    def _read_header(self) -> dict[str, Entry]:
+        size = len(self._map)
+        length = int.from_bytes(self._map[:8], "little") if size >= 8 else -1
+        if not 0 < length <= min(_MAX_HEADER_BYTES, size - 8):
+            raise ModelError(f"{self.path} is no safetensors file or is truncated ({size} bytes)")
+        try:
+            header: dict[str, Any] = json.loads(self._map[8 : 8 + length])
+            entries = {
+                name: Entry(
+                    str(raw["dtype"]),
+                    tuple(raw["shape"]),
+                    8 + length + raw["data_offsets"][0],
+                    8 + length + raw["data_offsets"][1],
+                )
+                for name, raw in header.items()
+                if name != "__metadata__"
+            }
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise ModelError(f"{self.path} has a damaged header: {error}") from None
+        end = max((entry.end for entry in entries.values()), default=0)
+        if end > size:
+            raise ModelError(f"{self.path} is truncated: {size} bytes, its header promises {end}")
+        return entries
+
+    def tensor(self, name: str) -> Tensor:
+        """A view of the file; read it, do not keep it."""
+        entry = self.entries[name]
+        if entry.dtype not in _DTYPES:
+            raise ModelError(f"{self.path}: tensor {name} has the unsupported type {entry.dtype}")
+        dtype = _DTYPES[entry.dtype]
+        count = (entry.end - entry.start) // dtype.itemsize
+        if count == 0:
+            return torch.empty(entry.shape, dtype=dtype)
+        if entry.start % dtype.itemsize:
+            return torch.frombuffer(bytearray(self._map[entry.start : entry.end]), dtype=dtype).view(entry.shape)
+        flat = torch.frombuffer(self._map, dtype=dtype, count=count, offset=entry.start)
+        return flat.view(entry.shape)
+
+    def sample(self, name: str, n_bytes: int = 256) -> bytes:
+        """The first bytes of a tensor, for a fingerprint."""
+        entry = self.entries[name]
+        return self._map[entry.start : min(entry.end, entry.start + n_bytes)]
+
+    def release(self, name: str) -> None:
+        if hasattr(self._map, "madvise"):
+            entry = self.entries[name]
+            start = entry.start // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, start, entry.end - start)
+
+
+class Checkpoint:
+    """All tensors of a model folder, in one file or in the shards that its index names."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files = [SafetensorsFile(path) for path in _weight_files(folder)]
+        self._file_of = {name: file for file in self.files for name in file.entries}
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.files = []
+        self._file_of = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def names(self) -> list[str]:
+        return sorted(self._file_of)
+
+    def entry(self, name: str) -> Entry:
+        return self._owner(name).entries[name]
+
+    def sample(self, name: str) -> bytes:
+        return self._owner(name).sample(name)
+
+    def n_bytes(self) -> int:
+        return sum(entry.end - entry.start for file in self.files for entry in file.entries.values())
+
+    def copy(self, name: str, into: Tensor) -> int:
+        """Copy a tensor to where it belongs, converting its type on the way. Returns its bytes in the file."""
+        file, entry = self._owner(name), self.entry(name)
+        if entry.shape != tuple(into.shape):
+            raise ModelError(
+                f"{file.path}: tensor {name} must have shape {list(into.shape)}, got {list(entry.shape)}"
+            )
+        into.copy_(file.tensor(name))
+        file.release(name)
+        return entry.end - entry.start
+
+    def _owner(self, name: str) -> SafetensorsFile:
+        try:
+            return self._file_of[name]
+        except KeyError:
+            raise ModelError(f"{self.folder} has no tensor {name}") from None
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        try:
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            return [folder / name for name in sorted(set(weight_map.values()))]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index} cannot be read: {error!r}") from None
+    single = folder / "model.safetensors"
+    if single.exists():
+        return [single]
+    other = sorted(path.name for path in folder.glob("*.bin"))
+    hint = f"; {other[0]} is a pickle, convert it to safetensors" if other else ""
+    raise ModelError(f"{folder} has neither model.safetensors nor model.safetensors.index.json{hint}")

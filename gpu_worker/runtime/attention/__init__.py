@@ -1,0 +1,1 @@
+"""Paged attention: one implementation for each kind of device, all behind `models.decoder.Attention`."""

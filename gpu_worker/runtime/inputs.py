@@ -1,0 +1,61 @@
+"""A step's inputs, laid out on the host when it is launched.
+
+rows     [B]  7          3             5
+starts   [B]  12         0             40
+lengths  [B]  1          4             3
+inputs   [T]  p          a  b  c  d    p  x  y       p: the row's pending token
+position [T]  12         0  1  2  3    40 41 42
+outputs  [B]  1          1             3
+last     [O]  0          4             5  6  7       inputs whose logits are sampled
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gpu_worker.runtime.interface import PENDING, Int32Array, StepBatch
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """rows, positions, token_ids: [T]; pending_inputs: the inputs that come from their row's pending buffer;
+    output_inputs: [O]; known_pending: [B'] rows and what to write to their pending buffers."""
+
+    rows: Int64Array
+    positions: Int64Array
+    token_ids: Int64Array
+    pending_inputs: Int64Array
+    output_inputs: Int64Array
+    known_pending_rows: Int64Array
+    known_pending: Int64Array
+    batch_rows: Int64Array
+    starts: Int32Array
+    lengths: Int32Array
+
+
+def lay_out(batch: StepBatch) -> StepInputs:
+    lengths, starts = batch.lengths, batch.starts
+    first = np.cumsum(lengths) - lengths
+    total = int(lengths.sum())
+    offset = np.arange(total) - np.repeat(first, lengths)
+    known = batch.pending != PENDING
+    outputs = batch.outputs
+    n_outputs = int(outputs.sum())
+    within = np.arange(n_outputs) - np.repeat(np.cumsum(outputs) - outputs, outputs)
+    return StepInputs(
+        rows=np.repeat(batch.rows, lengths).astype(np.int64),
+        positions=np.repeat(starts, lengths) + offset,
+        token_ids=batch.token_ids.astype(np.int64),
+        pending_inputs=first[batch.token_ids[first] == PENDING].astype(np.int64),
+        output_inputs=np.repeat(first + lengths - outputs, outputs) + within,
+        known_pending_rows=batch.rows[known].astype(np.int64),
+        known_pending=batch.pending[known].astype(np.int64),
+        batch_rows=batch.rows.astype(np.int64),
+        starts=starts.copy(),
+        lengths=lengths.copy(),
+    )

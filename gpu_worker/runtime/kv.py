@@ -1,0 +1,118 @@
+"""The paged KV pool and the device's page table.
+
+    keys[layer], values[layer]:  [n_pages * page_size, n_kv_heads, head_dim]
+    table[row, column]:          the page that holds positions [column * page_size, (column + 1) * page_size)
+
+A *slot* is one token's place in the pool: page * page_size + offset. Row 0 and page 0 belong to nobody; what pads
+a batch reads and writes there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.config import EngineConfig
+from gpu_worker.errors import ModelError
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.runtime.interface import Int32Array, PageUpdates
+
+_CPU_KV_BYTES = 2**30
+_CPU_LENGTH_EACH = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """keys, values: [n_layers, n_pages * page_size, n_kv_heads, head_dim]; table: int32 [rows, columns]."""
+
+    keys: Tensor
+    values: Tensor
+    table: Tensor
+    page_size: int
+
+    @property
+    def n_pages(self) -> int:
+        return self.keys.shape[1] // self.page_size
+
+    def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """int64 [T]: where in the pool the given positions of the given rows lie."""
+        pages = self.table[rows, positions // self.page_size].long()
+        return pages * self.page_size + positions % self.page_size
+
+
+def new_kv_cache(
+    config: ModelConfig,
+    *,
+    n_pages: int,
+    page_size: int,
+    rows: int,
+    max_model_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> KVCache:
+    shape = (config.n_layers, n_pages * page_size, config.n_kv_heads, config.head_dim)
+    columns = -(-max_model_len // page_size)
+    return KVCache(
+        keys=torch.zeros(shape, dtype=dtype, device=device),
+        values=torch.zeros(shape, dtype=dtype, device=device),
+        table=torch.zeros((rows, columns), dtype=torch.int32, device=device),
+        page_size=page_size,
+    )
+
+
+def last_writes(updates: PageUpdates) -> tuple[Int32Array, Int32Array, Int32Array]:
+    """The same updates without those that a later one overwrites: a scatter has no order of its own."""
+    rows, columns, pages = updates.rows, updates.columns, updates.pages
+    keys = rows.astype(np.int64) << 32 | columns
+    _, last = np.unique(keys[::-1], return_index=True)
+    if len(last) == len(rows):
+        return rows, columns, pages
+    keep = len(rows) - 1 - last
+    return rows[keep], columns[keep], pages[keep]
+
+
+def decide_n_pages(
+    engine: EngineConfig,
+    model: ModelConfig,
+    *,
+    max_model_len: int,
+    bytes_per_element: int,
+    free_bytes: int,
+    on_cuda: bool,
+) -> int:
+    """Pages of the pool, page 0 included: what was asked for, or what the memory gives.
+
+    On CUDA all of `free_bytes` (what the memory fraction leaves after weights and warm-up). On the CPU enough
+    for every row to reach 2,048 tokens, within a quarter of the free memory and 1 GiB, but never less than one
+    sequence of full length may need.
+    """
+    page_bytes = model.kv_elements_per_token * engine.page_size * bytes_per_element
+    per_sequence = -(-max_model_len // engine.page_size)
+    if engine.num_pages:
+        return engine.num_pages
+    most = engine.max_num_seqs * per_sequence + 1
+    if on_cuda:
+        n_pages = min(most, free_bytes // page_bytes)
+    else:
+        wanted = engine.max_num_seqs * -(-min(max_model_len, _CPU_LENGTH_EACH) // engine.page_size) + 1
+        budget = min(_CPU_KV_BYTES, free_bytes // 4) // page_bytes
+        n_pages = min(most, max(min(wanted, budget), min(per_sequence + 1, free_bytes // 2 // page_bytes)))
+    if n_pages < 2:
+        raise ModelError(f"no memory for the KV cache: {free_bytes} bytes free, {page_bytes} a page")
+    return n_pages
+
+
+def free_bytes(device: torch.device, utilization: float) -> int:
+    """Memory that the KV pool may take now, before it is allocated."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return int(free - total * (1 - utilization))
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            available = next(line for line in lines if line.startswith("MemAvailable"))
+        return int(available.split()[1]) * 1024
+    except (OSError, StopIteration):
+        return 4 * 2**30

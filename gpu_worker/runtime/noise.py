@@ -1,0 +1,58 @@
+"""Sampling noise as a pure function of (seed, position, token).
+
+A generator with state would make a request's tokens depend on what else was in its batch. Here each number is a
+hash: the host mixes seed and position into two words, the device mixes those with the token id. The same request
+draws the same noise in any row, any batch, any worker, and on any device up to the last bit of a logarithm.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+MAX_GUMBEL = 32 * float(np.log(2.0))
+"""No noise is larger: 31 random bits and half a unit."""
+
+_MASK64 = np.uint64(0xFFFFFFFFFFFFFFFF)
+_ONE = 1.0 - 2.0**-24
+
+
+def noise_keys(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """int32 [n, 2] from seeds [n] and the positions [n] of the tokens to be drawn."""
+    with np.errstate(over="ignore"):
+        mixed = _splitmix64(seeds + _splitmix64(positions.astype(np.uint64)))
+    return mixed.view(np.int32).reshape(-1, 2)
+
+
+def _splitmix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    x = (x + np.uint64(0x9E3779B97F4A7C15)) & _MASK64
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def gumbel(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """float32 [n, K] of standard Gumbel noise for keys int32 [n, 2] and token ids int32 [K] or [n, K]."""
+    x = token_ids * _signed(0x9E3779B1) + keys[:, :1]
+    x = _mix(x)
+    x ^= keys[:, 1:]
+    x = _mix(x)
+    uniform = (((x >> 1) & 0x7FFFFFFF).float() + 0.5) * 2.0**-31
+    exponential = torch.log1p(-uniform.clamp_(max=_ONE)).neg_()
+    return exponential.log_().neg_()
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A full-avalanche permutation of 32-bit words, in place."""
+    x ^= (x >> 16) & 0xFFFF
+    x *= _signed(0x7FEB352D)
+    x ^= (x >> 15) & 0x1FFFF
+    x *= _signed(0x846CA68B)
+    x ^= (x >> 16) & 0xFFFF
+    return x
+
+
+def _signed(word: int) -> int:
+    return word - 2**32 if word >= 2**31 else word

@@ -1,0 +1,228 @@
+"""What the runtime knows of each row's sequence: how its tokens are drawn, and what was seen so far.
+
+Parameters live on the host and are copied into a step when it is launched, so that a row can change hands while
+steps of its last sequence are still in flight. What depends on sampled tokens (penalty counts) lives on the device
+and is touched in stream order only; so does the dense bias of rows that bias, ban or allow tokens. Both are
+allocated when the first row needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gpu_worker.request import SamplingParams
+from gpu_worker.runtime.interface import Int32Array, RowBinding, StepBatch
+from gpu_worker.runtime.noise import noise_keys
+from gpu_worker.runtime.sampling import NEG_INF, Choice, Penalties
+
+_PARAMETERS = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_k", np.int64),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("repetition", np.float32),
+        ("presence", np.float32),
+        ("frequency", np.float32),
+        ("seed", np.uint64),
+        ("logprobs", np.int32),
+        ("penalized", np.bool_),
+        ("biased", np.bool_),
+        ("adapter", np.int32),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPlan:
+    """The outputs of one step, on the host. O outputs over B rows.
+
+    rows: int64 [O]; drafts: int64 [O], the draft behind each output's own input, -1 for a row's last output;
+    draft_pairs: (output, token) for each draft that precedes an output in its row, for its penalties.
+    """
+
+    rows: npt.NDArray[np.int64]
+    parameters: npt.NDArray[np.void]
+    keys: npt.NDArray[np.int32]
+    drafts: npt.NDArray[np.int64]
+    draft_pairs: npt.NDArray[np.int64]
+    verifies: bool
+
+    @property
+    def n(self) -> int:
+        return len(self.rows)
+
+    @property
+    def penalized(self) -> bool:
+        return bool(self.parameters["penalized"].any())
+
+    @property
+    def biased(self) -> bool:
+        return bool(self.parameters["biased"].any())
+
+    @property
+    def top_logprobs(self) -> int | None:
+        """The largest k that an output asks for; None when none asks."""
+        most = int(self.parameters["logprobs"].max(initial=-1))
+        return most if most >= 0 else None
+
+
+class RowStates:
+    """All rows. Host methods run on the engine thread, device methods in stream order."""
+
+    def __init__(self, n_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._n_rows, self._vocab_size, self._device = n_rows, vocab_size, device
+        self._parameters = np.zeros(n_rows, dtype=_PARAMETERS)
+        self._parameters["logprobs"] = -1
+        self._parameters["repetition"] = 1
+        self._parameters["top_p"] = 1
+        self._seen: Tensor | None = None
+        self._counts: Tensor | None = None
+        self._bias: Tensor | None = None
+        self.pending = torch.zeros(n_rows, dtype=torch.int64, device=device)
+
+    # -- host
+
+    def bind(self, bindings: Sequence[RowBinding]) -> None:
+        for binding in bindings:
+            s = binding.sampling
+            greedy = s.temperature <= 0
+            self._parameters[binding.row] = (
+                s.temperature,
+                0 if greedy else s.top_k,
+                1.0 if greedy else s.top_p,
+                0.0 if greedy else s.min_p,
+                s.repetition_penalty,
+                s.presence_penalty,
+                s.frequency_penalty,
+                binding.seed & 0xFFFFFFFFFFFFFFFF,
+                -1 if s.logprobs is None else s.logprobs,
+                is_penalized(s),
+                is_biased(s),
+                binding.adapter_slot,
+            )
+
+    def adapters(self, rows: Int32Array) -> Int32Array:
+        return self._parameters["adapter"][rows]
+
+    def plan_outputs(self, batch: StepBatch) -> OutputPlan:
+        rows = np.repeat(batch.rows, batch.outputs).astype(np.int64)
+        parameters = self._parameters[rows]
+        ends = batch.starts + batch.lengths
+        within = _ramp(batch.outputs)
+        positions = np.repeat(ends - batch.outputs + 1, batch.outputs).astype(np.int64) + within
+        verifies = bool((batch.outputs > 1).any())
+        drafts, pairs = _drafts(batch, within) if verifies else (np.empty(0, np.int64), np.empty((0, 2), np.int64))
+        return OutputPlan(rows, parameters, noise_keys(parameters["seed"], positions), drafts, pairs, verifies)
+
+    # -- device, in stream order
+
+    def apply_bindings(self, bindings: Sequence[RowBinding]) -> None:
+        for binding in bindings:
+            if is_penalized(binding.sampling):
+                self._set_counts(binding)
+            if is_biased(binding.sampling):
+                self._set_bias(binding.row, binding.sampling)
+
+    def bias(self, rows: Tensor, biased: Tensor) -> Tensor:
+        """float32 [O, V]; zero for rows that have none."""
+        assert self._bias is not None
+        return self._bias[rows].masked_fill(~biased[:, None], 0.0)
+
+    def penalties(self, rows: Tensor, numbers: Tensor, draft_pairs: Tensor | None) -> Penalties:
+        """numbers: float32 [3, O], repetition, presence, frequency; neutral for rows without penalties, whose
+        counts mean nothing."""
+        assert self._counts is not None
+        assert self._seen is not None
+        counts, seen = self._counts[rows], self._seen[rows]
+        if draft_pairs is not None and len(draft_pairs):
+            at = (draft_pairs[:, 0], draft_pairs[:, 1])
+            counts.index_put_(at, torch.ones_like(draft_pairs[:, 0], dtype=counts.dtype), accumulate=True)
+        return Penalties(numbers[0], numbers[1], numbers[2], seen | (counts > 0), counts)
+
+    def count(self, rows: Tensor, token_ids: Tensor, accepted: Tensor | None) -> None:
+        """Count what was sampled; `accepted`: bool [O] for a verify."""
+        assert self._counts is not None
+        ones = torch.ones_like(token_ids) if accepted is None else accepted
+        self._counts.index_put_((rows, token_ids), ones.to(self._counts.dtype), accumulate=True)
+
+    def _set_counts(self, binding: RowBinding) -> None:
+        shape = (self._n_rows, self._vocab_size)
+        if self._counts is None or self._seen is None:
+            self._counts = torch.zeros(shape, dtype=torch.int32, device=self._device)
+            self._seen = torch.zeros(shape, dtype=torch.bool, device=self._device)
+        counts = np.bincount(binding.output_token_ids, minlength=self._vocab_size)[: self._vocab_size]
+        self._counts[binding.row] = torch.from_numpy(counts.astype(np.int32)).to(self._device)
+        prompt = torch.from_numpy(binding.prompt_token_ids.astype(np.int64)).to(self._device)
+        self._seen[binding.row] = False
+        self._seen[binding.row, prompt[(prompt >= 0) & (prompt < self._vocab_size)]] = True
+
+    def _set_bias(self, row: int, sampling: SamplingParams) -> None:
+        if self._bias is None:
+            self._bias = torch.zeros((self._n_rows, self._vocab_size), dtype=torch.float32, device=self._device)
+        dense = np.zeros(self._vocab_size, dtype=np.float32)
+        if sampling.allowed_token_ids is not None:
+            dense[:] = NEG_INF
+            dense[np.asarray(sampling.allowed_token_ids, dtype=np.int64)] = 0.0
+        for token, value in sampling.logit_bias.items():
+            dense[token] += value
+        dense[np.asarray(sampling.banned_token_ids, dtype=np.int64)] = NEG_INF
+        self._bias[row] = torch.from_numpy(dense).to(self._device)
+
+
+def is_penalized(s: SamplingParams) -> bool:
+    return s.repetition_penalty != 1.0 or s.presence_penalty != 0.0 or s.frequency_penalty != 0.0
+
+
+def is_biased(s: SamplingParams) -> bool:
+    return bool(s.logit_bias) or s.allowed_token_ids is not None or bool(s.banned_token_ids)
+
+
+def choice_of(plan: OutputPlan, device: torch.device) -> Choice | None:
+    """The step's `Choice` on the device; None when all is greedy."""
+    p = plan.parameters
+    drawn = p["temperature"] > 0
+    if not drawn.any():
+        return None
+    top_k = p["top_k"]
+
+    def up(name: str, used: np.bool_) -> Tensor | None:
+        return torch.from_numpy(np.ascontiguousarray(p[name])).to(device, non_blocking=True) if used else None
+
+    temperature = up("temperature", np.True_)
+    assert temperature is not None
+    return Choice(
+        temperature=temperature,
+        keys=torch.from_numpy(plan.keys).to(device, non_blocking=True),
+        top_k=up("top_k", (top_k > 0).any()),
+        top_p=up("top_p", (p["top_p"] < 1).any()),
+        min_p=up("min_p", (p["min_p"] > 0).any()),
+        every_top_k=bool((top_k[drawn] > 0).all()),
+        max_top_k=int(top_k.max()),
+    )
+
+
+def _ramp(counts: Int32Array) -> npt.NDArray[np.int64]:
+    """0, 1, …, counts[i] - 1 for each i."""
+    total = int(counts.sum())
+    return np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def _drafts(
+    batch: StepBatch, within: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """For each output the draft in its place, and (output, draft) for all drafts before it."""
+    ends = np.cumsum(batch.lengths)
+    inputs = np.repeat(ends - batch.outputs, batch.outputs) + within  # the input whose logits the output is
+    last = within == np.repeat(batch.outputs, batch.outputs) - 1
+    drafts = np.where(last, -1, batch.token_ids[np.minimum(inputs + 1, len(batch.token_ids) - 1)])
+    pairs = [
+        (o, int(batch.token_ids[inputs[o] - back])) for o in range(len(within)) for back in range(int(within[o]))
+    ]
+    return drafts.astype(np.int64), np.array(pairs, dtype=np.int64).reshape(-1, 2)

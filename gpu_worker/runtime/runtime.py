@@ -1,0 +1,320 @@
+"""ModelRuntime: a decoder, its KV pool and its sampler behind the `Runtime` protocol.
+
+A launch lays the step out on the host, on the engine's thread, and enqueues its computation on the one compute
+stream; nothing of the step is read from shared host state afterwards. Prefill, decode and verify differ in their
+arrays only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.config import EngineConfig
+from gpu_worker.errors import AdapterError, ModelError
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.decoder import Attention, Decoder, Forward
+from gpu_worker.models.loading import LoadOptions, end_token_ids, fingerprint, resolve_model
+from gpu_worker.models.registry import architecture
+from gpu_worker.runtime.attention.paged import PagedAttention
+from gpu_worker.runtime.device import Device, open_device
+from gpu_worker.runtime.inputs import StepInputs, lay_out
+from gpu_worker.runtime.interface import ModelLimits, PageUpdates, StepBatch, TokenMask, Transfer
+from gpu_worker.runtime.kv import KVCache, decide_n_pages, free_bytes, last_writes, new_kv_cache
+from gpu_worker.runtime.rows import OutputPlan, RowStates, choice_of
+from gpu_worker.runtime.sampling import Choice, apply_bits, apply_penalties, choose, count_accepted, logprobs
+from gpu_worker.runtime.transfer import RenderBuffer
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+N_SLOTS = 2
+
+
+@dataclass(slots=True)
+class Staging:
+    """What one slot holds for the step it belongs to. token_ids: int32 [max outputs]; accepted: int32 [rows]."""
+
+    token_ids: Tensor
+    accepted: Tensor
+    host: Mapping[str, Tensor]
+    hidden: Tensor | None = None
+    plan: OutputPlan | None = None
+
+
+class ModelRuntime:
+    """Computes steps for one engine. See `gpu_worker.runtime.interface.Runtime`."""
+
+    def __init__(self, config: EngineConfig, *, device: Device | None = None) -> None:
+        self.config = config
+        self._device = device or open_device(config.device)
+        self._torch_device = torch.device("cuda", 0) if self._device.kind == "cuda" else torch.device("cpu")
+        if config.num_threads:
+            torch.set_num_threads(config.num_threads)
+        with torch.no_grad():  # not inference mode: buffers are also written by copies outside it
+            self._load(config.model)
+            self._stream = self._device.new_stream("compute")
+            self._allocate()
+
+    # -- construction
+
+    def _load(self, model: str) -> None:
+        folder = resolve_model(model, self.config.revision)
+        found, model_config = architecture(folder)
+        self._model_config = model_config
+        self._max_model_len = _max_model_len(self.config, model_config)
+        options = LoadOptions(
+            device=self._torch_device,
+            dtype=_dtype(self.config, model_config),
+            max_positions=self._max_model_len + 1,
+            quantization=_quantization(self.config, self._torch_device),
+        )
+        self._decoder: Decoder = found.load(folder, model_config, options)
+        self._identity = (model, fingerprint(folder), end_token_ids(folder, model_config))
+
+    def _allocate(self) -> None:
+        config, decoder, device = self.config, self._decoder, self._torch_device
+        n_pages = decide_n_pages(
+            config,
+            self._model_config,
+            max_model_len=self._max_model_len,
+            bytes_per_element=decoder.dtype.itemsize,
+            free_bytes=free_bytes(device, config.gpu_memory_utilization),
+            on_cuda=device.type == "cuda",
+        )
+        self._n_rows = config.max_num_seqs + 1
+        self._cache: KVCache = new_kv_cache(
+            self._model_config,
+            n_pages=n_pages,
+            page_size=config.page_size,
+            rows=self._n_rows,
+            max_model_len=self._max_model_len,
+            dtype=decoder.dtype,
+            device=device,
+        )
+        self._states = RowStates(self._n_rows, self._model_config.vocab_size, device)
+        self._staging = {
+            (slot, prefill): self._new_staging() for slot in range(N_SLOTS) for prefill in (False, True)
+        }
+
+    def _new_staging(self) -> Staging:
+        n_outputs = self._n_rows * (1 + self.config.speculative_tokens)
+        return Staging(
+            token_ids=torch.zeros(n_outputs, dtype=torch.int32, device=self._torch_device),
+            accepted=torch.zeros(self._n_rows, dtype=torch.int32, device=self._torch_device),
+            host={
+                "token_ids": self._device.host_buffer((n_outputs,), torch.int32),
+                "accepted": self._device.host_buffer((self._n_rows,), torch.int32),
+            },
+        )
+
+    @property
+    def limits(self) -> ModelLimits:
+        model, digest, ends = self._identity
+        return ModelLimits(
+            model=model,
+            fingerprint=digest,
+            vocab_size=self._model_config.vocab_size,
+            max_model_len=self._max_model_len,
+            n_pages=self._cache.n_pages,
+            page_size=self._cache.page_size,
+            max_batch_size=self._n_rows,
+            eos_token_ids=ends,
+            n_values=self._decoder.n_values,
+        )
+
+    # -- steps
+
+    def launch_forward(self, slot_id: int, batch: StepBatch) -> None:
+        staging = self._staging[slot_id, batch.kind == "prefill"]
+        self._states.bind(batch.bindings)
+        staging.plan = self._states.plan_outputs(batch)
+        inputs = lay_out(batch)
+
+        def forward() -> None:
+            self._states.apply_bindings(batch.bindings)
+            self._update_pages(batch.pages)
+            staging.hidden = self._forward(inputs)
+
+        self._enqueue(forward, batch.kind)
+
+    def launch_sampling(self, slot_id: int, batch: StepBatch, mask: TokenMask | None) -> Transfer:
+        staging = self._staging[slot_id, batch.kind == "prefill"]
+        plan = staging.plan
+        assert plan is not None, "launch_forward comes first"
+        choice = choice_of(plan, self._torch_device)
+        sources: dict[str, Tensor] = {"token_ids": staging.token_ids, "accepted": staging.accepted}
+        lengths = {"token_ids": plan.n, "accepted": batch.size}
+        host = dict(staging.host)
+        k = plan.top_logprobs
+        if k is not None:
+            self._add_logprobs(plan.n, k, sources, host)
+            lengths |= dict.fromkeys(("logprobs", "top_ids", "top_logprobs"), plan.n)
+
+        def sample() -> None:
+            self._sample(staging, plan, batch, choice, mask, sources)
+
+        self._enqueue(sample, "sample")
+        return RenderBuffer(host, self._stream).start_transfer(self._stream.record(), sources, lengths)
+
+    def _enqueue(self, task: Callable[[], None], label: str) -> None:
+        def run() -> None:
+            with torch.inference_mode():
+                task()
+
+        self._stream.enqueue(run, label)
+
+    def _update_pages(self, updates: PageUpdates) -> None:
+        if len(updates.rows):
+            rows, columns, pages = (self._up(array) for array in last_writes(updates))
+            self._cache.table[rows.long(), columns.long()] = pages
+
+    def _forward(self, inputs: StepInputs) -> Tensor:
+        """The hidden states that the step's outputs are read from, [O, hidden]."""
+        rows, positions = self._up(inputs.rows), self._up(inputs.positions)
+        token_ids = self._up(inputs.token_ids)
+        if len(inputs.pending_inputs):
+            at = self._up(inputs.pending_inputs)
+            token_ids[at] = self._states.pending[rows[at]]
+        hidden = self._decoder.embed(token_ids)
+        step = Forward(positions, self._attention(inputs, rows, positions))
+        hidden = self._decoder.forward(hidden, step)
+        if len(inputs.known_pending):
+            self._states.pending[self._up(inputs.known_pending_rows)] = self._up(inputs.known_pending)
+        if len(inputs.output_inputs) == len(hidden):
+            return hidden
+        return hidden[self._up(inputs.output_inputs)]
+
+    def _attention(self, inputs: StepInputs, rows: Tensor, positions: Tensor) -> Attention:
+        return PagedAttention(
+            cache=self._cache,
+            windows=self._model_config.windows,
+            rows=self._up(inputs.batch_rows),
+            starts=inputs.starts,
+            lengths=inputs.lengths,
+            slots=self._cache.slots(rows, positions),
+            scale=self._model_config.head_dim**-0.5,
+        )
+
+    def _sample(
+        self,
+        staging: Staging,
+        plan: OutputPlan,
+        batch: StepBatch,
+        choice: Choice | None,
+        mask: TokenMask | None,
+        targets: Mapping[str, Tensor],
+    ) -> None:
+        assert staging.hidden is not None
+        staging.accepted[: batch.size] = self._up(np.minimum(batch.outputs, 1))
+        if plan.n == 0:
+            return
+        logits = self._decoder.logits(staging.hidden)
+        rows = self._up(plan.rows)
+        logits = self._adjust(logits, rows, plan, mask)
+        token_ids = choose(logits, choice)
+        staging.token_ids[: plan.n] = token_ids
+        if "logprobs" in targets:
+            chosen, ids, top = logprobs(logits, token_ids, targets["top_ids"].shape[1])
+            targets["logprobs"].copy_(chosen)
+            targets["top_ids"].copy_(ids)
+            targets["top_logprobs"].copy_(top)
+        self._take(staging, plan, batch, rows, token_ids)
+
+    def _adjust(self, logits: Tensor, rows: Tensor, plan: OutputPlan, mask: TokenMask | None) -> Tensor:
+        p = plan.parameters
+        if plan.biased:
+            logits = logits + self._states.bias(rows, self._up(p["biased"]))
+        if plan.penalized:
+            numbers = self._up(np.stack([p["repetition"], p["presence"], p["frequency"]]))
+            pairs = self._up(plan.draft_pairs) if plan.verifies else None
+            logits = apply_penalties(logits, self._states.penalties(rows, numbers, pairs))
+        if mask is not None and len(mask.outputs):
+            logits = apply_bits(logits, self._up(mask.outputs).long(), self._up(mask.bits))
+        return logits
+
+    def _take(self, staging: Staging, plan: OutputPlan, batch: StepBatch, rows: Tensor, token_ids: Tensor) -> None:
+        """Write the next inputs, count the tokens, and for a verify find out how many of them hold."""
+        if not plan.verifies:
+            self._states.pending[rows] = token_ids
+            if plan.penalized:
+                self._states.count(rows, token_ids, None)
+            return
+        outputs = self._up(batch.outputs).long()
+        width = int(batch.outputs.max())
+        owner = np.repeat(np.arange(batch.size), batch.outputs)
+        first = np.cumsum(batch.outputs) - batch.outputs
+        within = np.arange(plan.n) - first[owner]
+        accepted = count_accepted(
+            token_ids, self._up(plan.drafts), self._up(owner * width + within), width, outputs
+        )
+        staging.accepted[: batch.size] = accepted
+        sampled = self._up(np.flatnonzero(batch.outputs))
+        last = (self._up(first.astype(np.int64)) + accepted - 1)[sampled]
+        self._states.pending[self._up(batch.rows).long()[sampled]] = token_ids[last]
+        if plan.penalized:
+            self._states.count(rows, token_ids, self._up(within) < accepted[self._up(owner)])
+
+    def _add_logprobs(self, n: int, k: int, sources: dict[str, Tensor], host: dict[str, Tensor]) -> None:
+        for name, shape, dtype in (
+            ("logprobs", (n,), torch.float32),
+            ("top_ids", (n, k), torch.int32),
+            ("top_logprobs", (n, k), torch.float32),
+        ):
+            sources[name] = torch.empty(shape, dtype=dtype, device=self._torch_device)
+            host[name] = self._device.host_buffer(shape, dtype)
+
+    def _up(self, array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        return tensor if self._torch_device.type == "cpu" else tensor.to(self._torch_device, non_blocking=True)
+
+    # -- the rest of the protocol
+
+    def load_adapter(self, adapter: str, slot: int) -> None:
+        raise AdapterError(f"adapter {adapter!r}: this engine has no adapter slots (lora_slots is 0)")
+
+    def reload(self, model: str) -> None:
+        """Takes a checkpoint of the same shape; raises ModelError for another one and keeps the old weights."""
+        self.synchronize()
+        _, model_config = architecture(resolve_model(model, self.config.revision))
+        if _shape(model_config) != _shape(self._model_config):
+            raise ModelError(f"{model} has another shape than {self._identity[0]}; start a new engine for it")
+        with torch.no_grad():
+            self._load(model)
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()
+
+    def close(self) -> None:
+        self._device.close()
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    if config.max_model_len > model.max_position:
+        raise ModelError(f"max_model_len: the model ends at {model.max_position}, got {config.max_model_len}")
+    return config.max_model_len or model.max_position
+
+
+def _dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
+    name = model.dtype if config.dtype == "auto" else config.dtype
+    return _DTYPES.get(name, torch.bfloat16)
+
+
+def _quantization(config: EngineConfig, device: torch.device) -> str:
+    wanted = config.weight_quantization
+    if (wanted == "int8" and device.type != "cpu") or (wanted == "fp8" and device.type != "cuda"):
+        raise ModelError(f"weight_quantization: {wanted} is not for {device.type} (int8: cpu, fp8: cuda)")
+    return wanted
+
+
+def _shape(config: ModelConfig) -> tuple[object, ...]:
+    return (
+        config.n_layers,
+        config.n_kv_heads,
+        config.head_dim,
+        config.vocab_size,
+        config.windows,
+        config.max_position,
+    )
