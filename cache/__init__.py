@@ -4,6 +4,8 @@
 """
 
 from cache.allocation import KVAllocation, KVCacheManager, KVUsage, Published
+from cache.block_cache import BlockCache, BlockChain
+from cache.blocks import Block, BlockManager, BlockSequence
 from cache.errors import (
     CacheError,
     CacheStateError,
@@ -23,6 +25,7 @@ from cache.errors import (
     TokenError,
     UnlockWithoutLockError,
 )
+from cache.factory import CacheKind, build_prefix_cache
 from cache.namespace import CacheNamespace
 from cache.page_table import PageIndices, PageTable, TableUpdates
 from cache.prefix import CacheStats, InsertResult, MatchResult, NoPrefixCache, Peek, PrefixCache
@@ -31,7 +34,13 @@ from cache.tokens import CacheToken, CacheTokens, CoordToken, ImageToken, SizeTo
 from cache.tree import TreeNode
 
 __all__ = [
+    "Block",
+    "BlockCache",
+    "BlockChain",
+    "BlockManager",
+    "BlockSequence",
     "CacheError",
+    "CacheKind",
     "CacheNamespace",
     "CacheStateError",
     "CacheStats",
@@ -71,4 +80,5 @@ __all__ = [
     "TreeNode",
     "UnlockWithoutLockError",
     "as_tokens",
+    "build_prefix_cache",
 ]

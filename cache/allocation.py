@@ -28,7 +28,7 @@ from cache.errors import MisalignedError, OutOfPagesError, ReleasedError
 from cache.namespace import CacheNamespace
 from cache.page_table import PageTable
 from cache.prefix import CacheStats, Peek, PrefixCache
-from cache.tokens import TokensLike, as_tokens, boundary, page_boundary
+from cache.tokens import CacheTokens, TokensLike, as_tokens, page_boundary, reuse_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class KVAllocation:
         tokens = as_tokens(tokens)
         if not 0 <= kv_length <= min(tokens.kv_length, self.kv_capacity):
             raise MisalignedError(
-                f"kv_length {kv_length} to publish, with {tokens.kv_length} in tokens and {self.kv_capacity} in pages"
+                f"kv_length {kv_length} to publish, {tokens.kv_length} in tokens and {self.kv_capacity} in pages"
             )
         end = page_boundary(tokens.codes, kv_length, table.page_size)
         if end <= self.published or self.stale:
@@ -295,11 +295,10 @@ class KVCacheManager:
         self.cache.check()
         self.table.check()
 
-    def _reuse_limit(self, tokens: Any) -> int:
+    def _reuse_limit(self, tokens: CacheTokens) -> int:
         if tokens.kv_length == 0:
             raise MisalignedError("a sequence needs at least one token")
-        codes = tokens.codes
-        return page_boundary(codes, boundary(codes, tokens.kv_length - 1), self.table.page_size)
+        return reuse_limit(tokens.codes, self.table.page_size)
 
     def _peek(self, tokens: TokensLike, namespace: CacheNamespace | None) -> Peek:
         tokens = as_tokens(tokens)

@@ -46,7 +46,8 @@ def ragged_arange(starts: NDArray[np.integer], lengths: NDArray[np.integer]) -> 
     """`[starts[0], starts[0] + 1, ...]` for `lengths[0]` entries, then the same for the next, flattened."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - lengths), lengths)
+    flat: Ints = np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - lengths), lengths)
+    return flat
 
 
 class PageTable(PagePool):

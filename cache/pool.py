@@ -9,7 +9,7 @@ One array, `_owner`, says for every page whose it is, and everything else follow
     owner == row      (>0)   private to that row, mapped exactly once
 """
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,7 +33,7 @@ class PagePool:
                 raise MisalignedError(f"{field} must be at least {lowest}, got {value}")
         self.n_pages = n_pages
         self.page_size = page_size
-        self.prefix_cache: PrefixCache | None = None
+        self.prefix_cache: PrefixCache[Any] | None = None
         self._owner: Pages = np.full(n_pages, FREE, dtype=np.int32)
         self._owner[0] = RESERVED
         self._stack: Pages = np.arange(n_pages - 1, -1, -1, dtype=np.int32)  # page 1 is popped first
@@ -69,11 +69,15 @@ class PagePool:
         """The free pages, in no useful order (a copy)."""
         return self._stack[: self._n_free].copy()
 
+    def owner(self, page: int) -> int:
+        """The owner code of a page."""
+        return self._owner.item(page)
+
     def pages_for(self, kv_length: int) -> int:
         """Pages that hold `kv_length` positions."""
         return -(-kv_length // self.page_size)
 
-    def set_prefix_cache(self, cache: "PrefixCache") -> None:
+    def set_prefix_cache(self, cache: "PrefixCache[Any]") -> None:
         """Attach the cache that gives pages back when the free ones run out."""
         if self.prefix_cache is not None and self.prefix_cache is not cache and self.pages_cached:
             raise OwnershipError(f"another cache still owns {self.pages_cached} pages of this table")
@@ -120,8 +124,9 @@ class PagePool:
         self._owner[pages] = batch_idx
 
     def owns(self, batch_idx: int, pages: Pages) -> NDArray[np.bool_]:
-        """Which of these pages are private to the row."""
-        return self._owner[pages] == batch_idx
+        """Which of these pages are private to the row (`UNBOUND`: to no row yet)."""
+        owned: NDArray[np.bool_] = self._owner[pages] == batch_idx
+        return owned
 
     def require_distinct(self, pages: Pages, error: type[Exception]) -> None:
         """Raise `error` if a page is named twice; linear, without sorting."""

@@ -30,7 +30,7 @@ from cache.eviction import EvictionHeap
 from cache.namespace import DEFAULT_NAMESPACE, CacheNamespace
 from cache.pool import PagePool, Pages
 from cache.prefix import NO_PAGES, CacheStats, InsertResult, MatchResult, Peek
-from cache.tokens import Codes, TokensLike, as_tokens, boundary
+from cache.tokens import Codes, ImageIdentity, TokensLike, as_tokens, boundary
 from cache.tree import TreeNode, common_length, compact, join, path_to_root, split, subtree
 
 
@@ -141,7 +141,7 @@ class RadixPrefixCache:
         self._unpin(node)
         return boundary(codes, min(end, kv + max(self.max_cached_pages - self._cached, 0)))
 
-    def _grow(self, parent: TreeNode, codes: Codes, pages: Pages, images: tuple) -> TreeNode:
+    def _grow(self, parent: TreeNode, codes: Codes, pages: Pages, images: tuple[ImageIdentity, ...]) -> TreeNode:
         """Hang a new leaf below a node (the root of a new namespace included)."""
         if parent.namespace is not None:
             self._trees.setdefault(parent.namespace, parent)
@@ -240,7 +240,9 @@ class RadixPrefixCache:
     def _drop_leaf(self, leaf: TreeNode) -> None:
         """Take an unlocked leaf out of the tree; its pages are the caller's to give back."""
         parent = leaf.parent
-        assert parent is not None and not leaf.children and leaf.lock_ref == 0
+        assert parent is not None
+        assert not leaf.children
+        assert leaf.lock_ref == 0
         del parent.children[leaf.first_code]
         leaf.parent = None
         self._nodes -= 1

@@ -175,6 +175,11 @@ def page_boundary(codes: Codes, kv: int, page_size: int) -> int:
             return cut
 
 
+def reuse_limit(codes: Codes, page_size: int) -> int:
+    """How many leading positions of a prompt may come from a cache: whole pages, and its last token never."""
+    return page_boundary(codes, boundary(codes, max(len(codes) - 1, 0)), page_size)
+
+
 class CacheTokens:
     """A growing sequence of cache tokens: codes, and the identities of the images among them.
 

@@ -112,7 +112,8 @@ def compact(array: np.ndarray) -> np.ndarray:
 def split(node: TreeNode, at: int) -> TreeNode:
     """Split a node's segment in two; returns the new upper part.  Locks on the node cover both parts."""
     parent = node.parent
-    assert parent is not None and 0 < at < len(node.codes)
+    assert parent is not None
+    assert 0 < at < len(node.codes)
     upper = TreeNode(parent, compact(node.codes[:at]), compact(node.physical_pages[:at]), node.images)
     upper.lock_ref = node.lock_ref
     upper.last_access_time = node.last_access_time
