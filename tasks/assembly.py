@@ -1,0 +1,93 @@
+"""Makes one stream out of a log and a channel that overlap: every token once, in order.
+
+The log is a list of deltas without gaps or overlaps, each beginning where the one before ends. The channel
+carries the same deltas, but some may be missed and some may be heard twice. So the one thing to know is how far
+into the log a reader is (`LogPosition`), and a published delta is exactly one of three things:
+
+    it begins at that position    it is the next entry of the log: take it
+    it begins before it           it was read in the log: drop it
+    it begins behind it           something was missed: read the log
+
+What has been handed out (`next`, `text_length`) is counted apart from the position in the log. The two differ
+only where the log itself has begun anew: Redis has failed over to a replica that lacked the last writes, or the
+task was retried. The same request gives the same tokens, perhaps cut into other deltas, so that what was handed
+out already is cut off and the reader goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tasks.schemas import StreamDelta
+
+
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """The end of the log's first `entries` deltas, in tokens and in characters of text."""
+
+    entries: int = 0
+    index: int = 0
+    text_length: int = 0
+
+    def after(self, delta: StreamDelta) -> LogPosition:
+        return LogPosition(self.entries + 1, delta.end, self.text_length + len(delta.text))
+
+
+class StreamAssembler:
+    """`published` and `logged` return what to hand out next; `finished` after the last delta."""
+
+    def __init__(self) -> None:
+        self.position = LogPosition()
+        self.next = 0
+        self.text_length = 0
+        self.attempt = 0
+        self.finished = False
+
+    def published(self, delta: StreamDelta) -> list[StreamDelta] | None:
+        """Take a delta from the channel; None where the log must be read."""
+        if self.finished or delta.attempt < self.attempt or delta.index < self.position.index:
+            return []
+        if delta.index > self.position.index:
+            return None
+        return self._take(delta)
+
+    def logged(self, deltas: Sequence[StreamDelta], log_length: int) -> list[StreamDelta] | None:
+        """Take the log from `position` on. None where it is not the log it was: read it all, after `rewind`."""
+        if log_length < self.position.entries or (deltas and deltas[0].index != self.position.index):
+            return None
+        taken: list[StreamDelta] = []
+        for delta in deltas:
+            if not self.finished and delta.index == self.position.index:
+                taken += self._take(delta)
+        return taken
+
+    def rewind(self) -> None:
+        """Read the log from its beginning; nothing is handed out a second time."""
+        self.position = LogPosition()
+
+    def _take(self, delta: StreamDelta) -> list[StreamDelta]:
+        before, self.position = self.position, self.position.after(delta)
+        self.attempt = max(self.attempt, delta.attempt)
+        self.finished = delta.finish_reason is not None
+        known_tokens, known_text = self.next - delta.index, self.text_length - before.text_length
+        self.next = max(self.next, delta.end)
+        self.text_length = max(self.text_length, self.position.text_length)
+        if known_tokens <= 0 and known_text <= 0:
+            return [delta]
+        rest = without(delta, max(0, known_tokens), max(0, known_text))
+        return [rest] if rest.token_ids or rest.text or rest.finish_reason else []
+
+
+def without(delta: StreamDelta, tokens: int, characters: int) -> StreamDelta:
+    """`delta` without its first `tokens` and `characters`."""
+    tokens = min(tokens, len(delta.token_ids))
+    return delta.model_copy(
+        update={
+            "index": delta.index + tokens,
+            "token_ids": delta.token_ids[tokens:],
+            "text": delta.text[characters:],
+            "values": delta.values and delta.values[tokens:],
+            "logprobs": delta.logprobs and delta.logprobs[tokens:],
+        }
+    )

@@ -1,0 +1,78 @@
+"""One pool of Redis connections for each process, made at the first use and made anew after a fork.
+
+The clients do not retry: whoever uses them knows what a lost connection means, and some must read a log again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+from weakref import WeakKeyDictionary
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from tasks.settings import EMBEDDED, scheme, settings
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis as AsyncRedis
+
+CONNECT_TIMEOUT_S = 5.0
+REPLY_TIMEOUT_S = 10.0
+LOST = (redis.ConnectionError, redis.TimeoutError, OSError)
+
+_OPTIONS: dict[str, Any] = {
+    "socket_connect_timeout": CONNECT_TIMEOUT_S,
+    "socket_timeout": REPLY_TIMEOUT_S,
+    "lib_name": None,
+    "lib_version": None,
+}
+
+
+def redis_url(url: str) -> str:
+    """`url` as redis-py understands it: Celery's `redis+socket://` is `unix://`."""
+    if scheme(url) == EMBEDDED:
+        from tasks import embedded
+
+        return f"unix://{embedded.socket_path()}?db=0"
+    if scheme(url) == "redis+socket":
+        parts = urlsplit(url)
+        db = parse_qs(parts.query).get("virtual_host", ["0"])[0].strip("/")
+        return f"unix://{parts.netloc}{parts.path}?db={db or 0}"
+    return url
+
+
+def connect(url: str) -> redis.Redis:
+    """A client with a pool of its own."""
+    return redis.Redis.from_url(redis_url(url), retry=Retry(NoBackoff(), 0), **_OPTIONS)
+
+
+def streams() -> redis.Redis:
+    """This process's client for streams, state and the fleet view."""
+    return _streams(settings().streams_url, os.getpid())
+
+
+@lru_cache(maxsize=8)
+def _streams(url: str, pid: int) -> redis.Redis:
+    return connect(url)
+
+
+def async_streams() -> AsyncRedis:
+    """The running event loop's client for the same."""
+    loop = asyncio.get_running_loop()
+    if loop not in _clients_of_loops:
+        from redis.asyncio import Redis as AsyncRedis
+        from redis.asyncio.retry import Retry as AsyncRetry
+
+        make: Callable[..., AsyncRedis] = AsyncRedis.from_url
+        url = redis_url(settings().streams_url)
+        _clients_of_loops[loop] = make(url, retry=AsyncRetry(NoBackoff(), 0), **_OPTIONS)
+    return _clients_of_loops[loop]
+
+
+_clients_of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncRedis] = WeakKeyDictionary()

@@ -1,0 +1,137 @@
+"""The two tasks: `generate` continues a prompt, `chat` answers a conversation.
+
+Their bodies do not generate. The worker's pool reads a task's arguments through `parse`, lets the engine work,
+and only when the result is there runs Celery's own trace around the body, which hands the result over. So
+states, links, chords, retries and events are Celery's code, and many tasks share one model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from celery import Task
+
+from tasks import streaming
+from tasks.app import app
+from tasks.errors import InvalidRequest
+from tasks.schemas import ChatRequest, GenerateRequest, StreamDelta, validate
+
+Submission = Mapping[str, Any]
+
+
+class GenerationTask(Task):  # type: ignore[misc]
+    """A task whose output can be read while it is made."""
+
+    abstract = True
+    schema: type[GenerateRequest] | type[ChatRequest]
+
+    def stream(
+        self, *, timeout_s: float | None = None, submission: Submission | None = None, **options: Any
+    ) -> streaming.Stream:
+        """Submit the task and read its deltas as they come.
+
+        Bad options raise `InvalidRequest` here and now. `submission` are arguments of `apply_async`, such as
+        `{"priority": 3}`; `timeout_s` is how long to wait for each delta.
+        """
+        reader = streaming.Stream(**self._reader(timeout_s, submission, options))
+        try:
+            reader.open()
+            self._submit(reader.task_id, submission, options)
+        except BaseException:
+            reader.close()
+            raise
+        return reader
+
+    async def astream(
+        self, *, timeout_s: float | None = None, submission: Submission | None = None, **options: Any
+    ) -> AsyncIterator[StreamDelta]:
+        """`stream` for asyncio. The submission itself runs in a thread: it may wait for the broker."""
+        deltas = streaming.AsyncStream(**self._reader(timeout_s, submission, options))
+        async with contextlib.aclosing(deltas):
+            await deltas.open()
+            await asyncio.to_thread(self._submit, deltas.task_id, submission, options)
+            async for delta in deltas:
+                yield delta
+
+    def _reader(self, timeout_s: float | None, submission: Submission | None, options: Mapping[str, Any]) -> Any:
+        return {
+            "task": (submission or {}).get("task_id") or streaming.new_task_id(),
+            "timeout_s": timeout_s,
+            "cancel_on_disconnect": validate(self.schema, options).cancel_on_disconnect,
+            "app": self.app,
+        }
+
+    def _submit(self, task_id: str, submission: Submission | None, options: Mapping[str, Any]) -> None:
+        self.apply_async(kwargs=options, **{**(submission or {}), "task_id": task_id})
+
+    def finished(self, given: Sequence[object], options: Mapping[str, Any]) -> dict[str, Any]:
+        """The result that the pool has put in place for the task that runs now."""
+        if self.request.is_eager:
+            from tasks.worker import local
+
+            result: dict[str, Any] = local.run(parse(self.name, given, options), self.request.id)
+            return result
+        from tasks.worker.results import take_result
+
+        return take_result(self.request.id)
+
+
+@app.task(base=GenerationTask, bind=True, name="tasks.generate", schema=GenerateRequest)  # type: ignore[untyped-decorator]
+def generate(self: GenerationTask, *given: object, **options: Any) -> dict[str, Any]:
+    """Continue `prompt`, text or token ids. The options are the fields of `tasks.schemas.GenerateRequest`.
+
+    In a chain the text of the previous result follows the prompt, if there is one; in the body of a chord the
+    texts of all results do, one a line.
+    """
+    return self.finished(given, options)
+
+
+@app.task(base=GenerationTask, bind=True, name="tasks.chat", schema=ChatRequest)  # type: ignore[untyped-decorator]
+def chat(self: GenerationTask, *given: object, **options: Any) -> dict[str, Any]:
+    """Answer `messages`. The options are the fields of `tasks.schemas.ChatRequest`.
+
+    In a chain the text of the previous result is one more message of the user's.
+    """
+    return self.finished(given, options)
+
+
+SCHEMAS: dict[str, type[GenerateRequest] | type[ChatRequest]] = {
+    generate.name: GenerateRequest,
+    chat.name: ChatRequest,
+}
+
+
+def parse(name: str, given: Sequence[object], options: Mapping[str, Any]) -> GenerateRequest | ChatRequest:
+    """The request that a message's arguments stand for, or `InvalidRequest`."""
+    options = dict(options)
+    if given:
+        if len(given) > 1:
+            raise InvalidRequest(
+                "args", "must be empty, or the result of the task before", f"{len(given)} of them"
+            )
+        if SCHEMAS[name] is ChatRequest:
+            messages = options.get("messages", [])
+            if not isinstance(messages, list):
+                raise InvalidRequest("messages", "must be a list", messages)
+            options["messages"] = [*messages, {"role": "user", "content": text_of(given[0])}]
+        else:
+            prompt = options.get("prompt", "")
+            if not isinstance(prompt, str):
+                raise InvalidRequest("prompt", "must be text where a result is put behind it", prompt)
+            options["prompt"] = prompt + text_of(given[0])
+    return validate(SCHEMAS[name], options)
+
+
+def text_of(result: object) -> str:
+    """The text of what a chain passes on: text, a generation's result, or a list of either."""
+    match result:
+        case str():
+            return result
+        case {"text": str(text)}:
+            return text
+        case list():
+            return "\n".join(map(text_of, result))
+    raise InvalidRequest("args[0]", "must be text, a generation's result, or a list of these", result)

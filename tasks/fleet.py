@@ -1,0 +1,105 @@
+"""The fleet, from outside: what each worker reports about itself, and how to cancel a task or drain a worker.
+
+Every worker writes one field of the hash `petiole:workers`, every `REPORT_INTERVAL_S`: the time of the report on
+Redis's own clock, a space, and the report as JSON. So the ages of all reports compare, whatever the hosts'
+clocks say. A worker that ends removes its field; one that dies is shown as lost, and forgotten after an hour.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+from celery import Celery
+from pydantic import BaseModel, ConfigDict
+
+from tasks import connections
+from tasks.app import app as celery_app
+from tasks.schemas import stream_keys
+from tasks.settings import settings
+
+WORKERS_KEY = "petiole:workers"
+REPORT_INTERVAL_S = 2.0
+LOST_AFTER_S = 3 * REPORT_INTERVAL_S
+FORGOTTEN_AFTER_S = 3600
+
+# KEYS[1] the hash; ARGV: worker, report, seconds after which all is forgotten
+_REPORT = """
+local now = redis.call('TIME')
+redis.call('HSET', KEYS[1], ARGV[1], now[1] .. '.' .. string.format('%06d', now[2]) .. ' ' .. ARGV[2])
+redis.call('EXPIRE', KEYS[1], ARGV[3])
+"""
+
+
+class WorkerReport(BaseModel):
+    """What a worker says about itself. `age_s` is filled in by who reads it."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    worker: str
+    state: str = "ready"  # starting, ready, draining
+    model: str = ""
+    device: str = ""
+    slots: int = 0
+    running: int = 0
+    waiting: int = 0
+    pages_total: int = 0
+    pages_free: int = 0
+    pages_cached: int = 0
+    hit_rate: float = 0.0  # share of prompt tokens found in the prefix cache
+    tokens_per_s: float = 0.0
+    lease_age_s: float = 0.0  # since the leases were last renewed
+    age_s: float | None = None
+
+    @property
+    def lost(self) -> bool:
+        return self.age_s is not None and self.age_s > LOST_AFTER_S
+
+
+def report(client: redis.Redis, worker: WorkerReport) -> None:
+    """The worker's half: one round trip."""
+    message = worker.model_dump_json(exclude={"age_s"})
+    client.eval(_REPORT, 1, WORKERS_KEY, worker.worker, message, str(FORGOTTEN_AFTER_S))
+
+
+def withdraw(client: redis.Redis, worker: str) -> None:
+    """A worker that ends says so."""
+    client.hdel(WORKERS_KEY, worker)
+
+
+def workers(client: redis.Redis | None = None) -> list[WorkerReport]:
+    """Every worker that has reported within the last hour, by name."""
+    client = client or connections.streams()
+    with client.pipeline(transaction=False) as pipe:
+        pipe.time()
+        pipe.hgetall(WORKERS_KEY)
+        (seconds, microseconds), fields = pipe.execute()
+    now = seconds + microseconds / 1e6
+    found = []
+    for name, value in fields.items():
+        at, _, message = value.partition(b" ")
+        age_s = max(0.0, now - float(at))
+        if age_s > FORGOTTEN_AFTER_S:
+            client.hdel(WORKERS_KEY, name)
+            continue
+        found.append(WorkerReport.model_validate_json(message).model_copy(update={"age_s": round(age_s, 1)}))
+    return sorted(found, key=lambda worker: worker.worker)
+
+
+def cancel(task: Any, app: Celery = celery_app) -> None:
+    """Cancel a task, given its `AsyncResult` or its id, wherever it is: queued, running, or between two workers.
+
+    Celery's `revoke` reaches the workers that live now; the flag reaches the one that gets the task next.
+    """
+    task_id = task if isinstance(task, str) else str(task.id)
+    state = stream_keys(task_id).state
+    with connections.streams().pipeline(transaction=False) as pipe:
+        pipe.hset(state, "cancel", 1)
+        pipe.expire(state, settings().stream_ttl_s)
+        pipe.execute()
+    app.control.revoke(task_id, terminate=True)
+
+
+def drain(worker: str, app: Celery = celery_app) -> None:
+    """Ask a worker to end: to take no more tasks, finish what it can in `drain_seconds`, hand back the rest."""
+    app.control.shutdown(destination=[worker])
