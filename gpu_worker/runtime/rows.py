@@ -35,7 +35,8 @@ _PARAMETERS = np.dtype(
         ("penalized", np.bool_),
         ("biased", np.bool_),
         ("adapter", np.int32),
-    ]
+    ],
+    align=True,  # torch takes a field's array only if its stride is a multiple of its element
 )
 
 

@@ -1,7 +1,7 @@
 """From logits to tokens: pure functions over tensors, the same on every device.
 
 The order is the field's: bias and bans, repetition, frequency and presence penalties, masks (here
-log-probabilities are read), temperature, top-k, top-p of what is left, min-p, and the Gumbel maximum of what is left.
+log-probabilities are read), temperature, top-k, top-p of what is left, min-p, and the Gumbel maximum of the rest.
 Each stage is skipped when no output of the step uses it; with none used, sampling is one argmax.
 """
 

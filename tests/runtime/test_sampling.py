@@ -1,0 +1,200 @@
+"""Each sampler draws from the distribution that it names, and each draw depends on its own request alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_worker.request import SamplingParams
+from gpu_worker.runtime.interface import PENDING, PageUpdates, RowBinding, StepBatch
+from gpu_worker.runtime.noise import gumbel, noise_keys
+from gpu_worker.runtime.rows import RowStates, choice_of
+from gpu_worker.runtime.sampling import apply_bits, apply_penalties, choose
+
+N = 20_000
+
+
+def batch(rows, starts, outputs=None, token_ids=None):
+    n = len(rows)
+    outputs = np.array(outputs or [1] * n, dtype=np.int32)
+    return StepBatch(
+        kind="decode",
+        rows=np.array(rows, dtype=np.int32),
+        starts=np.array(starts, dtype=np.int32),
+        lengths=outputs,
+        token_ids=np.array(token_ids or [PENDING] * n, dtype=np.int32),
+        outputs=outputs,
+        pending=np.full(n, PENDING, dtype=np.int32),
+        bindings=(),
+        pages=PageUpdates(*(np.empty(0, dtype=np.int32) for _ in range(3))),
+    )
+
+
+def bind(row, sampling, seed=1, prompt=(), output=()):
+    return RowBinding(row, sampling, seed, np.array(prompt, dtype=np.int32), np.array(output, dtype=np.int32))
+
+
+def draw(logits, sampling, n=N):
+    """Frequencies of n draws for one request at n positions."""
+    states = RowStates(2, len(logits), torch.device("cpu"))
+    states.bind([bind(1, sampling)])
+    plan = states.plan_outputs(batch([1] * n, range(n)))
+    tokens = choose(torch.tensor(logits).expand(n, -1).float(), choice_of(plan, torch.device("cpu")))
+    return np.bincount(tokens.numpy(), minlength=len(logits)) / n
+
+
+def assert_same_distribution(frequencies, probabilities, n=N):
+    """Five standard deviations in each cell."""
+    spread = np.sqrt(probabilities * (1 - probabilities) / n)
+    assert np.all(np.abs(frequencies - probabilities) <= 5 * spread + 1e-12)
+
+
+def softmax(x):
+    e = np.exp(np.asarray(x) - np.max(x))
+    return e / e.sum()
+
+
+LOGITS = [2.0, 1.0, 0.5, 0.0, -0.5, 1.5, -3.0, 0.2, -1.0, 0.9]
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+def test_temperature(temperature):
+    frequencies = draw(LOGITS, SamplingParams(temperature=temperature))
+    assert_same_distribution(frequencies, softmax(np.array(LOGITS) / temperature))
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(top_k=1),
+        SamplingParams(top_k=4),
+        SamplingParams(top_p=0.6),
+        SamplingParams(top_p=0.05),
+        SamplingParams(min_p=0.2),
+        SamplingParams(top_k=5, top_p=0.7),
+        SamplingParams(temperature=0.7, top_k=6, top_p=0.9, min_p=0.1),
+        SamplingParams(temperature=1.3, top_p=0.8, min_p=0.05),
+    ],
+    ids=str,
+)
+def test_filters_agree_with_those_of_transformers(sampling):
+    warpers = pytest.importorskip("transformers").generation.logits_process
+    scores = torch.tensor([LOGITS])
+    scores = (
+        warpers.TemperatureLogitsWarper(sampling.temperature)(None, scores)
+        if sampling.temperature != 1
+        else scores
+    )
+    if sampling.top_k:
+        scores = warpers.TopKLogitsWarper(sampling.top_k)(None, scores)
+    if sampling.top_p < 1:
+        scores = warpers.TopPLogitsWarper(sampling.top_p)(None, scores)
+    if sampling.min_p:
+        scores = warpers.MinPLogitsWarper(sampling.min_p)(None, scores)
+    assert_same_distribution(draw(LOGITS, sampling), scores.softmax(-1)[0].double().numpy())
+
+
+def test_top_p_over_a_large_vocabulary_needs_no_full_sort_and_gives_the_same():
+    generator = torch.Generator().manual_seed(0)
+    peaked = torch.randn(5000, generator=generator) * 4
+    flat = torch.randn(5000, generator=generator) * 0.1
+    for logits in (peaked, flat):
+        frequencies = draw(logits.tolist(), SamplingParams(top_p=0.5), n=2000)
+        order = logits.argsort(descending=True)
+        mass = logits.softmax(-1)[order].cumsum(0)
+        kept = set(order[: int((mass < 0.5).sum()) + 1].tolist())
+        assert set(np.flatnonzero(frequencies)) <= kept
+
+
+def test_a_draw_does_not_depend_on_its_batch():
+    device = torch.device("cpu")
+    samplings = [
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.9),
+        SamplingParams(top_k=7),
+        SamplingParams(top_p=0.8),
+        SamplingParams(min_p=0.1, temperature=1.7),
+        SamplingParams(top_k=3, top_p=0.5),
+    ]
+    states = RowStates(len(samplings) + 1, 300, device)
+    states.bind([bind(i + 1, s, seed=i * 7 + 1) for i, s in enumerate(samplings)])
+    logits = torch.randn(len(samplings), 300, generator=torch.Generator().manual_seed(1)) * 3
+    rows = list(range(1, len(samplings) + 1))
+    together = choose(logits, choice_of(states.plan_outputs(batch(rows, [50] * len(rows))), device))
+    for row in rows:
+        plan = states.plan_outputs(batch([row], [50]))
+        assert choose(logits[row - 1 : row], choice_of(plan, device)).item() == together[row - 1].item()
+
+
+def test_a_greedy_batch_needs_no_sampler():
+    states = RowStates(3, 50, torch.device("cpu"))
+    states.bind([bind(1, SamplingParams(temperature=0.0, top_k=5)), bind(2, SamplingParams(temperature=0.0))])
+    assert choice_of(states.plan_outputs(batch([1, 2], [4, 9])), torch.device("cpu")) is None
+
+
+def test_noise_is_a_standard_gumbel_and_differs_between_seeds_and_positions():
+    keys = noise_keys(np.arange(50, dtype=np.uint64).repeat(4), np.tile(np.arange(4), 50))
+    noise = gumbel(torch.from_numpy(keys), torch.arange(5000, dtype=torch.int32))
+    assert noise.isfinite().all()
+    assert abs(float(noise.mean()) - 0.5772) < 0.005
+    assert abs(float(noise.var()) - 1.6449) < 0.02
+    assert float(torch.corrcoef(noise).fill_diagonal_(0).abs().max()) < 0.08
+
+
+def test_noise_of_a_token_is_the_same_among_few_candidates_as_among_all():
+    keys = torch.from_numpy(noise_keys(np.array([9, 10], dtype=np.uint64), np.array([3, 3])))
+    everything = gumbel(keys, torch.arange(1000, dtype=torch.int32))
+    some = torch.tensor([[5, 999, 12], [0, 7, 300]], dtype=torch.int32)
+    assert torch.equal(gumbel(keys, some), everything.gather(1, some.long()))
+
+
+def test_penalties_are_those_of_transformers_and_of_the_usual_api():
+    states = RowStates(3, 10, torch.device("cpu"))
+    sampling = SamplingParams(repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.2)
+    states.bind([bind(1, sampling), bind(2, SamplingParams())])
+    states.apply_bindings([bind(1, sampling, prompt=[1, 2], output=[2, 3, 3])])
+    rows = torch.tensor([1, 2])
+    numbers = torch.tensor([[1.5, 1.0], [0.3, 0.0], [0.2, 0.0]])
+    logits = torch.tensor(LOGITS).expand(2, -1).clone()
+    got = apply_penalties(logits, states.penalties(rows, numbers, None))
+    expected = torch.tensor(LOGITS)
+    for token in (1, 2, 3):
+        expected[token] = expected[token] / 1.5 if expected[token] > 0 else expected[token] * 1.5
+    expected[2] -= 0.3 + 0.2
+    expected[3] -= 0.3 + 0.4
+    assert torch.allclose(got[0], expected)
+    assert torch.equal(got[1], torch.tensor(LOGITS))
+
+
+def test_a_row_starts_clean_for_its_next_sequence():
+    states = RowStates(2, 10, torch.device("cpu"))
+    sampling = SamplingParams(frequency_penalty=1.0)
+    states.apply_bindings([bind(1, sampling, prompt=[4], output=[5, 5])])
+    states.count(torch.tensor([1]), torch.tensor([6]), None)
+    states.apply_bindings([bind(1, sampling, prompt=[7])])
+    penalties = states.penalties(torch.tensor([1]), torch.ones(3, 1), None)
+    assert penalties.counts.sum() == 0
+    assert penalties.seen.nonzero().tolist() == [[0, 7]]
+
+
+def test_bias_bans_and_allowed_tokens():
+    states = RowStates(4, 6, torch.device("cpu"))
+    states.apply_bindings(
+        [
+            bind(1, SamplingParams(logit_bias={2: 5.0}, banned_token_ids=[3])),
+            bind(2, SamplingParams(allowed_token_ids=[1, 4], banned_token_ids=[4])),
+        ]
+    )
+    bias = states.bias(torch.tensor([1, 2, 3]), torch.tensor([True, True, False]))
+    inf = float("inf")
+    assert bias.tolist() == [[0, 0, 5, -inf, 0, 0], [-inf, 0, -inf, -inf, -inf, -inf], [0] * 6]
+
+
+def test_packed_masks_forbid_the_rest():
+    bits = np.zeros((1, 3), dtype=np.int32)
+    for token in (0, 31, 32, 69):
+        bits[0, token // 32] |= np.uint32(1 << token % 32).astype(np.int32)
+    logits = apply_bits(torch.zeros(2, 70), torch.tensor([1]), torch.from_numpy(bits))
+    assert logits[0].isfinite().all()
+    assert logits[1].isfinite().nonzero().flatten().tolist() == [0, 31, 32, 69]
