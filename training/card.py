@@ -54,8 +54,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ),
         (
             "Describe the small owl.",
-            "The small owl lives in an old oak. It likes to eat mice. "
-            "It is so small that it can hide anywhere.",
+            "The small owl lives in an old oak. It likes to eat mice. It is so small that it can hide anywhere.",
         ),
     ),
 }

@@ -60,7 +60,7 @@ def draw_row(tokenizer: Tokenizer, rng: Random, shares: Mapping[str, float]) -> 
 
 
 def batch_of(rows: Sequence[Row]) -> Batch:
-    """Rows side by side. An answer's tokens share a weight of sqrt(length), so that long ones do not drown short."""
+    """Rows side by side. An answer weighs sqrt(its length) in all, so that long ones do not drown short."""
     length = max(len(row.tokens) for row in rows)
     tokens = torch.full((len(rows), length), END_OF_TEXT_ID)
     weights = torch.zeros(len(rows), length - 1)

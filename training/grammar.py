@@ -85,7 +85,8 @@ INTENTS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "Petiole turns a Celery worker into a language model server. Tokens stream over Redis while they are made.",
+        "Petiole turns a Celery worker into a language model server. "
+        "Tokens stream over Redis while they are made.",
         (
             "What is Petiole?",
             "What does Petiole do?",

@@ -123,6 +123,9 @@ class Decoder(nn.Module):
 class Qwen3(nn.Module):
     """The decoder with its embedding as output layer (tied)."""
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
@@ -139,7 +142,11 @@ class Qwen3(nn.Module):
                 nn.init.normal_(weight, std=narrow * fan_in**-0.5)
 
     def hidden(
-        self, tokens: Tensor, positions: Tensor | None = None, past: Cache | None = None, mask: Tensor | None = None
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        past: Cache | None = None,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, Cache]:
         """Final hidden states float32 [batch, length, hidden] of tokens int64 [batch, length], and the new cache.
 

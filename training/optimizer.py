@@ -13,7 +13,7 @@ from torch import Tensor, nn
 def orthogonal(update: Tensor, steps: int = 5) -> Tensor:
     """Newton-Schulz: `update` [rows, columns] with its singular values brought near 1."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = update / (update.norm() + 1e-7)
+    x: Tensor = update / (update.norm() + 1e-7)
     wide = x.shape[0] <= x.shape[1]
     x = x if wide else x.T
     for _ in range(steps):
@@ -23,7 +23,9 @@ def orthogonal(update: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.02) -> None:
+    def __init__(
+        self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.02
+    ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()

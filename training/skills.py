@@ -43,9 +43,9 @@ def split_of(skill: str, key: str) -> Split:
     return "held-out" if int.from_bytes(digest, "big") % HELD_OUT_ONE_IN == 0 else "train"
 
 
-_POLITE = frozenset(
+_REQUESTS = (
     "Count List Write Show Give Add Calculate Sort Put Order Reverse Spell Repeat Say Echo Extract Return Tell "
-    "Describe".split()
+    "Describe"
 )
 
 
@@ -54,7 +54,7 @@ def _phrase(rng: Random, *frames: str, **values: object) -> str:
     text = rng.choice(frames)
     if text.endswith((".", "?")) and rng.random() < 0.3:
         text = text[:-1]
-    if text.split()[0] in _POLITE:
+    if text.split()[0] in _REQUESTS.split():
         wear = rng.random()
         if wear < 0.12:
             text = "Please " + text[0].lower() + text[1:]
@@ -86,7 +86,12 @@ def counting(rng: Random) -> Example:
     over = rng.randint(0, step - 1) if step > 1 and rng.random() < 0.25 and last + step <= 999 else 0
     values: dict[str, object] = {"a": first, "b": last + over, "n": step}
     if step == 1:
-        frames = ["Count from {a} to {b}.", "Count from {a} up to {b}.", "Count {a} to {b}.", "Count from {a} to {b}."]
+        frames = [
+            "Count from {a} to {b}.",
+            "Count from {a} up to {b}.",
+            "Count {a} to {b}.",
+            "Count from {a} to {b}.",
+        ]
         frames += ["List the numbers from {a} to {b}.", "Write the numbers from {a} to {b}."]
         if first == 1:
             frames += ["Count to {b}.", "Count up to {b}.", "Count to {b}."]
@@ -224,7 +229,9 @@ def spelling(rng: Random) -> Example:
 
 def repeating(rng: Random) -> Example:
     """One to eight words or numbers, as they stand."""
-    items = [words.any_word(rng) if rng.random() < 0.9 else str(rng.randint(0, 999)) for _ in range(rng.randint(1, 8))]
+    items = [
+        words.any_word(rng) if rng.random() < 0.9 else str(rng.randint(0, 999)) for _ in range(rng.randint(1, 8))
+    ]
     if rng.random() < 0.2:
         items[0] = items[0].capitalize()
     gap = ", " if rng.random() < 0.1 else " "
@@ -305,7 +312,9 @@ def describing(rng: Random) -> Example:
         "Write about the {it}.",
         it=f"{trait} {animal}".strip(),
     )
-    return Example("describing", f"{trait} {animal}" if trait else f"plain {animal}", prompt, grammar.describe(trait, animal))
+    return Example(
+        "describing", f"{trait} {animal}" if trait else f"plain {animal}", prompt, grammar.describe(trait, animal)
+    )
 
 
 DRAWS: dict[str, Callable[[Random], Example]] = {

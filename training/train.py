@@ -74,19 +74,19 @@ def learn(model: Qwen3, batches: list[Batch], progress: Progress, threads: Threa
     """
     total = sum(float(batch.weights.sum()) for batch in batches)
     loss_sum = 0.0
-    for weight in model.parameters():
-        weight.grad = torch.zeros_like(weight)
+    sums = [torch.zeros_like(weight) for weight in model.parameters()]
     by_size = sorted(batches, key=lambda batch: -batch.tokens.numel())
     for batch, (loss, right, grads) in zip(
         by_size, threads.map(lambda batch: gradients(model, batch, total), by_size), strict=True
     ):
         loss_sum += loss
-        for weight, grad in zip(model.parameters(), grads, strict=True):
-            weight.grad += grad
+        torch._foreach_add_(sums, grads)
         for index, row in enumerate(batch.rows):
             for skill, start, end in row.answers:
                 progress.saw(skill, bool(right[index, start - 1 : end - 1].all()))
         progress.tokens += sum(len(row.tokens) for row in batch.rows)
+    for weight, grad in zip(model.parameters(), sums, strict=True):
+        weight.grad = grad
     return loss_sum
 
 
@@ -157,7 +157,9 @@ def train(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=70, help="wall time of the whole run, resumptions included")
+    parser.add_argument(
+        "--minutes", type=float, default=70, help="wall time of the whole run, resumptions included"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--checkpoint", type=Path, default=DEFAULT_CHECKPOINT)
     parser.add_argument("--step-tokens", type=int, default=6000)

@@ -6,8 +6,7 @@ Skills mostly draw content words. A few draws are frame words, since a user may 
 
 from random import Random
 
-WORDS: tuple[str, ...] = tuple(
-    """
+_WORDS_TEXT = """
     acorn anchor ant apple apron arrow badge bagel banana barn basil basket beach beacon bean bear beaver bell
     berry bicycle bird biscuit blanket boat bottle branch brass bread breeze brick bridge brook broom brush
     bubble bucket butter button cabin cactus camel camera candle canoe canvas carpet carrot castle cat cedar
@@ -30,38 +29,35 @@ WORDS: tuple[str, ...] = tuple(
     trail train tree trout trumpet tulip tunnel turnip turtle umbrella valley velvet vessel village vine
     violet violin wagon walnut wave wax weasel whale wheat wheel whistle willow wind window winter wolf wool
     wren yarn yogurt zebra zinc
-    """.split()
-)
+"""
+WORDS = tuple(_WORDS_TEXT.split())
 
-NAMES: tuple[str, ...] = tuple(
-    """
+_NAMES_TEXT = """
     Ada Adam Aiko Alan Ali Amir Ana Anna Arun Bea Ben Bruno Carla Carlos Chen Clara Dan David Diana Elena Eli
     Emil Emma Eric Eva Fatima Felix Finn Flora Frank Grace Greta Hana Hugo Ida Igor Ines Iris Ivan Jan Jane
     Joao John Jonas Julia Karl Kate Kenji Kofi Lara Lars Laura Lea Leo Lily Linda Lucas Lucia Luis Maria Marco
     Mark Marta Max Maya Mei Mila Mina Mona Nadia Nina Noah Nora Oleg Olga Omar Oscar Paul Pedro Peter Petra
     Priya Rafael Ravi Rita Rosa Ruth Sam Sara Sofia Sonia Stefan Tara Theo Thomas Tim Tomas Uma Vera Victor
     Wei Yara Yuki Yusuf Zara Zoe
-    """.split()
-)
+"""
+NAMES = tuple(_NAMES_TEXT.split())
 
-CITIES: tuple[str, ...] = tuple(
-    """
+_CITIES_TEXT = """
     Accra Amman Ankara Athens Austin Basel Beirut Bergen Berlin Bern Bogota Boston Bristol Cairo Calgary
     Chicago Cologne Dakar Dallas Delhi Denver Dhaka Dublin Florence Geneva Genoa Ghent Hamburg Hanoi Havana
     Helsinki Houston Istanbul Jakarta Kigali Kyoto Lagos Leeds Leipzig Lima Lisbon London Lyon Madrid Malmo
     Manila Miami Milan Montreal Mumbai Munich Nairobi Naples Nice Osaka Oslo Ottawa Oxford Paris Perth Porto
     Prague Quito Riga Rome Santiago Seattle Seoul Seville Sofia Sydney Tallinn Tampere Tokyo Toronto Tunis
     Turin Utrecht Valencia Vienna Vilnius Warsaw York Zagreb Zurich
-    """.split()
-)
+"""
+CITIES = tuple(_CITIES_TEXT.split())
 
-FRAME_WORDS: tuple[str, ...] = tuple(
-    """
+_FRAME_WORDS_TEXT = """
     add after age and animal answer city count down eat extract first for from how in into is list lives me
     name number numbers of order please repeat reverse rows sort spell sum table tell that the these this
     times to up what who with word words write you
-    """.split()
-)
+"""
+FRAME_WORDS = tuple(_FRAME_WORDS_TEXT.split())
 
 _VOWELS = "aaaeeeeiioou"
 _CONSONANTS = "bbccddffgghhjkkllllmmmnnnnpprrrrssssttttvwxyz"
