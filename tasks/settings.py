@@ -104,6 +104,10 @@ class Settings(EngineSettings, BaseSettings):
     )
     max_attempts: int = Field(default=3, ge=1, description="workers that one task may kill before it is given up")
 
+    engine_factory: str = Field(
+        default="gpu_worker.engine:Engine", description="the engine that a worker runs, as module:callable"
+    )
+
     def engine(self) -> dict[str, Any]:
         """The keyword arguments of `EngineConfig`."""
         return {name: getattr(self, name) for name in EngineSettings.model_fields}

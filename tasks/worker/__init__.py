@@ -1,0 +1,29 @@
+"""The worker's side: the only part of Petiole that knows both Celery and the engine.
+
+`celery -A tasks worker` calls `configure` before anything else, in the worker's process only. Producers never
+import this package.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tasks.settings import settings
+
+LOOK_AHEAD = 4
+"""Tasks that a worker holds beyond those that can run, so that a free slot is filled at once."""
+
+ETA_TASKS = 1000
+"""Every task with an `eta` that a worker holds raises its prefetch by one. Not without end."""
+
+
+def configure(app: Any) -> None:
+    """Make `app`'s worker a Petiole worker."""
+    conf = app.conf
+    if not conf.worker_concurrency:
+        conf.worker_concurrency = settings().max_num_seqs + LOOK_AHEAD
+    if not conf.worker_eta_task_limit:
+        conf.worker_eta_task_limit = ETA_TASKS
+    conf.worker_cancel_long_running_tasks_on_connection_loss = False
+    conf.worker_enable_prefetch_count_reduction = False
+    conf.result_backend_always_retry = True

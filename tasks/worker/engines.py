@@ -1,0 +1,56 @@
+"""The engine that a worker runs, by name.
+
+`PETIOLE_ENGINE_FACTORY` names another one as "module:callable": it is called with an `EngineConfig` and returns what
+has the engine's interface. The tests of the fleet run one that makes up its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Protocol
+
+from gpu_worker.config import EngineConfig
+from gpu_worker.errors import InvalidRequest
+from gpu_worker.handle import Handle
+from gpu_worker.request import Delta, Request
+from gpu_worker.runtime.interface import ModelLimits
+from tasks.settings import Settings
+
+
+class EngineLike(Protocol):
+    """What the pool uses of `gpu_worker.Engine`."""
+
+    limits: ModelLimits
+    on_fatal: Callable[[BaseException], None] | None
+
+    @property
+    def healthy(self) -> bool: ...
+
+    def start(self) -> Any: ...
+
+    def submit(
+        self,
+        request: Request,
+        *,
+        on_delta: Callable[[Handle, Delta], None] | None = None,
+        on_admitted: Callable[[Handle], None] | None = None,
+        on_done: Callable[[Handle], None] | None = None,
+    ) -> Handle: ...
+
+    def stats(self) -> dict[str, float | int | str]: ...
+
+    def heartbeat_age_s(self) -> float: ...
+
+    def shutdown(self, drain: bool = True, handback: bool = False) -> None: ...
+
+
+def make_engine(settings: Settings) -> EngineLike:
+    """Load, warm up and start the engine that the settings name."""
+    module, _, name = settings.engine_factory.partition(":")
+    if not name:
+        raise InvalidRequest("PETIOLE_ENGINE_FACTORY", "must be module:callable", settings.engine_factory)
+    factory = getattr(import_module(module), name)
+    engine: EngineLike = factory(EngineConfig(**settings.engine()))
+    engine.start()
+    return engine

@@ -1,0 +1,67 @@
+"""The end of a worker: finish what can be finished in time, and give the rest back to the queue.
+
+A message that is not acknowledged goes back when the channel closes, a moment after this. Before that, everything
+that was generated must be in the log, and the task marked as handed back, so that the next worker goes on at the
+next token and does not count a death.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tasks.worker.pool import EnginePool
+
+logger = logging.getLogger(__name__)
+
+HANDBACK_S = 5.0
+
+
+def hand_off(pool: EnginePool, drain_s: float) -> None:
+    """Called on the consumer's thread, more than once in a cold shutdown."""
+    if not hasattr(pool, "engine"):
+        return
+    if not pool.draining:
+        pool.draining = True
+        pool.intake.close()
+        began = time.monotonic()
+        if pool.engine.healthy and _busy(pool):
+            logger.info("finishing %d tasks, for %.0f s at most", len(pool.jobs), drain_s)
+            pool.mailbox.wait(lambda: not _busy(pool), drain_s, lambda: run_acknowledgements(pool.hub))
+        pool.foreign.close()
+        unfinished = list(pool.jobs.values())
+        for job in unfinished:
+            job.hand_back()
+        pool.mailbox.wait(
+            lambda: all(job.over for job in pool.jobs.values()),
+            HANDBACK_S,
+            lambda: run_acknowledgements(pool.hub),
+        )
+        if unfinished:
+            logger.info("gave %d tasks back after %.1f s", len(unfinished), time.monotonic() - began)
+        pool.close_threads()
+
+
+def _busy(pool: EnginePool) -> bool:
+    return bool(pool.jobs or pool.foreign.running)
+
+
+def run_acknowledgements(hub: Any) -> None:
+    """The event loop stands still while the pool stops: send the acknowledgements that wait in it.
+
+    Anything else that waits there stays: it may be the transport's reader, which would deliver more tasks.
+    """
+    if hub is None:
+        return
+    ready = hub._pop_ready()
+    while ready:
+        callback = ready.pop()
+        if getattr(getattr(callback, "fun", None), "__name__", "") in {"ack_log_error", "reject_log_error"}:
+            try:
+                callback()
+            except Exception:
+                logger.exception("an acknowledgement failed")
+        else:
+            hub.call_soon(callback)

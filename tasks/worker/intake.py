@@ -1,0 +1,166 @@
+"""From a delivered message to the engine: read the arguments, begin the attempt, submit.
+
+A thread of its own, because it asks Redis and may have to look at megabytes; and one script call for all messages
+that have come meanwhile. While Redis is away nothing is admitted: the messages wait here, at most as many as the pool
+may hold.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from typing import TYPE_CHECKING
+
+import redis
+
+from tasks.connections import LOST
+from tasks.definitions import parse
+from tasks.errors import InvalidRequest, ModelChanged, PetioleError, WorkersLost
+from tasks.schemas import ChatRequest, GenerateRequest, stream_keys
+from tasks.worker import scripts
+from tasks.worker.attempts import Begun
+from tasks.worker.job import Job
+from tasks.worker.requests import engine_request
+from tasks.worker.results import Outcome, failed
+
+if TYPE_CHECKING:
+    from tasks.worker.pool import EnginePool
+
+logger = logging.getLogger(__name__)
+
+Asked = GenerateRequest | ChatRequest
+_JOBS_A_CALL = 64
+
+
+class Intake:
+    """The thread that begins attempts."""
+
+    def __init__(self, pool: EnginePool, client: redis.Redis) -> None:
+        self._pool = pool
+        self._begin = scripts.load(client, "begin")
+        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="petiole-intake", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, job: Job) -> None:
+        self._queue.put(job)
+
+    def close(self) -> None:
+        """Begin nothing more; what waits here was never begun and goes back as it came."""
+        self._closing.set()
+        self._queue.put(None)
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while (job := self._queue.get()) is not None and not self._closing.is_set():
+            batch = [job]
+            while len(batch) < _JOBS_A_CALL:
+                try:
+                    more = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+                if more is None:
+                    return
+                batch.append(more)
+            try:
+                self._take(batch)
+            except Exception:
+                logger.exception("intake: %d tasks could not be begun", len(batch))
+
+    def _take(self, batch: list[Job]) -> None:
+        asked = {job: self._read(job) for job in batch}
+        replies = self._begin_all([(job, _adapter(asked[job])) for job in batch])
+        for job, reply in zip(batch, replies, strict=False):
+            try:
+                self._start(job, asked[job], Begun.parse(reply))
+            except Exception as error:
+                logger.exception("task %s could not be begun", job.task_id)
+                if job.stream is not None:
+                    job.end(failed(error))
+
+    def _read(self, job: Job) -> Asked | PetioleError:
+        message = job.delivery.message
+        try:
+            return parse(job.delivery.task_name, message["args"], message["kwargs"])
+        except PetioleError as error:
+            return error
+        except Exception as error:
+            return InvalidRequest("kwargs", "must be the options of this task", repr(error))
+
+    def _begin_all(self, batch: list[tuple[Job, str]]) -> list[list[object]]:
+        keys: list[str] = []
+        args: list[object] = [self._pool.publisher.ttl_ms, self._pool.engine.limits.fingerprint]
+        for job, adapter in batch:
+            names = stream_keys(job.task_id)
+            keys += (names.log, names.state)
+            args += (_retries(job), adapter)
+        reported = False
+        while not self._closing.is_set():
+            try:
+                replies: list[list[object]] = self._begin(keys, args)
+                if reported:
+                    logger.warning("intake: Redis answers again")
+                return replies
+            except (*LOST, redis.RedisError) as error:
+                if not reported:
+                    logger.error("intake: Redis does not answer (%s); %d tasks wait", error, len(batch))
+                    reported = True
+                self._closing.wait(0.5)
+        return []
+
+    def _start(self, job: Job, asked: Asked | PetioleError, begun: Begun) -> None:
+        pool = self._pool
+        model = pool.engine.limits.fingerprint
+        adapter = _adapter(asked)
+        verdict = begun.verdict(model=model, adapter=adapter, max_attempts=pool.settings.max_attempts)
+        if verdict == "finished":
+            job.replay(begun)
+            return
+        needs_reader = isinstance(asked, Asked) and asked.cancel_on_disconnect
+        job.begin(begun, needs_reader=needs_reader)
+        if isinstance(asked, PetioleError):
+            job.end(failed(asked))
+        elif verdict == "poisoned":
+            job.end(Outcome(error=WorkersLost(begun.deaths, begun.written.text)))
+        elif verdict == "model_changed":
+            job.end(failed(ModelChanged(_other_model(begun, model, adapter))))
+        else:
+            job.asked_deadline_s = asked.deadline_s
+            job.submit(
+                engine_request(
+                    job.task_id,
+                    asked,
+                    priority=_priority(job),
+                    deadline_s=job.deadline_s,
+                    resume_token_ids=begun.written.token_ids,
+                )
+            )
+
+
+def _other_model(begun: Begun, model: str, adapter: str) -> str:
+    def name(fingerprint: str, adapter: str) -> str:
+        return f"model {fingerprint}" + (f" with adapter {adapter}" if adapter else "")
+
+    return (
+        f"{len(begun.written.token_ids)} tokens were generated by {name(begun.model, begun.adapter)}; "
+        f"this worker serves {name(model, adapter)}"
+    )
+
+
+def _adapter(asked: Asked | PetioleError) -> str:
+    return "" if isinstance(asked, PetioleError) else asked.adapter or ""
+
+
+def _retries(job: Job) -> int:
+    retries = job.delivery.message.get("retries")
+    return retries if type(retries) is int else 0
+
+
+def _priority(job: Job) -> int:
+    priority = (job.delivery.message.get("delivery_info") or {}).get("priority")
+    return priority if type(priority) is int else 0

@@ -1,0 +1,42 @@
+-- A delivery begins: take the next fencing number of each task and read what earlier deliveries left.
+--
+-- KEYS  two a task: log, state
+-- ARGV  ttl_ms, model, then two a task: Celery's retry count, adapter
+-- reply one a task: {attempt, deaths, cancel, model, adapter, done, log entries}, attempt 0 when it is done
+--
+-- `running` is the attempt that was admitted and has neither ended nor been handed back. If there is one when
+-- the next delivery begins, a worker died (or was cut off) over this task. An explicit Celery retry is a new
+-- stream: log and progress are dropped; the fencing number goes on counting. While the log is empty, the stream is
+-- its newest worker's: model and adapter are written only then.
+local ttl, model = ARGV[1], ARGV[2]
+local replies = {}
+for i = 1, #KEYS / 2 do
+  local log, state = KEYS[2 * i - 1], KEYS[2 * i]
+  local retries, adapter = tonumber(ARGV[2 * i + 1]), ARGV[2 * i + 2]
+  local known = redis.call('HGET', state, 'retries')
+  if known and retries > tonumber(known) then
+    redis.call('DEL', log)
+    redis.call('HDEL', state, 'running', 'done', 'next', 'model', 'adapter', 'deaths')
+  end
+  local was = redis.call('HMGET', state, 'running', 'done', 'cancel', 'model', 'adapter', 'deaths', 'next')
+  local attempt, deaths = 0, tonumber(was[6] or 0)
+  if not was[2] then
+    attempt = redis.call('HINCRBY', state, 'attempt', 1)
+    if was[1] then
+      deaths = redis.call('HINCRBY', state, 'deaths', 1)
+      redis.call('HDEL', state, 'running')
+    end
+    redis.call('HSET', state, 'retries', retries)
+    if (was[7] or '0') == '0' then
+      redis.call('HSET', state, 'model', model, 'adapter', adapter)
+    end
+    redis.call('PEXPIRE', state, ttl)
+    redis.call('PEXPIRE', log, ttl)
+  end
+  local entries = {}
+  if was[2] or attempt > 1 then
+    entries = redis.call('LRANGE', log, 0, -1)
+  end
+  replies[i] = {attempt, deaths, was[3] or '', was[4] or '', was[5] or '', was[2] or '', entries}
+end
+return replies

@@ -1,0 +1,191 @@
+"""Celery's pool interface, implemented by the engine: `celery -A tasks worker` is the whole start-up.
+
+    consumer ──on_apply──► Job ──intake──► engine ──text thread──► publisher ──► completion threads ──► consumer
+
+There is no thread a task. A generation task becomes a `Job`; the engine batches all of them. Other tasks of the same
+app run on a few threads of their own. `limit` is the engine's slots and a small look-ahead, so that the next request is
+at hand when a slot becomes free and no worker hoards what an idle one could run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from celery.concurrency.base import BasePool
+from celery.exceptions import WorkerShutdown
+from celery.worker import state
+from kombu.asynchronous import get_event_loop
+
+from gpu_worker.errors import InvalidRequest, ModelError
+from tasks import connections
+from tasks.definitions import GenerationTask
+from tasks.schemas import stream_keys
+from tasks.settings import Settings, settings
+from tasks.worker import handoff
+from tasks.worker.engines import EngineLike, make_engine
+from tasks.worker.foreign import ForeignTasks
+from tasks.worker.intake import Intake
+from tasks.worker.job import Delivery, Job
+from tasks.worker.mailbox import Mailbox
+from tasks.worker.publisher import Publisher
+
+logger = logging.getLogger(__name__)
+
+COMPLETION_THREADS = 3
+EX_SOFTWARE = 70
+
+
+class EnginePool(BasePool):  # type: ignore[misc]
+    """One engine, all of its tasks."""
+
+    signal_safe = False
+    task_join_will_block = True
+
+    engine: EngineLike
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.settings: Settings = settings()
+        self.jobs: dict[str, Job] = {}
+        self.mailbox = Mailbox()
+        self.hub: Any = None
+        self.draining = False
+        self.started_at = time.time()
+
+    # ------------------------------------------------------------ start
+
+    def on_start(self) -> None:
+        """Load the model before the first message is taken."""
+        self.engine = self._load()
+        self.engine.on_fatal = self._on_fatal
+        client = connections.streams()
+        self.publisher = Publisher(
+            client, interval_s=self.settings.stream_interval_ms / 1000, ttl_s=self.settings.stream_ttl_s
+        )
+        self.intake = Intake(self, client)
+        self.foreign = ForeignTasks(self.mailbox)
+        self._completions = ThreadPoolExecutor(COMPLETION_THREADS, thread_name_prefix="petiole-completion")
+        self.publisher.start()
+        self.intake.start()
+
+    def _load(self) -> EngineLike:
+        try:
+            return make_engine(self.settings)
+        except (ModelError, InvalidRequest, ImportError, OSError) as error:
+            logger.critical("the model cannot be served: %s", " ".join(str(error).split()))
+            raise WorkerShutdown(EX_SOFTWARE) from None
+
+    def register_with_event_loop(self, loop: Any) -> None:
+        self.hub = loop
+        self.mailbox.attach(loop)
+
+    # ------------------------------------------------------------ tasks
+
+    def on_apply(
+        self,
+        target: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        accept_callback: Any = None,
+        callback: Any = None,
+        timeout_callback: Any = None,
+        soft_timeout: float | None = None,
+        timeout: float | None = None,
+        **_: Any,
+    ) -> Any:
+        """Take one message. Never raises: what is wrong with it becomes its result."""
+        delivery = Delivery(
+            target,
+            tuple(args),
+            accept_callback,
+            callback,
+            timeout_callback,
+            soft_timeout or self.options.get("soft_timeout"),
+            timeout or self.options.get("timeout"),
+        )
+        if not isinstance(self.app.tasks.get(delivery.task_name), GenerationTask):
+            return self.foreign.apply(delivery)
+        job = self.jobs.get(delivery.task_id)
+        if job is not None:
+            job.rebind(delivery)
+            return job
+        job = self.jobs[delivery.task_id] = Job(self, delivery)
+        if not self.draining:
+            self.intake.put(job)
+        return job
+
+    def forget(self, job: Job) -> None:
+        if self.jobs.get(job.task_id) is job:
+            del self.jobs[job.task_id]
+
+    def run(self, work: Callable[[], object]) -> None:
+        """On a completion thread. What raises there is logged."""
+        self._completions.submit(_logged, work)
+
+    def flag_cancel(self, task_id: str, why: str) -> None:
+        """Say in Redis that the task shall end, for the worker that may be continuing it."""
+        client, key = connections.streams(), stream_keys(task_id).state
+        client.hset(key, "cancel", why)
+        client.pexpire(key, self.publisher.ttl_ms)
+
+    def terminate_job(self, pid: int, signal: object = None) -> None:
+        """Celery's way to kill a process; the handle's `terminate` does it here."""
+
+    # ------------------------------------------------------------ size
+
+    def grow(self, n: int = 1) -> None:
+        self.limit += n
+
+    def shrink(self, n: int = 1) -> None:
+        self.limit = max(1, self.limit - n)
+
+    def _get_info(self) -> dict[str, Any]:
+        info: dict[str, Any] = super()._get_info()
+        engine = self.engine.stats() if hasattr(self, "engine") else {}
+        return {
+            **info,
+            "processes": [os.getpid()],
+            "jobs": len(self.jobs),
+            "draining": self.draining,
+            "streams_behind_s": round(self.publisher.behind_s, 3) if hasattr(self, "publisher") else 0.0,
+            "engine": engine,
+        }
+
+    # ------------------------------------------------------------ end
+
+    def on_stop(self) -> None:
+        """Warm: finish what can be finished in `drain_seconds`, give the rest back. Cold: give all back."""
+        cold = bool(state.should_terminate) or not self._serving()
+        handoff.hand_off(self, drain_s=0.0 if cold else self.settings.drain_seconds)
+
+    def on_terminate(self) -> None:
+        handoff.hand_off(self, drain_s=0.0)
+
+    def close_threads(self) -> None:
+        """The last step of handing off: nothing runs any more, and everything is in Redis."""
+        self._completions.shutdown(wait=True)
+        self.publisher.close()
+        self.engine.shutdown(drain=False)
+
+    def _serving(self) -> bool:
+        return hasattr(self, "engine") and self.engine.healthy
+
+    def _on_fatal(self, error: BaseException) -> None:
+        """The engine is lost: end the worker, so that its supervisor starts a new one."""
+        logger.critical("the engine failed: %r; this worker ends", error)
+        state.should_stop = EX_SOFTWARE
+        hub = self.hub or get_event_loop()
+        if hub is not None:
+            hub.call_soon(lambda: None)
+
+
+def _logged(work: Callable[[], object]) -> None:
+    try:
+        work()
+    except Exception:
+        logger.exception("completing a task raised")

@@ -1,0 +1,49 @@
+"""From a task's message to the engine's request."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from gpu_worker.request import Constraint, Request, SamplingParams
+from tasks.schemas import ChatRequest, GenerateRequest
+
+# Celery's priorities on Redis: 0 is the highest and the default. Petiole keeps that convention everywhere.
+HIGHEST_PRIORITY = 0
+
+
+def engine_request(
+    task_id: str,
+    asked: GenerateRequest | ChatRequest,
+    *,
+    priority: int = HIGHEST_PRIORITY,
+    deadline_s: float | None = None,
+    resume_token_ids: Sequence[int] = (),
+) -> Request:
+    """What the engine is asked. The same task gives the same request on every worker, but for what it resumes."""
+    sampling = asked.sampling()
+    if sampling["seed"] is None:
+        sampling["seed"] = seed_of(task_id)
+    constraint = asked.constraint()
+    subject: dict[str, Any] = (
+        {"messages": asked.messages, "tools": asked.tools}
+        if isinstance(asked, ChatRequest)
+        else {"prompt": asked.prompt}
+    )
+    return Request(
+        **subject,
+        sampling=SamplingParams(**sampling),
+        constraint=None if constraint is None else Constraint(*constraint),  # type: ignore[arg-type]
+        adapter=asked.adapter,
+        salt=asked.salt,
+        priority=priority,
+        deadline_s=deadline_s,
+        resume_token_ids=tuple(resume_token_ids),
+        request_id=task_id,
+    )
+
+
+def seed_of(task_id: str) -> int:
+    """The seed of a task that names none: every worker that continues it must draw the same noise."""
+    return int.from_bytes(hashlib.blake2b(task_id.encode(), digest_size=8).digest(), "big") >> 1

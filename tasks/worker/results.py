@@ -1,0 +1,148 @@
+"""How a generation ended, in the words of the producer's side, and the way it reaches the body of its task.
+
+Celery's trace function runs the body of the task when everything is over. The body asks for what the pool has put
+in place (`take_result`): a dictionary to return or an exception to raise.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpu_worker import errors as engine_errors
+from gpu_worker.request import Result
+from tasks import errors
+
+_at_hand = threading.local()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A result, or an error with what was generated before it."""
+
+    result: dict[str, Any] | None = None
+    error: Exception | None = None
+    finish_reason: str = "error"
+    stop_reason: str | int | None = None
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What the state hash keeps of it: all but text, tokens and log probabilities, which the log has."""
+        if self.result is None:
+            assert self.error is not None
+            return {"finish_reason": self.finish_reason, "error": errors.describe(self.error)}
+        return {
+            name: value for name, value in self.result.items() if name not in {"text", "token_ids", "logprobs"}
+        }
+
+
+@dataclass(slots=True)
+class Written:
+    """What a task's log holds: the output so far."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, deltas: Sequence[Mapping[str, Any]]) -> Written:
+        """Join deltas that follow one another. A delta without logprobs or values adds none."""
+        written = cls()
+        for delta in deltas:
+            written.token_ids.extend(delta["token_ids"])
+            written.text += delta["text"]
+            written.logprobs.extend(delta.get("logprobs") or ())
+            written.values.extend(delta.get("values") or ())
+        return written
+
+
+def succeeded(result: Result, attempt: int, before: Written) -> Outcome:
+    """The engine's result; `before` is what earlier attempts wrote, whose log probabilities it does not know."""
+    value: dict[str, Any] = {
+        "text": result.text,
+        "token_ids": list(result.token_ids),
+        "finish_reason": result.finish_reason.value,
+        "stop_reason": result.stop_reason,
+        "usage": {
+            "prompt_tokens": result.usage.prompt_tokens,
+            "cached_prompt_tokens": result.usage.cached_prompt_tokens,
+            "completion_tokens": result.usage.completion_tokens,
+        },
+        "timing": {
+            "queue_ms": round(result.timing.queue_ms, 3),
+            "prefill_ms": round(result.timing.prefill_ms, 3),
+            "ttft_ms": None if result.timing.ttft_ms is None else round(result.timing.ttft_ms, 3),
+            "total_ms": round(result.timing.total_ms, 3),
+        },
+        "model": result.model,
+        "attempt": attempt,
+    }
+    if result.logprobs is not None:
+        value["logprobs"] = (before.logprobs + logprobs_json(result.logprobs))[-len(result.token_ids) :]
+    return Outcome(value, None, value["finish_reason"], result.stop_reason)
+
+
+def logprobs_json(logprobs: Sequence[Any]) -> list[dict[str, Any]]:
+    """JSON knows no infinity: a token that was masked out has the lowest finite float."""
+    return [
+        {
+            "token_id": entry.token_id,
+            "logprob": max(entry.logprob, -3.4e38),
+            "top": [[token, max(value, -3.4e38)] for token, value in entry.top],
+        }
+        for entry in logprobs
+    ]
+
+
+def failed(error: BaseException) -> Outcome:
+    return Outcome(error=public(error))
+
+
+def public(error: BaseException) -> Exception:
+    """`error` as one that a producer can build again from JSON: see `tasks.errors`."""
+    match error:
+        case errors.PetioleError():
+            return error
+        case engine_errors.InvalidRequest():
+            return errors.InvalidRequest(error.field, error.limit, error.value)
+        case engine_errors.AdapterError():
+            return errors.InvalidRequest("adapter", "must be one that can be loaded", str(error))
+        case _:
+            return errors.GenerationFailed(f"{type(error).__name__}: {error}")
+
+
+def recorded(record: Mapping[str, Any], written: Written) -> Outcome:
+    """The outcome of a task that an earlier delivery finished."""
+    if "error" in record:
+        return Outcome(error=errors.rebuild(record["error"]), finish_reason=record["finish_reason"])
+    value = {"text": written.text, "token_ids": written.token_ids, **record}
+    if written.logprobs:
+        value["logprobs"] = written.logprobs
+    return Outcome(value, None, value["finish_reason"], value.get("stop_reason"))
+
+
+@contextmanager
+def at_hand(task_id: str, outcome: Outcome) -> Iterator[None]:
+    """While this is open, the body of task `task_id` on this thread finds its outcome."""
+    _at_hand.outcome = task_id, outcome
+    try:
+        yield
+    finally:
+        del _at_hand.outcome
+
+
+def take_result(task_id: str) -> dict[str, Any]:
+    """For the body of a generation task: what the engine made of it."""
+    known, outcome = getattr(_at_hand, "outcome", (None, None))
+    if known != task_id or outcome is None:
+        raise errors.GenerationFailed(
+            "this worker does not run Petiole's pool: start it with celery -A tasks worker, or set worker_pool"
+        )
+    if outcome.error is not None:
+        raise outcome.error
+    assert outcome.result is not None
+    return outcome.result

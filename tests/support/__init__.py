@@ -1,0 +1,1 @@
+"""Doubles and real servers for the tests."""
