@@ -24,14 +24,21 @@ from tasks.schemas import StreamDelta
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """The end of the log's first `entries` deltas, in tokens and in characters of text."""
+    """The end of the log's first `entries` deltas, in tokens and in characters of text.
+
+    `last` is the index at which the last of them begins.
+    """
 
     entries: int = 0
     index: int = 0
     text_length: int = 0
+    last: int = 0
 
     def after(self, delta: StreamDelta) -> LogPosition:
-        return LogPosition(self.entries + 1, delta.end, self.text_length + len(delta.text))
+        return LogPosition(self.entries + 1, delta.end, self.text_length + len(delta.text), delta.index)
+
+    def ends_with(self, delta: StreamDelta) -> bool:
+        return (delta.index, delta.end, delta.finish_reason) == (self.last, self.index, None)
 
 
 class StreamAssembler:
@@ -52,12 +59,17 @@ class StreamAssembler:
             return None
         return self._take(delta)
 
-    def logged(self, deltas: Sequence[StreamDelta], log_length: int) -> list[StreamDelta] | None:
-        """Take the log from `position` on. None where it is not the log it was: read it all, after `rewind`."""
-        if log_length < self.position.entries or (deltas and deltas[0].index != self.position.index):
+    @property
+    def read_from(self) -> int:
+        """Where to read the log: at the entry before `position`, which tells whether it is still the same log."""
+        return max(0, self.position.entries - 1)
+
+    def logged(self, deltas: Sequence[StreamDelta]) -> list[StreamDelta] | None:
+        """Take the log from `read_from` on. None where it has begun anew: read it all, after `rewind`."""
+        if self.position.entries and not (deltas and self.position.ends_with(deltas[0])):
             return None
         taken: list[StreamDelta] = []
-        for delta in deltas:
+        for delta in deltas[self.position.entries - self.read_from :]:
             if not self.finished and delta.index == self.position.index:
                 taken += self._take(delta)
         return taken

@@ -29,8 +29,6 @@ LOST = (redis.ConnectionError, redis.TimeoutError, OSError)
 _OPTIONS: dict[str, Any] = {
     "socket_connect_timeout": CONNECT_TIMEOUT_S,
     "socket_timeout": REPLY_TIMEOUT_S,
-    "lib_name": None,
-    "lib_version": None,
 }
 
 

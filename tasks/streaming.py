@@ -98,8 +98,8 @@ class _Following:
     def catch_up(self) -> Generator[Step, Any, bool]:
         """Read the log from where we are; whether there was anything new."""
         while True:
-            entries, log_length = yield ("read_log", self.assembler.position.entries)
-            new = self.assembler.logged([StreamDelta.model_validate_json(raw) for raw in entries], log_length)
+            entries, log_length = yield ("read_log", self.assembler.read_from)
+            new = self.assembler.logged([StreamDelta.model_validate_json(raw) for raw in entries])
             if new is not None:
                 break
             if log_length == 0:
@@ -247,6 +247,9 @@ class Stream(_Reader, Iterator[StreamDelta]):
         try:
             answer = getattr(self, f"_{name}")(*arguments)
         except connections.LOST as error:
+            if self._pubsub is not None:
+                self._pubsub.close()
+                self._pubsub = None
             return self._steps.throw(error)
         return self._steps.send(answer)
 
@@ -254,7 +257,7 @@ class Stream(_Reader, Iterator[StreamDelta]):
         self._unsubscribe()
         self._pubsub = _take_idle() or connections.streams().pubsub()  # type: ignore[no-untyped-call]
         self._pubsub.subscribe(self._keys.channel)
-        _confirmed(self._pubsub, "subscribe", self._keys.channel)
+        _confirmed(self._pubsub, "subscribe", self._keys.channel, connections.REPLY_TIMEOUT_S)
 
     def _read_log(self, start: int) -> tuple[list[bytes], int]:
         with connections.streams().pipeline(transaction=False) as pipe:
@@ -416,7 +419,7 @@ def _make_idle(pubsub: PubSub, channel: str) -> None:
     try:
         if len(_idle) < _MAX_IDLE:
             pubsub.unsubscribe(channel)  # type: ignore[no-untyped-call]
-            _confirmed(pubsub, "unsubscribe", channel)
+            _confirmed(pubsub, "unsubscribe", channel, SILENCE_S)
             _idle.append((os.getpid(), pubsub))
             return
     except connections.LOST:
@@ -424,10 +427,10 @@ def _make_idle(pubsub: PubSub, channel: str) -> None:
     pubsub.close()
 
 
-def _confirmed(pubsub: PubSub, kind: str, channel: str) -> None:
+def _confirmed(pubsub: PubSub, kind: str, channel: str, patience_s: float) -> None:
     """Wait for the answer; what is published meanwhile stands in the log."""
-    give_up_at = time.monotonic() + connections.REPLY_TIMEOUT_S
-    while not _is(pubsub.get_message(timeout=SILENCE_S), kind, channel):
+    give_up_at = time.monotonic() + patience_s
+    while not _is(pubsub.get_message(timeout=patience_s), kind, channel):
         if time.monotonic() > give_up_at:
             raise redis.TimeoutError(f"no answer to {kind}")
 

@@ -1,0 +1,279 @@
+"""Late, reconnecting and concurrent readers all get the same whole stream, each token once."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import redis
+from celery import Celery
+
+import tasks
+from tasks import connections, errors, streaming
+from tasks.schemas import StreamDelta, stream_keys
+
+from .conftest import Read, Server, Writer, text, token_ids
+
+RESULT = {
+    "text": "<1><2><3>",
+    "token_ids": [1, 2, 3],
+    "finish_reason": "stop",
+    "stop_reason": "eos",
+    "usage": {"prompt_tokens": 1, "cached_prompt_tokens": 0, "completion_tokens": 3},
+    "timing": {"queue_ms": 0.0, "prefill_ms": 1.0, "ttft_ms": 1.0, "total_ms": 2.0},
+    "model": "m",
+    "attempt": 1,
+}
+
+
+def test_a_reader_that_was_there_from_the_start(read: Read, client: redis.Redis) -> None:
+    writer = Writer(client, "t")
+
+    def write() -> None:
+        writer.write(1)
+        writer.write(2, 3)
+        writer.finish()
+
+    deltas = read("t", during=write)
+    assert [delta.token_ids for delta in deltas] == [[1], [2, 3], []]
+    assert text(deltas) == "<1><2><3>"
+    assert [delta.finish_reason for delta in deltas] == [None, None, "stop"]
+
+
+def test_a_late_reader(read: Read, client: redis.Redis) -> None:
+    writer = Writer(client, "t")
+    writer.write(1)
+    writer.finish(2)
+    assert token_ids(read("t")) == [1, 2]
+
+
+def test_a_reader_that_comes_in_the_middle(read: Read, client: redis.Redis) -> None:
+    writer = Writer(client, "t")
+    writer.write(1, 2)
+    deltas = read("t", during=lambda: writer.finish(3))
+    assert token_ids(deltas) == [1, 2, 3]
+
+
+def test_what_the_log_had_is_not_repeated_by_the_channel(read: Read, client: redis.Redis) -> None:
+    """Written between subscription and log: heard and read."""
+    writer = Writer(client, "t")
+
+    def write() -> None:
+        writer.write(1)
+        writer.write(2)
+
+    deltas = read("t", during=write, between=lambda: writer.finish(3) if writer.index == 2 else None)
+    assert token_ids(deltas) == [1, 2, 3]
+
+
+def test_a_gap_is_filled_from_the_log_at_once(
+    read: Read, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "SILENCE_S", 3600.0)
+    writer = Writer(client, "t")
+    writer.write(1)
+
+    def lose_one() -> None:
+        if writer.index == 1:
+            writer.write(2, publish=False)
+            writer.finish(3)
+
+    assert token_ids(read("t", between=lose_one)) == [1, 2, 3]
+
+
+def test_a_lost_end_is_found_after_a_silence(read: Read, client: redis.Redis, impatient: None) -> None:
+    writer = Writer(client, "t")
+    writer.write(1)
+    deltas = read("t", between=lambda: writer.finish(2, publish=False) if writer.index == 1 else None)
+    assert token_ids(deltas) == [1, 2]
+
+
+def test_deltas_of_an_older_attempt_are_dropped(read: Read, client: redis.Redis) -> None:
+    """A worker that was cut off, not dead, and whose last words come late."""
+    first = Writer(client, "t")
+    first.write(1, 2)
+
+    def resume() -> None:
+        second = Writer(client, "t", attempt=2, index=2)
+        second.write(3)
+        first.write(8, log=False)
+        Writer(client, "t", attempt=1, index=3).finish(9, log=False)
+        second.finish(4)
+
+    deltas = read("t", during=resume)
+    assert token_ids(deltas) == [1, 2, 3, 4]
+    assert deltas[-1].attempt == 2
+
+
+def test_a_resumed_stream_has_no_seam(read: Read, client: redis.Redis) -> None:
+    Writer(client, "t").write(1, 2)
+    deltas = read("t", during=lambda: Writer(client, "t", attempt=2, index=2).finish(3, 4))
+    assert [(delta.index, delta.attempt) for delta in deltas] == [(0, 1), (2, 2)]
+    assert text(deltas) == "<1><2><3><4>"
+
+
+def test_a_log_that_was_lost_and_written_anew_in_other_pieces(
+    read: Read, client: redis.Redis, impatient: None
+) -> None:
+    writer = Writer(client, "t")
+    writer.write(1, 2)
+    writer.write(3)
+
+    def lose_and_write_anew() -> None:
+        if writer.index == 3:
+            client.delete(stream_keys("t").log)
+            again = Writer(client, "t", attempt=2)
+            again.write(1)
+            again.write(2, 3, 4)
+            again.finish(5)
+            writer.index = again.index
+
+    deltas = read("t", between=lose_and_write_anew)
+    assert token_ids(deltas) == [1, 2, 3, 4, 5]
+    assert text(deltas) == "<1><2><3><4><5>"
+
+
+def test_a_cut_connection_is_made_anew(read: Read, client: redis.Redis) -> None:
+    writer = Writer(client, "t")
+    writer.write(1)
+
+    def cut() -> None:
+        if writer.index == 1:
+            client.client_kill_filter(_type="pubsub")
+            writer.write(2)
+            writer.finish(3)
+
+    assert token_ids(read("t", between=cut)) == [1, 2, 3]
+
+
+def test_a_restart_of_redis_is_survived(read: Read, server: Server, client: redis.Redis) -> None:
+    writer = Writer(client, "t")
+    writer.write(1)
+    restarts = []
+
+    def restart() -> None:
+        if not restarts:
+            restarts.append(1)
+            server.kill()
+            thread = threading.Thread(target=lambda: (server.start(), writer.finish(2)))
+            thread.start()
+
+    assert token_ids(read("t", between=restart)) == [1, 2]
+
+
+def test_redis_away_for_good_ends_the_wait(read: Read, server: Server, client: redis.Redis) -> None:
+    Writer(client, "t").write(1)
+    with pytest.raises(errors.StreamTimeout) as raised:
+        read("t", between=server.kill, timeout_s=0.2)
+    assert isinstance(raised.value.__cause__, connections.LOST)
+
+
+def test_nothing_for_too_long_is_a_timeout(read: Read, client: redis.Redis, impatient: None) -> None:
+    Writer(client, "t").write(1)
+    with pytest.raises(TimeoutError, match=r"task t: no delta for 0\.05 s"):
+        read("t", timeout_s=0.05)
+
+
+def test_many_readers_at_once(app: Celery, client: redis.Redis) -> None:
+    readers = [streaming.Stream("t", app=app) for _ in range(5)]
+    for reader in readers[:3]:
+        reader.open()
+    writer = Writer(client, "t")
+    writer.write(1)
+    assert next(readers[0]).token_ids == [1]
+    for token in range(2, 50):
+        writer.write(token)
+    writer.finish()
+    assert token_ids(list(readers[0])) == list(range(2, 50))
+    for reader in readers[1:]:
+        assert token_ids(list(reader)) == list(range(1, 50))
+
+
+def test_readers_share_connections(app: Celery, client: redis.Redis) -> None:
+    Writer(client, "t").finish(1)
+    list(streaming.Stream("t", app=app))
+    connected = client.info("stats")["total_connections_received"]
+    for _ in range(20):
+        list(streaming.Stream("t", app=app))
+    assert client.info("stats")["total_connections_received"] == connected
+
+
+def test_a_reused_subscription_hears_nothing_of_the_stream_before(app: Celery, client: redis.Redis) -> None:
+    first = Writer(client, "first")
+    with streaming.Stream("first", app=app) as reader:
+        reader.open()
+    first.write(8)
+    Writer(client, "second").finish(1)
+    assert token_ids(list(streaming.Stream("second", app=app))) == [1]
+
+
+def test_a_task_revoked_before_it_began(read: Read, app: Celery, impatient: None) -> None:
+    app.backend.mark_as_revoked("t", "revoked")
+    assert [delta.finish_reason for delta in read("t")] == ["cancelled"]
+
+
+def test_a_failed_task_ends_with_an_error_and_then_raises_it(read: Read, client: redis.Redis) -> None:
+    writer = Writer(client, "t")
+    writer.write(1)
+    error = errors.describe(errors.InvalidRequest("max_tokens", "must be at most 64", 65))
+    seen: list[int] = []
+    writer.finish(finish_reason="error", error=error)
+    with pytest.raises(tasks.InvalidRequest, match="max_tokens: must be at most 64, got 65"):
+        read("t", between=lambda: seen.append(1))
+    assert len(seen) == 2
+
+
+def test_a_task_that_failed_without_a_stream(read: Read, app: Celery, impatient: None) -> None:
+    app.backend.mark_as_failure("t", errors.InvalidRequest("prompt", "must not be empty", "''"))
+    with pytest.raises(tasks.InvalidRequest, match="prompt: must not be empty, got ''"):
+        read("t")
+
+
+def test_an_expired_log_is_made_up_for_by_the_result(read: Read, app: Celery, impatient: None) -> None:
+    app.backend.mark_as_done("t", RESULT)
+    (delta,) = read("t")
+    assert (delta.text, delta.token_ids, delta.finish_reason) == ("<1><2><3>", [1, 2, 3], "stop")
+
+
+def test_a_log_that_expires_under_the_reader_is_made_up_for(
+    read: Read, app: Celery, client: redis.Redis, impatient: None
+) -> None:
+    Writer(client, "t").write(1)
+
+    def expire() -> None:
+        client.delete(stream_keys("t").log)
+        app.backend.mark_as_done("t", RESULT)
+
+    deltas = read("t", between=expire)
+    assert [(delta.index, delta.token_ids, delta.text) for delta in deltas] == [
+        (0, [1], "<1>"),
+        (1, [2, 3], "<2><3>"),
+    ]
+
+
+def test_neither_log_nor_result(read: Read, client: redis.Redis, impatient: None) -> None:
+    Writer(client, "t").write(1)
+    with pytest.raises(errors.StreamExpired, match="its log is gone after token 1"):
+        read("t", between=lambda: client.delete(stream_keys("t").log))
+
+
+def test_a_reader_that_goes_away_cancels_its_task(app: Celery, client: redis.Redis) -> None:
+    keys = stream_keys("t")
+    Writer(client, "t").write(1)
+    with streaming.Stream("t", cancel_on_disconnect=True, app=app) as reader:
+        next(reader)
+        assert client.ttl(keys.interest) > 0
+        assert client.hget(keys.state, "cancel") is None
+    assert client.hget(keys.state, "cancel") == b"1"
+    assert client.ttl(keys.state) > 0
+
+
+def test_a_stream_read_to_its_end_cancels_nothing(read: Read, client: redis.Redis) -> None:
+    Writer(client, "t").finish(1)
+    read("t", cancel_on_disconnect=True)
+    assert client.hget(stream_keys("t").state, "cancel") is None
+
+
+def test_what_later_versions_add_is_ignored(read: Read, client: redis.Redis) -> None:
+    Writer(client, "t").finish(1, temperature_of_the_room=21)
+    assert isinstance(read("t")[0], StreamDelta)
