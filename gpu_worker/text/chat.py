@@ -1,0 +1,191 @@
+"""Chat templates: messages to prompt text, as `transformers` renders them, but from JSON data only.
+
+A template comes with the checkpoint and is program text of others, so it runs in jinja2's immutable sandbox and
+sees nothing but plain data. What goes wrong while it runs is nearly always the messages' fault (a role it does not
+know, roles that do not alternate), so that is an `InvalidRequest`; a template that does not compile is the
+checkpoint's fault, a `ModelError`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.utils
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from gpu_worker.errors import InvalidRequest, ModelError
+from gpu_worker.text.checks import plain_data
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+class ChatTemplate:
+    """The compiled templates of a checkpoint: one, or several by name ("default", "tool_use").
+
+    `special_tokens`: "bos_token" and the like, which templates read. Thread-safe.
+    """
+
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, Any]) -> None:
+        self._special_tokens = dict(special_tokens)
+        self._templates = {name: _compile(name, source) for name, source in sources.items()}
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The prompt text. `variables` reach the template as they are (Qwen3's `enable_thinking`, for one)."""
+        template = self._choose(tools)
+        chat = _messages(messages)
+        tool_data = None if tools is None else _tools(tools)
+        try:
+            return template.render(
+                {
+                    **self._special_tokens,
+                    "documents": None,
+                    **variables,
+                    "messages": chat,
+                    "tools": tool_data,
+                    "add_generation_prompt": add_generation_prompt,
+                }
+            )
+        except jinja2.TemplateError as error:
+            raise InvalidRequest("messages", f"refused by the chat template: {error}", _outline(chat)) from error
+        except Exception as error:  # the template runs arbitrary expressions on the messages
+            problem = f"the chat template failed on them: {type(error).__name__}: {error}"
+            raise InvalidRequest("messages", problem, _outline(chat)) from error
+
+    def _choose(self, tools: object) -> jinja2.Template:
+        templates = self._templates
+        if not templates:
+            raise InvalidRequest("messages", "the model has no chat template; use a prompt", "messages")
+        if tools is not None and "tool_use" in templates:
+            return templates["tool_use"]
+        if "default" in templates:
+            return templates["default"]
+        names = ", ".join(sorted(templates))
+        raise InvalidRequest("messages", "the model has no default chat template", f"only {names}")
+
+
+def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Plain copies, without keys that are None, and reasoning under every name that templates read it by."""
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise InvalidRequest("messages", "must be a list of messages", type(messages).__name__)
+    if not messages:
+        raise InvalidRequest("messages", "must not be empty", "[]")
+    chat = []
+    for k, message in enumerate(messages):
+        plain = _mapping(f"messages[{k}]", message)
+        if not isinstance(plain.get("role"), str):
+            raise InvalidRequest(f"messages[{k}].role", "must be a string", repr(plain.get("role")))
+        given = {key: value for key, value in plain.items() if value is not None}
+        reasoning = next((given[key] for key in _REASONING if key in given), None)
+        if reasoning is not None:
+            given = {"thinking": reasoning, **given, "reasoning_content": reasoning}
+        chat.append(given)
+    return chat
+
+
+def _tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Sequence):
+        raise InvalidRequest("tools", "must be a list of JSON schemas", type(tools).__name__)
+    return [_mapping(f"tools[{k}]", tool) for k, tool in enumerate(tools)]
+
+
+def _mapping(field: str, value: object) -> dict[str, Any]:
+    plain = plain_data(field, value)
+    if not isinstance(plain, dict):
+        raise InvalidRequest(field, "must be an object", type(value).__name__)
+    return plain
+
+
+def _outline(chat: Sequence[Mapping[str, Any]]) -> str:
+    """What an error shows of a conversation: who spoke, not what was said."""
+    return f"roles {[message['role'] for message in chat]}"
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks the assistant's part for training; here its content is simply rendered."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """jinja2's `namespace()` without underscore names, which the sandbox does not check there."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, given = args[0], dict(*args[1:], **kwargs)
+        for name in given:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(self, given)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace's name must not start with an underscore: {name!r}")
+
+
+class _Dict:
+    """`dict(...)` for templates, without the type's attributes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike jinja2's own, this does not escape HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _compile(name: str, source: str) -> jinja2.Template:
+    try:
+        return _environment().from_string(source)
+    except jinja2.TemplateError as error:
+        line = f"line {error.lineno}: " if isinstance(error, jinja2.TemplateSyntaxError) else ""
+        raise ModelError(f"chat template {name!r} does not compile: {line}{error.message}") from error
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals.update(
+        raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace
+    )
+    return environment

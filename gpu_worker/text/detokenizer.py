@@ -1,0 +1,107 @@
+"""Text of a growing output, a few tokens at a time, at a cost that does not grow with it.
+
+The text so far is what the whole output would decode to, but for the bytes of a character that is not complete
+yet: those are held back until it is, or until `flush` (or a byte that cannot continue it) turns them into U+FFFD.
+Special tokens yield nothing.
+
+One difference from decoding the whole at once: in a run of byte-fallback tokens that is not valid UTF-8 the
+library replaces every byte of the run, the valid characters too. A stream has shown those already; here they
+stay, and only what is invalid is replaced.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import tokenizers
+from tokenizers.decoders import DecodeStream
+
+from gpu_worker.text.pieces import TokenPieces
+
+_new_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer(Protocol):
+    def push(self, token_ids: Iterable[int]) -> str:
+        """The text that these tokens complete."""
+
+    def flush(self) -> str:
+        """What was held back; nothing may be pushed after it."""
+
+
+class PieceDetokenizer:
+    """For decoders whose text is a concatenation of token bytes."""
+
+    __slots__ = ("_decoder", "_pieces", "_started", "_strip", "_table")
+
+    def __init__(self, table: TokenPieces) -> None:
+        self._table = table
+        self._pieces = table.pieces
+        self._decoder = _new_decoder("replace")
+        self._strip = table.strip
+        self._started = table.first is None
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        pieces, size = self._pieces, len(self._pieces)
+        data = [pieces[v] for v in token_ids if v < size] if self._started else self._start(token_ids)
+        text = self._decoder.decode(b"".join(data))
+        return self._stripped(text) if self._strip else text
+
+    def flush(self) -> str:
+        text = self._decoder.decode(b"", final=True)
+        return self._stripped(text) if self._strip else text
+
+    def _start(self, token_ids: Iterable[int]) -> Sequence[bytes]:
+        """Metaspace: the first token that yields text yields another text than elsewhere."""
+        first = self._table.first or {}
+        data = []
+        for v in token_ids:
+            if self._started:
+                data.append(self._pieces[v] if v < len(self._pieces) else b"")
+            elif v in first:
+                data.append(first[v])
+                self._started = True
+        return data
+
+    def _stripped(self, text: str) -> str:
+        """Drop leading spaces, as many as are still to be dropped; the first other letter ends it."""
+        kept = text
+        while self._strip and kept:
+            if kept[0] != " ":
+                self._strip = 0
+            else:
+                kept, self._strip = kept[1:], self._strip - 1
+        return kept
+
+
+class LibraryDetokenizer:
+    """For any other decoder: the library's own stream. It has no end, so `flush` decodes the whole once; and it
+    refuses to go on where the text before would change, so then all that follows waits for `flush`."""
+
+    __slots__ = ("_backend", "_emitted", "_ids", "_stream")
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self._backend = backend
+        self._stream: DecodeStream | None = DecodeStream(skip_special_tokens=True)
+        self._ids: list[int] = []
+        self._emitted = 0
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        text = "".join([self._step(v) for v in token_ids])
+        self._emitted += len(text)
+        return text
+
+    def _step(self, token_id: int) -> str:
+        self._ids.append(token_id)
+        if self._stream is None:
+            return ""
+        try:
+            return self._stream.step(self._backend, token_id) or ""
+        except Exception:  # the library raises nothing narrower
+            self._stream = None
+            return ""
+
+    def flush(self) -> str:
+        return self._backend.decode(self._ids, skip_special_tokens=True)[self._emitted :]

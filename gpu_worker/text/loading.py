@@ -1,0 +1,147 @@
+"""A tokenizer from a folder in Hugging Face format.
+
+tokenizer.json              the tokenizer itself; required
+tokenizer_config.json       special tokens by role, chat template, more added tokens
+special_tokens_map.json     special tokens by role, where the former does not name them
+generation_config.json, config.json     the ids that end an output
+chat_template.jinja, additional_chat_templates/*.jinja      win over the template in tokenizer_config.json
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from gpu_worker.errors import ModelError
+from gpu_worker.text.tokenizer import Tokenizer
+
+SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """Raises ModelError, in one line, for what is missing or broken."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: no such model folder")
+    backend = _backend(folder / "tokenizer.json")
+    config = _json(folder / "tokenizer_config.json")
+    roles = _special_tokens(config, _json(folder / "special_tokens_map.json"))
+    _add_missing_tokens(backend, config, roles)
+    eos = _eos_token_ids(folder)
+    if not eos and "eos_token" in roles:
+        found = backend.token_to_id(roles["eos_token"])
+        eos = frozenset() if found is None else frozenset([found])
+    elif "eos_token" in roles and (found := backend.token_to_id(roles["eos_token"])) is not None:
+        eos |= {found}
+    return Tokenizer(
+        backend, special_tokens=roles, eos_token_ids=eos, chat_templates=_chat_templates(folder, config)
+    )
+
+
+def _backend(path: Path) -> tokenizers.Tokenizer:
+    if not path.is_file():
+        raise ModelError(f"{path}: missing; a tokenizer in the format of the `tokenizers` library is needed")
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelError(f"{path}: not a readable tokenizer: {_one_line(error)}") from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty where there is none."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: not readable as JSON: {_one_line(error)}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path}: must hold a JSON object, not a {type(content).__name__}")
+    return content
+
+
+def _special_tokens(config: Mapping[str, Any], special_map: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokens' texts by role; "additional_special_tokens" and roles of the checkpoint's own too."""
+    found: dict[str, Any] = {}
+    for source in (special_map, config):
+        for role in SPECIAL_ROLES:
+            text = _token_text(source.get(role))
+            if text is not None:
+                found[role] = text
+        more = source.get("additional_special_tokens") or source.get("extra_special_tokens")
+        if isinstance(more, list):
+            found["additional_special_tokens"] = [text for text in map(_token_text, more) if text is not None]
+        elif isinstance(more, dict):
+            found.update({role: text for role, token in more.items() if (text := _token_text(token)) is not None})
+    return found
+
+
+def _token_text(token: object) -> str | None:
+    """A token as configurations write it: its text, or an object with it."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _add_missing_tokens(
+    backend: tokenizers.Tokenizer, config: Mapping[str, Any], roles: Mapping[str, Any]
+) -> None:
+    """Tokens that only the configuration knows, or only it calls special, as `transformers` adds them."""
+    known = backend.get_added_tokens_decoder()
+    described = config.get("added_tokens_decoder") or {}
+    for key in sorted(described, key=int):
+        entry = described[key]
+        token = tokenizers.AddedToken(
+            str(entry["content"]),
+            special=bool(entry.get("special", False)),
+            lstrip=bool(entry.get("lstrip", False)),
+            rstrip=bool(entry.get("rstrip", False)),
+            single_word=bool(entry.get("single_word", False)),
+            normalized=bool(entry.get("normalized", not entry.get("special", False))),
+        )
+        present = known.get(int(key))
+        next_id = backend.get_vocab_size(with_added_tokens=True)
+        if present is None and (backend.token_to_id(token.content) == int(key) or next_id == int(key)):
+            backend.add_tokens([token])
+    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    named = [text for value in roles.values() for text in (value if isinstance(value, list) else [value])]
+    missing = [text for text in named if text not in special and backend.token_to_id(text) is not None]
+    backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in missing])
+
+
+def _eos_token_ids(folder: Path) -> frozenset[int]:
+    """From the generation configuration, or the model's where that says nothing."""
+    for name in ("generation_config.json", "config.json"):
+        ids = _json(folder / name).get("eos_token_id")
+        ids = [ids] if isinstance(ids, int) else ids
+        if isinstance(ids, list) and ids:
+            if not all(isinstance(token_id, int) for token_id in ids):
+                raise ModelError(f"{folder / name}: eos_token_id must be token ids, got {ids!r}")
+            return frozenset(ids)
+    return frozenset()
+
+
+def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    given = config.get("chat_template")
+    if isinstance(given, str):
+        found["default"] = given
+    elif isinstance(given, list):
+        found = {str(entry["name"]): str(entry["template"]) for entry in given}
+    files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    if (folder / "chat_template.jinja").is_file():
+        files["default"] = folder / "chat_template.jinja"
+    for name, path in files.items():
+        try:
+            found[name] = path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path}: not readable: {_one_line(error)}") from error
+    return found
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

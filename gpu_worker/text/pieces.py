@@ -1,0 +1,103 @@
+"""What each token contributes to the text, as bytes.
+
+Decoding a sequence with `tokenizers` costs its whole length, so a stream cannot afford it per token. But for the
+decoders of the families served here the text is a plain concatenation of per-token bytes, read as UTF-8, with at
+most a rule for the very beginning:
+
+    ByteLevel                                            GPT-2, Llama 3, Qwen, Mistral's Tekken
+    Replace("▁", " "), ByteFallback, Fuse[, Strip]       Llama 2, Mistral, Gemma; Strip: one leading space goes
+    Metaspace                                            the first token loses its "▁"
+
+`token_pieces` reads the decoder's own description and returns that table, or None for a decoder that it does not
+know; the detokenizer then falls back on the library.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPieces:
+    """`pieces[v]`: the bytes of token v, empty for special tokens and for ids that no token has.
+
+    `strip`: how many leading spaces the text loses. `first`: for Metaspace, what token v contributes as the first
+    token of a text; empty otherwise.
+    """
+
+    pieces: Sequence[bytes]
+    strip: int = 0
+    first: Mapping[int, bytes] | None = None
+
+
+def token_pieces(decoder: Mapping[str, Any] | None, tokens: Sequence[str | None]) -> TokenPieces | None:
+    """The table for the decoder that `tokenizer.json` describes. `tokens[v]` is None where v yields no text."""
+    match decoder:
+        case {"type": "ByteLevel"}:
+            return TokenPieces([b"" if token is None else _byte_level(token) for token in tokens])
+        case {"type": "Metaspace", "replacement": str(mark), **rest}:
+            return _metaspace(tokens, mark, keeps_first=rest.get("prepend_scheme", "always") == "never")
+        case {"type": "Sequence", "decoders": [one]}:
+            return token_pieces(one, tokens)
+        case {"type": "Sequence", "decoders": list(steps)}:
+            return _byte_fallback(steps, tokens)
+    return None
+
+
+def _byte_fallback(steps: Sequence[Mapping[str, Any]], tokens: Sequence[str | None]) -> TokenPieces | None:
+    match steps:
+        case [
+            {"type": "Replace", "pattern": {"String": str(mark)}, "content": str(space)},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+            *end,
+        ]:
+            pass
+        case _:
+            return None
+    match end:
+        case []:
+            strip = 0
+        case [{"type": "Strip", "content": " ", "start": int(strip), "stop": 0}]:
+            pass
+        case _:
+            return None
+
+    def piece(token: str) -> bytes:
+        text = token.replace(mark, space)
+        byte = _BYTE_TOKEN.fullmatch(text)
+        return bytes([int(byte[1], 16)]) if byte else text.encode()
+
+    return TokenPieces([b"" if token is None else piece(token) for token in tokens], strip=strip)
+
+
+def _metaspace(tokens: Sequence[str | None], mark: str, *, keeps_first: bool) -> TokenPieces:
+    pieces = [b"" if token is None else token.replace(mark, " ").encode() for token in tokens]
+    if keeps_first:
+        return TokenPieces(pieces)
+    first = {v: token.replace(mark, "").encode() for v, token in enumerate(tokens) if token is not None}
+    return TokenPieces(pieces, first=first)
+
+
+def _byte_level(token: str) -> bytes:
+    """A token in byte-level letters; one that has other letters (an added token) stands for itself."""
+    try:
+        return bytes([_BYTES[letter] for letter in token])
+    except KeyError:
+        return token.encode()
+
+
+def _byte_letters() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes for U+0100 and up, in order."""
+    plain = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    letters = {chr(byte): byte for byte in plain}
+    letters |= {chr(256 + k): byte for k, byte in enumerate(b for b in range(256) if b not in plain)}
+    return letters
+
+
+_BYTES = _byte_letters()

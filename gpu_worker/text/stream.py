@@ -1,0 +1,62 @@
+"""From token ids to the text that a reader sees: detokenizer and stop strings in one.
+
+The total text and the stop decision depend on the token sequence alone, however it is cut into pushes; a resumed
+request replays the tokens that are already out and goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gpu_worker.text.stops import StopAutomaton, StopMatcher
+from gpu_worker.text.tokenizer import Tokenizer
+
+
+class TextPiece(NamedTuple):
+    """What a push brought. `stop`: the stop string that ended the output, or None. `n_tokens`: how many of the
+    pushed tokens belong to the output, up to and including the one that completed the stop string."""
+
+    text: str
+    stop: str | None
+    n_tokens: int
+
+
+class TextStream:
+    """The text of one output. Owned by one thread."""
+
+    __slots__ = ("_detokenizer", "_matcher")
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        self._detokenizer = tokenizer.detokenizer()
+        self._matcher = StopMatcher(StopAutomaton(stop)) if stop else None
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that has ended the output."""
+        return self._matcher.stop if self._matcher else None
+
+    def push(self, token_ids: Sequence[int]) -> TextPiece:
+        """Go on by these tokens. After a stop string nothing counts any more."""
+        matcher = self._matcher
+        if matcher is None:
+            return TextPiece(self._detokenizer.push(token_ids), None, len(token_ids))
+        if matcher.stop is not None:
+            return TextPiece("", matcher.stop, 0)
+        texts = []
+        for k, token_id in enumerate(token_ids):
+            text = self._detokenizer.push((token_id,))
+            if text:
+                texts.append(matcher.push(text))
+                if matcher.stop is not None:
+                    return TextPiece("".join(texts), matcher.stop, k + 1)
+        return TextPiece("".join(texts), None, len(token_ids))
+
+    def flush(self) -> str:
+        """The text held back, at the end of the output; empty after a stop string."""
+        if self._matcher is None:
+            return self._detokenizer.flush()
+        if self._matcher.stop is not None:
+            return ""
+        text = self._matcher.push(self._detokenizer.flush())
+        return text + self._matcher.flush() if self._matcher.stop is None else text

@@ -1,0 +1,122 @@
+"""The tokenizer of a checkpoint, over the `tokenizers` library.
+
+Everything here is read-only after construction, so that preparation threads share it: the library encodes without
+the interpreter lock.
+
+Two rules follow `transformers`: a prompt gets the special tokens that the checkpoint's post-processor adds (BOS
+for Llama, none for Qwen), while a rendered chat template gets none, because it brings its own; and special tokens
+written out in a text become control tokens, those in a chat message too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tokenizers
+
+from gpu_worker.text.chat import ChatTemplate
+from gpu_worker.text.checks import check_text, check_token_ids
+from gpu_worker.text.detokenizer import Detokenizer, LibraryDetokenizer, PieceDetokenizer
+from gpu_worker.text.pieces import TokenPieces, token_pieces
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    `special_tokens`: the tokens by role ("bos_token": "<s>", ...), as templates know them.
+    `eos_token_ids`: the ids that end an output; by default the id of "eos_token".
+    `chat_templates`: jinja2 sources by name; "default" is used, or "tool_use" where tools are given.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        special_tokens: Mapping[str, Any] | None = None,
+        eos_token_ids: Iterable[int] | None = None,
+        chat_templates: Mapping[str, str] | None = None,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.description: dict[str, Any] = json.loads(backend.to_str())  # the content of tokenizer.json
+        self.special_tokens = dict(special_tokens or {})
+        # One more than the largest token id; the model's own vocabulary may be padded beyond it.
+        self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        # Control tokens: no text stands for them in an output.
+        added = backend.get_added_tokens_decoder()
+        self.special_token_ids = frozenset(v for v, token in added.items() if token.special)
+        eos = self._special_id("eos_token")
+        own_eos = frozenset() if eos is None else frozenset([eos])
+        self.eos_token_ids: frozenset[int] = own_eos if eos_token_ids is None else frozenset(eos_token_ids)
+        self.bos_token_id: int | None = self._special_id("bos_token")
+        self.has_chat_template = bool(chat_templates)
+        self._template = ChatTemplate(chat_templates or {}, self.special_tokens)
+        self._pieces = self._token_pieces()
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The checkpoint's "eos_token", or the smallest id that ends an output."""
+        named = self._special_id("eos_token")
+        return named if named is not None else min(self.eos_token_ids, default=None)
+
+    def encode(self, text: str, *, field: str = "prompt", add_special_tokens: bool = True) -> list[int]:
+        """Raises InvalidRequest, naming `field`, for what is no Unicode text."""
+        encoding = self.backend.encode(check_text(field, text), add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
+
+    def check_token_ids(
+        self, token_ids: object, *, field: str = "prompt", vocab_size: int | None = None
+    ) -> list[int]:
+        """Token ids from a request, as a list. InvalidRequest for one that is not below `vocab_size`: the model's
+        vocabulary where it is given, or the tokenizer's."""
+        return check_token_ids(field, token_ids, self.vocab_size if vocab_size is None else vocab_size)
+
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def detokenizer(self) -> Detokenizer:
+        """A new incremental decoder; see `TextStream`."""
+        table = self._pieces
+        return LibraryDetokenizer(self.backend) if table is None else PieceDetokenizer(table)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token adds to a text; empty for special tokens and unknown ids."""
+        if self._pieces is not None:
+            pieces = self._pieces.pieces
+            return pieces[token_id] if 0 <= token_id < len(pieces) else b""
+        return self.decode([token_id]).encode()
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The prompt text of a conversation."""
+        return self._template.render(messages, tools, add_generation_prompt=add_generation_prompt, **variables)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> list[int]:
+        """The prompt of a conversation. Raises InvalidRequest("messages", ...)."""
+        text = self.render_chat(messages, tools, add_generation_prompt=add_generation_prompt, **variables)
+        return self.encode(text, field="messages", add_special_tokens=False)
+
+    def _token_pieces(self) -> TokenPieces | None:
+        special = self.special_token_ids
+        tokens = [None if v in special else self.backend.id_to_token(v) for v in range(self.vocab_size)]
+        return token_pieces(self.description.get("decoder"), tokens)
+
+    def _special_id(self, role: str) -> int | None:
+        token = self.special_tokens.get(role)
+        return None if token is None else self.backend.token_to_id(token)
