@@ -73,6 +73,9 @@ class StepBatch:
     pending:    int32 [B], a known next input to write to the row's pending buffer (end of a recompute), or PENDING
     bindings:   rows that take their sequence with this step, applied before it
     pages:      page-table changes, applied before it
+    values:     float32 [T, n_values], what belongs to the input tokens beside their ids (a recompute of
+                coordinates); None where the model has no values or all of them are the device's own
+    pending_values: float32 [B, n_values], the values of the known next inputs in `pending`, or None
     """
 
     kind: StepKind
@@ -84,6 +87,8 @@ class StepBatch:
     pending: Int32Array
     bindings: Sequence[RowBinding]
     pages: PageUpdates
+    values: Float32Array | None = None
+    pending_values: Float32Array | None = None
 
     @property
     def size(self) -> int:

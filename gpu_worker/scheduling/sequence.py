@@ -314,12 +314,14 @@ class SchedulableSequence:
         self._outstanding.append(Operation(SequenceState.SPECULATIVE_SCHEDULED, n_tokens, n_tokens))
         self._record(EventKind.SPECULATIVE_SCHEDULED, n_tokens)
 
-    def revert_schedule(self) -> None:
-        """Undo the newest operation. Only for one that was never dispatched to the device."""
+    def revert_schedule(self, trim: bool = True) -> None:
+        """Undo the newest operation. Only for one that was never dispatched to the device. `trim`: give back the
+        pages taken for it, which must not have been published."""
         if not self._outstanding:
             raise WrongState("nothing is outstanding")
         op = self._outstanding.pop()
-        self._drop_unassigned(self.scheduled_position)
+        if trim:
+            self._drop_unassigned(self.scheduled_position)
         self._record(EventKind.SCHEDULE_REVERTED, op.n_positions)
 
     # ------------------------------------------------------------ apply

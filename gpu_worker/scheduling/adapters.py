@@ -1,0 +1,65 @@
+"""Which LoRA adapter sits in which device slot.
+
+A slot is held by every sequence that uses it, until the sequence's last outstanding step. A slot that nobody holds
+keeps its adapter until somebody else needs the slot: the least recently used one goes first. Slot 0 is "none".
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from gpu_worker.errors import AdapterError
+
+
+class AdapterSlots:
+    """`load(adapter, slot)` puts an adapter into a slot; it raises AdapterError."""
+
+    def __init__(self, n_slots: int, load: Callable[[str, int], None]) -> None:
+        self._load = load
+        self._n_slots = n_slots
+        self._slot_of: OrderedDict[str, int] = OrderedDict()  # least recently used first
+        self._holders: dict[str, int] = {}
+
+    @property
+    def held(self) -> int:
+        """Sequences that hold a slot, each counted once."""
+        return sum(self._holders.values())
+
+    def acquire(self, adapter: str | None) -> int | None:
+        """The adapter's slot, now held once more; None when every slot is held by others."""
+        if adapter is None:
+            return 0
+        if self._n_slots == 0:
+            raise AdapterError(f"adapter {adapter!r}: this engine has no adapter slots (lora_slots is 0)")
+        slot = self._slot_of.get(adapter)
+        if slot is None:
+            slot = self._room()
+            if slot is None:
+                return None
+            self._load(adapter, slot)
+            self._slot_of[adapter] = slot
+        self._slot_of.move_to_end(adapter)
+        self._holders[adapter] = self._holders.get(adapter, 0) + 1
+        return slot
+
+    def release(self, adapter: str | None) -> None:
+        if adapter is None:
+            return
+        assert self._holders.get(adapter, 0) > 0, f"adapter {adapter!r} is not held"
+        self._holders[adapter] -= 1
+        if self._holders[adapter] == 0:
+            del self._holders[adapter]
+
+    def forget(self) -> None:
+        """The weights have been replaced: nothing in the slots holds any more."""
+        assert not self._holders, "adapters are held"
+        self._slot_of.clear()
+
+    def _room(self) -> int | None:
+        used = set(self._slot_of.values())
+        for slot in range(1, self._n_slots + 1):
+            if slot not in used:
+                return slot
+        idle = next((name for name in self._slot_of if name not in self._holders), None)
+        return None if idle is None else self._slot_of.pop(idle)

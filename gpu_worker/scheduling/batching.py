@@ -1,0 +1,149 @@
+"""From a plan to the arrays of a `StepBatch`. Reads sequences, changes nothing.
+
+Page-table changes are derived, not recorded: a step needs the pages of those columns that its positions are the
+first to touch, `ceil(start / page_size) .. ceil(end / page_size)`, and a row's first step needs all from column 0.
+Columns before that were sent by earlier steps of the same row, in stream order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cache import PageTable
+from gpu_worker.runtime.interface import (
+    PENDING,
+    Float32Array,
+    Int32Array,
+    PageUpdates,
+    RowBinding,
+    StepBatch,
+    StepKind,
+)
+from gpu_worker.scheduling.scheduled import ScheduledSequence
+
+Drafts = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepPlan:
+    """Which sequences the next step computes, and how much of each. Not launched yet.
+
+    `lengths`: chunk sizes of a prefill; 1 + drafts of a verify; None for a decode, where each is 1.
+    `drafts`: proposals of a verify, empty for a sequence that merely decodes.
+    """
+
+    kind: StepKind
+    sequences: Sequence[ScheduledSequence]
+    lengths: Sequence[int] | None = None
+    drafts: Drafts | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepPayload:
+    """What a launched step carries: the pipeline looks at the slot, `commit_step` at the rest.
+
+    `launched_s`: when, for the delay factor and the tracing.
+    """
+
+    slot_id: int
+    step_id: int
+    plan: StepPlan
+    batch: StepBatch
+    launched_s: float
+
+
+def make_batch(plan: StepPlan, starts: Int32Array, rows: Int32Array, table: PageTable) -> StepBatch:
+    """Freeze a plan. `starts`: int32 [B], where each sequence's operation begins; its pages are reserved."""
+    n = len(plan.sequences)
+    lengths = np.ones(n, np.int32) if plan.lengths is None else np.array(plan.lengths, np.int32)
+    pending = np.full(n, PENDING, np.int32)
+    bindings: list[RowBinding] = []
+    if plan.kind == "prefill":
+        token_ids, outputs = _prefill_inputs(plan, starts, lengths, pending)
+        bindings = [_binding(seq) for seq in plan.sequences if not seq.bound]
+    elif plan.kind == "verify":
+        assert plan.drafts is not None
+        token_ids = np.array([t for drafts in plan.drafts for t in (PENDING, *drafts)], np.int32)
+        outputs = lengths
+    else:
+        token_ids, outputs = pending, lengths
+    bound_rows = np.array([binding.row for binding in bindings], np.int32)
+    return StepBatch(
+        kind=plan.kind,
+        rows=rows,
+        starts=starts,
+        lengths=lengths,
+        token_ids=token_ids,
+        outputs=outputs,
+        pending=pending,
+        bindings=bindings,
+        pages=page_updates(table, rows, starts, lengths, bound_rows),
+        **_known_values(plan, starts, lengths),
+    )
+
+
+def _prefill_inputs(
+    plan: StepPlan, starts: Int32Array, lengths: Int32Array, pending: Int32Array
+) -> tuple[Int32Array, Int32Array]:
+    """Chunks of known tokens; a final chunk samples, unless it recomputes: then the known tail comes next."""
+    outputs = np.zeros(len(plan.sequences), np.int32)
+    chunks = []
+    for i, seq in enumerate(plan.sequences):
+        end = int(starts[i]) + int(lengths[i])
+        chunks.append(seq.tokens(int(starts[i]), end))
+        if end == seq.prefill_target:
+            if seq.is_recompute:
+                pending[i] = seq.last_token
+            else:
+                outputs[i] = 1
+    return np.concatenate(chunks), outputs
+
+
+def _known_values(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> dict[str, Float32Array]:
+    """What was decoded beside the tokens that a recompute feeds in again; zeros for a prompt's."""
+    n_values = next((len(seq.values[0]) for seq in plan.sequences if seq.values), 0)
+    if plan.kind != "prefill" or not n_values:
+        return {}
+    values = np.zeros((int(lengths.sum()), n_values), np.float32)
+    pending = np.zeros((len(plan.sequences), n_values), np.float32)
+    offset = 0
+    for i, seq in enumerate(plan.sequences):
+        first = int(starts[i]) - seq.num_input_tokens
+        for at in range(int(lengths[i])):
+            if seq.values and 0 <= first + at < len(seq.values):
+                values[offset + at] = seq.values[first + at]
+        if seq.values and seq.is_recompute:
+            pending[i] = seq.values[-1]
+        offset += int(lengths[i])
+    return {"values": values, "pending_values": pending}
+
+
+def _binding(seq: ScheduledSequence) -> RowBinding:
+    return RowBinding(
+        row=seq.row,
+        sampling=seq.request.sampling,
+        seed=seq.seed,
+        prompt_token_ids=seq.prompt,
+        output_token_ids=np.array(seq.generated, np.int32),
+        adapter_slot=seq.adapter_slot,
+    )
+
+
+def page_updates(
+    table: PageTable, rows: Int32Array, starts: Int32Array, lengths: Int32Array, bound_rows: Int32Array
+) -> PageUpdates:
+    """The table entries that this step is the first to need."""
+    size = table.page_size
+    if size == 1 and not len(bound_rows) and len(rows) == int(lengths.sum()):  # decode on pages of one token
+        return PageUpdates(rows, starts, table.matrix[rows, starts])
+    first = -(-starts // size)
+    if len(bound_rows):
+        first = np.where(np.isin(rows, bound_rows), 0, first)
+    count = -(-(starts + lengths) // size) - first
+    entries = np.repeat(rows, count)
+    ends = np.cumsum(count)
+    columns = (np.arange(len(entries)) - np.repeat(ends - count - first, count)).astype(np.int32)
+    return PageUpdates(entries, columns, table.matrix[entries, columns])

@@ -1,0 +1,270 @@
+"""The scheduler: plan, launch, sample, commit.
+
+    schedule_step(pipeline)            what to run next (`Planner`); selection does not touch a sequence
+    launch_forward_async(plan, slot)   schedules the operations, freezes the batch, enqueues the forward
+    finalize_sampling(handle, mask)    enqueues sampling and the copy to the host
+    commit_step(step)                  waits for the copy (nobody else waits), applies the outcomes, ends sequences
+
+GPU progress (`scheduled_position`) moves at launch, committed progress (`kv_position`, tokens) at commit. Budgets,
+pages and positions go by the first; streaming, stops, constraints and drafters by the second.
+
+Faults: what raises before the forward is enqueued fails the plan's sequences, everything is put back and the loop
+goes on. What raises afterwards is the device's and is left to the engine, for which it is fatal.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from cache import KVCacheManager
+from gpu_worker.config import EngineConfig
+from gpu_worker.request import TokenLogprobs
+from gpu_worker.runtime.interface import Int32Array, Runtime, StepOutput, TokenMask
+from gpu_worker.scheduling import masks
+from gpu_worker.scheduling.adapters import AdapterSlots
+from gpu_worker.scheduling.batching import StepPayload, StepPlan, make_batch
+from gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit, PipelineState
+from gpu_worker.scheduling.planning import Planner
+from gpu_worker.scheduling.scheduled import ScheduledSequence
+from gpu_worker.scheduling.sequence import AllocationFailed
+from gpu_worker.scheduling.state import Extras, SchedulerState
+from gpu_worker.tracing import NO_TRACE, Tracer
+
+Launch = LaunchHandle[ScheduledSequence]
+Pending = PendingCommit[ScheduledSequence]
+
+
+class Scheduler:
+    """Owned by the engine thread; knows no tensors, no threads and no text."""
+
+    def __init__(
+        self, config: EngineConfig, runtime: Runtime, manager: KVCacheManager, tracer: Tracer = NO_TRACE
+    ) -> None:
+        self.config = config
+        self.runtime = runtime
+        self.manager = manager
+        self.tracer = tracer
+        adapters = AdapterSlots(config.lora_slots, runtime.load_adapter)
+        self.state = SchedulerState(config, runtime.limits, manager, adapters)
+        self.planner = Planner(self.state)
+
+    # ------------------------------------------------------------ plan
+
+    def schedule_step(self, pipeline: PipelineState[ScheduledSequence]) -> StepPlan | None:
+        """The next step, prefill or decode; None when the oldest step in flight must be committed first."""
+        return self.planner.schedule_step(pipeline, time.perf_counter())
+
+    def schedule_decode_step(self) -> StepPlan | None:
+        """The next decode or verify. A pure selector."""
+        return self.planner.schedule_decode_step()
+
+    # ------------------------------------------------------------ launch
+
+    def launch_forward_async(self, plan: StepPlan, slot_id: int) -> Launch | None:
+        """None: it failed before dispatch; the plan's sequences have been failed and nothing was launched."""
+        scheduled: list[ScheduledSequence] = []
+        try:
+            payload = self._prepare(plan, slot_id, scheduled)
+        except Exception as error:
+            self._undo(plan, scheduled, error)
+            return None
+        self.runtime.launch_forward(slot_id, payload.batch)
+        state, counters = self.state, self.state.counters
+        counters.steps += 1
+        self.planner.last_kind = plan.kind
+        if plan.kind == "prefill":
+            counters.prefill_steps += 1
+            counters.prompt_tokens += int(payload.batch.lengths.sum())
+            for seq in plan.sequences:
+                seq.bound = True
+                if not seq.is_prefilling:
+                    state.prefilling.remove(seq)
+                    state.running.append(seq)
+        return LaunchHandle(plan.kind, plan.sequences, payload)
+
+    def _prepare(self, plan: StepPlan, slot_id: int, scheduled: list[ScheduledSequence]) -> StepPayload:
+        """Everything of a launch that happens on the host: pages, operations, arrays, the prefix cache."""
+        table = self.manager.table
+        n = len(plan.sequences)
+        rows = np.fromiter((seq.row for seq in plan.sequences), np.int32, n)
+        starts = np.fromiter((seq.scheduled_position for seq in plan.sequences), np.int32, n)
+        ends = starts + (1 if plan.lengths is None else np.array(plan.lengths, np.int32))
+        if table.reserve_many(rows, ends) < n:
+            raise AllocationFailed(f"no pages for a {plan.kind} of {n} sequences")
+        for i, seq in enumerate(plan.sequences):
+            if plan.kind == "prefill":
+                assert plan.lengths is not None
+                seq.schedule_prefill(plan.lengths[i])
+            elif plan.drafts is not None and plan.drafts[i]:
+                seq.schedule_speculative(1 + len(plan.drafts[i]))
+            else:
+                seq.schedule_decode(covered=True)
+            scheduled.append(seq)
+        batch = make_batch(plan, starts, rows, table)
+        if plan.kind == "prefill":
+            self._publish(plan, ends)
+        step_id = self.state.counters.steps
+        return StepPayload(slot_id, step_id, plan, batch, time.perf_counter())
+
+    def _publish(self, plan: StepPlan, ends: Int32Array) -> None:
+        """What is about to be launched may be reused by whatever is launched after it, in stream order."""
+        for seq, end in zip(plan.sequences, ends.tolist(), strict=True):
+            assert seq.allocation is not None
+            if not self.state.limits.n_values or end <= seq.num_input_tokens:
+                seq.allocation.publish(seq.cache_tokens, end)
+
+    def _undo(self, plan: StepPlan, scheduled: Sequence[ScheduledSequence], error: Exception) -> None:
+        for seq in scheduled:
+            if plan.kind == "prefill" and seq.allocation is not None:
+                before = seq.scheduled_position - next(
+                    length
+                    for other, length in zip(plan.sequences, plan.lengths or (), strict=True)
+                    if other is seq
+                )
+                seq.allocation.unpublish(before)
+            seq.revert_schedule()
+        for seq in plan.sequences:
+            self.state.fail(seq, error)
+
+    # ------------------------------------------------------------ sample
+
+    def sampling_must_wait(self, handle: Launch, step: Pending) -> bool:
+        """Does `step` hold one of the constrained sequences of `handle`, whose mask depends on its outcome?"""
+        if not masks.needs_mask(handle.sequences):
+            return False
+        held = set(map(id, step.sequences))
+        return any(
+            seq.constraint is not None and not seq.finalized and id(seq) in held for seq in handle.sequences
+        )
+
+    def compute_mask(self, handle: Launch) -> TokenMask | None:
+        if not masks.needs_mask(handle.sequences):
+            return None
+        return masks.compute_mask(
+            handle.sequences, _payload(handle), self.state.limits.vocab_size, self.state.fail
+        )
+
+    def finalize_sampling(self, handle: Launch, mask: TokenMask | None) -> Pending:
+        payload = _payload(handle)
+        transfer = self.runtime.launch_sampling(payload.slot_id, payload.batch, mask)
+        return PendingCommit(handle.kind, handle.sequences, payload, transfer)
+
+    # ------------------------------------------------------------ commit
+
+    def commit_step(self, step: Pending) -> None:
+        payload = _payload(step)
+        with self.tracer.span("wait", payload.slot_id, payload.step_id):
+            output = step.transfer.wait()
+        now = time.perf_counter()
+        if step.kind == "prefill":
+            self.state.gate.last_prefill_s = now - payload.launched_s
+        with self.tracer.span("commit", payload.slot_id, payload.step_id):
+            self._apply_all(step, payload, output, now)
+
+    def _apply_all(self, step: Pending, payload: StepPayload, output: StepOutput, now: float) -> None:
+        tokens, accepted = output.token_ids.tolist(), output.accepted.tolist()
+        outputs = payload.batch.outputs.tolist()
+        offset = 0
+        for i, seq in enumerate(step.sequences):
+            if seq.finalized:
+                seq.discard()
+                self.state.counters.zombie_outputs += outputs[i]
+                self.state.settle(seq)
+            elif outputs[i] == 0:
+                seq.apply_prefill()
+            else:
+                fresh = tokens[offset : offset + accepted[i]]
+                self._apply(seq, step, i, fresh, _Result(output, offset, now))
+            if seq.preempting:
+                self.state.settle(seq)
+            offset += outputs[i]
+
+    def _apply(self, seq: ScheduledSequence, step: Pending, i: int, fresh: list[int], result: _Result) -> None:
+        """Take the tokens one by one up to the first that ends the sequence."""
+        state = self.state
+        taken, finish = seq.rules.cut(seq.generated, fresh)
+        fresh = fresh[:taken]
+        if seq.constraint is not None:
+            try:
+                fresh, finish = masks.consume(seq.constraint, fresh, finish)
+            except Exception as error:
+                state.fail(seq, error)
+                seq.discard()
+                state.settle(seq)
+                return
+        drafts = _payload(step).plan.drafts
+        if step.kind == "prefill":
+            seq.apply_prefill(fresh[0])
+        elif drafts is not None and drafts[i]:
+            seq.apply_speculative(fresh)
+            state.counters.speculation.record(len(drafts[i]), len(fresh) - 1)
+        else:
+            seq.apply_decode(fresh[0])
+        if seq.first_token_s is None:
+            seq.first_token_s = result.now
+        state.counters.generated_tokens += len(fresh)
+        state.outbox.append((seq, fresh, _extras(seq, result.output, result.offset, len(fresh)), None))
+        if finish is not None:
+            state.finalize(seq, finish)
+        elif seq.drafter is not None:
+            try:
+                seq.drafter.extend(fresh)
+            except Exception as error:
+                state.fail(seq, error)
+
+    # ------------------------------------------------------------ checks
+
+    def check_invariants(self, pipeline: PipelineState[ScheduledSequence]) -> None:
+        """I4 and I7, and that the lists say what the rows say. For tests and debug mode."""
+        self.manager.check()
+        held: dict[int, int] = {}
+        known: dict[int, ScheduledSequence] = {}
+        for step in pipeline.steps():
+            for seq in step.sequences:
+                held[id(seq)] = held.get(id(seq), 0) + 1
+                known[id(seq)] = seq
+        for seq in self.state.active:
+            known[id(seq)] = seq
+        for key, seq in known.items():
+            refs = held.get(key, 0)
+            assert seq.inflight_refs == refs, f"I4: {seq} is in {refs} steps"
+            assert refs <= seq.max_outstanding, f"I4: {seq} is in {refs} steps"
+            assert seq.blocks is not None, f"I7: {seq} has lost its row"
+        rows = {seq.row for seq in known.values()}
+        assert len(rows) == len(known), "two sequences share a row"
+        assert len(rows) == self.state.num_allocated, f"{self.state.num_allocated} rows held, {len(rows)} known"
+
+
+class _Result(NamedTuple):
+    """Where a sequence's outputs are, and when they came."""
+
+    output: StepOutput
+    offset: int
+    now: float
+
+
+def _payload(step: Launch | Pending) -> StepPayload:
+    return cast(StepPayload, step.payload)
+
+
+def _extras(seq: ScheduledSequence, output: StepOutput, offset: int, taken: int) -> Extras | None:
+    """Log-probabilities and values of the taken tokens, where asked for."""
+    values = None
+    if output.values is not None:
+        values = [tuple(row) for row in output.values[offset : offset + taken].tolist()]
+        seq.values = [*(seq.values or []), *values]
+    k = seq.request.sampling.logprobs
+    if k is None or output.logprobs is None:
+        return Extras(None, values) if values is not None else None
+    logprobs = []
+    for at in range(offset, offset + taken):
+        top: tuple[tuple[int, float], ...] = ()
+        if k and output.top_ids is not None and output.top_logprobs is not None:
+            pairs = zip(output.top_ids[at, :k].tolist(), output.top_logprobs[at, :k].tolist(), strict=True)
+            top = tuple(pairs)
+        logprobs.append(TokenLogprobs(int(output.token_ids[at]), float(output.logprobs[at]), top))
+    return Extras(logprobs, values)

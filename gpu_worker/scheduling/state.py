@@ -1,0 +1,194 @@
+"""What the scheduler has: who waits, who holds a row, and the ways a sequence loses it.
+
+    waiting --start--> prefilling --last chunk launched--> running --finalize--> (zombie) --> row and pages back
+       ^                    |                                 |
+       '----- preempt ------+---------------------------------'    (once nothing is outstanding)
+
+A zombie is a finalized sequence with something outstanding. It is in no list and still has its row; that is why
+capacity is counted in rows held (`table.num_allocated`) and never in list lengths.
+
+Everything that others must hear of goes into `outbox`, in the order in which it happened.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from cache import CacheTokens, KVCacheManager
+from gpu_worker.config import EngineConfig
+from gpu_worker.errors import EngineError
+from gpu_worker.request import TokenLogprobs
+from gpu_worker.runtime.interface import ModelLimits
+from gpu_worker.scheduling.adapters import AdapterSlots
+from gpu_worker.scheduling.admission import DelayGate, WaitingQueue
+from gpu_worker.scheduling.scheduled import ScheduledSequence
+from gpu_worker.scheduling.stopping import Finish
+from gpu_worker.speculation import SpeculationStats
+
+
+class Extras(NamedTuple):
+    """What came with the tokens, one entry each, where asked for."""
+
+    logprobs: Sequence[TokenLogprobs] | None = None
+    values: Sequence[tuple[float, ...]] | None = None
+
+
+Emission = tuple[ScheduledSequence, Sequence[int], Extras | None, Finish | BaseException | None]
+"""Tokens of a sequence, or its end, or (neither) that it has taken a row."""
+
+
+@dataclass(slots=True)
+class Counters:
+    steps: int = 0
+    prefill_steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    zombie_outputs: int = 0
+    finished: int = 0
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
+
+
+class SchedulerState:
+    """Owned by the engine thread."""
+
+    def __init__(
+        self, config: EngineConfig, limits: ModelLimits, manager: KVCacheManager, adapters: AdapterSlots
+    ) -> None:
+        self.config = config
+        self.limits = limits
+        self.manager = manager
+        self.adapters = adapters
+        self.waiting = WaitingQueue()
+        self.prefilling: list[ScheduledSequence] = []
+        self.running: list[ScheduledSequence] = []
+        self.gate = DelayGate(config.delay_factor)
+        self.counters = Counters()
+        self.outbox: list[Emission] = []
+        self._deadlines: list[tuple[float, int, ScheduledSequence]] = []
+        self._ticket = itertools.count()
+
+    @property
+    def num_allocated(self) -> int:
+        return self.manager.table.num_allocated
+
+    @property
+    def active(self) -> list[ScheduledSequence]:
+        """Sequences that hold a row and have not ended."""
+        return self.prefilling + self.running
+
+    @property
+    def num_zombies(self) -> int:
+        return self.num_allocated - len(self.prefilling) - len(self.running)
+
+    @property
+    def has_work(self) -> bool:
+        return self.num_allocated > 0 or len(self.waiting) > 0
+
+    # ------------------------------------------------------------ in
+
+    def start(self, seq: ScheduledSequence, first_chunk: int, now: float) -> bool:
+        """Give a waiting sequence its row; False when rows, pages or adapter slots do not suffice."""
+        slot = self.adapters.acquire(seq.request.adapter)
+        if slot is None:
+            return False
+        full = seq.max_positions if self.config.reserve == "full" else None
+        chunk = None if full is not None else first_chunk
+        allocation = self.manager.start(seq.cache_tokens, seq.namespace, kv_length=full, first_chunk=chunk)
+        if allocation is None:
+            self.adapters.release(seq.request.adapter)
+            return False
+        self.waiting.remove(seq)
+        self.prefilling.append(seq)
+        seq.adapter_slot = slot
+        if seq.scheduled_s is None:
+            seq.match_and_add_prefix(allocation, allocation.reused)
+            self._admitted(seq, allocation.reused, now)
+        else:
+            seq.reacquire(allocation, allocation.reused)
+        return True
+
+    def _admitted(self, seq: ScheduledSequence, reused: int, now: float) -> None:
+        seq.scheduled_s = now
+        seq.cached_prompt_tokens = min(reused, seq.num_input_tokens)
+        if seq.request.deadline_s is not None:
+            seq.deadline_s = now + seq.request.deadline_s
+            heapq.heappush(self._deadlines, (seq.deadline_s, next(self._ticket), seq))
+        self.outbox.append((seq, (), None, None))
+
+    # ------------------------------------------------------------ out
+
+    def finalize(self, seq: ScheduledSequence, end: Finish | BaseException) -> None:
+        """The request ends here. What is outstanding runs on as a zombie; its outputs are dropped."""
+        assert not seq.finalized, f"I8: {seq} ends twice"
+        seq.finalized = True
+        seq.end = end
+        if seq.blocks is None:
+            self.waiting.remove(seq)
+        else:
+            self._forget(seq)
+        self.counters.finished += 1
+        self.outbox.append((seq, (), None, end))
+        self.settle(seq)
+
+    def fail(self, seq: ScheduledSequence, error: Exception) -> None:
+        """A host-side fault (a mask, a drafter, an adapter) ends the request that it happened to, and no other."""
+        cause = EngineError(f"request {seq.request.request_id} failed: {error!r}")
+        cause.__cause__ = error
+        self.finalize(seq, cause)
+
+    def preempt(self, seq: ScheduledSequence) -> None:
+        """Plan it no more; once nothing is outstanding it gives up its row and waits for another."""
+        seq.preempting = True
+        self.counters.preemptions += 1
+        self.settle(seq)
+
+    def settle(self, seq: ScheduledSequence) -> None:
+        """Take the row from a sequence that needs it no longer, as soon as no step uses it."""
+        if not seq.is_idle or seq.blocks is None:
+            return
+        if seq.finalized:
+            self.give_back(seq)
+        elif seq.preempting:
+            self._forget(seq)
+            self.give_back(seq)
+            self.waiting.push(seq)
+
+    def _forget(self, seq: ScheduledSequence) -> None:
+        (self.prefilling if seq in self.prefilling else self.running).remove(seq)
+
+    def give_back(self, seq: ScheduledSequence) -> None:
+        """Cache what is committed, and return the row, the pages and the adapter slot."""
+        allocation = seq.allocation
+        assert allocation is not None
+        cached = seq.kv_position
+        if self.limits.n_values:  # a generated token is more than its id, and the tree would not know
+            cached = min(cached, seq.num_input_tokens)
+        if cached > allocation.published:
+            allocation.finish(CacheTokens.from_text(seq.tokens(0, cached).astype(np.int64)), cached)
+        else:
+            allocation.discard()
+        self.adapters.release(seq.request.adapter)
+        seq.release()
+
+    # ------------------------------------------------------------ deadlines
+
+    def expired(self, now: float) -> list[ScheduledSequence]:
+        """Take out those whose time is up and that have not ended."""
+        due = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            seq = heapq.heappop(self._deadlines)[2]
+            if not seq.finalized:
+                due.append(seq)
+        return due
+
+    def next_deadline(self) -> float | None:
+        while self._deadlines and self._deadlines[0][2].finalized:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None

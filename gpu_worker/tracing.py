@@ -1,0 +1,96 @@
+"""A Chrome trace of what the engine did when: open it in chrome://tracing or ui.perfetto.dev.
+
+The host's spans (plan, launch, mask, sample, wait, commit) come from the engine thread, the device's (forward,
+sample, copy) from its streams. Each thread and each stream is a line of the picture; every span names its slot
+and its step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+Span = AbstractContextManager[None]
+
+
+class Tracer:
+    """Collects spans from any thread. `enabled=False` costs a method call for each span."""
+
+    def __init__(self, enabled: bool = True) -> None:
+        self.enabled = enabled
+        self._origin = time.perf_counter()
+        self._events: list[dict[str, Any]] = []
+        self._lines: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def span(
+        self, name: str, slot_id: int | None = None, step_id: int | None = None
+    ) -> AbstractContextManager[None]:
+        """Around a piece of work on the calling thread."""
+        if not self.enabled:
+            return _NOTHING
+        return _Span(self, name, {"slot": slot_id, "step": step_id})
+
+    def record(
+        self, line: str, name: str, start: float, end: float, args: dict[str, int | None] | None = None
+    ) -> None:
+        """A span on a line of the picture; times of `time.perf_counter`. Also a `Device.on_span` hook."""
+        if not self.enabled:
+            return
+        with self._lock:
+            tid = self._lines.setdefault(line, len(self._lines))
+            self._events.append(
+                {
+                    "name": name,
+                    "ph": "X",
+                    "pid": os.getpid(),
+                    "tid": tid,
+                    "ts": (start - self._origin) * 1e6,
+                    "dur": (end - start) * 1e6,
+                    "args": {key: value for key, value in (args or {}).items() if value is not None},
+                }
+            )
+
+    def spans(self) -> list[dict[str, Any]]:
+        """What was collected so far: Chrome's event dictionaries, with `line` added."""
+        with self._lock:
+            names = {tid: line for line, tid in self._lines.items()}
+            return [{**event, "line": names[event["tid"]]} for event in self._events]
+
+    def save(self, path: str | Path) -> None:
+        """Write Chrome's JSON."""
+        pid = os.getpid()
+        with self._lock:
+            lines = [
+                {"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": line}}
+                for line, tid in self._lines.items()
+            ]
+            document = {"traceEvents": lines + self._events, "displayTimeUnit": "ms"}
+        Path(path).write_text(json.dumps(document), encoding="utf-8")
+
+
+class _Span(AbstractContextManager[None]):
+    __slots__ = ("_args", "_name", "_start", "_tracer")
+
+    def __init__(self, tracer: Tracer, name: str, args: dict[str, int | None]) -> None:
+        self._tracer, self._name, self._args = tracer, name, args
+        self._start = 0.0
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        line = threading.current_thread().name
+        self._tracer.record(line, self._name, self._start, time.perf_counter(), self._args)
+
+
+_NOTHING: Span = nullcontext()
+NO_TRACE = Tracer(enabled=False)
