@@ -1,0 +1,191 @@
+"""JSON schemas, regular expressions, choices and Lark grammars, by llguidance.
+
+A constraint becomes a grammar, and a grammar a matcher whose automata grow as they are used. Both are kept, per
+tokenizer, for the next request with the same constraint: it starts from a copy (a microsecond) that shares what
+the earlier ones have explored. A grammar that has failed once is not kept.
+
+Compiling happens on a preparation thread, and takes the first mask along: most of what can be too complex shows
+there, and is refused before the request is accepted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Self
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+
+from gpu_worker.constraints.state import Int32Array, set_bits
+from gpu_worker.errors import InvalidRequest
+from gpu_worker.text import Tokenizer
+
+KEPT_GRAMMARS = 64
+"""Compiled grammars kept for each tokenizer."""
+
+
+class Vocabulary:
+    """A tokenizer as llguidance sees it, and the grammars compiled for it. Thread-safe; made once a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.size = tokenizer.vocab_size
+        self.words = -(-self.size // 32)
+        self.eos = sorted(v for v in tokenizer.eos_token_ids if v < self.size)
+        if not self.eos:
+            raise InvalidRequest("constraint", "needs a model with an EOS token", "none")
+        try:
+            self.tokenizer = LLTokenizer(tokenizer.backend.to_str(), eos_token=self.eos)
+        except Exception as error:  # the library raises nothing narrower
+            raise InvalidRequest("constraint", f"not possible with this model's tokenizer: {error}", "") from error
+        self._kept: OrderedDict[str, Grammar] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def grammar(self, source: str, field: str, value: object) -> Grammar:
+        """Compiled, or as kept. Raises InvalidRequest for `field`."""
+        with self._lock:
+            kept = self._kept.get(source)
+            if kept is not None:
+                self._kept.move_to_end(source)
+        if kept is not None and not kept.failed:
+            return kept
+        made = Grammar(self, source, field, value)
+        with self._lock:
+            self._kept[source] = made
+            self._kept.move_to_end(source)
+            while len(self._kept) > KEPT_GRAMMARS:
+                self._kept.popitem(last=False)
+        return made
+
+
+class Grammar:
+    """A compiled constraint, at its beginning. `start()` makes states; `failed` is set by the first that fails."""
+
+    def __init__(self, vocabulary: Vocabulary, source: str, field: str, value: object) -> None:
+        self.vocabulary = vocabulary
+        self.failed = False
+        self._matcher = LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=_limits())
+        if not self._matcher.is_error():
+            scratch = np.zeros(vocabulary.words, np.int32)
+            self._matcher.unsafe_compute_mask_ptr(scratch.ctypes.data, scratch.nbytes)
+        if self._matcher.is_error():
+            raise InvalidRequest(field, _reason(self._matcher), value)
+
+    def start(self) -> GrammarState:
+        return GrammarState(self, self._matcher.deep_copy())
+
+
+class GrammarState:
+    """A point in an output that must match a grammar.
+
+    The matcher stops by itself when nothing can follow, and then takes no EOS any more; such tokens are only
+    counted, in `_after_end`.
+    """
+
+    __slots__ = ("_after_end", "_consumed", "_grammar", "_matcher")
+
+    def __init__(self, grammar: Grammar, matcher: LLMatcher, consumed: int = 0, after_end: int = 0) -> None:
+        self._grammar = grammar
+        self._matcher = matcher
+        self._consumed = consumed
+        self._after_end = after_end
+
+    @property
+    def finished(self) -> bool:
+        return bool(self._matcher.is_stopped())
+
+    def fill_mask(self, out: Int32Array) -> None:
+        vocabulary = self._grammar.vocabulary
+        if self._matcher.is_stopped():
+            self._check()
+            set_bits(out, vocabulary.eos)
+            return
+        own = out[: vocabulary.words]
+        self._matcher.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
+        out[vocabulary.words :] = 0
+        self._check(own)
+
+    def consume(self, token_id: int) -> bool:
+        if self._matcher.is_stopped():
+            if self._matcher.is_error() or token_id not in self._grammar.vocabulary.eos:
+                return False
+            self._after_end += 1
+            return True
+        if not 0 <= token_id < self._grammar.vocabulary.size:
+            return False
+        taken = int(self._matcher.try_consume_tokens([token_id]))
+        self._consumed += taken
+        return taken == 1
+
+    def rollback(self, n: int) -> None:
+        assert 0 <= n <= self._consumed + self._after_end, "more than was consumed"
+        counted = min(n, self._after_end)
+        self._after_end -= counted
+        if n > counted:
+            self._consumed -= n - counted
+            self._matcher.rollback(n - counted)
+
+    def fork(self) -> Self:
+        return type(self)(self._grammar, self._matcher.deep_copy(), self._consumed, self._after_end)
+
+    def _check(self, mask: Int32Array | None = None) -> None:
+        """Raise where the matcher has given up, or where no token of this vocabulary can go on."""
+        if self._matcher.is_error():
+            self._grammar.failed = True
+            raise InvalidRequest("constraint", _reason(self._matcher), f"after {self._consumed} tokens")
+        if mask is not None and not mask.any():
+            raise InvalidRequest("constraint", "no token can go on", f"after {self._consumed} tokens")
+
+
+def fill_grammar_masks(states: Iterable[tuple[int, GrammarState]], out: Int32Array) -> None:
+    """Fill rows of `out`, int32 [M, words], by their index, on several threads."""
+    todo = []
+    for row, state in states:
+        vocabulary = state._grammar.vocabulary
+        if state._matcher.is_stopped() or out.shape[1] != vocabulary.words or not out.flags.c_contiguous:
+            state.fill_mask(out[row])
+        else:
+            todo.append((row, state))
+    if len(todo) == 1:
+        todo[0][1].fill_mask(out[todo[0][0]])
+    elif todo:
+        pairs = [(state._matcher, row) for row, state in todo]
+        _executor().unsafe_compute_mask_ptr(pairs, out.ctypes.data, out.shape[1] * 4, out.shape[0])
+        for row, state in todo:
+            state._check(out[row])
+
+
+def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+    """The tokenizer's, made at the first constraint (about a second for 150,000 tokens)."""
+    with _lock:
+        found = _vocabularies.get(tokenizer)
+        if found is None:
+            found = _vocabularies[tokenizer] = Vocabulary(tokenizer)
+        return found
+
+
+def _executor() -> LLExecutor:
+    global _shared_executor
+    with _lock:
+        if _shared_executor is None:
+            _shared_executor = LLExecutor()
+        return _shared_executor
+
+
+def _limits() -> LLParserLimits:
+    """Tighter than the library's: a step's mask may hold up a whole batch. About 10 ms a mask at worst, and
+    100 MB of explored states a grammar."""
+    return LLParserLimits(step_lexer_fuel=150_000, max_lexer_states=50_000, verbose_errors=False)
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """What llguidance says, on one line, without its drawing of the source."""
+    lines = [line.strip() for line in matcher.get_error().splitlines()]
+    return " ".join(line for line in lines if line and "|" not in line[:6] and line.strip("^ "))
+
+
+_lock = threading.Lock()
+_vocabularies: WeakKeyDictionary[Tokenizer, Vocabulary] = WeakKeyDictionary()
+_shared_executor: LLExecutor | None = None
