@@ -19,6 +19,10 @@ ETA_TASKS = 1000
 
 def configure(app: Any) -> None:
     """Make `app`'s worker a Petiole worker."""
+    from tasks.worker import transport
+    from tasks.worker.quarantine import put_aside
+    from tasks.worker.steps import EngineStep
+
     conf = app.conf
     if not conf.worker_concurrency:
         conf.worker_concurrency = settings().max_num_seqs + LOOK_AHEAD
@@ -27,3 +31,8 @@ def configure(app: Any) -> None:
     conf.worker_cancel_long_running_tasks_on_connection_loss = False
     conf.worker_enable_prefetch_count_reduction = False
     conf.result_backend_always_retry = True
+    conf.worker_consumer = "tasks.worker.consumer:Consumer"
+    app.steps["worker"].add(EngineStep)
+    transport.install()
+    ttl_ms = settings().stream_ttl_s * 1000
+    transport.quarantine = lambda message, queue, reason: put_aside(app, message, queue, reason, None, ttl_ms)

@@ -1,7 +1,7 @@
 """What a delivery of a task is to do, decided from what earlier deliveries left in Redis.
 
-Every delivery begins with `begin.lua`, which hands out the task's next fencing number. From then on the script that
-publishes refuses older numbers, so a worker that was only cut off cannot write into the stream any more.
+Every delivery begins with `begin.lua`, which hands out the task's next fencing number. From then on the script
+that publishes refuses older numbers, so a worker that was only cut off cannot write into the stream any more.
 
     nothing left            generate
     tokens in the log       resume after them

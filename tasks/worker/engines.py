@@ -1,7 +1,7 @@
 """The engine that a worker runs, by name.
 
-`PETIOLE_ENGINE_FACTORY` names another one as "module:callable": it is called with an `EngineConfig` and returns what
-has the engine's interface. The tests of the fleet run one that makes up its tokens.
+`PETIOLE_ENGINE_FACTORY` names another one as "module:callable": it is called with an `EngineConfig` and returns
+what has the engine's interface. The tests of the fleet run one that makes up its tokens.
 """
 
 from __future__ import annotations

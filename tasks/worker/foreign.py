@@ -1,7 +1,8 @@
 """Tasks of the same app that are no generations: a few threads of their own, as in Celery's `threads` pool.
 
 They share the worker's prefetch with the generations, so a flood of long ones is better given a queue and a worker
-of its own. Time limits are not enforced on them, and a running one cannot be terminated: a thread cannot be killed.
+of its own. Time limits are not enforced on them, and a running one cannot be terminated: a thread cannot be
+killed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """From a delivered message to the engine: read the arguments, begin the attempt, submit.
 
 A thread of its own, because it asks Redis and may have to look at megabytes; and one script call for all messages
-that have come meanwhile. While Redis is away nothing is admitted: the messages wait here, at most as many as the pool
-may hold.
+that have come meanwhile. While Redis is away nothing is admitted: the messages wait here, at most as many as
+the pool may hold.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
 
 Who does what: the intake begins and submits, the engine's text thread reports what it makes, the publisher says
 whether the end was ours to write, a completion thread runs Celery's trace, and everything that touches Celery's
-request happens on the consumer's thread, in the order in which it was posted. A revoked task is announced by Celery
-itself; its trace never runs, so nothing can overwrite REVOKED.
+request happens on the consumer's thread, in the order in which it was posted. A revoked task is announced by
+Celery itself; its trace never runs, so nothing can overwrite REVOKED.
 """
 
 from __future__ import annotations
@@ -156,7 +156,8 @@ class Job:
         self.stream.push(piece, last=delta.finish_reason is not None)
 
     def _on_done(self, handle: Handle) -> None:
-        assert self.stream is not None and self.begun is not None
+        assert self.stream is not None
+        assert self.begun is not None
         error = handle.error
         if isinstance(error, HandedBack) or (isinstance(error, EngineError) and not self.pool.engine.healthy):
             if self.pool.engine.healthy:

@@ -2,8 +2,8 @@
 
 Celery's request objects and its sets of active requests belong to that thread; the engine, the publisher and the
 completion threads post here what concerns them. A pipe in the event loop's poller wakes it up: a callback that is
-run as a reader may itself call `call_soon`, which the loop then runs before it polls again, while one nested in another
-`call_soon` would wait for the next poll.
+run as a reader may itself call `call_soon`, which the loop then runs before it polls again, while one nested in
+another `call_soon` would wait for the next poll.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     consumer ──on_apply──► Job ──intake──► engine ──text thread──► publisher ──► completion threads ──► consumer
 
-There is no thread a task. A generation task becomes a `Job`; the engine batches all of them. Other tasks of the same
-app run on a few threads of their own. `limit` is the engine's slots and a small look-ahead, so that the next request is
-at hand when a slot becomes free and no worker hoards what an idle one could run.
+There is no thread a task. A generation task becomes a `Job`; the engine batches all of them. Other tasks of the
+same app run on a few threads of their own. `limit` is the engine's slots and a small look-ahead, so that the
+next request is at hand when a slot becomes free and no worker hoards what an idle one could run.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
     task_join_will_block = True
 
     engine: EngineLike
+    limit: int
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -2,10 +2,10 @@
 
     text thread ──push──► Stream.pieces ──(publisher thread, publish.lua)──► log, channel, state
 
-A stream's first token and its end are flushed at once; what comes between is collected for `interval_s` and goes out
-with everybody else's, so the cost is one round trip a tick and not one a token. When Redis is slow the pieces
-of a stream join into one delta; when it is away they wait here. That is bounded: a task is taken from the queue only
-with an answer from Redis, so what can wait is the output of the tasks that the pool holds.
+A stream's first token and its end are flushed at once; what comes between is collected for `interval_s` and
+goes out with everybody else's, so the cost is one round trip a tick and not one a token. When Redis is slow the
+pieces of a stream join into one delta; when it is away they wait here. That is bounded: a task is taken from
+the queue only with an answer from Redis, so what can wait is the output of the tasks that the pool holds.
 
 A piece counts as sent when the script has said so. When it says something else:
 
@@ -40,9 +40,9 @@ _INTEREST_GRACE_S = 10.0
 
 
 class Piece(NamedTuple):
-    """What the engine's text thread hands over: tokens [index, index + len(token_ids)) and their text."""
+    """What the engine's text thread hands over: tokens [start, start + len(token_ids)) and their text."""
 
-    index: int
+    start: int
     token_ids: Sequence[int]
     text: str
     logprobs: list[dict[str, Any]] | None = None
@@ -50,10 +50,10 @@ class Piece(NamedTuple):
 
 
 class Flushed(NamedTuple):
-    """What one script call says of a stream: its first `count` pieces, and which of its turns."""
+    """What one script call says of a stream: its first `sent` pieces, and which of its turns."""
 
     stream: Stream
-    count: int
+    sent: int
     admitted: bool
     last: bool
     released: bool
@@ -92,7 +92,8 @@ class Stream:
         self.keys = stream_keys(task_id)
         self._publisher = publisher
         self._quoted = quote(task_id)
-        # What earlier attempts wrote is kept as a piece that was sent: should Redis lose its log, it is sent again.
+        # What earlier attempts wrote is kept as a piece that was sent: should Redis lose its log, it is sent
+        # again.
         self.pieces: list[Piece] = []
         if before.token_ids:
             self.pieces.append(
@@ -109,7 +110,7 @@ class Stream:
     @property
     def end(self) -> int:
         """The index after the last token."""
-        return self.pieces[-1].index + len(self.pieces[-1].token_ids) if self.pieces else 0
+        return self.pieces[-1].start + len(self.pieces[-1].token_ids) if self.pieces else 0
 
     def push(self, piece: Piece, *, last: bool = False) -> None:
         """A piece of the output. The `last` one waits for `finish`, so that both make one delta."""
@@ -138,7 +139,7 @@ class Stream:
         final, released, admitted = self.final, self.released, self.admitted
         count = len(self.pieces)
         chunk = self.pieces[self.sent : count]
-        index = chunk[0].index if chunk else self.end
+        index = chunk[0].start if chunk else self.end
         flags = 0
         if admitted and not self.admitted_sent:
             flags |= _ADMITTED
@@ -156,7 +157,7 @@ class Stream:
         if final is not None:
             flags |= _LAST
         keys += (self.keys.log, self.keys.state)
-        after = chunk[-1].index + len(chunk[-1].token_ids) if chunk else index
+        after = chunk[-1].start + len(chunk[-1].token_ids) if chunk else index
         args += (self.attempt, flags, index, after, payload)
         if final is not None:
             args.append(final[1])
@@ -297,7 +298,7 @@ class Publisher:
 
     def _sent(self, part: Flushed) -> None:
         stream = part.stream
-        stream.sent, stream.admitted_sent = part.count, part.admitted
+        stream.sent, stream.admitted_sent = part.sent, part.admitted
         if part.last:
             stream.closed = True
             stream.listener.on_finished()
@@ -310,19 +311,13 @@ class Publisher:
     def _rewind(self, stream: Stream, at: int) -> None:
         """The log ends at `at`: go on with the piece that begins there."""
         with self._changed:
-            for position, piece in enumerate(stream.pieces):
-                if piece.index == at:
-                    break
-            else:
-                position = len(stream.pieces)
-                if at != stream.end:
-                    logger.error(
-                        "stream %s: the log ends at %d, inside what this attempt wrote", stream.task_id, at
-                    )
-                    stream.closed = True
-                    stream.listener.on_stale()
-                    return
-            stream.sent = position
+            starts = [piece.start for piece in stream.pieces]
+            if at not in starts and at != stream.end:
+                logger.error("stream %s: the log ends at %d, inside what this attempt wrote", stream.task_id, at)
+                stream.closed = True
+                stream.listener.on_stale()
+                return
+            stream.sent = starts.index(at) if at in starts else len(starts)
             stream.admitted_sent = False
             stream.refresh_at = 0.0
             self._due(stream, urgent=True)

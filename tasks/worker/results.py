@@ -137,12 +137,13 @@ def at_hand(task_id: str, outcome: Outcome) -> Iterator[None]:
 
 def take_result(task_id: str) -> dict[str, Any]:
     """For the body of a generation task: what the engine made of it."""
-    known, outcome = getattr(_at_hand, "outcome", (None, None))
+    nothing: tuple[str, Outcome | None] = ("", None)
+    known, outcome = getattr(_at_hand, "outcome", nothing)
     if known != task_id or outcome is None:
         raise errors.GenerationFailed(
             "this worker does not run Petiole's pool: start it with celery -A tasks worker, or set worker_pool"
         )
     if outcome.error is not None:
         raise outcome.error
-    assert outcome.result is not None
+    assert isinstance(outcome.result, dict)
     return outcome.result

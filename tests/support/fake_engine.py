@@ -1,8 +1,8 @@
 """An engine that makes its tokens up: the interface and the manners of `gpu_worker.Engine`, no model.
 
-Token i of a request is a function of (prompt, seed, i), so the same request gives the same tokens on every worker and
-a continuation is right exactly if it is equal. Each token's text is a word. `PETIOLE_FAKE_STEP_MS` is the time of one
-step, in which every running request gets one token.
+Token i of a request is a function of (prompt, seed, i), so the same request gives the same tokens on every
+worker and a continuation is right exactly if it is equal. Each token's text is a word. `PETIOLE_FAKE_STEP_MS`
+is the time of one step, in which every running request gets one token.
 
 A prompt may ask for trouble: "die:K" kills the process at token K, "hang:K" stops the loop at token K,
 "fatal:K" breaks the engine at token K.
@@ -88,7 +88,14 @@ class FakeEngine:
     def healthy(self) -> bool:
         return self.failure is None
 
-    def submit(self, request, *, on_delta=None, on_admitted=None, on_done=None) -> Handle:  # type: ignore[no-untyped-def]
+    def submit(
+        self,
+        request: Request,
+        *,
+        on_delta: Callable[[Handle, Delta], None] | None = None,
+        on_admitted: Callable[[Handle], None] | None = None,
+        on_done: Callable[[Handle], None] | None = None,
+    ) -> Handle:
         handle = Handle(request, self, on_delta=on_delta, on_admitted=on_admitted, on_done=on_done)
         with self._changed:
             row = Row(handle, time.monotonic(), tokens=list(request.resume_token_ids))

@@ -1,0 +1,128 @@
+"""Celery's consumer, made proof against messages.
+
+A stock worker exits on a header of the wrong type, and the message then ends the next worker. Here what cannot be
+handled is put aside, answered if it has an id, and acknowledged. What is wrong with Redis or the result backend
+is not the message's fault and goes its usual way.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import redis
+from celery.worker.consumer import Consumer as StockConsumer
+
+from tasks.settings import settings
+from tasks.worker.quarantine import put_aside
+
+logger = logging.getLogger(__name__)
+
+
+class Consumer(StockConsumer):  # type: ignore[misc]
+    def __init__(self, *args: Any, pool: Any = None, **kwargs: Any) -> None:
+        super().__init__(*args, pool=pool, **kwargs)
+
+    def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], None]:
+        handle = super().create_task_handler(*args, **kwargs)
+
+        def guarded(message: Any) -> None:
+            reason = malformed(message)
+            if reason is None:
+                try:
+                    handle(message)
+                except (redis.RedisError, OSError):
+                    raise
+                except Exception as error:
+                    logger.exception("a message could not be handled")
+                    reason = f"cannot be handled: {type(error).__name__}: {error}"
+            if reason is not None:
+                self.refuse(message, reason)
+
+        return guarded
+
+    def refuse(self, message: Any, reason: str) -> None:
+        logger.error("a message was put aside: %s", reason)
+        headers = message.headers if isinstance(message.headers, dict) else {}
+        task_id = headers.get("id")
+        body = message.body if isinstance(message.body, bytes) else str(message.body).encode(errors="replace")
+        put_aside(
+            self.app,
+            body,
+            str((message.delivery_info or {}).get("routing_key")),
+            reason,
+            task_id if isinstance(task_id, str) and 0 < len(task_id) <= 255 else None,
+            settings().stream_ttl_s * 1000,
+        )
+        if not message.acknowledged:
+            message.ack_log_error(logger, self.connection_errors)
+
+
+_OPTIONAL: dict[str, tuple[type, ...]] = {
+    "root_id": (str,),
+    "parent_id": (str,),
+    "group": (str,),
+    "shadow": (str,),
+    "eta": (str,),
+    "expires": (str, int, float),
+    "argsrepr": (str,),
+    "kwargsrepr": (str,),
+    "origin": (str,),
+    "retries": (int,),
+    "stamps": (dict,),
+    "stamped_headers": (list,),
+    "ignore_result": (bool,),
+    "replaced_task_nesting": (int,),
+    "group_index": (int,),
+}
+
+
+def malformed(message: Any) -> str | None:
+    """Why Celery cannot take this message, or None."""
+    headers = message.headers
+    if not isinstance(headers, dict):
+        return "headers must be an object"
+    if "task" not in headers:
+        return None if _protocol_1(message) else "headers must name a task"
+    if not isinstance(headers["task"], str) or not isinstance(headers.get("id"), str) or not headers["id"]:
+        return "headers.task and headers.id must be text"
+    for name, kinds in _OPTIONAL.items():
+        value = headers.get(name)
+        if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
+            return f"headers.{name} must be {' or '.join(kind.__name__ for kind in kinds)}"
+    limits = headers.get("timelimit")
+    if limits is not None and not (
+        isinstance(limits, list | tuple) and len(limits) == 2 and all(map(_positive_or_none, limits))
+    ):
+        return "headers.timelimit must be two numbers"
+    try:
+        body = message.payload
+    except Exception as error:
+        return f"body cannot be decoded: {error}"
+    if isinstance(body, dict):
+        return None if isinstance(body.get("kwargs", {}), dict) else "kwargs must be an object"
+    if not (isinstance(body, list | tuple) and len(body) == 3):
+        return "body must be [args, kwargs, embed]"
+    args, kwargs, embed = body
+    if not isinstance(args, list | tuple) or not isinstance(kwargs, dict) or not isinstance(embed, dict | None):
+        return "body must be [args, kwargs, embed]: a list and two objects"
+    return None
+
+
+def _protocol_1(message: Any) -> bool:
+    try:
+        body = message.payload
+    except Exception:
+        return False
+    return (
+        isinstance(body, dict)
+        and isinstance(body.get("task"), str)
+        and isinstance(body.get("id"), str)
+        and isinstance(body.get("args", []), list)
+        and isinstance(body.get("kwargs", {}), dict)
+    )
+
+
+def _positive_or_none(value: object) -> bool:
+    return value is None or (type(value) in (int, float) and value > 0)  # type: ignore[operator]

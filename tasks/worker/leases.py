@@ -1,0 +1,100 @@
+"""Who is alive keeps its messages; who is not loses them within seconds.
+
+A thread of its own, with a connection of its own, so that neither a busy event loop nor a worker that is draining
+lets a lease run out. It renews only while the engine makes progress: a worker whose engine hangs is as good as
+dead, and its tasks go to another one. And it sweeps: whoever lives gives back the messages of owners without a
+lease.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import redis
+
+from tasks.connections import LOST
+from tasks.worker.ledger import Ledger, Names, restore
+
+logger = logging.getLogger(__name__)
+
+SWEEP_S = 2.0
+
+
+class LeaseKeeper:
+    """Renews the leases of `ledgers()` and sweeps those of the dead.
+
+    `connect` is called on the keeper's thread until it gives a client; `heartbeat_age_s` is the engine's;
+    `beat` is called every second with the age of the oldest lease, for the fleet view.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledgers: Callable[[], list[Ledger]],
+        connect: Callable[[], redis.Redis | None],
+        heartbeat_age_s: Callable[[], float],
+        visibility_timeout_s: float,
+        sweep_s: float = SWEEP_S,
+    ) -> None:
+        self._ledgers, self._connect, self._heartbeat_age_s = ledgers, connect, heartbeat_age_s
+        self.visibility_timeout_s = visibility_timeout_s
+        self.renew_s = visibility_timeout_s / 5
+        self.sweep_s = min(sweep_s, visibility_timeout_s)
+        self.renewed_at = time.monotonic()
+        self._stopped = threading.Event()
+        self._hanging = False
+        self._client: redis.Redis | None = None
+        self._thread = threading.Thread(target=self._run, name="petiole-leases", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(2.0)
+
+    @property
+    def lease_age_s(self) -> float:
+        return time.monotonic() - self.renewed_at
+
+    def _run(self) -> None:
+        renew_at = sweep_at = time.monotonic()
+        while not self._stopped.is_set():
+            now = time.monotonic()
+            try:
+                if self._client is None:
+                    self._client = self._connect()
+                if self._client is not None:
+                    if now >= renew_at:
+                        self._renew(self._client)
+                        renew_at = now + self.renew_s
+                    if now >= sweep_at:
+                        self._sweep(self._client)
+                        sweep_at = now + self.sweep_s
+            except (*LOST, redis.RedisError) as error:
+                logger.warning("leases: Redis does not answer: %s", error)
+                self._client = None
+                renew_at = now
+            self._stopped.wait(min(self.renew_s, self.sweep_s) / 2 if self._client else 0.5)
+
+    def _renew(self, client: redis.Redis) -> None:
+        hanging = self._heartbeat_age_s() > self.visibility_timeout_s / 2
+        if hanging != self._hanging:
+            self._hanging = hanging
+            logger.error("the engine hangs: its tasks go to others" if hanging else "the engine goes on")
+        if hanging:
+            return
+        for ledger in self._ledgers():
+            if not ledger.renew(client):
+                logger.warning("a lease was lost: this worker was silent for too long")
+        self.renewed_at = time.monotonic()
+
+    def _sweep(self, client: redis.Redis) -> None:
+        for names in {ledger.names for ledger in self._ledgers()}:
+            restored = restore(client, Names(*names))
+            if restored:
+                logger.warning("gave back %d messages of workers that are gone", restored)

@@ -1,0 +1,39 @@
+"""`generate.apply(...)` and `task_always_eager`: no worker, no queue, the same engine in this process.
+
+The engine is loaded at the first call and stays until the process ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from typing import Any
+
+from tasks.schemas import ChatRequest, GenerateRequest
+from tasks.settings import settings
+from tasks.worker.engines import EngineLike, make_engine
+from tasks.worker.requests import engine_request
+from tasks.worker.results import Written, public, succeeded
+
+_mutex = threading.Lock()
+_engines: list[EngineLike] = []
+
+
+def run(asked: GenerateRequest | ChatRequest, task_id: str) -> dict[str, Any]:
+    """Generate here and now. Raises what the task would fail with."""
+    request = engine_request(task_id, asked, deadline_s=asked.deadline_s)
+    try:
+        result = _engine().submit(request).result()
+    except Exception as error:
+        raise public(error) from None
+    value = succeeded(result, 1, Written()).result
+    assert value is not None
+    return value
+
+
+def _engine() -> EngineLike:
+    with _mutex:
+        if not _engines:
+            _engines.append(make_engine(settings()))
+            atexit.register(_engines[0].shutdown, drain=False)
+        return _engines[0]

@@ -1,0 +1,13 @@
+-- Keep a lease, as long as nobody has given its owner's messages back. A lease that has run out unnoticed is as
+-- good.
+--
+-- KEYS  owners, lease
+-- ARGV  owner, ttl_ms
+-- reply 1, or 0 when the owner has lost what it held
+if redis.call('SISMEMBER', KEYS[1], ARGV[1]) == 0 then
+  return 0
+end
+if redis.call('PEXPIRE', KEYS[2], ARGV[2]) == 0 then
+  redis.call('SET', KEYS[2], 1, 'PX', ARGV[2])
+end
+return 1

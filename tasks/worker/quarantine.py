@@ -1,0 +1,71 @@
+"""What is no message at all, or none that Celery can take: put aside with the reason, and answered if it has an
+id.
+
+    petiole:quarantine    list, newest first: {"at", "queue", "reason", "task_id", "message"}; capped, and with
+    a TTL
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from typing import Any
+
+import redis
+
+from tasks import connections
+from tasks.errors import InvalidRequest, describe
+from tasks.schemas import stream_keys
+from tasks.worker import scripts
+from tasks.worker.publisher import closing_delta
+
+logger = logging.getLogger(__name__)
+
+KEY = "petiole:quarantine"
+KEPT = 1000
+KEPT_S = 7 * 86_400
+SHOWN_BYTES = 65_536
+
+_ID = re.compile(rb'"(?:id|correlation_id)": ?"([0-9A-Za-z_-]{1,64})"')
+
+
+def put_aside(app: Any, message: bytes, queue: str, reason: str, task_id: str | None, ttl_ms: int) -> None:
+    """Never raises: a bad message must not end the worker, not even while Redis is full."""
+    if task_id is None and (found := _ID.search(message[:SHOWN_BYTES])):
+        task_id = found[1].decode()
+    entry = {
+        "at": time.time(),
+        "queue": queue,
+        "reason": reason,
+        "task_id": task_id,
+        "message": message[:SHOWN_BYTES].decode(errors="replace"),
+    }
+    try:
+        client = connections.streams()
+        with client.pipeline() as pipe:
+            pipe.lpush(KEY, json.dumps(entry))
+            pipe.ltrim(KEY, 0, KEPT - 1)
+            pipe.expire(KEY, KEPT_S)
+            pipe.execute()
+        if task_id is not None:
+            error = InvalidRequest("message", reason, message[:200].decode(errors="replace"))
+            app.backend.mark_as_failure(task_id, error)
+            end_stream(client, task_id, ttl_ms, "error", None, describe(error))
+    except (redis.RedisError, OSError) as error:
+        logger.error("a bad message could not be kept: %s", error)
+
+
+def end_stream(
+    client: redis.Redis,
+    task_id: str,
+    ttl_ms: int,
+    reason: str,
+    stop_reason: str | None,
+    error: dict[str, Any] | None = None,
+) -> None:
+    """The last delta of a stream that no attempt owns: its readers wait for one."""
+    keys = stream_keys(task_id)
+    script = scripts.load(client, "close")
+    script([keys.log, keys.state], [ttl_ms, *closing_delta(task_id, reason, stop_reason, error)])

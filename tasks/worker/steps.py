@@ -1,0 +1,53 @@
+"""What Petiole adds to the life of Celery's worker: leases, and the number of tasks it may hold.
+
+Celery starts its steps in the order of what they require, and stops them in the reverse one:
+
+    event loop, pool (loads the model), this step, consumer
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+from celery import bootsteps
+
+from tasks.settings import settings
+from tasks.worker import transport
+from tasks.worker.leases import LeaseKeeper
+
+
+class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Between the pool and the consumer."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, **options: Any) -> None:
+        super().__init__(worker, **options)
+        self.leases: LeaseKeeper | None = None
+
+    def start(self, worker: Any) -> None:
+        """The model is loaded: now it is known how many tasks this worker may hold."""
+        pool = worker.pool
+        worker.consumer.initial_prefetch_count = max(1, pool.limit) * worker.prefetch_multiplier
+        self.leases = pool.leases = LeaseKeeper(
+            ledgers=lambda: [channel.ledger for channel in list(transport.channels)],
+            connect=connect,
+            heartbeat_age_s=pool.engine.heartbeat_age_s,
+            visibility_timeout_s=settings().visibility_timeout_s,
+        )
+        self.leases.start()
+
+    def shutdown(self, worker: Any) -> None:
+        """After the consumer has given its messages back: until then they are leased."""
+        if self.leases is not None:
+            self.leases.stop()
+
+
+def connect() -> redis.Redis | None:
+    """A connection of the lease keeper's own, to the broker that is consumed from. None until there is one."""
+    timeout_s = max(1.0, settings().visibility_timeout_s / 5)
+    for channel in list(transport.channels):
+        if channel.ledger.registered:
+            return channel.own_client(timeout_s)
+    return None

@@ -1,0 +1,292 @@
+"""kombu's Redis transport, with a fetch that loses nothing and messages that have owners.
+
+Producers notice nothing: what travels through Redis is kombu's own format, and publishing is kombu's own code.
+Only consuming differs:
+
+    stock                                         here
+    BRPOP, then ZADD + HSET: a worker killed      BLMOVE of the list's end onto itself: waits and removes nothing;
+    in between has lost the message               then one script takes as many messages as there is credit for
+    entries keyed by the message's tag, which     entries in a hash of their owner: see `ledger`
+    its next owner shares
+    any worker restores what its own timeout      leases: the owner's timeout, the server's clock: see `leases`
+    calls old, by its host's clock
+
+It waits on the first queue's list of priority 0; other queues and priorities are looked at when that wakes up, and
+every `WAIT_S`. Redis 6.2 or later.
+
+kombu finds the class through its table of aliases, which `install` changes in the worker's process only: so
+`redis://`, `rediss://` and `redis+socket://` URLs, failover lists and TLS options mean what they always meant.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import weakref
+from collections.abc import Callable
+from queue import Empty
+from typing import Any
+
+import redis
+from kombu import transport as transports
+from kombu.transport import redis as stock
+from kombu.transport import virtual
+from redis.exceptions import ReadOnlyError
+
+from tasks.settings import settings
+from tasks.worker.ledger import Ledger, Taken
+
+logger = logging.getLogger(__name__)
+
+WAIT_S = 0.5
+FULL_PAUSE_S = 1.0
+TAKEN_A_CALL = 64
+
+Quarantine = Callable[[bytes, str, str], None]
+
+channels: weakref.WeakSet[LeasedChannel] = weakref.WeakSet()
+"""Those of this process that are open, for the lease keeper."""
+
+orphans: list[Ledger] = []
+"""Ledgers whose connection was lost before they could give their messages back."""
+
+quarantine: Quarantine | None = None
+"""Called with an envelope that cannot be parsed, its queue, and the reason."""
+
+
+def install() -> None:
+    """From now on, in this process, Redis URLs of brokers mean this transport."""
+    for alias in ("redis", "rediss"):
+        transports.TRANSPORT_ALIASES[alias] = f"{__name__}:Transport"
+    if hasattr(stock, "SentinelChannel"):
+        transports.TRANSPORT_ALIASES["sentinel"] = f"{__name__}:SentinelTransport"
+
+
+_base: Any = virtual.QoS
+
+
+class QoS(stock.QoS):
+    """kombu's bookkeeping of what is delivered; the ledger has the truth in Redis."""
+
+    channel: Channel
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        _base.append(self, message, delivery_tag)
+
+    def ack(self, delivery_tag: str) -> None:
+        self.channel.ledger.ack(delivery_tag)
+        _base.ack(self, delivery_tag)
+        self.channel.acknowledged()
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        if requeue:
+            with self.channel.conn_or_acquire() as client:
+                self.channel.ledger.give_back(client, [delivery_tag])
+            _base.ack(self, delivery_tag)
+        else:
+            self.ack(delivery_tag)
+
+    def restore_unacked(self, client: Any = None) -> None:
+        with self.channel.conn_or_acquire(client) as client:
+            self.channel.ledger.close(client)
+        self._delivered.clear()
+
+    def restore_visible(self, *_: Any, **__: Any) -> None:
+        """The sweeper does it: see `leases`."""
+
+    def forget(self) -> None:
+        """The messages are somebody else's now."""
+        self._delivered.clear()
+        self._dirty.clear()
+
+
+class LeasedChannel:
+    """What differs from kombu's channel. Mixed into it, with and without Sentinel."""
+
+    QoS = QoS
+    ledger: Ledger
+    deferred = False
+    _full_until = 0.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        me: Any = self
+        self.ledger = Ledger(prefix=me.global_keyprefix, visibility_timeout_s=settings().visibility_timeout_s)
+        channels.add(self)
+
+    # ------------------------------------------------------------ waiting
+
+    def _brpop_start(self, timeout: float | None = None) -> None:
+        """Wait for a message without removing it."""
+        me: Any = self
+        if time.monotonic() < self._full_until:
+            return
+        queues = me._queue_cycle.consume(len(me.active_queues))
+        if not queues:
+            return
+        key = me.global_keyprefix + me._q_for_pri(queues[0], 0)
+        me._in_poll = me.client.connection
+        me._brpop_sent_at = time.monotonic()
+        me.client.connection.send_command("BLMOVE", key, key, "RIGHT", "RIGHT", WAIT_S)
+
+    def _brpop_read(self, **options: Any) -> bool:
+        me: Any = self
+        try:
+            try:
+                me.client.parse_response(me.client.connection, "BLMOVE", **options)
+            except redis.ResponseError as error:
+                self._refused(error)
+                raise Empty from None
+            except me.connection_errors:
+                me.client.connection.disconnect()
+                raise
+        finally:
+            me._in_poll = None
+            me._flush_brpop_reauth()
+        if not self.deliver():
+            raise Empty
+        return True
+
+    # ------------------------------------------------------------ taking
+
+    def deliver(self) -> int:
+        """Take what there is credit for, and hand it to the consumers. Returns how many messages that were."""
+        me: Any = self
+        if me._closing:
+            return 0
+        credit = me.qos.can_consume_max_estimate() if me.qos.prefetch_count else TAKEN_A_CALL
+        if self.ledger.lost:
+            self._lost()
+        queues = {
+            me.global_keyprefix + me._q_for_pri(queue, priority): queue
+            for priority in me.priority_steps
+            for queue in me._queue_cycle.consume(len(me.active_queues))
+        }
+        if not queues or not credit:
+            return 0
+        try:
+            with me.conn_or_acquire() as client:
+                while orphans:
+                    orphans[-1].close(client)
+                    orphans.pop()
+                taken = self.ledger.take(client, list(queues), min(credit, TAKEN_A_CALL))
+                if taken is None:
+                    self._lost()
+                    taken = self.ledger.take(client, list(queues), min(credit, TAKEN_A_CALL)) or []
+        except redis.ResponseError as error:
+            self._refused(error)
+            return 0
+        for message in taken:
+            queue = queues[message.queue]
+            me._queue_cycle.rotate(queue)
+            self._deliver(message, queue)
+        return len(taken)
+
+    def _deliver(self, taken: Taken, queue: str) -> None:
+        me: Any = self
+        try:
+            envelope = json.loads(taken.item)
+            envelope["properties"]["delivery_tag"] = taken.tag
+            if not isinstance(envelope["headers"], dict) or not isinstance(envelope.get("body"), str):
+                raise TypeError("headers must be an object and body a string")
+            me.connection._callbacks[queue]
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            logger.error("queue %s: a message that is none was put aside: %s", queue, error)
+            if quarantine is not None:
+                quarantine(taken.item, queue, f"{type(error).__name__}: {error}")
+            self.ledger.ack(taken.tag)
+            self.acknowledged()
+            return
+        me.connection._deliver(envelope, queue)
+
+    def _lost(self) -> None:
+        me: Any = self
+        logger.warning(
+            "the lease on %d messages was lost; others have them now", len(me.qos._delivered) - len(me.qos._dirty)
+        )
+        me.qos.forget()
+        self.ledger.begin_anew()
+
+    def _refused(self, error: redis.ResponseError) -> None:
+        """Redis is full, or became a replica: neither ends the worker."""
+        me: Any = self
+        if isinstance(error, ReadOnlyError):
+            me.client.connection.disconnect()
+            raise redis.ConnectionError(str(error)) from error
+        if time.monotonic() > self._full_until + 10 * FULL_PAUSE_S:
+            logger.error("Redis refuses to hand out messages: %s", error)
+        self._full_until = time.monotonic() + FULL_PAUSE_S
+
+    # ------------------------------------------------------------ acknowledging
+
+    def acknowledged(self) -> None:
+        """Without an event loop there is no tick that would send acknowledgements."""
+        if not self.deferred:
+            self.flush()
+
+    def flush(self) -> None:
+        me: Any = self
+        if not self.ledger._acknowledged or me.closed:
+            return
+        try:
+            with me.conn_or_acquire() as client:
+                self.ledger.flush(client)
+        except redis.ResponseError as error:
+            self._refused(error)
+
+    def close(self) -> None:
+        me: Any = self
+        in_poll, me._in_poll = me._in_poll, None
+        if in_poll:  # nothing can be lost with the reply: waiting removes nothing
+            me.client.connection.disconnect()
+        channels.discard(self)
+        if not me.closed:
+            me.qos.forget()
+            try:
+                with me.conn_or_acquire() as client:
+                    self.ledger.close(client)
+            except (*me.connection_errors, redis.ResponseError) as error:
+                logger.warning("messages could not be given back yet: %s", error)
+                orphans.append(self.ledger)
+        super().close()  # type: ignore[misc]
+
+    def own_client(self, timeout_s: float) -> redis.Redis:
+        """A client like this channel's, with one connection that nobody else uses."""
+        me: Any = self
+        if hasattr(me, "_sentinel_managed_pool"):
+            return redis.Redis(connection_pool=me._sentinel_managed_pool())
+        parameters = {**me._connparams(), "max_connections": 1, "socket_timeout": timeout_s}
+        return redis.Redis(connection_pool=redis.ConnectionPool(**parameters))
+
+
+class Channel(LeasedChannel, stock.Channel):
+    pass
+
+
+class LeasedTransport:
+    """What differs from kombu's transport: acknowledgements go out together, at every turn of the event loop."""
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        super().register_with_event_loop(connection, loop)  # type: ignore[misc]
+        me: Any = self
+
+        def flush() -> None:
+            for channel in me.channels:
+                channel.deferred = True
+                channel.flush()
+
+        loop.on_tick.add(flush)
+
+
+class Transport(LeasedTransport, stock.Transport):
+    Channel = Channel
+
+
+if hasattr(stock, "SentinelChannel"):
+
+    class SentinelChannel(LeasedChannel, stock.SentinelChannel):
+        pass
+
+    class SentinelTransport(LeasedTransport, stock.SentinelTransport):
+        Channel = SentinelChannel
