@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import xxhash
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from cache.errors import (
     ConservationError,
@@ -67,7 +67,7 @@ class BlockCache:
         n = page_table.n_pages
         self._tokens = np.empty((n, size), dtype=np.int64)
         self._hashes = np.zeros(n, dtype=np.uint64)
-        self._parents = np.zeros(n, dtype=np.int32)  # 0: the first block of a sequence
+        self._parents = np.zeros(n, dtype=np.int64)  # 0: the first block of a sequence
         self._refs = np.zeros(n, dtype=np.int32)  # locks
         self._children = np.zeros(n, dtype=np.int32)  # indexed blocks that build on this one
         self._state = np.zeros(n, dtype=np.int8)
@@ -136,7 +136,7 @@ class BlockCache:
             hashes.append(prefix)
         if not found:
             return NO_PAGES, hashes
-        pages = np.array(found, dtype=np.int32)
+        pages = np.array(found, dtype=np.int64)
         parents = np.concatenate([_last(before), pages[:-1]])
         wanted = codes[first * size : (first + len(pages)) * size].reshape(-1, size)
         same = (self._tokens[pages] == wanted).all(axis=1) & (self._parents[pages] == parents)
@@ -157,7 +157,7 @@ class BlockCache:
         from_token_idx: int = 0,
         from_page_idx: int = 0,
     ) -> InsertResult[BlockChain]:
-        tokens, given, size = as_tokens(tokens), np.asarray(pages, dtype=np.int32), self.block_size
+        tokens, given, size = as_tokens(tokens), np.asarray(pages, dtype=np.int64), self.block_size
         if given.shape != (self.page_table.pages_for(tokens.kv_length),):
             raise MisalignedError(f"{tokens} needs pages of {size} positions, got {given.size}")
         chain = from_node or BlockChain(
@@ -283,7 +283,7 @@ class BlockCache:
         self._state[gone] = _NONE
         self._cached -= len(gone)
         self._reclaimable -= len(gone)
-        self.page_table.release_pages(np.array(gone, dtype=np.int32))
+        self.page_table.release_pages(np.array(gone, dtype=np.int64))
         self.stats.evictions += len(gone)
         self.stats.evicted_pages += len(gone)
         return len(gone)
@@ -334,7 +334,7 @@ class BlockCache:
         self._detach(self._indexed())
         return before - self._cached
 
-    def _detach(self, blocks: NDArray[np.integer]) -> None:
+    def _detach(self, blocks: Pages) -> None:
         """Make blocks, and what builds on them, unreachable for matches, and free those that nobody holds."""
         doomed = np.zeros(self.page_table.n_pages, dtype=np.bool_)
         indexed = self._indexed()
@@ -351,12 +351,12 @@ class BlockCache:
         self._reclaimable -= len(loose)
         self._free_detached(loose)
 
-    def _free_detached(self, pages: NDArray[np.integer]) -> None:
+    def _free_detached(self, pages: Pages) -> None:
         self._state[pages] = _NONE
         self._cached -= len(pages)
-        self.page_table.release_pages(pages.astype(np.int32))
+        self.page_table.release_pages(pages)
 
-    def _indexed(self) -> NDArray[np.intp]:
+    def _indexed(self) -> Pages:
         return np.flatnonzero(self._state == _INDEXED)
 
     def _touch(self, pages: Pages) -> None:
@@ -366,7 +366,7 @@ class BlockCache:
     # --- conservation --------------------------------------------------------------------------------------
 
     def owned_pages(self) -> Pages:
-        return np.flatnonzero(self._state != _NONE).astype(np.int32)
+        return np.flatnonzero(self._state != _NONE)
 
     def check(self) -> None:
         indexed = self._indexed()
@@ -413,4 +413,4 @@ def _seed(namespace: CacheNamespace) -> int:
 
 def _last(pages: Pages) -> Pages:
     """The parent of what comes after these blocks, as an array of one."""
-    return pages[-1:] if len(pages) else np.zeros(1, dtype=np.int32)
+    return pages[-1:] if len(pages) else np.zeros(1, dtype=np.int64)

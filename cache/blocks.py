@@ -91,7 +91,7 @@ class BlockManager(BlockCache):
     def deallocate(self, seq: BlockSequence) -> None:
         """Let go of a sequence's blocks: shared ones stay with their other users, hashed ones stay cached."""
         chain = self._chain_of(seq)
-        table = np.array(seq.block_table, dtype=np.int32)
+        table = np.array(seq.block_table, dtype=np.int64)
         private = table[self.page_table.owns(UNBOUND, table)]
         del self._running[id(seq)]
         self.unlock(chain)
@@ -124,7 +124,7 @@ class BlockManager(BlockCache):
         full = page_boundary(tokens.codes, max(known, 0), self.block_size) // self.block_size
         if full <= done:
             return
-        pages = np.array(seq.block_table[:full], dtype=np.int32)
+        pages = np.array(seq.block_table[:full], dtype=np.int64)
         known_tokens = tokens.prefix(full * self.block_size)
         result = self.insert(
             known_tokens, pages, _namespace(seq), chain, known_tokens.token_index(done * self.block_size), done

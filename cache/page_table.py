@@ -16,30 +16,31 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cache.errors import ConservationError, MappingError, MisalignedError, OutOfRowsError, OwnershipError, RowError
-from cache.pool import CACHED, FREE, RESERVED, UNBOUND, PagePool, Pages
+from cache.pool import CACHED, FREE, RESERVED, UNBOUND, Int32s, PagePool, Pages
 
 Ints: TypeAlias = NDArray[np.int64]
 
-_CLEAN = np.iinfo(np.int32).max
+_CLEAN = np.iinfo(np.int64).max
+_LONG_STRETCH = 16
 
 
 class TableUpdates(NamedTuple):
     """What changed in the matrix: row `rows[i]` holds `lengths[i]` new pages from logical page `starts[i]` on;
     `pages` is their concatenation."""
 
-    rows: Pages
-    starts: Pages
-    lengths: Pages
-    pages: Pages
+    rows: Int32s
+    starts: Int32s
+    lengths: Int32s
+    pages: Int32s
 
 
 class PageIndices(NamedTuple):
     """The pages of a batch, flattened: those of entry i are `indices[indptr[i]:indptr[i + 1]]`, and its last
     page holds `last_page_lengths[i]` positions."""
 
-    indices: Pages
-    indptr: Pages
-    last_page_lengths: Pages
+    indices: Int32s
+    indptr: Int32s
+    last_page_lengths: Int32s
 
 
 def ragged_arange(starts: NDArray[np.integer], lengths: NDArray[np.integer]) -> Ints:
@@ -56,17 +57,17 @@ class PageTable(PagePool):
     def __init__(
         self, n_pages: int, page_size: int = 1, max_batch_size: int = 64, max_pages_per_row: int | None = None
     ) -> None:
-        super().__init__(n_pages, page_size)
+        super().__init__(n_pages, page_size, max_batch_size)
         width = n_pages - 1 if max_pages_per_row is None else max_pages_per_row
         for field, value, lowest in (("max_batch_size", max_batch_size, 2), ("max_pages_per_row", width, 1)):
             if value < lowest:
                 raise MisalignedError(f"{field} must be at least {lowest}, got {value}")
         self.max_batch_size = max_batch_size
         self.max_pages_per_row = width
-        self._matrix: Pages = np.zeros((max_batch_size, width), dtype=np.int32)
-        self._row_pages: Pages = np.zeros(max_batch_size, dtype=np.int32)
+        self._matrix: Int32s = np.zeros((max_batch_size, width), dtype=np.int32)
+        self._row_pages: Ints = np.zeros(max_batch_size, dtype=np.int64)
         self._row_held = np.zeros(max_batch_size, dtype=np.bool_)
-        self._dirty_from: Pages = np.full(max_batch_size, _CLEAN, dtype=np.int32)
+        self._dirty_from: Ints = np.full(max_batch_size, _CLEAN, dtype=np.int64)
         self._free_rows = list(range(max_batch_size - 1, 0, -1))
 
     @property
@@ -79,7 +80,7 @@ class PageTable(PagePool):
         return len(self._free_rows)
 
     @property
-    def matrix(self) -> Pages:
+    def matrix(self) -> Int32s:
         """int32 [max_batch_size, max_pages_per_row]; beyond a row's mapped pages it holds old values."""
         return self._matrix
 
@@ -125,7 +126,9 @@ class PageTable(PagePool):
         have = self._held_row_pages(batch_idx)
         if not 0 <= start <= end <= have:
             raise MappingError(f"pages {start}..{end} asked of row {batch_idx}, which has {have}")
-        return self._matrix[batch_idx, start:end].copy()
+        pages: Pages = self._matrix[batch_idx, start:end].astype(np.int64)
+        pages.setflags(write=False)  # a node may share it
+        return pages
 
     def can_reserve_with_eviction(self, size: int, batch_idx: int | None = None) -> bool:
         """Whether `size` positions would fit into the row (or into a new one)."""
@@ -182,7 +185,7 @@ class PageTable(PagePool):
         have, keep = self._held_row_pages(batch_idx), self.pages_for(max(kv_length, 0))
         if keep >= have:
             return 0
-        tail = self._matrix[batch_idx, keep:have]
+        tail = self.get_pages(batch_idx, keep, have)
         if not (self._owner[tail] == batch_idx).all():
             raise OwnershipError(f"row {batch_idx} shares pages beyond page {keep}: they cannot be trimmed")
         self.release_pages(tail)
@@ -195,7 +198,7 @@ class PageTable(PagePool):
         `cached_page_count`, if given, is checked: that many leading pages must be the cache's and no others.
         """
         have = self._held_row_pages(batch_idx)
-        pages = self._matrix[batch_idx, :have]
+        pages = self.get_pages(batch_idx, 0, have)
         private = self._owner[pages] == batch_idx
         if cached_page_count is not None:
             if not 0 <= cached_page_count <= have:
@@ -235,40 +238,62 @@ class PageTable(PagePool):
         `batch_idx` is one row, or an array of rows that broadcasts against `positions`.
         """
         positions = np.asarray(positions)
-        logical = positions // self.page_size
-        if positions.size and (int(positions.min()) < 0 or not (logical < self._row_pages[batch_idx]).all()):
-            raise MisalignedError(
-                f"positions up to {int(positions.max())} go beyond the mapped pages of their rows"
-            )
-        slots: Ints = self._matrix[batch_idx, logical].astype(np.int64)
-        return slots * self.page_size + positions % self.page_size
+        capacity = self._row_pages[batch_idx] * self.page_size
+        if positions.size and (int(positions.min()) < 0 or (positions >= capacity).any()):
+            raise MisalignedError(f"positions up to {positions.max()} go beyond the mapped pages of their rows")
+        slots: Ints
+        if self.page_size == 1:
+            slots = self._pages_at(batch_idx, positions).astype(np.int64)
+            return slots
+        logical, offset = np.divmod(positions, self.page_size)
+        slots = self._pages_at(batch_idx, logical).astype(np.int64) * self.page_size + offset
+        return slots
+
+    def _pages_at(self, batch_idx: int | NDArray[np.integer], logical: NDArray[np.integer]) -> Int32s:
+        where = (batch_idx, logical) if isinstance(batch_idx, np.ndarray) else logical
+        pages: Int32s = (self._matrix if isinstance(batch_idx, np.ndarray) else self._matrix[batch_idx])[where]
+        return pages
 
     def slots_for_ranges(
         self, rows: NDArray[np.integer], starts: NDArray[np.integer], lengths: NDArray[np.integer]
     ) -> Ints:
         """`build_slot_mapping` of positions `starts[i] .. starts[i] + lengths[i]` of each row, concatenated."""
-        return self.build_slot_mapping(np.repeat(rows, lengths), ragged_arange(starts, lengths))
+        if self.page_size > 1:
+            return self.build_slot_mapping(np.repeat(rows, lengths), ragged_arange(starts, lengths))
+        if (starts + lengths > self._row_pages[rows]).any() or (starts < 0).any():
+            raise MisalignedError("ranges go beyond the mapped pages of their rows")
+        slots: Ints = self._gather(rows, starts, lengths).astype(np.int64)
+        return slots
 
     def page_indices(self, rows: NDArray[np.integer], kv_lengths: NDArray[np.integer]) -> PageIndices:
         """The pages that hold the first `kv_lengths[i]` positions of each row, flattened."""
         kv_lengths = np.asarray(kv_lengths)
         counts = -(-kv_lengths // self.page_size)
-        if not (counts <= self._row_pages[rows]).all():
+        if (counts > self._row_pages[rows]).any():
             raise MisalignedError("kv_lengths go beyond the mapped pages of their rows")
         indptr = np.zeros(len(counts) + 1, dtype=np.int32)
         np.cumsum(counts, out=indptr[1:])
-        flat = ragged_arange(np.asarray(rows, dtype=np.int64) * self.max_pages_per_row, counts)
         last = (kv_lengths - 1) % self.page_size + 1
-        return PageIndices(self._matrix.reshape(-1)[flat], indptr, last.astype(np.int32))
+        return PageIndices(self._gather(rows, np.zeros_like(counts), counts), indptr, last.astype(np.int32))
 
     def drain_updates(self) -> TableUpdates:
         """What was mapped since the last call, merged by row; the log is empty afterwards."""
-        rows = np.flatnonzero(self._dirty_from < self._row_pages).astype(np.int32)
+        rows = np.flatnonzero(self._dirty_from < self._row_pages)
         starts = self._dirty_from[rows]
         lengths = self._row_pages[rows] - starts
-        flat = ragged_arange(rows.astype(np.int64) * self.max_pages_per_row + starts, lengths)
         self._dirty_from[rows] = _CLEAN
-        return TableUpdates(rows, starts, lengths, self._matrix.reshape(-1)[flat])
+        pages = self._gather(rows, starts, lengths)
+        return TableUpdates(rows.astype(np.int32), starts.astype(np.int32), lengths.astype(np.int32), pages)
+
+    def _gather(
+        self, rows: NDArray[np.integer], starts: NDArray[np.integer], counts: NDArray[np.integer]
+    ) -> Int32s:
+        """Stretches of rows, concatenated: row by row if they are long, entry by entry if they are short."""
+        if len(rows) and int(counts.sum()) > _LONG_STRETCH * len(rows):
+            stretches = zip(rows.tolist(), starts.tolist(), (starts + counts).tolist(), strict=True)
+            return np.concatenate([self._matrix[row, start:end] for row, start, end in stretches])
+        flat = ragged_arange(np.asarray(rows, dtype=np.int64) * self.max_pages_per_row + starts, counts)
+        return self._matrix.reshape(-1)[flat]
 
     # --- conservation --------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from cache.pool import PagePool, Pages
 from cache.tokens import CacheTokens, TokensLike, as_tokens
 
 Node = TypeVar("Node")
-NO_PAGES: Pages = np.empty(0, dtype=np.int32)
+NO_PAGES: Pages = np.empty(0, dtype=np.int64)
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ from cache.namespace import DEFAULT_NAMESPACE, CacheNamespace
 from cache.pool import PagePool, Pages
 from cache.prefix import NO_PAGES, CacheStats, InsertResult, MatchResult, Peek
 from cache.tokens import Codes, ImageIdentity, TokensLike, as_tokens, boundary
-from cache.tree import TreeNode, common_length, compact, join, path_to_root, split, subtree
+from cache.tree import TreeNode, common_length, compact, join, path_to_root, split, subtree, unwritable
 
 
 class RadixPrefixCache:
@@ -103,14 +103,15 @@ class RadixPrefixCache:
         from_token_idx: int = 0,
         from_page_idx: int = 0,
     ) -> InsertResult[TreeNode]:
-        tokens, given = as_tokens(tokens), np.asarray(pages, dtype=np.int32)
-        codes = tokens.codes
+        # Nodes share the memory of `CacheTokens`, which only ever grow; a bare array may be written to.
+        tokens = as_tokens(tokens.copy() if isinstance(tokens, np.ndarray) else tokens)
+        given, codes = np.asarray(pages, dtype=np.int64), tokens.codes
         if given.shape != codes.shape:
             raise MisalignedError(f"{len(codes)} KV positions need as many pages, got {given.size}")
         if from_node is not None or from_page_idx or from_token_idx:
             if from_node is None or tokens.token_index(from_page_idx) != from_token_idx:
                 raise MisalignedError(f"token {from_token_idx} of {tokens} does not begin at page {from_page_idx}")
-            if not self.is_attached(from_node) or from_node.kv_end != from_page_idx:
+            if self._attached_end(from_node) != from_page_idx:
                 raise StaleNodeError(f"from_node is not in the tree or does not end at page {from_page_idx}")
             start, inside = from_node, from_node.total_kv_length
         else:
@@ -121,13 +122,17 @@ class RadixPrefixCache:
         if end > kv:
             self.page_table.adopt_pages(given[kv:end])
             self.stats.inserted_pages += end - kv
-            node = self._grow(self._land(node, inside), codes[kv:end].copy(), given[kv:end].copy(), tokens.images)
-        elif kv:
-            node = self._land(node, inside)
-        else:
+            leaf = self._grow(
+                self._land(node, inside), compact(codes[kv:end]), unwritable(given[kv:end]), tokens.images
+            )
+            self._touch(leaf)
+            self._heap.push(leaf)
+            return InsertResult(leaf, end - kv, kv, end)
+        if kv == 0:
             return InsertResult(None, 0, 0, 0)
+        node = self._land(node, inside)
         self._touch(node)
-        return InsertResult(node, end - kv, kv, end)
+        return InsertResult(node, 0, kv, kv)
 
     def _make_room(self, node: TreeNode, codes: Codes, kv: int) -> int:
         """How far the sequence may be inserted under the cap, after evicting others for it."""
@@ -150,17 +155,22 @@ class RadixPrefixCache:
         self._nodes += 1
         self._cached += len(pages)
         self._reclaimable += len(pages)
-        self._heap.push(leaf)
         return leaf
 
     # --- locks ---------------------------------------------------------------------------------------------
 
     def is_attached(self, node: TreeNode) -> bool:
+        return self._attached_end(node) >= 0
+
+    def _attached_end(self, node: TreeNode) -> int:
+        """The position at which a matchable node ends, or -1 if a match cannot reach it."""
+        end = 0
         while (parent := node.parent) is not None:
             if parent.children.get(node.first_code) is not node:
-                return False
+                return -1
+            end += len(node.codes)
             node = parent
-        return node.namespace is not None and self._trees.get(node.namespace) is node
+        return end if node.namespace is not None and self._trees.get(node.namespace) is node else -1
 
     def lock(self, node: TreeNode | None) -> None:
         if node is None:

@@ -13,6 +13,7 @@ segment and carry the namespace; a node with neither parent nor namespace has le
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cache.namespace import CacheNamespace
 from cache.pool import Pages
@@ -70,11 +71,6 @@ class TreeNode:
     def is_leaf(self) -> bool:
         return not self.children
 
-    @property
-    def kv_end(self) -> int:
-        """The position at which the node ends, counted from the start of the sequence."""
-        return sum(len(node.physical_pages) for node in path_to_root(self))
-
     def __repr__(self) -> str:
         return f"TreeNode(kv={self.total_kv_length}, children={len(self.children)}, lock_ref={self.lock_ref})"
 
@@ -103,10 +99,15 @@ def common_length(segment: Codes, codes: Codes, start: int) -> int:
     return first if differs[first] else n
 
 
-def compact(array: np.ndarray) -> np.ndarray:
+def compact(array: NDArray[np.int64]) -> NDArray[np.int64]:
     """A copy of a view that keeps more than twice its own size of memory alive, else the array itself."""
     base = array.base
     return array.copy() if isinstance(base, np.ndarray) and base.size > 2 * array.size else array
+
+
+def unwritable(array: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The array if nobody can write to it, so that a node may share it, else a copy."""
+    return array.copy() if array.flags.writeable else compact(array)
 
 
 def split(node: TreeNode, at: int) -> TreeNode:
