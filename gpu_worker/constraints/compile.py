@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,10 @@ from gpu_worker.text.checks import check_text, plain_data
 MAX_BYTES = 128 * 1024
 """The largest constraint, as JSON text."""
 
+MAX_REPEATS = 10_000
+"""The largest count in a regular expression's `{n,m}`: a mask's cost grows with it."""
+
+_REPEATS = re.compile(r"\{(\d*),?(\d*)\}")
 _WHITESPACE = r"\n?[ ]{0,16}"
 """Between the parts of a JSON value: enough for compact and for indented output, and finite, so that no model can
 spend its budget on blanks."""
@@ -34,11 +39,11 @@ def compile_constraint(constraint: Constraint, tokenizer: Tokenizer) -> GrammarS
         case "json_schema":
             source = _json_schema(field, value)
         case "regex":
-            source = LLMatcher.grammar_from_regex(_text(field, value))
+            source = LLMatcher.grammar_from_regex(_expression(field, value))
         case "choice":
             source = LLMatcher.grammar_from_lark(_choice(field, value))
         case "grammar":
-            source = LLMatcher.grammar_from_lark(_text(field, value))
+            source = LLMatcher.grammar_from_lark(_expression(field, value))
         case _:
             raise InvalidRequest(
                 "constraint.kind", "must be json_schema, regex, choice or grammar", constraint.kind
@@ -52,6 +57,7 @@ def _json_schema(field: str, value: Any) -> str:
     if value is not True and not isinstance(value, Mapping):
         raise InvalidRequest(field, "must be a JSON schema (an object)", type(value).__name__)
     schema = {} if value is True else dict(value)
+    _check_patterns(field, schema)
     return str(LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": _WHITESPACE}))
 
 
@@ -62,8 +68,25 @@ def _choice(field: str, value: Any) -> str:
     return "start: " + " | ".join(json.dumps(choice) for choice in dict.fromkeys(choices))
 
 
-def _text(field: str, value: Any) -> str:
+def _expression(field: str, value: Any) -> str:
+    """A regular expression, or a grammar with some in it."""
     text = check_text(field, value)
     if not text.strip():
         raise InvalidRequest(field, "must not be empty", repr(text))
+    for counts in _REPEATS.finditer(text):
+        if any(count and int(count[:9]) > MAX_REPEATS for count in counts.groups()):
+            raise InvalidRequest(field, f"must repeat at most {MAX_REPEATS} times", counts[0])
     return text
+
+
+def _check_patterns(field: str, schema: Any) -> None:
+    """The regular expressions in a schema, wherever they are."""
+    if isinstance(schema, list):
+        for k, part in enumerate(schema):
+            _check_patterns(f"{field}[{k}]", part)
+    elif isinstance(schema, dict):
+        for key, part in schema.items():
+            if key == "pattern" and isinstance(part, str):
+                _expression(f"{field}.pattern", part)
+            else:
+                _check_patterns(f"{field}.{key}", part)

@@ -10,6 +10,7 @@ there, and is refused before the request is accepted.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -67,11 +68,11 @@ class Grammar:
         self.vocabulary = vocabulary
         self.failed = False
         self._matcher = LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=_limits())
-        if not self._matcher.is_error():
-            scratch = np.zeros(vocabulary.words, np.int32)
-            self._matcher.unsafe_compute_mask_ptr(scratch.ctypes.data, scratch.nbytes)
-        if self._matcher.is_error():
-            raise InvalidRequest(field, _reason(self._matcher), value)
+        matcher = self._matcher.deep_copy()
+        if not matcher.is_error():
+            _try_one_token(matcher, vocabulary)
+        if matcher.is_error():
+            raise InvalidRequest(field, _reason(matcher), value)
 
     def start(self) -> GrammarState:
         return GrammarState(self, self._matcher.deep_copy())
@@ -174,18 +175,30 @@ def _executor() -> LLExecutor:
         return _shared_executor
 
 
+def _try_one_token(matcher: LLMatcher, vocabulary: Vocabulary) -> None:
+    """Go on by the first token that is allowed: some failures show only then."""
+    mask = np.zeros(vocabulary.words, np.int32)
+    matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    words = np.flatnonzero(mask)
+    if len(words) and not matcher.is_stopped():
+        word = int(words[0])
+        bits = int(mask[word]) & 0xFFFFFFFF
+        matcher.try_consume_tokens([32 * word + (bits & -bits).bit_length() - 1])
+
+
 def _limits() -> LLParserLimits:
-    """Tighter than the library's: a step's mask may hold up a whole batch. About 10 ms a mask at worst, and
-    100 MB of explored states a grammar."""
-    return LLParserLimits(step_lexer_fuel=150_000, max_lexer_states=50_000, verbose_errors=False)
+    """Tighter than the library's, because a mask holds up its whole batch: a few milliseconds at worst, and 100 MB
+    of explored states a grammar. Ordinary schemas stay far below."""
+    return LLParserLimits(step_lexer_fuel=50_000, max_lexer_states=50_000, verbose_errors=False)
 
 
 def _reason(matcher: LLMatcher) -> str:
     """What llguidance says, on one line, without its drawing of the source."""
     lines = [line.strip() for line in matcher.get_error().splitlines()]
-    return " ".join(line for line in lines if line and "|" not in line[:6] and line.strip("^ "))
+    return " ".join(line for line in lines if line and not _DRAWING.match(line))
 
 
+_DRAWING = re.compile(r"\d* *\||\^+$|<.*/?>$")
 _lock = threading.Lock()
 _vocabularies: WeakKeyDictionary[Tokenizer, Vocabulary] = WeakKeyDictionary()
 _shared_executor: LLExecutor | None = None
