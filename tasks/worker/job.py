@@ -15,15 +15,18 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionInfo
 from celery import states
 from celery.exceptions import Ignore
+from celery.worker.state import revoked
 
 from gpu_worker.errors import EngineError, HandedBack
 from gpu_worker.handle import Handle
@@ -82,7 +85,7 @@ class Job:
         self.handle: Handle | None = None
         self.stream: Stream | None = None
         self.outcome: Outcome | None = None
-        self.accepted = self.revoked = self.handing_back = self.over = False
+        self.accepted = self.revoked = self.flagged = self.too_late = self.handing_back = self.over = False
         self._storing = threading.RLock()
 
     # ------------------------------------------------------------ limits
@@ -111,6 +114,7 @@ class Job:
 
     def begin(self, begun: Begun, *, needs_reader: bool = False) -> Stream:
         self.begun = begun
+        self.flagged = bool(begun.cancel)
         publisher = self.pool.publisher
         self.stream = Stream(
             publisher, self.task_id, begun.attempt, begun.written, self, needs_reader=needs_reader
@@ -122,7 +126,7 @@ class Job:
         self.handle = self.pool.engine.submit(
             request, on_admitted=self._on_admitted, on_delta=self._on_delta, on_done=self._on_done
         )
-        if self.revoked or (self.begun is not None and self.begun.cancel):
+        if self.revoked or self.flagged:
             self.handle.cancel()
         if self.handing_back:
             self.handle.hand_back()
@@ -144,6 +148,9 @@ class Job:
 
     def _on_admitted(self, handle: Handle) -> None:
         self.admitted_at = time.monotonic()
+        self.too_late = _too_late(self.delivery.request)
+        if self.too_late:
+            handle.cancel()
         if self.stream is not None:
             self.stream.admit()
         self.pool.mailbox.post(self._accept)
@@ -185,7 +192,8 @@ class Job:
         self.over = True
         self.pool.mailbox.post(lambda: None)
 
-    def on_cancel(self) -> None:
+    def on_cancel(self, *, flagged: bool) -> None:
+        self.flagged = self.flagged or flagged
         if self.handle is not None:
             self.handle.cancel()
 
@@ -196,8 +204,10 @@ class Job:
         assert self.outcome is not None
         limit, kind = self._deadline
         timed_out = self.outcome.finish_reason == FinishReason.DEADLINE
-        if self.revoked or self._revoked_elsewhere():
+        if self.revoked or self.too_late:
             self.pool.mailbox.post(self._drop)
+        elif self.flagged and self.outcome.finish_reason == FinishReason.CANCELLED:
+            self.pool.mailbox.post(self._announce)
         elif timed_out and kind == "hard":
             self.pool.mailbox.post(lambda: self._time_out(limit or 0.0))
         else:
@@ -223,8 +233,9 @@ class Job:
         backend = request.task.backend
         stored = backend.get_task_meta(self.task_id, cache=False)
         if stored.get("status") not in states.READY_STATES:
-            if self._revoked_elsewhere():
-                self.pool.mailbox.post(self._drop)
+            assert self.begun is not None
+            if self.begun.cancel:
+                self.pool.mailbox.post(self._announce)
             else:
                 self._trace()
             return
@@ -232,20 +243,10 @@ class Job:
             backend.on_chord_part_return(request._context, stored["status"], stored["result"])
         self.pool.mailbox.post(self._drop)
 
-    def _revoked_elsewhere(self) -> bool:
-        """The worker that was told to revoke this task died before it could say so."""
-        if self.begun is None or self.begun.cancel != "revoked" or self.outcome is None:
-            return False
-        request = self.delivery.request
-        request.task.backend.mark_as_revoked(
-            self.task_id, "terminated", request=request._context, store_result=request.store_errors
-        )
-        return True
-
     def _store_started(self) -> None:
         request = self.delivery.request
         with self._storing:
-            if self.outcome is None and not self.revoked and not request.ignore_result:
+            if self.outcome is None and not (self.revoked or self.too_late) and not request.ignore_result:
                 meta = {"pid": os.getpid(), "hostname": request.hostname}
                 request.task.backend.store_result(self.task_id, meta, states.STARTED, request=request._context)
 
@@ -258,7 +259,7 @@ class Job:
         if self.accepted:
             delivery.accept_callback(os.getpid(), self.admitted_at or self.taken_at)
 
-    def terminate(self, signal: object = None) -> None:
+    def terminate(self, signum: object = None) -> None:
         """Celery's revoke, or the end of the worker. It has announced what it does with the task itself."""
         if self.over:
             return
@@ -269,7 +270,7 @@ class Job:
         if first:
             if not self.accepted:
                 self._tell_accepted()
-            self.pool.run(lambda: self.pool.flag_cancel(self.task_id, "revoked"))
+            self.pool.run(lambda: self.pool.flag_cancel(self.task_id))
             if self.handle is not None:
                 self.handle.cancel()
 
@@ -305,6 +306,13 @@ class Job:
         self._forget()
         self.delivery.timeout_callback(False, limit_s)
 
+    def _announce(self) -> None:
+        """The cancel flag ended it, and Celery's own revocation has not come here: say so in its place."""
+        if not self.revoked:
+            self.revoked = True
+            self.delivery.request._announce_revoked("terminated", True, signal.SIGTERM, False)
+        self._forget()
+
     def _drop(self) -> None:
         """Acknowledge without a word: somebody else has said, or will say, how the task ended."""
         self._forget()
@@ -316,6 +324,12 @@ class Job:
         self.pool.forget(self)
         for delivery in self.superseded:
             _acknowledge(delivery)
+
+
+def _too_late(request: Any) -> bool:
+    """Revoked, or expired, while it waited in the engine. Only looks; `_accept` lets Celery announce it."""
+    expires = request.expires
+    return request.id in revoked or (expires is not None and datetime.now(expires.tzinfo) > expires)
 
 
 def _acknowledge(delivery: Delivery) -> None:

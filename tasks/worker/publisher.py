@@ -11,7 +11,7 @@ A piece counts as sent when the script has said so. When it says something else:
 
     stale   a newer attempt owns the task: the stream is dropped and its listener told
     gap     the log ends elsewhere (a reply was lost, or Redis lost its last second): go on from there
-    cancel  somebody set the cancel flag, or the reader has gone: the listener is told
+    cancel  the cancel flag is set, or the reader has gone: the listener is told
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ from typing import Any, NamedTuple, Protocol
 import redis
 
 from tasks.connections import LOST
-from tasks.schemas import stream_keys
+from tasks.schemas import INTEREST_TTL_S, stream_keys
 from tasks.worker import scripts
 from tasks.worker.results import Outcome, Written
 
 logger = logging.getLogger(__name__)
 
 _ADMITTED, _PAYLOAD, _LAST, _RELEASED, _REFRESH, _INTEREST = 1, 2, 4, 8, 16, 32
-_STALE, _GAP = 1, 2
+_STALE, _GAP, _FLAGGED = 1, 2, 3
 _STREAMS_A_CALL = 256
-_INTEREST_GRACE_S = 10.0
 
 
 class Piece(NamedTuple):
@@ -71,8 +70,8 @@ class Listener(Protocol):
     def on_released(self) -> None:
         """Everything is in the log, and the task is marked as handed back."""
 
-    def on_cancel(self) -> None:
-        """The task shall end. May be called more than once."""
+    def on_cancel(self, *, flagged: bool) -> None:
+        """The task shall end: somebody asks for it, or nobody reads it. May be called more than once."""
 
 
 class Stream:
@@ -105,7 +104,7 @@ class Stream:
         self.admitted_sent = False
         self.final: tuple[Outcome, str] | None = None
         self.refresh_at = 0.0
-        self.reader_since = time.monotonic() + _INTEREST_GRACE_S if needs_reader else float("inf")
+        self.reader_since = time.monotonic() + INTEREST_TTL_S if needs_reader else float("inf")
 
     @property
     def end(self) -> int:
@@ -294,7 +293,7 @@ class Publisher:
             else:
                 self._sent(part)
                 if code:
-                    part.stream.listener.on_cancel()
+                    part.stream.listener.on_cancel(flagged=code == _FLAGGED)
 
     def _sent(self, part: Flushed) -> None:
         stream = part.stream

@@ -7,7 +7,8 @@
 -- flags  1 admitted: the attempt now runs        2 a payload: the delta [index, next)
 --        4 it is the last: `done` follows        8 handed back: the attempt no longer runs
 --       16 refresh the TTLs                     32 cancel when no reader shows interest
--- codes  1 stale: a newer attempt owns the task   2 the log does not end at `index`   3 somebody asks to cancel
+-- codes  1 stale: a newer attempt owns the task   2 the log does not end at `index`
+--         3 the cancel flag is set                4 nobody reads the stream any more
 --
 -- A repeated call is harmless: what was appended shows in `next`, what was finished in `done`.
 local ttl = ARGV[1]
@@ -55,7 +56,7 @@ for k = 1, #KEYS, 2 do
       if was[3] then
         code = 3
       elseif flags >= 32 and redis.call('EXISTS', string.sub(log, 1, -4) .. 'interest') == 0 then
-        code = 3
+        code = 4
       end
     end
   end

@@ -1,0 +1,178 @@
+"""What a Celery user expects of a task, and gets from a generation."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from celery import chain, chord, group
+from celery.exceptions import TaskRevokedError, TimeLimitExceeded
+from support.fake_engine import expected
+from support.site import Site, Worker, eventually
+
+pytestmark = pytest.mark.usefixtures("worker")
+LONG = 3000
+
+
+def test_a_result_is_the_stream(site: Site) -> None:
+    result = site.generate("hello", max_tokens=40, seed=7)
+    value = site.get(result)
+    assert value["token_ids"] == expected("hello", 7, 40) == site.tokens(result)
+    assert value["text"] == "".join(delta["text"] for delta in site.log(result))
+    assert (value["finish_reason"], value["attempt"]) == ("length", 1)
+
+
+def test_sixty_four_tasks_at_once_give_what_each_gives_alone(site: Site) -> None:
+    results = {f"p{i}": site.generate(f"p{i}", max_tokens=20, seed=i) for i in range(64)}
+    for i, (prompt, result) in enumerate(results.items()):
+        assert site.get(result)["token_ids"] == expected(prompt, i, 20)
+
+
+def test_started_when_it_is_admitted(site: Site) -> None:
+    result = site.generate("long", max_tokens=LONG)
+    eventually(lambda: result.state == "STARTED", "STARTED")
+    assert result.info["hostname"] == "w0@test"
+    result.revoke(terminate=True)
+    eventually(lambda: result.state == "REVOKED", "REVOKED")
+
+
+def test_group(site: Site) -> None:
+    values = group([site.signature(f"g{i}", max_tokens=3, seed=1) for i in range(5)], app=site.app).apply_async()
+    assert [value["token_ids"] for value in site.get(values)] == [expected(f"g{i}", 1, 3) for i in range(5)]
+
+
+def test_chain_puts_the_text_behind_the_next_prompt(site: Site) -> None:
+    result = chain(site.signature("one ", max_tokens=2, seed=1), site.signature("two ", max_tokens=2, seed=1))
+    value = site.get(result.apply_async())
+    first = "".join(f"w{token} " for token in expected("one ", 1, 2))
+    assert value["token_ids"] == expected("two " + first, 1, 2)
+
+
+def test_chord(site: Site) -> None:
+    header = [site.signature(f"c{i}", max_tokens=2, seed=1) for i in range(3)]
+    value = site.get(chord(header, app=site.app)(site.signature("sum up: ", max_tokens=2, seed=1)))
+    texts = ["".join(f"w{token} " for token in expected(f"c{i}", 1, 2)) for i in range(3)]
+    assert value["token_ids"] == expected("sum up: " + "\n".join(texts), 1, 2)
+
+
+def test_link(site: Site) -> None:
+    callback = site.signature("then ", max_tokens=1)
+    callback.set(task_id="linked")
+    site.get(site.generate("first", max_tokens=1, submission={"link": callback}))
+    assert site.get(site.app.AsyncResult("linked"))["finish_reason"] == "length"
+
+
+def test_link_error(site: Site) -> None:
+    errback = site.app.signature("tasks.generate", kwargs={"prompt": "sorry", "max_tokens": 1}, immutable=True)
+    errback.set(task_id="consoled")
+    failing = site.generate("", submission={"link_error": errback})
+    with pytest.raises(ValueError, match="prompt: must not be empty"):
+        site.get(failing)
+    assert site.get(site.app.AsyncResult("consoled"))["finish_reason"] == "length"
+
+
+def test_countdown(site: Site) -> None:
+    began = time.monotonic()
+    site.get(site.generate("later", max_tokens=1, submission={"countdown": 1}))
+    assert time.monotonic() - began >= 1
+
+
+def test_expires_in_the_queue_of_the_broker(site: Site) -> None:
+    result = site.generate("too late", max_tokens=1, submission={"countdown": 1, "expires": 0.5})
+    with pytest.raises(TaskRevokedError):
+        site.get(result)
+    eventually(lambda: site.log(result), "the stream ends")
+    assert site.log(result)[-1]["finish_reason"] == "cancelled"
+
+
+def test_expires_while_it_waits_in_the_engine(site: Site) -> None:
+    running = [site.generate(f"r{i}", max_tokens=LONG) for i in range(8)]
+    for result in running:
+        site.streaming(result)
+    waiting = site.generate("waits", max_tokens=1, submission={"expires": 0.3})
+    expired_at = time.monotonic() + 0.3
+    eventually(lambda: time.monotonic() > expired_at, "it has expired")
+    for result in running:
+        result.revoke(terminate=True)
+    with pytest.raises(TaskRevokedError):
+        site.get(waiting)
+
+
+def test_revoke_before_it_starts(site: Site) -> None:
+    result = site.generate("never", max_tokens=1, submission={"countdown": 1})
+    result.revoke()
+    with pytest.raises(TaskRevokedError):
+        site.get(result)
+    assert site.tokens(result) == []
+
+
+def test_revoke_while_it_waits_in_the_engine(site: Site) -> None:
+    running = [site.generate(f"q{i}", max_tokens=LONG) for i in range(8)]
+    for result in running:
+        site.streaming(result)
+    waiting = site.generate("queued", max_tokens=1)
+    eventually(lambda: site.held() == 9, "the worker holds it")
+    waiting.revoke(terminate=True)
+    with pytest.raises(TaskRevokedError):
+        site.get(waiting)
+    for result in running:
+        result.revoke(terminate=True)
+
+
+def test_revoke_while_it_runs_stops_it_and_ends_its_stream(site: Site) -> None:
+    result = site.generate("running", max_tokens=LONG)
+    site.streaming(result, 5)
+    result.revoke(terminate=True)
+    with pytest.raises(TaskRevokedError):
+        site.get(result)
+    eventually(lambda: site.log(result)[-1]["finish_reason"] == "cancelled", "the last delta")
+    assert 5 <= len(site.tokens(result)) < LONG
+    eventually(lambda: site.held() == 0, "acknowledged")
+    assert result.state == "REVOKED"
+
+
+def test_soft_time_limit_gives_a_partial_result(site: Site) -> None:
+    value = site.get(site.generate("soft", max_tokens=LONG, submission={"soft_time_limit": 0.3}))
+    assert value["finish_reason"] == "deadline"
+    assert 0 < len(value["token_ids"]) < LONG
+
+
+def test_hard_time_limit_fails(site: Site) -> None:
+    result = site.generate("hard", max_tokens=LONG, submission={"time_limit": 0.3})
+    with pytest.raises(TimeLimitExceeded):
+        site.get(result)
+    assert site.log(result)[-1]["finish_reason"] == "deadline"
+
+
+def test_the_requests_own_deadline(site: Site) -> None:
+    assert site.get(site.generate("asked", max_tokens=LONG, deadline_s=0.3))["finish_reason"] == "deadline"
+
+
+def test_inspect_ping_active_and_stats(site: Site) -> None:
+    result = site.generate("seen", max_tokens=LONG)
+    site.streaming(result)
+    inspect = site.app.control.inspect(timeout=10, limit=1)
+    assert inspect.ping() == {"w0@test": {"ok": "pong"}}
+    assert [task["id"] for task in inspect.active()["w0@test"]] == [result.id]
+    pool = inspect.stats()["w0@test"]["pool"]
+    assert (pool["max-concurrency"], pool["engine"]["running"]) == (12, 1)
+    result.revoke(terminate=True)
+    eventually(lambda: result.state == "REVOKED", "REVOKED")
+
+
+def test_ignored_results_are_not_stored(site: Site) -> None:
+    result = site.generate("quiet", max_tokens=2, submission={"ignore_result": True})
+    eventually(lambda: site.log(result) and site.log(result)[-1]["finish_reason"], "the stream ends")
+    assert site.app.backend.get_task_meta(result.id)["status"] == "PENDING"
+
+
+def test_a_task_id_of_ones_own(site: Site) -> None:
+    assert site.get(site.generate("mine", max_tokens=1, submission={"task_id": "my-own-id"}))
+    assert site.tokens("my-own-id")
+
+
+def test_nothing_stays_behind(site: Site, worker: Worker) -> None:
+    eventually(lambda: site.held() == 0, "all acknowledged")
+    assert site.queued() == 0
+    assert site.without_ttl() <= {"petiole:owners"}
+    assert worker.alive()

@@ -1,0 +1,245 @@
+"""A whole installation in a folder: a real redis-server, real workers, and a producer that sees what they do.
+
+with Site(tmp_path) as site:
+    worker = site.worker()
+    result = site.generate("hello", max_tokens=4)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import redis
+from celery import Celery
+from celery.result import AsyncResult
+
+from tasks import embedded
+from tasks.app import configuration
+from tasks.connections import connect
+from tasks.schemas import stream_keys
+from tasks.settings import Settings
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PATIENCE_S = 30.0
+
+
+def eventually(condition: Callable[[], Any], what: str = "", timeout_s: float = PATIENCE_S) -> Any:
+    """Wait until `condition()` is true, and return what it gave."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what or condition}"
+        time.sleep(0.01)
+    return value
+
+
+class RedisServer:
+    """redis-server on a socket, with append-only persistence so that it can be killed and started again."""
+
+    def __init__(self, folder: Path, *options: str, binary: str | None = None) -> None:
+        self.folder, self.options = folder, options
+        self.binary = binary or shutil.which("redis-server") or embedded.server_binary()
+        self.socket = folder / "r.sock"
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"redis+socket://{self.socket}?virtual_host=0"
+
+    def start(self) -> None:
+        self.socket.unlink(missing_ok=True)
+        self.process = subprocess.Popen(
+            [self.binary, "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder)]
+            + ["--save", "", "--appendonly", "yes", "--appendfsync", "everysec", *self.options],
+            stdout=subprocess.DEVNULL,
+        )
+        eventually(lambda: embedded.answers(self.socket), "redis-server answers")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def restart(self) -> None:
+        """Stop as an operator would, so that everything acknowledged is on disk, and start again."""
+        self.process.terminate()
+        self.process.wait()
+        self.start()
+
+
+class Worker:
+    """`celery -A tasks worker` in a process of its own."""
+
+    def __init__(self, folder: Path, name: str, environment: dict[str, str], *arguments: str) -> None:
+        self.name, self.node = name, f"{name}@test"
+        self.log = folder / f"{name}.log"
+        command = [sys.executable, "-m", "celery", "-A", "tasks", "worker", "-l", "INFO", "-n", self.node]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "--without-gossip", "--without-mingle", *arguments],
+                cwd=REPOSITORY,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def ready(self) -> Worker:
+        def is_ready() -> bool:
+            assert self.process.poll() is None, f"{self.name} ended:\n{self.output[-4000:]}"
+            return f"{self.node} ready." in self.output
+
+        eventually(is_ready, f"{self.name} is ready", 120.0)
+        return self
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self, timeout_s: float = PATIENCE_S) -> int:
+        """A warm shutdown. Returns the exit status."""
+        if self.alive():
+            with suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGCONT)
+            self.process.terminate()
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"{self.name} does not end:\n{self.output[-4000:]}") from None
+
+
+class Site:
+    """A Redis, workers on it, and a producer."""
+
+    def __init__(
+        self, folder: Path, *, binary: str | None = None, options: tuple[str, ...] = (), **environment: Any
+    ):
+        self.folder = folder
+        self.server = RedisServer(folder, *options, binary=binary)
+        self.url = self.server.url
+        self.environment = {
+            "PETIOLE_ENGINE_FACTORY": "support.fake_engine:FakeEngine",
+            "PETIOLE_BROKER_URL": self.url,
+            "PETIOLE_MAX_NUM_SEQS": "8",
+            "OMP_NUM_THREADS": "1",
+            **{name: str(value) for name, value in environment.items()},
+        }
+        self.workers: list[Worker] = []
+        self.app = Celery("petiole", set_as_current=False)
+        self.app.conf.update(configuration(Settings(broker_url=self.url)))
+        self.redis: redis.Redis = connect(self.url)
+
+    def __enter__(self) -> Site:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        for worker in self.workers:
+            if worker.alive():
+                worker.kill()
+        self.app.close()
+        self.redis.close()
+        self.server.kill()
+
+    # ------------------------------------------------------------ workers
+
+    def start_worker(self, *arguments: str, **environment: Any) -> Worker:
+        paths = [str(REPOSITORY / "tests"), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+        full = {
+            **os.environ,
+            **self.environment,
+            **{name: str(value) for name, value in environment.items()},
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONWARNINGS": "ignore",
+        }
+        worker = Worker(self.folder, f"w{len(self.workers)}", full, *arguments)
+        self.workers.append(worker)
+        return worker
+
+    def worker(self, *arguments: str, **environment: Any) -> Worker:
+        return self.start_worker(*arguments, **environment).ready()
+
+    # ------------------------------------------------------------ tasks
+
+    def signature(self, prompt: Any = "hello", **options: Any) -> Any:
+        return self.app.signature("tasks.generate", kwargs={"prompt": prompt, **options})
+
+    def generate(
+        self, prompt: Any = "hello", *, submission: dict[str, Any] | None = None, **options: Any
+    ) -> AsyncResult:
+        kwargs = {"prompt": prompt, **options}
+        return self.app.send_task("tasks.generate", kwargs=kwargs, **(submission or {}))
+
+    def get(self, result: AsyncResult, timeout_s: float = PATIENCE_S) -> Any:
+        return result.get(timeout=timeout_s)
+
+    # ------------------------------------------------------------ what Redis holds
+
+    def log(self, task: AsyncResult | str) -> list[dict[str, Any]]:
+        key = stream_keys(task if isinstance(task, str) else task.id).log
+        return [json.loads(entry) for entry in self.redis.lrange(key, 0, -1)]
+
+    def state(self, task: AsyncResult | str) -> dict[str, str]:
+        key = stream_keys(task if isinstance(task, str) else task.id).state
+        return {name.decode(): value.decode() for name, value in self.redis.hgetall(key).items()}
+
+    def tokens(self, task: AsyncResult | str) -> list[int]:
+        """All tokens in the log; asserts that each delta begins where the one before ends."""
+        tokens: list[int] = []
+        for delta in self.log(task):
+            assert delta["index"] == len(tokens), f"a gap or an overlap at {delta['index']}"
+            tokens += delta["token_ids"]
+        return tokens
+
+    def streaming(self, task: AsyncResult, at_least: int = 1) -> list[dict[str, Any]]:
+        """Wait until so many tokens are in the log."""
+        eventually(lambda: len(self.tokens(task)) >= at_least, f"{at_least} tokens of {task.id}")
+        return self.log(task)
+
+    def deltas(
+        self, task: AsyncResult | str, timeout_s: float = PATIENCE_S
+    ) -> Iterator[tuple[float, dict[str, Any]]]:
+        """Follow a log from its beginning: (when it was seen, delta), to the last one."""
+        seen, deadline = 0, time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            for delta in self.log(task)[seen:]:
+                seen += 1
+                yield time.monotonic(), delta
+                if delta["finish_reason"] is not None:
+                    return
+            time.sleep(0.01)
+        raise AssertionError(f"no end of stream {task} within {timeout_s} s")
+
+    def queued(self) -> int:
+        queue = str(self.app.conf.task_default_queue)
+        return sum(self.redis.llen(key) for key in (queue, *(f"{queue}\x06\x16{step}" for step in (3, 6, 9))))
+
+    def held(self) -> int:
+        """Messages that some worker holds."""
+        return sum(self.redis.hlen(key) for key in self.redis.keys("petiole:unacked:*"))
+
+    def without_ttl(self) -> set[str]:
+        """Keys that would stay for ever, but for kombu's bindings."""
+        keys = {key.decode() for key in self.redis.keys("*") if self.redis.ttl(key) == -1}
+        return {key for key in keys if not key.startswith("_kombu")}
