@@ -29,9 +29,9 @@ def main(folder: Path, server: str, ready_fd: int) -> None:
     if os.fork():  # nobody's child: no user has to wait for it
         os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the users
+    signal.signal(signal.SIGCHLD, lambda *_: sys.exit("redis-server ended"))
     redis = start(folder, server)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # and the kernel stops the server
-    signal.signal(signal.SIGCHLD, lambda *_: sys.exit("redis-server ended"))
     wait_until_it_answers(folder / "redis.sock")
     os.write(ready_fd, b"ready")
     os.close(ready_fd)

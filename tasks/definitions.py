@@ -19,6 +19,9 @@ from tasks.app import app
 from tasks.errors import InvalidRequest
 from tasks.schemas import ChatRequest, GenerateRequest, StreamDelta, validate
 
+GENERATE, CHAT = "tasks.generate", "tasks.chat"
+SCHEMAS: dict[str, type[GenerateRequest] | type[ChatRequest]] = {GENERATE: GenerateRequest, CHAT: ChatRequest}
+
 Submission = Mapping[str, Any]
 
 
@@ -79,7 +82,7 @@ class GenerationTask(Task):  # type: ignore[misc]
         return take_result(self.request.id)
 
 
-@app.task(base=GenerationTask, bind=True, name="tasks.generate", schema=GenerateRequest)  # type: ignore[untyped-decorator]
+@app.task(base=GenerationTask, bind=True, name=GENERATE, schema=GenerateRequest)  # type: ignore[untyped-decorator]
 def generate(self: GenerationTask, *given: object, **options: Any) -> dict[str, Any]:
     """Continue `prompt`, text or token ids. The options are the fields of `tasks.schemas.GenerateRequest`.
 
@@ -89,19 +92,13 @@ def generate(self: GenerationTask, *given: object, **options: Any) -> dict[str, 
     return self.finished(given, options)
 
 
-@app.task(base=GenerationTask, bind=True, name="tasks.chat", schema=ChatRequest)  # type: ignore[untyped-decorator]
+@app.task(base=GenerationTask, bind=True, name=CHAT, schema=ChatRequest)  # type: ignore[untyped-decorator]
 def chat(self: GenerationTask, *given: object, **options: Any) -> dict[str, Any]:
     """Answer `messages`. The options are the fields of `tasks.schemas.ChatRequest`.
 
     In a chain the text of the previous result is one more message of the user's.
     """
     return self.finished(given, options)
-
-
-SCHEMAS: dict[str, type[GenerateRequest] | type[ChatRequest]] = {
-    generate.name: GenerateRequest,
-    chat.name: ChatRequest,
-}
 
 
 def parse(name: str, given: Sequence[object], options: Mapping[str, Any]) -> GenerateRequest | ChatRequest:

@@ -7,9 +7,9 @@ its first call, so that `import tasks` is free of effects.
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -140,9 +140,6 @@ def scheme(url: str) -> str:
 
 
 def redacted(url: str) -> str:
-    """`url` without its password, for logs and tables."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    user, _, host = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}:***@{host}"))
+    """`url` without its passwords, for logs and tables."""
+    url = re.sub(r"(://[^:/@]*):[^/]*?@(?=[^@]*(;|/|$))", r"\1:***@", url)
+    return re.sub(r"([?&]password=)[^&]*", r"\1***", url)

@@ -1,0 +1,109 @@
+"""Settings come from the environment, each by one name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.config import EngineConfig
+from tasks.app import POOL, configuration
+from tasks.connections import redis_url
+from tasks.errors import InvalidSettings
+from tasks.settings import PREFIX, Settings, redacted, settings
+
+
+@pytest.fixture(autouse=True)
+def _read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(PREFIX + name.upper(), raising=False)
+    settings.cache_clear()
+
+
+def test_the_engines_settings_are_the_engines_own() -> None:
+    """Same names, same defaults: neither side may drift."""
+    defaults = EngineConfig()
+    assert Settings().engine() == {name: getattr(defaults, name) for name in EngineConfig.__dataclass_fields__}
+
+
+def test_every_setting_is_described_and_documented() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "settings.md").read_text()
+    for name, field in Settings.model_fields.items():
+        assert field.description
+        assert f"`{PREFIX}{name.upper()}`" in page
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("QUEUE", "gpu", "gpu"),
+        ("MAX_NUM_SEQS", "8", 8),
+        ("GRAPH_BATCH_SIZES", "1,2, 4", (1, 2, 4)),
+        ("PREFIX_CACHE_MAX_PAGES", "100", 100),
+        ("DRAIN_SECONDS", "0", 0.0),
+    ],
+)
+def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch, name: str, value: str, expected: object) -> None:
+    monkeypatch.setenv(PREFIX + name, value)
+    assert getattr(settings(), name.lower()) == expected
+
+
+@pytest.mark.parametrize(("name", "value"), [("MAX_NUM_SEQS", "many"), ("PIPELINE", "maybe"), ("PAGE_SIZE", "0")])
+def test_a_bad_value_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(PREFIX + name, value)
+    with pytest.raises(InvalidSettings, match=f"^{PREFIX}{name}: .*, got '{value}'$"):
+        settings()
+
+
+@pytest.mark.parametrize(
+    ("given", "streams", "results"),
+    [
+        ({}, "redis://localhost:6379/0", "redis://localhost:6379/0"),
+        ({"broker_url": "rediss://a/1"}, "rediss://a/1", "rediss://a/1"),
+        ({"broker_url": "amqp://a"}, "redis://localhost:6379/0", "redis://localhost:6379/0"),
+        ({"broker_url": "amqp://a", "redis_url": "redis://b"}, "redis://b", "redis://b"),
+        ({"redis_url": "redis://b", "result_backend": "db+sqlite:///r"}, "redis://b", "db+sqlite:///r"),
+    ],
+)
+def test_one_redis_serves_for_all_unless_said_otherwise(given: dict[str, str], streams: str, results: str) -> None:
+    chosen = Settings(**given)  # type: ignore[arg-type]
+    assert (chosen.streams_url, chosen.results_url) == (streams, results)
+
+
+def test_celery_speaks_json_only_and_acknowledges_late() -> None:
+    config = configuration(Settings())
+    assert config["accept_content"] == config["result_accept_content"] == ["json"]
+    assert config["task_serializer"] == config["result_serializer"] == "json"
+    assert config["task_acks_late"] is config["task_reject_on_worker_lost"] is True
+    assert (config["worker_pool"], config["worker_prefetch_multiplier"]) == (POOL, 1)
+
+
+def test_rabbitmq_gets_a_quorum_queue() -> None:
+    assert configuration(Settings(broker_url="amqp://a"))["task_default_queue_type"] == "quorum"
+    assert "task_default_queue_type" not in configuration(Settings())
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://a:1/2", "redis://a:1/2"),
+        ("redis+socket:///run/r.sock", "unix:///run/r.sock?db=0"),
+        ("redis+socket:///run/r.sock?virtual_host=3", "unix:///run/r.sock?db=3"),
+    ],
+)
+def test_celerys_url_of_a_socket(url: str, expected: str) -> None:
+    assert redis_url(url) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://host/0", "redis://host/0"),
+        ("redis://:secret@host:1/0", "redis://:***@host:1/0"),
+        ("rediss://user:p%40ss@host/0?ssl_cert_reqs=none", "rediss://user:***@host/0?ssl_cert_reqs=none"),
+        ("sentinel://:a@h1:1;sentinel://:a@h2:1", "sentinel://:***@h1:1;sentinel://:***@h2:1"),
+        ("redis://host/0?password=secret", "redis://host/0?password=***"),
+    ],
+)
+def test_passwords_are_not_shown(url: str, shown: str) -> None:
+    assert redacted(url) == shown
