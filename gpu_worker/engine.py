@@ -1,53 +1,141 @@
 """The engine: one thread that owns the device, and the loop that keeps it busy.
 
-with Engine(EngineConfig(model="petiole-tiny", device="cpu")) as engine:
-    handle = engine.submit(Request(prompt=[1, 2, 3], sampling=SamplingParams(max_tokens=8, temperature=0)))
-    for delta in handle: ...
+    with Engine(EngineConfig(model="petiole-tiny", device="cpu")) as engine:
+        handle = engine.submit(Request(prompt=[1, 2, 3], sampling=SamplingParams(max_tokens=8, temperature=0)))
+        for delta in handle: ...
+
+    submit --> preparation pool --inbox--> engine thread --outbox--> text thread --> handles, callbacks
+               check, tokenize             plan, launch,             detokenize, stop strings,
+                                           sample, commit            the one end of each request
+
+The engine thread sleeps on a condition while there is nothing to do; everything that could give it work goes
+through the inbox. `docs/engine.md` has the loop, its invariants and a timing diagram.
 """
 
 from __future__ import annotations
 
+import itertools
+import logging
+import threading
+import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
+from cache import KVCacheManager, PageTable
+from cache.factory import build_prefix_cache
 from gpu_worker.config import EngineConfig
+from gpu_worker.errors import EngineBusy, EngineClosed, EngineError, HandedBack
 from gpu_worker.handle import Handle
+from gpu_worker.loading import load_parts
+from gpu_worker.loop import EngineLoop
+from gpu_worker.preparation import ConstraintCompiler, Preparer
 from gpu_worker.request import Delta, FinishReason, Request, Result
 from gpu_worker.runtime.interface import ModelLimits, Runtime
+from gpu_worker.scheduling.pipeline import PipelineState
+from gpu_worker.scheduling.scheduled import ScheduledSequence
+from gpu_worker.scheduling.scheduler import Scheduler
+from gpu_worker.scheduling.stopping import Finish
+from gpu_worker.speculation import NgramProposer, Proposer
+from gpu_worker.text import Tokenizer
+from gpu_worker.text_thread import OutputStream, TextThread
+from gpu_worker.tracing import NO_TRACE, Tracer
 
-if TYPE_CHECKING:
-    from gpu_worker.text import Tokenizer  # type: ignore[attr-defined]
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PREPARATION_THREADS = 2
 
 
 class Engine:
     """Serves requests from one model on one device. Thread-safe.
 
-    `runtime` and `tokenizer` may be given (tests do); otherwise the model that `config` names is loaded.
+    `runtime` and `tokenizer` may be given (tests do); otherwise the model that `config` names is loaded. A given
+    runtime without a tokenizer serves token ids. `tracer` collects a Chrome trace. `on_fatal` is called once, when
+    the device is lost and every request has been answered.
     """
 
-    limits: ModelLimits
-    on_fatal: Callable[[BaseException], None] | None
-    failure: BaseException | None
-
     def __init__(
-        self, config: EngineConfig, *, runtime: Runtime | None = None, tokenizer: Tokenizer | None = None
+        self,
+        config: EngineConfig,
+        *,
+        runtime: Runtime | None = None,
+        tokenizer: Tokenizer | None = None,
+        compile_constraint: ConstraintCompiler | None = None,
+        proposer: Proposer | None = None,
+        tracer: Tracer = NO_TRACE,
     ) -> None:
         self.config = config
-        self.on_fatal = None
-        self.failure = None
+        self.on_fatal: Callable[[BaseException], None] | None = None
+        self.failure: BaseException | None = None
+        self.tracer = tracer
+        self.runtime: Runtime
+        self._given = (runtime, tokenizer, compile_constraint)
+        self._proposer = proposer or NgramProposer()
+        self._open: dict[Handle, OutputStream] = {}
+        self._lock = threading.Lock()
+        self._closed = True
+        self._shut_down = False
+        self._arrivals = itertools.count()
+
+    # ------------------------------------------------------------ life
 
     def start(self) -> Engine:
         """Load the model, warm it up and start the threads. Returns when requests can be served."""
+        runtime, tokenizer, compiler = self._given
+        parts = load_parts(self.config, runtime, tokenizer, self.tracer)
+        self.runtime, self.tokenizer = parts.runtime, parts.tokenizer
+        limits = self.runtime.limits
+        table = PageTable(
+            limits.n_pages, limits.page_size, limits.max_batch_size, -(-limits.max_model_len // limits.page_size)
+        )
+        cache = build_prefix_cache(self.config.prefix_cache, table, self.config.prefix_cache_max_pages)
+        self.scheduler = Scheduler(self.config, self.runtime, KVCacheManager(table, cache), self.tracer)
+        self._preparer = Preparer(
+            self.config,
+            limits,
+            tokenizer=self.tokenizer,
+            compile_constraint=compiler or parts.compile_constraint,
+            proposer=self._proposer,
+        )
+        self._text = TextThread(limits.model, self._stop_generating, self._forget, time.perf_counter)
+        pipeline = PipelineState[ScheduledSequence](1 if self.config.pipeline == "off" else 2)
+        self._loop = EngineLoop(
+            self.scheduler, pipeline, self._text.post, self._on_device_lost, self.tracer, self.config.debug
+        )
+        self._preparation = ThreadPoolExecutor(PREPARATION_THREADS, thread_name_prefix="prepare")
+        self._thread = threading.Thread(target=self._loop.run, name="engine", daemon=True)
+        self._text.start()
+        self._thread.start()
+        self._closed = False
         return self
 
     def __enter__(self) -> Engine:
         return self.start()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.shutdown(drain=error is None)
+
+    def shutdown(self, drain: bool = True, handback: bool = False) -> None:
+        """`drain`: finish what was accepted. Otherwise `handback`: end it with HandedBack, or cancel it."""
+        with self._lock:
+            if self._shut_down or not hasattr(self, "_thread"):
+                return
+            self._shut_down = self._closed = True
+        self._preparation.shutdown(wait=True)
+        if not drain:
+            end = HandedBack("the engine is shutting down") if handback else Finish(FinishReason.CANCELLED)
+            self._loop.post(lambda: self._end_all(end))
+        self._loop.post(self._loop.stop_when_done)
+        self._thread.join()
+        self._text.close()
+        self.runtime.close()
+
+    # ------------------------------------------------------------ requests
 
     def submit(
         self,
@@ -61,39 +149,207 @@ class Engine:
 
         The callbacks run on the text thread, in order, `on_done` last and exactly once; they must be quick.
         """
-        return Handle(request, self, on_delta=on_delta, on_admitted=on_admitted, on_done=on_done)
+        handle = Handle(request, self, on_delta=on_delta, on_admitted=on_admitted, on_done=on_done)
+        stream = OutputStream(handle)
+        arrival, now = next(self._arrivals), time.perf_counter()
+        with self._lock:
+            refusal = self._refusal()
+            if refusal is None:
+                self._open[handle] = stream
+                self._preparation.submit(self._prepare, stream, arrival, now)
+        if refusal is not None:
+            self._refuse(stream, refusal)
+        return handle
 
     def generate(self, requests: Iterable[Request]) -> list[Result]:
         """Submit all, wait for all, in order. Raises the first error."""
         return [handle.result() for handle in [self.submit(request) for request in requests]]
 
+    def _refusal(self) -> EngineError | None:
+        if self.failure is not None:
+            return EngineError(f"the engine has failed: {self.failure!r}")
+        if self._closed:
+            return EngineClosed("the engine is not running")
+        if len(self._open) >= self.config.max_waiting + self.config.max_num_seqs:
+            return EngineBusy(f"{len(self._open)} requests are running or waiting")
+        return None
+
+    def _refuse(self, stream: OutputStream, error: BaseException) -> None:
+        if not self._shut_down and hasattr(self, "_text"):
+            self._text.refuse(stream, error)
+        else:
+            stream.ended = True
+            stream.handle._end(error)
+
+    def _prepare(self, stream: OutputStream, arrival: int, arrival_s: float) -> None:
+        """On a preparation thread."""
+        try:
+            seq = self._preparer.prepare(stream, arrival, arrival_s)
+        except Exception as error:  # InvalidRequest, and whatever a template or a tokenizer may raise
+            self._text.refuse(stream, error)
+            return
+        self._loop.post(lambda: self._accept(seq, stream))
+
+    # ------------------------------------------------------------ on the engine thread
+
+    def _accept(self, seq: ScheduledSequence, stream: OutputStream) -> None:
+        stream.seq = seq
+        state = self.scheduler.state
+        state.waiting.push(seq)
+        end = stream.requested_end
+        if end is None and seq.generated:  # an earlier attempt may have come to the end already
+            end = seq.rules.cut((), seq.generated)[1]
+        if end is None and stream.stop is not None:
+            end = Finish(FinishReason.STOP, stream.stop)
+        if end is not None:
+            state.finalize(seq, end)
+
+    def _end(self, stream: OutputStream, end: Finish | BaseException) -> None:
+        """End a request from outside, wherever it is."""
+        seq = stream.seq
+        if seq is None:
+            stream.requested_end = end
+        elif not seq.finalized:
+            self.scheduler.state.finalize(seq, end)
+
+    def _end_all(self, end: Finish | BaseException) -> None:
+        """What is in flight is committed and delivered first: it has been computed."""
+        self._loop.drain()
+        for stream in list(self._open.values()):
+            self._end(stream, end)
+
+    def _on_device_lost(self, error: BaseException) -> None:
+        """Every accepted request gets its answer before anything else happens."""
+        with self._lock:
+            self.failure = error
+            streams = list(self._open.values())
+        for stream in streams:
+            self._text.refuse(stream, EngineError(f"the engine has failed: {error!r}"))
+        self._text.flush()
+        if self.on_fatal is not None:
+            self.on_fatal(error)
+
+    # ------------------------------------------------------------ from handles and the text thread
+
     def cancel_request(self, handle: Handle, reason: FinishReason) -> None:
         """See `Handle.cancel`."""
+        self._end_later(handle, Finish(reason))
 
     def hand_back_request(self, handle: Handle) -> None:
         """See `Handle.hand_back`."""
+        self._end_later(handle, HandedBack(f"request {handle.request.request_id} was handed back"))
+
+    def _end_later(self, handle: Handle, end: Finish | BaseException) -> None:
+        stream = self._open.get(handle)
+        if stream is not None:
+            self._loop.post(lambda: self._end(stream, end))
+
+    def _stop_generating(self, seq: ScheduledSequence) -> None:
+        self._loop.post(lambda: self._end(seq.stream, Finish(FinishReason.STOP)))
+
+    def _forget(self, handle: Handle) -> None:
+        self._open.pop(handle, None)
+
+    # ------------------------------------------------------------ control
+
+    def pause(self) -> None:
+        """Drain the pipeline and hold; submissions wait. Returns when the device is idle."""
+
+        def pause() -> None:
+            self._loop.drain()
+            self.runtime.synchronize()
+            self._loop.paused = True
+
+        self._call(pause)
+
+    def resume(self) -> None:
+        def resume() -> None:
+            self._loop.paused = False
+
+        self._call(resume)
+
+    def reload(self, model: str) -> None:
+        """Replace the weights: drain, flush the prefix cache, requeue what runs for recompute, load, go on.
+
+        Raises ModelError for a model that cannot take this one's place; the old weights then go on serving."""
+
+        def reload() -> None:
+            self._loop.drain()
+            self.scheduler.requeue_all()
+            self.runtime.reload(model)
+            self.scheduler.state.limits = self.runtime.limits
+
+        self._call(reload)
+
+    def check_invariants(self) -> None:
+        """Run the conservation and pipeline checks on the engine thread; raises AssertionError."""
+        self._call(lambda: self.scheduler.check_invariants(self._loop.pipeline))
+
+    def _call(self, function: Callable[[], T]) -> T:
+        """Run on the engine thread, between two rounds, and wait for it."""
+        future: Future[T] = Future()
+
+        def command() -> None:
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+
+        if not hasattr(self, "_thread") or not self._thread.is_alive():
+            raise EngineClosed("the engine is not running")
+        self._loop.post(command)
+        while not future.done() and self._thread.is_alive():
+            try:
+                return future.result(timeout=1.0)
+            except TimeoutError:
+                continue
+        if not future.done():
+            raise EngineClosed("the engine has stopped")
+        return future.result()
+
+    # ------------------------------------------------------------ looking
+
+    @property
+    def limits(self) -> ModelLimits:
+        return self.runtime.limits
 
     @property
     def healthy(self) -> bool:
         return self.failure is None
 
-    def stats(self) -> dict[str, float | int | str]:
-        return {}
-
     def heartbeat_age_s(self) -> float:
         """Seconds since the loop last went round; 0 while it sleeps because there is nothing to do."""
-        return 0.0
+        if self._closed or self._loop.asleep:
+            return 0.0
+        return time.monotonic() - self._loop.last_round_s
 
-    def pause(self) -> None:
-        """Drain the pipeline and hold; submissions wait. Returns when the device is idle."""
-
-    def resume(self) -> None: ...
-
-    def reload(self, model: str) -> None:
-        """Replace the weights: drain, flush the prefix cache, requeue what runs, load, go on."""
-
-    def shutdown(self, drain: bool = True, handback: bool = False) -> None:
-        """`drain`: finish what was accepted. `handback`: end it with HandedBack. Neither: cancel it."""
-
-    def check_invariants(self) -> None:
-        """Run the conservation and pipeline checks on the engine thread; raises AssertionError."""
+    def stats(self) -> dict[str, float | int | str]:
+        """A snapshot; the figures need not be of the same instant."""
+        state = self.scheduler.state
+        counters, usage = state.counters, state.manager.usage()
+        return {
+            "model": self.limits.model,
+            "healthy": int(self.healthy),
+            "paused": int(self._loop.paused),
+            "slots": self.config.max_num_seqs,
+            "running": len(state.running) + len(state.prefilling),
+            "waiting": len(state.waiting),
+            "open": len(self._open),
+            "rows_held": usage.rows_held,
+            "pages_total": usage.pages_total,
+            "pages_free": usage.pages_free,
+            "pages_cached": usage.pages_cached,
+            "pages_private": usage.pages_private,
+            "prefix_hit_tokens": usage.cache.hit_tokens,
+            "prefix_hit_rate": round(usage.cache.hit_rate, 4),
+            "evicted_pages": usage.cache.evicted_pages,
+            "steps": counters.steps,
+            "prefill_steps": counters.prefill_steps,
+            "prompt_tokens": counters.prompt_tokens,
+            "generated_tokens": counters.generated_tokens,
+            "zombie_outputs": counters.zombie_outputs,
+            "preemptions": counters.preemptions,
+            "finished": counters.finished,
+            "draft_tokens": counters.speculation.drafted,
+            "accepted_draft_tokens": counters.speculation.accepted,
+        }

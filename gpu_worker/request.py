@@ -101,7 +101,8 @@ class Delta:
     """A piece of a stream. `index` is the position of `token_ids[0]` in the output.
 
     `text` may lag behind `token_ids` (an incomplete character, or text that may become a stop string); the
-    last delta, the one with a `finish_reason`, brings the rest.
+    last delta, the one with a `finish_reason`, brings the rest. `values`: what the model decoded beside each token
+    (coordinates and sizes), for models that do.
     """
 
     index: int
@@ -109,6 +110,7 @@ class Delta:
     text: str
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    values: tuple[tuple[float, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 The mask of an output depends on every token before it. So a step's forward is launched first, then all earlier
 steps that hold one of its constrained sequences are committed, and only then is the mask computed, while the
-device is busy with the forward. In a verify the mask of each draft position assumes that the drafts before it hold.
+device is busy with the forward. In a verify, a draft's mask assumes that the drafts before it hold.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _masks(constraint: ConstraintState, drafts: Sequence[int], n_words: int) -> 
 def consume(
     constraint: ConstraintState, fresh: list[int], finish: Finish | None
 ) -> tuple[list[int], Finish | None]:
-    """Go on by committed tokens. A constraint that is satisfied ends the sequence, also in the middle of drafts."""
+    """Go on by committed tokens. A satisfied constraint ends the sequence, also in the middle of drafts."""
     stopped = finish is not None and finish.reason is FinishReason.STOP
     for taken, token in enumerate(fresh, 1):
         if stopped and taken == len(fresh):  # EOS or a stop token: not the constraint's business

@@ -216,6 +216,31 @@ class Scheduler:
             except Exception as error:
                 state.fail(seq, error)
 
+    # ------------------------------------------------------------ all at once
+
+    def requeue_all(self) -> None:
+        """New weights are coming, nothing is in flight: no KV holds any more, cached or not."""
+        state = self.state
+        self.manager.flush()
+        for seq in state.active:
+            state.preempt(seq)
+        state.adapters.forget()
+
+    def abandon(self, pipeline: PipelineState[ScheduledSequence]) -> None:
+        """The device is lost and at rest, and everybody has been answered: give everything back, cache nothing."""
+        state = self.state
+        sequences = {id(seq): seq for step in pipeline.steps() for seq in step.sequences}
+        sequences |= {id(seq): seq for seq in state.active}
+        pipeline.abandon()
+        self.manager.flush()
+        for seq in sequences.values():
+            seq.finalized = True
+            while not seq.is_idle:
+                seq.discard()
+            if seq.blocks is not None:
+                state.give_back(seq)
+        state.clear()
+
     # ------------------------------------------------------------ checks
 
     def check_invariants(self, pipeline: PipelineState[ScheduledSequence]) -> None:

@@ -177,6 +177,13 @@ class SchedulerState:
         self.adapters.release(seq.request.adapter)
         seq.release()
 
+    def clear(self) -> None:
+        """Forget every sequence. Their rows have been given back."""
+        self.prefilling.clear()
+        self.running.clear()
+        self.waiting = WaitingQueue()
+        self._deadlines.clear()
+
     # ------------------------------------------------------------ deadlines
 
     def expired(self, now: float) -> list[ScheduledSequence]:

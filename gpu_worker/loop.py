@@ -1,0 +1,198 @@
+"""The engine thread: one loop for prefill and decode, pipelined and blocking, constrained and free.
+
+    round:  retire what has expired
+            plan a step; launch its forward
+            commit the earlier steps that its masks depend on; compute the masks; finalize its sampling
+            commit the oldest step when the slots are used up, or when nothing could be launched
+    idle:   sleep until something arrives in the inbox or a deadline passes
+
+The blocking engine is the same loop with one slot. Commands from other threads are functions in the inbox, run
+between two rounds; so nothing in the scheduler needs a lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from gpu_worker.errors import EngineError
+from gpu_worker.request import FinishReason
+from gpu_worker.scheduling.pipeline import PipelineState
+from gpu_worker.scheduling.scheduled import ScheduledSequence
+from gpu_worker.scheduling.scheduler import Scheduler
+from gpu_worker.scheduling.state import Emission
+from gpu_worker.scheduling.stopping import Finish
+from gpu_worker.tracing import NO_TRACE, Tracer
+
+logger = logging.getLogger(__name__)
+
+Command = Callable[[], None]
+
+
+class EngineLoop:
+    """Runs on the engine thread; `post` is for all others.
+
+    `deliver(emissions)`: committed tokens and ends, in order. `on_fatal(error)`: the device is lost; called on the
+    engine thread before anything is cleaned up, and must end every request.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        pipeline: PipelineState[ScheduledSequence],
+        deliver: Callable[[list[Emission]], None],
+        on_fatal: Callable[[BaseException], None],
+        tracer: Tracer = NO_TRACE,
+        debug: bool = False,
+    ) -> None:
+        self.scheduler = scheduler
+        self.pipeline = pipeline
+        self.paused = False
+        self.asleep = False
+        self.last_round_s = time.monotonic()
+        self._deliver = deliver
+        self._on_fatal = on_fatal
+        self._tracer = tracer
+        self._debug = debug
+        self._stopping = False
+        self._inbox: list[Command] = []
+        self._wake = threading.Condition()
+
+    # ------------------------------------------------------------ from other threads
+
+    def post(self, command: Command) -> None:
+        """Run `command` on the engine thread between two rounds."""
+        with self._wake:
+            self._inbox.append(command)
+            self._wake.notify()
+
+    def stop_when_done(self) -> None:
+        """A command: return from `run` once nothing is left to do."""
+        self._stopping = True
+        self.paused = False
+
+    # ------------------------------------------------------------ the loop
+
+    def run(self) -> None:
+        try:
+            while self._take_commands():
+                busy = self._round()
+                if not busy:
+                    self._sleep()
+        except BaseException as error:
+            self._fail(error)
+
+    def _take_commands(self) -> bool:
+        """False: it is time to leave."""
+        self.last_round_s = time.monotonic()
+        if self._inbox:
+            with self._wake:
+                commands, self._inbox = self._inbox, []
+            for command in commands:
+                command()
+            self.flush()
+        return not self._stopping or self.scheduler.state.has_work
+
+    def _round(self) -> bool:
+        """One trip. False: there is nothing to do."""
+        self._retire()
+        launched = not self.paused and self._launch()
+        committed = False
+        if self.pipeline.is_full or not launched:
+            committed = self._commit_oldest()
+        if not (launched or committed or self.paused) and self.scheduler.state.has_work:
+            launched = self._break_stall()
+        if self._debug:
+            self.scheduler.check_invariants(self.pipeline)
+        return launched or committed
+
+    def _retire(self) -> None:
+        state = self.scheduler.state
+        for seq in state.expired(time.perf_counter()):
+            state.finalize(seq, Finish(FinishReason.DEADLINE))
+        if state.outbox:
+            self.flush()
+
+    def _launch(self) -> bool:
+        """Launch the next step, if there is one and a slot for it."""
+        scheduler, pipeline, span = self.scheduler, self.pipeline, self._tracer.span
+        slot_id = pipeline.free_slot_id()
+        if slot_id is None:
+            return False
+        step_id = scheduler.state.counters.steps
+        with span("plan", slot_id, step_id):
+            plan = scheduler.schedule_step(pipeline)
+        if plan is None:
+            return False
+        with span("launch", slot_id, step_id):
+            handle = scheduler.launch_forward_async(plan, slot_id)
+        if handle is None:
+            return True  # it failed on the host; its sequences have been told
+        pipeline.on_launch(handle)
+        while pipeline.oldest is not None and any(
+            scheduler.sampling_must_wait(handle, step) for step in pipeline.batch_queue
+        ):
+            self._commit_oldest()
+        with span("mask", slot_id, step_id):
+            mask = scheduler.compute_mask(handle)
+        with span("sample", slot_id, step_id):
+            pipeline.on_pending_commit(scheduler.finalize_sampling(handle, mask))
+        return True
+
+    def _commit_oldest(self) -> bool:
+        step = self.pipeline.pop_oldest()
+        if step is None:
+            return False
+        self.scheduler.commit_step(step)
+        self.pipeline.on_step_completed()
+        self.flush()
+        return True
+
+    def flush(self) -> None:
+        """Hand on what has been committed and ended."""
+        state = self.scheduler.state
+        if state.outbox:
+            emissions, state.outbox = state.outbox, []
+            self._deliver(emissions)
+
+    def drain(self) -> None:
+        """Commit everything in flight, oldest first. Every launched step is sampled by the end of its round."""
+        assert self.pipeline.launch_handle is None
+        while self._commit_oldest():
+            pass
+
+    def _sleep(self) -> None:
+        deadline = self.scheduler.state.next_deadline()
+        with self._wake:
+            if self._inbox or (self._stopping and not self.scheduler.state.has_work):
+                return
+            self.asleep = True
+            self._wake.wait(None if deadline is None else max(0.0, deadline - time.perf_counter()))
+            self.asleep = False
+
+    def _break_stall(self) -> bool:
+        """Nothing is in flight and nothing can start: a request that fits alone does not fit. It must not wait
+        for ever, nor hold up the others."""
+        state = self.scheduler.state
+        first = state.waiting.first()
+        assert first is not None, f"stalled with {state.active} and {state.num_zombies} zombies"
+        usage = state.manager.usage()
+        state.finalize(first, EngineError(f"request {first.request.request_id} cannot be scheduled: {usage}"))
+        self.flush()
+        return True
+
+    # ------------------------------------------------------------ faults
+
+    def _fail(self, error: BaseException) -> None:
+        """Answer everybody first; then let the device come to rest, and give everything back."""
+        logger.critical("the engine has failed", exc_info=error)
+        self._on_fatal(error)
+        scheduler, state = self.scheduler, self.scheduler.state
+        try:
+            scheduler.runtime.synchronize()
+        except Exception as again:
+            logger.error("synchronising the failed device: %r", again)
+        scheduler.abandon(self.pipeline)
+        state.outbox.clear()

@@ -1,0 +1,210 @@
+"""From a request to a sequence: checked, tokenized, with everything that the engine thread will need of it.
+
+Runs on a preparation thread. What cannot be served is refused here, by field, limit and value, before it has cost
+the engine thread anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import xxhash
+
+from gpu_worker.config import EngineConfig
+from gpu_worker.errors import InvalidRequest
+from gpu_worker.request import Constraint, Request, SamplingParams
+from gpu_worker.runtime.interface import ModelLimits
+from gpu_worker.scheduling.scheduled import ConstraintState, ScheduledSequence
+from gpu_worker.scheduling.stopping import StopRules
+from gpu_worker.speculation import Proposer
+from gpu_worker.text import Tokenizer
+from gpu_worker.text.checks import check_text, check_token_ids
+from gpu_worker.text_thread import OutputStream
+
+ConstraintCompiler = Callable[[Constraint], ConstraintState]
+
+MAX_LOGPROBS = 20
+_SEED_RANGE = 1 << 64
+
+
+class Preparer:
+    """Knows the limits; keeps nothing of any request. Thread-safe."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        limits: ModelLimits,
+        *,
+        tokenizer: Tokenizer | None = None,
+        compile_constraint: ConstraintCompiler | None = None,
+        proposer: Proposer | None = None,
+    ) -> None:
+        self.config = config
+        self.limits = limits
+        self.tokenizer = tokenizer
+        self.compile_constraint = compile_constraint
+        self.proposer = proposer
+
+    def prepare(self, stream: OutputStream, arrival: int, arrival_s: float) -> ScheduledSequence:
+        """Raises InvalidRequest."""
+        request = stream.handle.request
+        prompt = self._prompt(request)
+        self._check_request(request)
+        check_sampling(request.sampling, self.limits)
+        rules = StopRules.of(request.sampling, self.limits.eos_token_ids, len(prompt), self.limits.max_model_len)
+        self._check_fits(request, len(prompt), rules)
+        constraint = self._constraint(request)
+        stream.open(self._text_tokenizer(request))
+        return ScheduledSequence(
+            request,
+            prompt,
+            rules,
+            arrival=arrival,
+            arrival_s=arrival_s,
+            seed=resolve_seed(request),
+            page_size=self.limits.page_size,
+            max_outstanding=1 if self.config.pipeline == "off" else 2,
+            constraint=constraint,
+            drafter=self._drafter(request, prompt),
+            stream=stream,
+            history_length=64 if self.config.debug else 0,
+        )
+
+    # ------------------------------------------------------------ parts
+
+    def _prompt(self, request: Request) -> list[int]:
+        given = (request.prompt is not None) + (request.messages is not None)
+        require(given == 1, "prompt", "exactly one of prompt and messages must be given", f"{given} of them")
+        require(request.tools is None or request.messages is not None, "tools", "needs messages", "a prompt")
+        if request.messages is not None:
+            tokenizer = self._tokenizer("messages")
+            field, tokens = "messages", tokenizer.apply_chat_template(request.messages, request.tools)
+        elif isinstance(request.prompt, str):
+            require(request.prompt != "", "prompt", "must not be empty", "an empty string")
+            field, tokens = "prompt", self._tokenizer("prompt").encode(request.prompt)
+        else:
+            field, tokens = "prompt", check_token_ids("prompt", request.prompt, self.limits.vocab_size)
+        require(len(tokens) > 0, field, "must not be empty", "0 tokens")
+        limit = self.limits.max_model_len - 1
+        require(len(tokens) <= limit, field, f"must have at most {limit} tokens", f"{len(tokens)} tokens")
+        return tokens
+
+    def _check_request(self, request: Request) -> None:
+        resumed = check_token_ids("resume_token_ids", request.resume_token_ids, self.limits.vocab_size)
+        limit = request.sampling.max_tokens
+        require_int("max_tokens", limit, 1, self.limits.max_model_len)
+        require(len(resumed) <= limit, "resume_token_ids", f"must have at most {limit} tokens", len(resumed))
+        require_int("priority", request.priority)
+        if request.deadline_s is not None:
+            require_number("deadline_s", request.deadline_s)
+            require(request.deadline_s > 0, "deadline_s", "must be above 0", request.deadline_s)
+        check_text("salt", request.salt)
+        require(not request.images, "images", "this model takes none", len(request.images))
+        if request.adapter is not None:
+            check_text("adapter", request.adapter)
+            require(self.config.lora_slots > 0, "adapter", "this engine has no adapter slots", request.adapter)
+
+    def _check_fits(self, request: Request, n_prompt: int, rules: StopRules) -> None:
+        """Alone, with every page to itself."""
+        size, pages = self.limits.page_size, self.limits.n_pages - 1
+        needed = -(-(n_prompt + rules.max_output_tokens - 1) // size)
+        what = f"{n_prompt} prompt tokens and max_tokens {rules.max_output_tokens} need {needed} pages"
+        require(needed <= pages, "max_tokens", f"the KV cache has {pages} pages of {size} tokens", what)
+
+    def _constraint(self, request: Request) -> ConstraintState | None:
+        if request.constraint is None:
+            return None
+        if isinstance(request.constraint, Constraint):
+            compiler = self.compile_constraint
+            require(compiler is not None, "constraint", "needs a tokenizer", request.constraint.kind)
+            state = cast(ConstraintCompiler, compiler)(request.constraint)
+        else:  # a state made by the caller, such as a skill's
+            state = cast(ConstraintState, request.constraint)
+        for position, token in enumerate(request.resume_token_ids):
+            if not state.finished and not state.consume(token):
+                raise InvalidRequest(f"resume_token_ids[{position}]", "must match the constraint", token)
+        return state
+
+    def _drafter(self, request: Request, prompt: Sequence[int]) -> Any:
+        if self.proposer is None or self.config.speculative_tokens == 0 or self.limits.n_values:
+            return None  # a draft is an id; a model that decodes values beside it needs more
+        return self.proposer.drafter([*prompt, *request.resume_token_ids])
+
+    def _text_tokenizer(self, request: Request) -> Tokenizer | None:
+        stop = request.sampling.stop
+        require(
+            isinstance(stop, Sequence) and not isinstance(stop, str), "stop", "must be a list of strings", stop
+        )
+        for i, text in enumerate(stop):
+            require(check_text(f"stop[{i}]", text) != "", f"stop[{i}]", "must not be empty", "an empty string")
+        return self._tokenizer("stop") if stop else self.tokenizer
+
+    def _tokenizer(self, field: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise InvalidRequest(field, "text needs a tokenizer, and this engine has none", "text")
+        return self.tokenizer
+
+
+def resolve_seed(request: Request) -> int:
+    """The request's own, or one that follows from its id, so that a redelivered request samples the same noise."""
+    seed = request.sampling.seed
+    return xxhash.xxh64_intdigest(request.request_id.encode()) if seed is None else seed % _SEED_RANGE
+
+
+def check_sampling(sampling: SamplingParams, limits: ModelLimits) -> None:
+    """Every field by its own limits. Raises InvalidRequest."""
+    require_number("temperature", sampling.temperature, 0.0)
+    require_int("top_k", sampling.top_k, 0)
+    require_number("top_p", sampling.top_p, 0.0, 1.0)
+    require(sampling.top_p > 0, "top_p", "must be above 0 and at most 1", sampling.top_p)
+    require_number("min_p", sampling.min_p, 0.0, 1.0)
+    require_number("repetition_penalty", sampling.repetition_penalty, 0.0)
+    require(sampling.repetition_penalty > 0, "repetition_penalty", "must be above 0", sampling.repetition_penalty)
+    require_number("presence_penalty", sampling.presence_penalty, -2.0, 2.0)
+    require_number("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0)
+    if sampling.seed is not None:
+        require_int("seed", sampling.seed)
+    if sampling.logprobs is not None:
+        require_int("logprobs", sampling.logprobs, 0, MAX_LOGPROBS)
+    _check_token_sets(sampling, limits.vocab_size)
+
+
+def _check_token_sets(sampling: SamplingParams, vocab_size: int) -> None:
+    require(isinstance(sampling.logit_bias, Mapping), "logit_bias", "must map token ids to numbers", "no mapping")
+    check_token_ids("logit_bias", list(sampling.logit_bias), vocab_size)
+    for token, bias in sampling.logit_bias.items():
+        require_number(f"logit_bias[{token}]", bias)
+    check_token_ids("banned_token_ids", sampling.banned_token_ids, vocab_size)
+    if sampling.allowed_token_ids is not None:
+        allowed = check_token_ids("allowed_token_ids", sampling.allowed_token_ids, vocab_size)
+        free = set(allowed) - set(sampling.banned_token_ids)
+        require(bool(free), "allowed_token_ids", "must leave a token that is not banned", allowed)
+    check_token_ids("stop_token_ids", sampling.stop_token_ids, vocab_size)
+    for i, ids in enumerate(sampling.stop_token_sequences):
+        field = f"stop_token_sequences[{i}]"
+        require(bool(check_token_ids(field, ids, vocab_size)), field, "must not be empty", "0 tokens")
+
+
+def require(condition: bool, field: str, limit: str, value: object) -> None:
+    if not condition:
+        raise InvalidRequest(field, limit, value)
+
+
+def require_int(field: str, value: object, low: int | None = None, high: int | None = None) -> None:
+    require(isinstance(value, int) and not isinstance(value, bool), field, "must be a whole number", value)
+    _require_range(field, cast(int, value), low, high)
+
+
+def require_number(field: str, value: object, low: float | None = None, high: float | None = None) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    require(number and math.isfinite(cast(float, value)), field, "must be a finite number", value)
+    _require_range(field, cast(float, value), low, high)
+
+
+def _require_range(field: str, value: float, low: float | None, high: float | None) -> None:
+    if low is not None and high is not None:
+        require(low <= value <= high, field, f"must be from {low} to {high}", value)
+    elif low is not None:
+        require(value >= low, field, f"must be at least {low}", value)

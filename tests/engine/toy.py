@@ -1,0 +1,255 @@
+"""A model whose arithmetic is exact, run asynchronously on the CPU device's streams.
+
+What it samples at a position is an integer hash of the KV *contents* that it finds through its own copy of the page
+table, in order, so a wrong page, position, order, mask, seed, penalty count or pending input gives wrong tokens,
+and nothing ever differs by rounding. Its buffers belong to slots, and its kernels read them when they run, not when
+they are enqueued, so a slot that is reused too early is read too late.
+
+Three quarters of its greedy choices follow from the last token alone, which gives prompt lookup something to find;
+the others, and all noise, depend on the whole history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpu_worker.request import SamplingParams
+from gpu_worker.runtime.device import CpuDevice, DeviceError
+from gpu_worker.runtime.interface import (
+    PENDING,
+    ModelLimits,
+    RowBinding,
+    StepBatch,
+    TokenMask,
+    Transfer,
+)
+from gpu_worker.runtime.slots import DecodeSlot, check_shared_stream
+from gpu_worker.runtime.transfer import RenderBuffer
+
+_MASK = (1 << 64) - 1
+_BASE = 0x9E3779B97F4A7C15
+
+
+def mix(*parts: int) -> int:
+    """A 64-bit hash of integers, in order."""
+    state = _BASE
+    for part in parts:
+        state = (state ^ (part & _MASK)) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ (state >> 31)) * 0x94D049BB133111EB & _MASK
+    return state ^ (state >> 29)
+
+
+@dataclass
+class Row:
+    """What the device knows of the sequence in a row."""
+
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    seed: int = 0
+    adapter_slot: int = 0
+    pending: int = 0
+    pending_values: tuple[float, ...] = ()
+    counts: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class Staging:
+    """One slot's buffers. Kernels look here when they run."""
+
+    token_ids: np.ndarray
+    accepted: np.ndarray
+    values: np.ndarray
+    batch: StepBatch | None = None
+    mask: TokenMask | None = None
+    states: list[tuple[int, int, int, int]] = field(default_factory=list)  # (row, position, hash, last token)
+
+
+class ToyRuntime:
+    """Implements `Runtime`. `fail_forward_at` makes the device fail in that step, `fail_launch_at` the launch."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int = 48,
+        rows: int = 8,
+        n_pages: int = 256,
+        page_size: int = 1,
+        max_model_len: int = 96,
+        eos: frozenset[int] = frozenset({0}),
+        n_values: int = 0,
+        jitter: Callable[[], None] | None = None,
+        fail_forward_at: int | None = None,
+        n_slots: int = 2,
+    ) -> None:
+        self.limits = ModelLimits(
+            model="toy",
+            fingerprint="toy",
+            vocab_size=vocab_size,
+            max_model_len=max_model_len,
+            n_pages=n_pages,
+            page_size=page_size,
+            max_batch_size=rows + 1,
+            eos_token_ids=eos,
+            n_values=n_values,
+        )
+        self.weights = 1
+        self.adapters: dict[int, str] = {}
+        self.device = CpuDevice(jitter=jitter)
+        self.compute = self.device.new_stream("compute")
+        self.copy = self.device.new_stream("copy")
+        self.fail_forward_at = fail_forward_at
+        self.steps = 0
+        width = -(-max_model_len // page_size)
+        self.table = np.zeros((rows + 1, width), np.int32)
+        self.kv = np.zeros((n_pages, page_size), np.uint64)
+        self.powers = np.array([pow(_BASE | 1, p + 1, 1 << 64) for p in range(max_model_len)], np.uint64)
+        self.rows = [Row() for _ in range(rows + 1)]
+        self.slots = tuple(self._new_slot(slot_id, rows) for slot_id in range(n_slots))
+        check_shared_stream(self.slots)
+
+    def _new_slot(self, slot_id: int, rows: int) -> DecodeSlot[Staging]:
+        n, k = rows * 16 + 1, self.limits.n_values
+        staging = Staging(np.zeros(n, np.int32), np.zeros(rows + 1, np.int32), np.zeros((n, k), np.float32))
+        host = {
+            "token_ids": np.zeros(n, np.int32),
+            "accepted": np.zeros(rows + 1, np.int32),
+            "values": np.zeros((n, k), np.float32),
+        }
+        return DecodeSlot(slot_id, self.compute, RenderBuffer(host, self.copy), staging)
+
+    # ------------------------------------------------------------ the protocol
+
+    def launch_forward(self, slot_id: int, batch: StepBatch) -> None:
+        self.slots[slot_id].staging.batch = batch
+        self.slots[slot_id].compute_stream.enqueue(lambda: self._forward(slot_id), "forward")
+
+    def launch_sampling(self, slot_id: int, batch: StepBatch, mask: TokenMask | None) -> Transfer:
+        slot = self.slots[slot_id]
+        slot.staging.mask = mask
+        slot.compute_stream.enqueue(lambda: self._sample(slot_id), "sample")
+        n = int(batch.outputs.sum())
+        lengths = {"token_ids": n, "accepted": batch.size} | ({"values": n} if self.limits.n_values else {})
+        sources = {name: getattr(slot.staging, name) for name in lengths}
+        return slot.render.start_transfer(slot.compute_stream.record(), sources, lengths)
+
+    def load_adapter(self, adapter: str, slot: int) -> None:
+        self.adapters[slot] = adapter
+
+    def reload(self, model: str) -> None:
+        self.weights += 1
+
+    def synchronize(self) -> None:
+        self.device.synchronize()
+
+    def close(self) -> None:
+        self.device.close()
+
+    # ------------------------------------------------------------ on the compute stream
+
+    def _forward(self, slot_id: int) -> None:
+        staging = self.slots[slot_id].staging
+        batch = staging.batch
+        assert batch is not None
+        self.steps += 1
+        if self.fail_forward_at is not None and self.steps >= self.fail_forward_at:
+            raise DeviceError(f"step {self.steps} was told to fail")
+        for binding in batch.bindings:
+            self._bind(binding)
+        self.table[batch.pages.rows, batch.pages.columns] = batch.pages.pages
+        staging.states = []
+        offset = 0
+        for i, row in enumerate(batch.rows.tolist()):
+            length, outputs = int(batch.lengths[i]), int(batch.outputs[i])
+            states = self._append(batch, row, int(batch.starts[i]), offset, length)
+            if outputs:
+                staging.states += states[-outputs:]
+            if batch.pending[i] != PENDING:
+                self.rows[row].pending = int(batch.pending[i])
+                if batch.pending_values is not None:
+                    self.rows[row].pending_values = tuple(batch.pending_values[i].tolist())
+            offset += length
+
+    def _bind(self, binding: RowBinding) -> None:
+        counts: dict[int, int] = {}
+        for token in binding.output_token_ids.tolist():
+            counts[token] = counts.get(token, 0) + 1
+        self.rows[binding.row] = Row(binding.sampling, binding.seed, binding.adapter_slot, counts=counts)
+
+    def _append(
+        self, batch: StepBatch, row: int, start: int, offset: int, length: int
+    ) -> list[tuple[int, int, int, int]]:
+        """Write the KV of `length` positions; the hash of the whole history behind each of them."""
+        state = self._history(row, start)
+        states = []
+        size = self.limits.page_size
+        for at in range(length):
+            token, position = int(batch.token_ids[offset + at]), start + at
+            values = tuple(batch.values[offset + at].tolist()) if batch.values is not None else ()
+            if token == PENDING:
+                token, values = self.rows[row].pending, self.rows[row].pending_values
+            bits = [int(value * 4096) for value in values]
+            adapter = self.adapters.get(self.rows[row].adapter_slot, "")
+            entry = mix(state, token, position, self.weights, len(adapter), *(bits if any(bits) else ()))
+            self.kv[self.table[row, position // size], position % size] = entry
+            state = (state + entry * int(self.powers[position])) & _MASK
+            states.append((row, position, state, token))
+        return states
+
+    def _history(self, row: int, length: int) -> int:
+        positions = np.arange(length)
+        pages = self.table[row, positions // self.limits.page_size]
+        return int((self.kv[pages, positions % self.limits.page_size] * self.powers[:length]).sum(dtype=np.uint64))
+
+    def _sample(self, slot_id: int) -> None:
+        staging = self.slots[slot_id].staging
+        batch = staging.batch
+        assert batch is not None
+        masks = {} if staging.mask is None else dict(zip(staging.mask.outputs.tolist(), staging.mask.bits, strict=True))
+        first, offset = 0, 0
+        for i, row in enumerate(batch.rows.tolist()):
+            outputs, length = int(batch.outputs[i]), int(batch.lengths[i])
+            drafts = batch.token_ids[offset + 1 : offset + length].tolist() if batch.kind == "verify" else []
+            counts = dict(self.rows[row].counts)
+            accepted = 0
+            for j in range(outputs):
+                token, values = self._choose(staging.states[first + j], counts, masks.get(first + j))
+                staging.token_ids[first + j] = token
+                staging.values[first + j] = values
+                holds = accepted == j
+                if holds:
+                    accepted += 1
+                    counts[token] = counts.get(token, 0) + 1
+                    self.rows[row].counts = dict(counts)
+                    self.rows[row].pending, self.rows[row].pending_values = token, values
+                    if j < len(drafts) and drafts[j] != token:
+                        accepted = -accepted  # nothing behind it holds
+                else:
+                    counts[token] = counts.get(token, 0) + 1
+            staging.accepted[i] = abs(accepted)
+            first += outputs
+            offset += length
+
+    def _choose(
+        self, state: tuple[int, int, int, int], counts: dict[int, int], mask: np.ndarray | None
+    ) -> tuple[int, tuple[float, ...]]:
+        row, position, history, last = state
+        sampling, seed = self.rows[row].sampling, self.rows[row].seed
+        vocab = self.limits.vocab_size
+        scores = [mix(history, v) >> 48 for v in range(vocab)]
+        if history >> 7 & 3:
+            scores[(3 * last + 1) % vocab] += 1 << 17
+        if sampling.temperature > 0:
+            width = int(sampling.temperature * 65536)
+            scores = [score + (mix(seed, position, v) >> 40) % width for v, score in enumerate(scores)]
+        for token, count in counts.items():
+            scores[token] -= int(sampling.frequency_penalty * 32768) * count
+            scores[token] -= int(sampling.presence_penalty * 32768)
+        if mask is not None:
+            allowed = [v for v in range(vocab) if int(mask[v // 32]) >> (v % 32) & 1]
+        else:
+            allowed = list(range(vocab))
+        token = max(allowed or [0], key=lambda v: (scores[v], -v))
+        values = tuple((mix(history, token, k) >> 52) / 4096 for k in range(self.limits.n_values))
+        return token, values
