@@ -32,13 +32,12 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     roles = _special_tokens(config, _json(folder / "special_tokens_map.json"))
     _add_missing_tokens(backend, config, roles)
     eos = _eos_token_ids(folder)
-    if not eos and "eos_token" in roles:
-        found = backend.token_to_id(roles["eos_token"])
-        eos = frozenset() if found is None else frozenset([found])
-    elif "eos_token" in roles and (found := backend.token_to_id(roles["eos_token"])) is not None:
-        eos |= {found}
+    named = backend.token_to_id(roles["eos_token"]) if "eos_token" in roles else None
     return Tokenizer(
-        backend, special_tokens=roles, eos_token_ids=eos, chat_templates=_chat_templates(folder, config)
+        backend,
+        special_tokens=roles,
+        eos_token_ids=eos if named is None else eos | {named},
+        chat_templates=_chat_templates(folder, config),
     )
 
 
@@ -92,25 +91,34 @@ def _add_missing_tokens(
 ) -> None:
     """Tokens that only the configuration knows, or only it calls special, as `transformers` adds them."""
     known = backend.get_added_tokens_decoder()
-    described = config.get("added_tokens_decoder") or {}
-    for key in sorted(described, key=int):
-        entry = described[key]
-        token = tokenizers.AddedToken(
-            str(entry["content"]),
-            special=bool(entry.get("special", False)),
-            lstrip=bool(entry.get("lstrip", False)),
-            rstrip=bool(entry.get("rstrip", False)),
-            single_word=bool(entry.get("single_word", False)),
-            normalized=bool(entry.get("normalized", not entry.get("special", False))),
-        )
-        present = known.get(int(key))
+    for token_id, token in sorted(_described_tokens(config).items()):
         next_id = backend.get_vocab_size(with_added_tokens=True)
-        if present is None and (backend.token_to_id(token.content) == int(key) or next_id == int(key)):
+        if token_id not in known and token_id in (backend.token_to_id(token.content), next_id):
             backend.add_tokens([token])
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     named = [text for value in roles.values() for text in (value if isinstance(value, list) else [value])]
     missing = [text for text in named if text not in special and backend.token_to_id(text) is not None]
     backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in missing])
+
+
+def _described_tokens(config: Mapping[str, Any]) -> dict[int, tokenizers.AddedToken]:
+    """The configuration's "added_tokens_decoder"."""
+    described = config.get("added_tokens_decoder") or {}
+    found = {}
+    try:
+        for key, entry in described.items():
+            special = bool(entry.get("special", False))
+            found[int(key)] = tokenizers.AddedToken(
+                entry["content"],
+                special=special,
+                lstrip=bool(entry.get("lstrip", False)),
+                rstrip=bool(entry.get("rstrip", False)),
+                single_word=bool(entry.get("single_word", False)),
+                normalized=bool(entry.get("normalized", not special)),
+            )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ModelError("tokenizer_config.json: added_tokens_decoder is not tokens by id") from error
+    return found
 
 
 def _eos_token_ids(folder: Path) -> frozenset[int]:
@@ -131,7 +139,10 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(given, str):
         found["default"] = given
     elif isinstance(given, list):
-        found = {str(entry["name"]): str(entry["template"]) for entry in given}
+        try:
+            found = {str(entry["name"]): str(entry["template"]) for entry in given}
+        except (KeyError, TypeError) as error:
+            raise ModelError(f"{folder}/tokenizer_config.json: chat_template is not templates by name") from error
     files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (folder / "chat_template.jinja").is_file():
         files["default"] = folder / "chat_template.jinja"

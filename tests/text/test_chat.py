@@ -1,0 +1,211 @@
+"""Chat templates render as `transformers` renders them, and fail with the name of what was wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from support import tokenizers as samples
+
+from gpu_worker.errors import InvalidRequest, ModelError
+from gpu_worker.text import Tokenizer, load_tokenizer
+
+CHATML = """\
+{%- if messages[0]['role'] == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
+    {%- set messages = messages[1:] %}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message['content'] | trim + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
+"""
+TOOLS = """\
+{{ bos_token }}
+{% set state = namespace(calls=0) %}
+{% if tools %}
+Tools:
+{% for tool in tools %}
+  {{ tool | tojson(indent=2) }}
+{% endfor %}
+{% endif %}
+{% for message in messages %}
+    {% if message.role == 'tool' %}{{ message.name }}: {{ message.content }}
+    {% elif message.tool_calls is defined %}
+        {% for call in message.tool_calls %}{% set state.calls = state.calls + 1 %}
+{{ state.calls }} {{ call.function.name }}({{ call.function.arguments | tojson }})
+        {% endfor %}
+    {% else %}
+{{ message.role | upper }}: {{ message.content }}{% if message.reasoning_content %} ({{ message.thinking }}){% endif %}
+    {% endif %}
+{% endfor %}
+{% if not add_generation_prompt %}{{ eos_token }}{% endif %}
+"""
+TYPED_CONTENT = """\
+{%- for message in messages -%}
+    [{{ message.role }}]
+    {%- if message.content is string %}{{ message.content }}{% else %}
+        {%- for part in message.content %}
+            {%- if part.type != 'text' %}{% continue %}{% endif %}{{ part.text }}
+        {%- endfor %}
+    {%- endif %}
+    {%- if loop.index0 > 5 %}{% break %}{% endif %}
+{%- endfor -%}
+"""
+TRAINING = "{% for m in messages %}<{{ m.role }}>{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+DATED = "{{ strftime_now('%Y') }}{% for m in messages %}{{ dict(a=m.content).a }}{% endfor %}"
+ALTERNATING = """\
+{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('roles must alternate user/assistant') }}{% endif %}[{{ m.content }}]{% endfor %}"""
+
+QUESTION = [{"role": "user", "content": "  hello <world> & 日本語 😀  "}]
+TALK = [
+    {"role": "system", "content": "be brief"},
+    *QUESTION,
+    {"role": "assistant", "content": "hello", "reasoning": "greet", "refusal": None},
+    {"role": "user", "content": "more"},
+]
+CALLS = [
+    {"role": "user", "content": "weather?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"type": "function", "function": {"name": "weather", "arguments": {"city": "Köln", "n": 1.5}}}
+        ],
+    },
+    {"role": "tool", "name": "weather", "content": "rain"},
+]
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "hello"}, {"type": "image"}]}]
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+
+
+def model_folder(folder: Path, template: object, **more: Any) -> Path:
+    samples.save(folder, samples.byte_level())
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template, **more}))
+    return folder
+
+
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+@pytest.mark.parametrize("tools", [None, [WEATHER]])
+@pytest.mark.parametrize("messages", [QUESTION, TALK, CALLS, PARTS], ids=["question", "talk", "calls", "parts"])
+@pytest.mark.parametrize(
+    "template",
+    [CHATML, TOOLS, TYPED_CONTENT, TRAINING, DATED],
+    ids=["chatml", "tools", "typed", "training", "dated"],
+)
+def test_a_conversation_becomes_the_same_tokens_as_in_transformers(
+    tmp_path: Path, template: str, messages: Any, tools: Any, add_generation_prompt: bool
+) -> None:
+    folder = model_folder(tmp_path, template)
+    oracle = transformers.AutoTokenizer.from_pretrained(folder)
+    try:
+        expected = oracle.apply_chat_template(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, return_dict=False
+        )
+    except Exception:
+        with pytest.raises(InvalidRequest, match="^messages: "):
+            load_tokenizer(folder).apply_chat_template(
+                messages, tools, add_generation_prompt=add_generation_prompt
+            )
+    else:
+        ours = load_tokenizer(folder).apply_chat_template(
+            messages, tools, add_generation_prompt=add_generation_prompt
+        )
+        assert ours == expected
+
+
+def test_variables_reach_the_template(tmp_path: Path) -> None:
+    made = load_tokenizer(model_folder(tmp_path, "{{ enable_thinking }}{{ messages[0].content }}"))
+    assert made.render_chat(QUESTION, enable_thinking=False).startswith("False")
+
+
+def test_the_template_for_tools_is_taken_when_tools_are_given(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    made = load_tokenizer(model_folder(tmp_path, named))
+    assert (made.render_chat(QUESTION), made.render_chat(QUESTION, [WEATHER])) == ("plain", "tools")
+
+
+def test_a_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path, "from the configuration")
+    (folder / "chat_template.jinja").write_text("from the file")
+    assert load_tokenizer(folder).render_chat(QUESTION) == "from the file"
+
+
+def test_control_tokens_in_a_message_are_parsed_as_transformers_does(tmp_path: Path) -> None:
+    made = load_tokenizer(model_folder(tmp_path, CHATML))
+    token_ids = made.apply_chat_template([{"role": "user", "content": "<|im_end|>"}])
+    assert token_ids.count(made.backend.token_to_id("<|im_end|>")) == 2
+
+
+def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"^messages: the model has no chat template"):
+        Tokenizer(samples.byte_level()).apply_chat_template(QUESTION)
+
+
+def test_what_a_template_raises_is_the_messages_fault(tmp_path: Path) -> None:
+    made = load_tokenizer(model_folder(tmp_path, ALTERNATING))
+    with pytest.raises(InvalidRequest, match=r"roles must alternate user/assistant, got roles \['user', 'user'\]"):
+        made.apply_chat_template([*QUESTION, *QUESTION])
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("{{ messages[0].content.nothing.more }}", "undefined|no attribute"),
+        ("{{ messages[0].content + 1 }}", "TypeError"),
+        ("{{ messages[0].content.__class__.__mro__ }}", "unsafe"),
+        ("{% for i in range(10**9) %}{% endfor %}", "Range too big"),
+    ],
+)
+def test_a_template_that_fails_on_the_messages_fails_that_request(
+    tmp_path: Path, template: str, problem: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=problem):
+        load_tokenizer(model_folder(tmp_path, template)).apply_chat_template(QUESTION)
+
+
+def test_a_template_cannot_change_the_request(tmp_path: Path) -> None:
+    made = load_tokenizer(model_folder(tmp_path, "{{ messages.append('x') }}"))
+    with pytest.raises(InvalidRequest, match="^messages: "):
+        made.apply_chat_template(QUESTION)
+
+
+def test_a_template_that_does_not_compile_is_the_models_fault(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"chat template 'default' does not compile: line 2"):
+        load_tokenizer(model_folder(tmp_path, "hello\n{% if %}"))
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "expected"),
+    [
+        ([], None, "messages: must not be empty"),
+        ("hello", None, "messages: must be a list of messages, got str"),
+        (["hello"], None, r"messages\[0\]: must be an object, got str"),
+        ([{"content": "hello"}], None, r"messages\[0\].role: must be a string, got None"),
+        ([{"role": "user", "content": b"x"}], None, r"messages\[0\].content: must be JSON data, got bytes"),
+        ([{"role": "user", "content": "a\ud800"}], None, r"messages\[0\].content: must be valid Unicode text"),
+        ([{"role": "user", "content": {1: 2}}], None, r"messages\[0\].content \(a key\): must be a string"),
+        (QUESTION, {"a": 1}, "tools: must be a list of JSON schemas, got dict"),
+        (QUESTION, ["weather"], r"tools\[0\]: must be an object, got str"),
+    ],
+)
+def test_malformed_messages_are_refused_by_name(tmp_path: Path, messages: Any, tools: Any, expected: str) -> None:
+    made = load_tokenizer(model_folder(tmp_path, CHATML))
+    with pytest.raises(InvalidRequest, match=f"^{expected}"):
+        made.apply_chat_template(messages, tools)
+
+
+def test_messages_nested_without_end_are_refused(tmp_path: Path) -> None:
+    content: list[Any] = []
+    for _ in range(5000):
+        content = [content]
+    with pytest.raises(InvalidRequest, match="must be nested at most 64 deep"):
+        load_tokenizer(model_folder(tmp_path, CHATML)).apply_chat_template([{"role": "user", "content": content}])

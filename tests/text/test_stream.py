@@ -1,0 +1,200 @@
+"""The text of a stream: the same as decoding the whole, however it is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import tokenizers as samples
+
+from gpu_worker.errors import InvalidRequest
+from gpu_worker.text import TextStream, Tokenizer
+from gpu_worker.text.detokenizer import LibraryDetokenizer, PieceDetokenizer
+
+KINDS = {
+    "byte_level": samples.byte_level,
+    "sentencepiece": samples.sentencepiece,
+    "metaspace": samples.metaspace,
+    "word_piece": samples.word_piece,
+}
+
+
+@cache
+def tokenizer(kind: str) -> Tokenizer:
+    return Tokenizer(KINDS[kind]())
+
+
+def stream_in_pieces(
+    stream: TextStream, token_ids: Sequence[int], cuts: Sequence[int]
+) -> tuple[list[str], str | None, int]:
+    """Push in pieces of the lengths `cuts`, again and again. Returns the texts, the stop, the tokens that count."""
+    texts, counted, at, turn = [], 0, 0, 0
+    while at < len(token_ids):
+        size = cuts[turn % len(cuts)]
+        piece = stream.push(token_ids[at : at + size])
+        texts.append(piece.text)
+        counted += piece.n_tokens
+        if piece.stop is not None:
+            return texts, piece.stop, counted
+        at, turn = at + size, turn + 1
+    texts.append(stream.flush())
+    return texts, stream.stop, counted
+
+
+cuts = st.lists(st.integers(1, 7), min_size=1, max_size=8)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "metaspace"])
+@given(data=st.data(), cuts=cuts)
+def test_any_tokens_in_any_pieces_give_the_text_of_the_whole(
+    kind: str, data: st.DataObject, cuts: list[int]
+) -> None:
+    made = tokenizer(kind)
+    token_ids = data.draw(st.lists(st.integers(0, made.vocab_size - 1), max_size=60))
+    texts, _, counted = stream_in_pieces(TextStream(made), token_ids, cuts)
+    assert "".join(texts) == made.decode(token_ids)
+    assert counted == len(token_ids)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@given(text=st.text(st.sampled_from("helo wrdtf, né日😀\n\tgins"), max_size=60), cuts=cuts)
+def test_encoded_text_in_any_pieces_gives_the_text_of_the_whole(kind: str, text: str, cuts: list[int]) -> None:
+    made = tokenizer(kind)
+    token_ids = made.encode(text)
+    texts, _, _ = stream_in_pieces(TextStream(made), token_ids, cuts)
+    assert "".join(texts) == made.decode(token_ids)
+
+
+@given(token_ids=st.lists(st.integers(0, 330), max_size=60), cuts=cuts)
+def test_byte_fallback_keeps_what_it_has_shown_when_invalid_bytes_follow(
+    token_ids: list[int], cuts: list[int]
+) -> None:
+    made = tokenizer("sentencepiece")
+    token_ids = [token_id % made.vocab_size for token_id in token_ids]
+    texts, _, _ = stream_in_pieces(TextStream(made), token_ids, cuts)
+    whole = made.decode(token_ids)
+    assert "".join(texts) == whole or "\ufffd" in whole
+    assert "".join(texts) == "".join(stream_in_pieces(TextStream(made), token_ids, [1])[0])
+
+
+def test_the_usual_decoders_need_no_library_at_run_time() -> None:
+    assert all(
+        isinstance(tokenizer(kind).detokenizer(), PieceDetokenizer)
+        for kind in ("byte_level", "sentencepiece", "metaspace")
+    )
+    assert isinstance(tokenizer("word_piece").detokenizer(), LibraryDetokenizer)
+
+
+def test_an_incomplete_character_is_held_back_until_it_is_complete() -> None:
+    made = tokenizer("sentencepiece")
+    stream = TextStream(made)
+    smile = [made.backend.token_to_id(f"<0x{byte:02X}>") for byte in "😀".encode()]
+    assert [stream.push([token_id]).text for token_id in smile] == ["", "", "", "😀"]
+
+
+def test_an_incomplete_character_at_the_end_becomes_a_replacement_character() -> None:
+    made = tokenizer("byte_level")
+    stream = TextStream(made)
+    assert stream.push([made.backend.token_to_id("ð")]).text == ""
+    assert stream.flush() == "\ufffd"
+
+
+def test_special_tokens_yield_no_text() -> None:
+    made = tokenizer("byte_level")
+    im_end = made.backend.token_to_id("<|im_end|>")
+    stream = TextStream(made)
+    assert stream.push([im_end, *made.encode("<think>hello"), im_end]).text == "<think>hello"
+
+
+def test_ids_beyond_the_vocabulary_yield_no_text() -> None:
+    made = tokenizer("byte_level")
+    assert TextStream(made).push([made.vocab_size + 3, *made.encode("hello")]).text == "hello"
+
+
+def test_llama_2_loses_one_leading_space_once() -> None:
+    made = tokenizer("sentencepiece")
+    hello = made.backend.token_to_id("▁hello")
+    stream = TextStream(made)
+    assert [stream.push([hello]).text, stream.push([hello]).text] == ["hello", " hello"]
+
+
+# --- stop strings -----------------------------------------------------------------------------------------------
+
+
+def letters(text: str) -> list[int]:
+    """One token a byte."""
+    made = tokenizer("byte_level")
+    return [token_id for byte in text for token_id in made.encode(byte)]
+
+
+def first_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+    """The model: grow the text by a letter until it ends with a stop string; the longest such counts."""
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            stop = max(found, key=len)
+            return text[: end - len(stop)], stop
+    return text, None
+
+
+stop_strings = st.lists(st.text(st.sampled_from("ab😀"), min_size=1, max_size=4), min_size=1, max_size=4)
+
+
+@given(text=st.text(st.sampled_from("ab😀c"), max_size=40), stops=stop_strings, cuts=cuts)
+def test_any_cut_gives_the_text_and_the_stop_of_the_model(text: str, stops: list[str], cuts: list[int]) -> None:
+    made = tokenizer("byte_level")
+    token_ids = letters(text)
+    texts, stop, counted = stream_in_pieces(TextStream(made, stops), token_ids, cuts)
+    assert ("".join(texts), stop) == first_stop(text, stops)
+    kept = made.decode(token_ids[:counted])
+    assert kept == text if stop is None else kept == "".join(texts) + stop
+
+
+@given(text=st.text(st.sampled_from("ab😀c"), max_size=40), stops=stop_strings)
+def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
+    stream, shown, seen = TextStream(tokenizer("byte_level"), stops), "", ""
+    for letter in text:
+        piece = stream.push(letters(letter))
+        shown, seen = shown + piece.text, seen + letter
+        if piece.stop is not None:
+            return
+        held = seen[len(shown) :]
+        begins = [seen[k:] for k in range(len(seen)) if any(stop.startswith(seen[k:]) for stop in stops)]
+        assert held == max(begins, key=len, default="")
+
+
+def test_the_text_is_cut_before_the_stop_string_and_the_token_that_completed_it_counts() -> None:
+    made = tokenizer("byte_level")
+    token_ids = made.encode("hello world, hello stream")
+    piece = TextStream(made, ["world"]).push(token_ids)
+    assert (piece.text, piece.stop) == ("hello ", "world")
+    assert made.decode(token_ids[: piece.n_tokens]).startswith("hello world")
+    assert "world" not in made.decode(token_ids[: piece.n_tokens - 1])
+
+
+def test_nothing_counts_after_a_stop_string() -> None:
+    made = tokenizer("byte_level")
+    stream = TextStream(made, ["world"])
+    stream.push(made.encode("hello world"))
+    assert stream.push(made.encode("more")) == ("", "world", 0)
+    assert stream.flush() == ""
+
+
+def test_the_match_that_is_complete_first_wins() -> None:
+    made = tokenizer("byte_level")
+    assert TextStream(made, ["abc", "b"]).push(letters("abc"))[:2] == ("a", "b")
+    assert TextStream(made, ["b", "ab"]).push(letters("abc"))[:2] == ("", "ab")
+
+
+def test_a_partial_match_is_shown_at_the_end() -> None:
+    stream = TextStream(tokenizer("byte_level"), ["END"])
+    assert stream.push(letters("the EN")).text == "the "
+    assert stream.flush() == "EN"
+
+
+def test_an_empty_stop_string_is_refused_by_name() -> None:
+    with pytest.raises(InvalidRequest, match=r"^stop\[1\]: must not be empty"):
+        TextStream(tokenizer("byte_level"), ["a", ""])

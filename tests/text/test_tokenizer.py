@@ -1,0 +1,164 @@
+"""The tokenizer of a folder: the tokens that `transformers` gives, and one line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from support import tokenizers as samples
+
+from gpu_worker import models
+from gpu_worker.errors import InvalidRequest, ModelError
+from gpu_worker.text import TextStream, Tokenizer, load_tokenizer
+
+TEXTS = ["hello world", "  naïve 日本語 😀\n", "", "the fox<|im_end|> hello </s>"]
+TINY = Path(models.__file__).parent / "petiole_tiny"
+
+
+def write(folder: Path, **files: Any) -> None:
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("make", [samples.byte_level, samples.sentencepiece])
+def test_a_prompt_becomes_the_same_tokens_as_in_transformers(tmp_path: Path, make: Any, text: str) -> None:
+    samples.save(tmp_path, make())
+    write(tmp_path, tokenizer_config={"tokenizer_class": "PreTrainedTokenizerFast"})
+    oracle = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = load_tokenizer(tmp_path)
+    token_ids = ours.encode(text)
+    assert token_ids == oracle(text)["input_ids"]
+    assert ours.decode(token_ids) == oracle.decode(token_ids, skip_special_tokens=True)
+
+
+def test_tokens_that_only_the_configuration_names_are_added(tmp_path: Path) -> None:
+    backend = samples.byte_level()
+    new_id = backend.get_vocab_size()
+    samples.save(tmp_path, backend)
+    described = {
+        str(new_id): {"content": "<tool>", "special": True, "normalized": False},
+        str(new_id + 1): {"content": "<note>", "special": False, "normalized": False},
+    }
+    write(
+        tmp_path,
+        tokenizer_config={"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": described},
+    )
+    ours = load_tokenizer(tmp_path)
+    assert ours.encode("<tool><note>") == [new_id, new_id + 1]
+    assert ours.decode([new_id, new_id + 1]) == "<note>"
+
+
+def test_a_token_with_a_role_is_special_even_if_the_tokenizer_file_does_not_say_so(tmp_path: Path) -> None:
+    samples.save(tmp_path, samples.byte_level())
+    write(tmp_path, tokenizer_config={"eos_token": {"content": "<think>"}})
+    ours = load_tokenizer(tmp_path)
+    assert TextStream(ours).push(ours.encode("hello<think>")).text == "hello"
+
+
+def test_outputs_end_with_the_ids_of_the_generation_configuration_and_the_eos_token(tmp_path: Path) -> None:
+    samples.save(tmp_path, samples.byte_level())
+    write(tmp_path, tokenizer_config={"eos_token": "<|im_end|>"}, config={"eos_token_id": 7})
+    assert load_tokenizer(tmp_path).eos_token_ids == {7, 2}
+    write(tmp_path, generation_config={"eos_token_id": [0, 2]})
+    assert load_tokenizer(tmp_path).eos_token_ids == {0, 2}
+    assert load_tokenizer(tmp_path).eos_token_id == 2
+
+
+def test_truncation_in_the_tokenizer_file_cuts_no_prompt(tmp_path: Path) -> None:
+    backend = samples.byte_level()
+    backend.enable_truncation(3)
+    backend.enable_padding(length=8)
+    samples.save(tmp_path, backend)
+    assert load_tokenizer(tmp_path).encode("hello " * 30) == samples.byte_level().encode("hello " * 30).ids
+
+
+def test_token_bytes_are_what_a_token_adds_to_the_text() -> None:
+    ours = Tokenizer(samples.byte_level())
+    token_ids = ours.encode("naïve 日本語 😀 two words<|end|>")
+    assert b"".join(map(ours.token_bytes, token_ids)).decode() == "naïve 日本語 😀 two words"
+
+
+def test_threads_encode_the_same_at_the_same_time() -> None:
+    ours = Tokenizer(samples.byte_level())
+    texts = [f"{text} {k}" for k in range(50) for text in TEXTS]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(ours.encode, texts)) == [ours.encode(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("a\udc80b", r"prompt: must be valid Unicode text, got '\\udc80' at position 1"),
+        (b"bytes", "prompt: must be a string, got bytes"),
+        (None, "prompt: must be a string, got NoneType"),
+    ],
+)
+def test_what_is_no_text_is_refused_by_name(prompt: Any, expected: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{expected}"):
+        Tokenizer(samples.byte_level()).encode(prompt)
+
+
+@pytest.mark.parametrize("bad", [-1, 1000, 2.0, "3", True, None])
+def test_token_ids_that_the_vocabulary_does_not_have_are_refused_by_position(bad: Any) -> None:
+    ours = Tokenizer(samples.byte_level())
+    with pytest.raises(InvalidRequest, match=rf"^prompt\[1\]: must be a token id from 0 to {ours.vocab_size - 1}"):
+        ours.check_token_ids([1, bad])
+
+
+def test_good_token_ids_come_back_as_a_list() -> None:
+    ours = Tokenizer(samples.byte_level())
+    assert ours.check_token_ids((1, 2)) == [1, 2]
+    assert ours.check_token_ids([1000], vocab_size=1024) == [1000]
+    with pytest.raises(InvalidRequest, match=r"^prompt: must be a list of token ids, got str"):
+        ours.check_token_ids("12")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "expected"),
+    [
+        ("tokenizer.json", None, "tokenizer.json: missing"),
+        ("tokenizer.json", "{}", "tokenizer.json: not a readable tokenizer"),
+        ("tokenizer.json", '{"model": ', "tokenizer.json: not a readable tokenizer"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json: not readable as JSON"),
+        ("tokenizer_config.json", "[]", "tokenizer_config.json: must hold a JSON object, not a list"),
+        (
+            "tokenizer_config.json",
+            '{"added_tokens_decoder": {"x": 1}}',
+            "tokenizer_config.json: added_tokens_decoder",
+        ),
+        ("tokenizer_config.json", '{"chat_template": [1]}', "tokenizer_config.json: chat_template"),
+        ("generation_config.json", '{"eos_token_id": ["a"]}', "generation_config.json: eos_token_id"),
+    ],
+)
+def test_a_broken_folder_is_a_model_error_of_one_line(
+    tmp_path: Path, file: str, content: str | None, expected: str
+) -> None:
+    samples.save(tmp_path, samples.byte_level())
+    (tmp_path / file).unlink(missing_ok=True)
+    if content is not None:
+        (tmp_path / file).write_text(content)
+    with pytest.raises(ModelError) as raised:
+        load_tokenizer(tmp_path)
+    assert expected in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_folder_is_a_model_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no such model folder"):
+        load_tokenizer(tmp_path / "nowhere")
+
+
+@pytest.mark.skipif(not (TINY / "tokenizer.json").is_file(), reason="the model that ships is not built yet")
+def test_the_model_that_ships_talks_as_it_does_in_transformers() -> None:
+    ours = load_tokenizer(TINY)
+    oracle = transformers.AutoTokenizer.from_pretrained(TINY)
+    messages = [{"role": "user", "content": "Count from 1 to 5."}]
+    token_ids = ours.apply_chat_template(messages)
+    assert token_ids == oracle.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert ours.decode(token_ids) == oracle.decode(token_ids, skip_special_tokens=True)
+    assert oracle.eos_token_id in ours.eos_token_ids
