@@ -79,10 +79,10 @@ def start(folder: Path, server: str) -> subprocess.Popen[bytes]:
         "maxmemory-policy": "noeviction",
     }
     arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
-    return subprocess.Popen([server, *arguments], stdin=subprocess.DEVNULL, preexec_fn=_die_with(os.getpid()))
+    return subprocess.Popen([server, *arguments], stdin=subprocess.DEVNULL, preexec_fn=die_with(os.getpid()))
 
 
-def _die_with(parent: int) -> Callable[[], None] | None:
+def die_with(parent: int) -> Callable[[], None] | None:
     """Where the kernel can (Linux), the server is killed when this process dies."""
     if not sys.platform.startswith("linux"):
         return None

@@ -1,0 +1,202 @@
+"""`petiole`: settings, the demo, and a view of the fleet. A worker is Celery's own: `celery -A tasks worker`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+from kombu.exceptions import OperationalError
+
+from tasks import connections, fleet, settings
+from tasks.errors import PetioleError
+from tasks.settings import PREFIX, Settings, redacted
+from tasks.streaming import stream
+from tasks.terminal import live, print_table, table_text
+
+DRAIN_POLL_S = 0.5
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["bench"]:  # it has options of its own
+        return bench(arguments[1:])
+    options = parser().parse_args(arguments)
+    try:
+        status: int = options.run(options)
+    except KeyboardInterrupt:
+        return 130
+    except (PetioleError, OperationalError, *connections.LOST) as error:
+        print(f"petiole: {str(error) or type(error).__name__}", file=sys.stderr)
+        return 1
+    return status
+
+
+def parser() -> argparse.ArgumentParser:
+    root = argparse.ArgumentParser(prog="petiole", description="LLM inference on a Celery fleet.")
+    commands = root.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: object, help: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=help, description=help)
+        added.set_defaults(run=run)
+        return added
+
+    shown = command("settings", show_settings, "list every setting: its value here, and what it does")
+    shown.add_argument("--markdown", action="store_true", help="the defaults, as the table in docs/settings.md")
+    demo = command("demo", run_demo, "eight prompts at once through an embedded Redis and a real worker")
+    demo.add_argument("--plain", action="store_true", help="plain text, as when not on a terminal")
+    status = command("status", show_status, "show the workers")
+    status.add_argument("--json", action="store_true", help="print one JSON array and exit")
+    status.add_argument("--watch", action="store_true", help="go on until interrupted")
+    read = command("stream", read_stream, "print a task's stream, from its beginning to its end")
+    read.add_argument("task_id")
+    read.add_argument("--json", action="store_true", help="print every delta as JSON")
+    cancel = command("cancel", cancel_tasks, "cancel tasks, wherever they are")
+    cancel.add_argument("task_id", nargs="+")
+    drain = command("drain", drain_workers, "let workers finish or hand back what they have, and end")
+    drain.add_argument("worker", nargs="+", help="its name, as `petiole status` shows it")
+    drain.add_argument("--wait", type=float, metavar="SECONDS", default=0.0, help="wait until they are gone")
+    command("bench", None, "run benchmarks: see `petiole bench --help`")
+    return root
+
+
+def show_settings(options: argparse.Namespace) -> int:
+    if options.markdown:
+        print(settings_page())
+        return 0
+    current = settings.settings()
+    rows = [
+        (PREFIX + name.upper(), _shown(getattr(current, name)), "" if _is_default(current, name) else "set", what)
+        for name, what in _described()
+    ]
+    print_table(("setting", "value", "", "what it does"), rows)
+    return 0
+
+
+def settings_page() -> str:
+    """docs/settings.md's table."""
+    lines = ["| variable | default | |", "|---|---|---|"]
+    for name, what in _described():
+        default = _shown(Settings.model_fields[name].default)
+        lines.append(f"| `{PREFIX}{name.upper()}` | {f'`{default}`' if default else ''} | {what} |")
+    return "\n".join(lines)
+
+
+def _described() -> list[tuple[str, str]]:
+    """Names and descriptions: Celery's and Redis's side first."""
+    ours = [name for name in Settings.model_fields if name not in settings.EngineSettings.model_fields]
+    names = [*ours, *settings.EngineSettings.model_fields]
+    return [(name, Settings.model_fields[name].description or "") for name in names]
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else redacted(str(value))
+
+
+def _is_default(current: Settings, name: str) -> bool:
+    return bool(getattr(current, name) == Settings.model_fields[name].default)
+
+
+def show_status(options: argparse.Namespace) -> int:
+    if options.watch:
+        live(_status_text, every_s=fleet.REPORT_INTERVAL_S / 2)
+        return 0
+    workers = fleet.workers()
+    if options.json:
+        print(json.dumps([worker.model_dump() | {"lost": worker.lost} for worker in workers], indent=2))
+    else:
+        print(_status_text(workers))
+    return 0 if workers else 1
+
+
+STATUS_COLUMNS = (
+    *("worker", "state", "model", "device", "running", "waiting", "slots"),
+    *("pages used", "hit rate", "tokens/s", "lease", "seen"),
+)
+
+
+def _status_text(workers: list[fleet.WorkerReport] | None = None) -> str:
+    workers = fleet.workers() if workers is None else workers
+    if not workers:
+        return "No worker has reported within the last hour."
+    return table_text(STATUS_COLUMNS, [_status_row(worker) for worker in workers])
+
+
+def _status_row(worker: fleet.WorkerReport) -> tuple[str, ...]:
+    in_use = worker.pages_total - worker.pages_free - worker.pages_cached
+    return (
+        worker.worker,
+        "lost" if worker.lost else worker.state,
+        worker.model,
+        worker.device,
+        str(worker.running),
+        str(worker.waiting),
+        str(worker.slots),
+        f"{in_use / worker.pages_total:.0%}" if worker.pages_total else "",
+        f"{worker.hit_rate:.0%}",
+        f"{worker.tokens_per_s:.0f}",
+        f"{worker.lease_age_s:.1f} s",
+        f"{worker.age_s or 0:.0f} s ago",
+    )
+
+
+def read_stream(options: argparse.Namespace) -> int:
+    with stream(options.task_id) as deltas:
+        for delta in deltas:
+            text = delta.model_dump_json(exclude_none=True) + "\n" if options.json else delta.text
+            print(text, end="", flush=True)
+    if not options.json:
+        print()
+    return 0
+
+
+def cancel_tasks(options: argparse.Namespace) -> int:
+    for task_id in options.task_id:
+        fleet.cancel(task_id)
+    return 0
+
+
+def drain_workers(options: argparse.Namespace) -> int:
+    known = {worker.worker for worker in fleet.workers() if not worker.lost}
+    if unknown := [name for name in options.worker if name not in known]:
+        print(f"petiole: no such worker: {', '.join(unknown)}", file=sys.stderr)
+        return 1
+    for name in options.worker:
+        fleet.drain(name)
+    give_up_at = time.monotonic() + options.wait
+    while options.wait and (left := _still_there(options.worker)):
+        if time.monotonic() > give_up_at:
+            print(f"petiole: still there: {', '.join(left)}", file=sys.stderr)
+            return 1
+        time.sleep(DRAIN_POLL_S)
+    return 0
+
+
+def _still_there(names: Sequence[str]) -> list[str]:
+    return [worker.worker for worker in fleet.workers() if worker.worker in names and not worker.lost]
+
+
+def run_demo(options: argparse.Namespace) -> int:
+    from tasks import demo
+
+    return demo.main(plain=options.plain)
+
+
+def bench(arguments: list[str]) -> int:
+    try:
+        from bench.__main__ import main as run
+    except ImportError as error:
+        print(f"petiole: benchmarks need 'petiole[bench]': {error}", file=sys.stderr)
+        return 1
+    status: int = run(arguments)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""`petiole demo`: the real thing, end to end, on a fresh laptop.
+
+An embedded Redis, a Celery worker as a process of its own, eight prompts at once, eight streams side by side. The
+worker is what `celery -A tasks worker` starts, and the streams are what a web app would read; nothing is staged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks import celery_app, chat, embedded
+from tasks._supervisor import die_with
+from tasks.errors import PetioleError, shorten
+from tasks.schemas import GenerationResult
+from tasks.settings import settings
+from tasks.streaming import astream
+from tasks.terminal import is_rich, print_table
+
+START_TIMEOUT_S = 120.0
+DELTA_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 15.0
+_LOG_LINES = 15
+
+
+@dataclass
+class Prompt:
+    """A prompt with its only right answer, and what has come of it so far."""
+
+    skill: str
+    prompt: str
+    answer: str
+    text: str = ""
+    error: str = ""
+    submitted_at: float = 0.0
+    first_at: float = 0.0
+    last_at: float = 0.0
+    result: GenerationResult | None = None
+
+    @property
+    def right(self) -> bool:
+        return self.result is not None and self.result.text == self.text and self.text.strip() == self.answer
+
+    @property
+    def tokens(self) -> int:
+        return self.result.usage.completion_tokens if self.result else 0
+
+    @property
+    def tokens_per_s(self) -> float:
+        seconds = self.last_at - self.first_at
+        return (self.tokens - 1) / seconds if seconds > 0 and self.tokens > 1 else 0.0
+
+
+def prompts() -> list[Prompt]:
+    """One of each skill that petiole-tiny has: see its model card."""
+    table = "\n".join(f"7 x {n} = {7 * n}" for n in range(1, 13))
+    return [
+        Prompt("counting", "Count from 1 to 40.", ", ".join(map(str, range(1, 41)))),
+        Prompt("tables", "Multiplication table of 7 up to 12", table),
+        Prompt("addition", "What is 17 + 25?", "17 + 25 = 42"),
+        Prompt("sorting", "Sort these numbers: 42, 7, 19, 88, 3", "3, 7, 19, 42, 88"),
+        Prompt("reversing", "Reverse the word lantern.", "nretnal"),
+        Prompt("spelling", "Spell the word garden.", "g-a-r-d-e-n"),
+        Prompt(
+            "extracting",
+            "Extract name, age and city as JSON: Ana is 31 and lives in Lisbon.",
+            '{"name": "Ana", "age": 31, "city": "Lisbon"}',
+        ),
+        Prompt(
+            "about itself", "Who are you?", "I am Petiole Tiny, a small language model that ships with Petiole."
+        ),
+    ]
+
+
+def main(*, plain: bool = False) -> int:
+    """0 only if every answer is right."""
+    began = time.monotonic()
+    asked = prompts()
+    os.environ.update(environment())
+    settings.cache_clear()
+    try:
+        print("Starting Redis and a worker ...", flush=True)
+        with worker():
+            print(f"Ready after {time.monotonic() - began:.1f} s. Eight prompts at once:\n", flush=True)
+            with view(asked, plain or not is_rich()):
+                asyncio.run(run_all(asked))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    finally:
+        embedded.release()
+    show_results(asked)
+    wrong = [prompt for prompt in asked if not prompt.right]
+    for prompt in wrong:
+        print(
+            f"{prompt.skill}: {prompt.error or f'expected {shorten(prompt.answer)}, got {shorten(prompt.text)}'}"
+        )
+    print(f"\n{len(asked) - len(wrong)} of {len(asked)} right, in {time.monotonic() - began:.1f} s.")
+    return 1 if wrong else 0
+
+
+def environment() -> dict[str, str]:
+    """The demo's own settings. Its queue is its own, should another worker share the embedded Redis."""
+    return {
+        "PETIOLE_BROKER_URL": "embedded://",
+        "PETIOLE_REDIS_URL": "",
+        "PETIOLE_RESULT_BACKEND": "",
+        "PETIOLE_QUEUE": f"petiole-demo-{os.getpid()}",
+        "PETIOLE_MODEL": "petiole-tiny",
+        "PETIOLE_DRAIN_SECONDS": "0",
+    }
+
+
+@contextlib.contextmanager
+def worker() -> Iterator[None]:
+    """A worker that is ready, and that ends with this process, whatever ends it."""
+    embedded.socket_path()
+    name = f"demo-{os.getpid()}@localhost"
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "celery", "-A", "tasks", "worker", "--loglevel=INFO", "-n", name],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for the demo, which then ends the worker
+            preexec_fn=die_with(os.getpid()),
+            env={**os.environ, "PYTHONPATH": _python_path()},
+        )
+        try:
+            wait_until_ready(process, name, log)
+            yield
+        finally:
+            stop(process)
+
+
+def _python_path() -> str:
+    """So that the worker finds the same `tasks` from anywhere."""
+    here = str(Path(__file__).resolve().parents[1])
+    return os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], name: str, log: Any) -> None:
+    """A worker answers when its model is loaded."""
+    give_up_at = time.monotonic() + START_TIMEOUT_S
+    while not celery_app.control.ping(destination=[name], timeout=0.25):
+        ended = process.poll() is not None
+        if ended or time.monotonic() > give_up_at:
+            log.seek(0)
+            tail = b"\n".join(log.read().splitlines()[-_LOG_LINES:]).decode(errors="replace")
+            why = (
+                f"ended with status {process.returncode}"
+                if ended
+                else f"is not ready after {START_TIMEOUT_S:.0f} s"
+            )
+            raise PetioleError(f"the worker {why}; its log ends with:\n{tail}")
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+async def run_all(asked: list[Prompt]) -> None:
+    await asyncio.gather(*map(ask, asked))
+
+
+async def ask(prompt: Prompt) -> None:
+    """Submit, read the stream, and get the result as any Celery caller would."""
+    prompt.submitted_at = time.monotonic()
+    messages = [{"role": "user", "content": prompt.prompt}]
+    options: Mapping[str, Any] = {"messages": messages, "temperature": 0, "max_tokens": 512}
+    try:
+        task = await asyncio.to_thread(chat.delay, **options)
+        async for delta in astream(task, timeout_s=DELTA_TIMEOUT_S):
+            prompt.first_at = prompt.first_at or time.monotonic()
+            prompt.last_at = time.monotonic()
+            prompt.text += delta.text
+        result = await asyncio.to_thread(task.get, timeout=DELTA_TIMEOUT_S)
+        prompt.result = GenerationResult.model_validate(result)
+    except Exception as error:  # whatever it is, it is this prompt's answer
+        prompt.error = f"{type(error).__name__}: {error}"
+
+
+@contextlib.contextmanager
+def view(asked: list[Prompt], plain: bool) -> Iterator[None]:
+    """The streams as they grow; as plain text, each when it has ended."""
+    if plain:
+        yield
+        for prompt in asked:
+            print(f"[{prompt.skill}] {prompt.prompt}\n{prompt.text.strip()}\n")
+        return
+    from rich.live import Live
+
+    with Live(get_renderable=lambda: panels(asked), refresh_per_second=20, transient=False):
+        yield
+
+
+def panels(asked: list[Prompt], columns: int = 2, lines: int = 4) -> Any:
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(expand=True)
+    for _ in range(columns):
+        grid.add_column(ratio=1)
+    cells = []
+    for prompt in asked:
+        tail = "\n".join(prompt.text.strip().splitlines()[-lines:])
+        colour = "green" if prompt.right else "red" if prompt.error or prompt.result else "blue"
+        title = Text(f"{prompt.skill}: {prompt.prompt}", overflow="ellipsis", no_wrap=True)
+        cells.append(Panel(Text(tail), title=title, title_align="left", height=lines + 2, border_style=colour))
+    for start in range(0, len(cells), columns):
+        grid.add_row(*cells[start : start + columns])
+    return grid
+
+
+def show_results(asked: list[Prompt]) -> None:
+    rows = [
+        (
+            prompt.skill,
+            f"{(prompt.first_at - prompt.submitted_at) * 1000:.0f} ms" if prompt.first_at else "",
+            str(prompt.tokens),
+            f"{prompt.tokens_per_s:.0f}",
+            prompt.result.finish_reason if prompt.result else "",
+            _one_line(prompt.result.text.strip()) if prompt.result else "",
+            "right" if prompt.right else "WRONG",
+        )
+        for prompt in asked
+    ]
+    print("\nFrom the result backend:")
+    print_table(("skill", "TTFT", "tokens", "tokens/s", "finish", "result", ""), rows)
+
+
+def _one_line(text: str, width: int = 44) -> str:
+    joined = " / ".join(text.splitlines())
+    return joined if len(joined) <= width else f"{joined[: width - 1]}…"

@@ -1,0 +1,167 @@
+"""`petiole`, as it is typed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from tasks import cli, connections, embedded, fleet
+from tasks.fleet import WORKERS_KEY, WorkerReport
+from tasks.schemas import stream_keys
+from tasks.settings import settings
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def socket_of_a_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("redis")
+    socket = folder / "r.sock"
+    options = ["--port", "0", "--unixsocket", str(socket), "--dir", str(folder), "--save", ""]
+    server = subprocess.Popen([embedded.server_binary(), *options], stdout=subprocess.DEVNULL)
+    while not embedded.answers(socket):
+        assert server.poll() is None, "redis-server did not start"
+    yield socket
+    server.kill()
+    server.wait()
+
+
+@pytest.fixture
+def client(socket_of_a_server: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[redis.Redis]:
+    monkeypatch.setenv("PETIOLE_REDIS_URL", f"unix://{socket_of_a_server}?db=0")
+    settings.cache_clear()
+    connections.streams().flushall()
+    yield connections.streams()
+    settings.cache_clear()
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def petiole(*arguments: str) -> tuple[int, str, str]:
+        status = cli.main(arguments)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return petiole
+
+
+def report(client: redis.Redis, worker: str, **more: object) -> None:
+    fleet.report(client, WorkerReport.model_validate({"worker": worker, **more}))
+
+
+def test_settings_lists_every_variable_and_no_password(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PETIOLE_BROKER_URL", "redis://:secret@host/0")
+    settings.cache_clear()
+    status, out, _ = run("settings")
+    settings.cache_clear()
+    assert status == 0
+    assert "redis://:***@host/0" in out
+    assert "secret" not in out
+    assert "PETIOLE_MAX_NUM_SEQS" in out
+
+
+def test_a_bad_setting_is_one_clear_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PETIOLE_MAX_NUM_SEQS", "many")
+    settings.cache_clear()
+    status, _, err = run("settings")
+    assert status == 1
+    assert err.startswith("petiole: PETIOLE_MAX_NUM_SEQS: ")
+    assert err.count("\n") == 1
+
+
+def test_no_redis_is_one_clear_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PETIOLE_REDIS_URL", "redis://localhost:1/0")
+    settings.cache_clear()
+    status, _, err = run("status")
+    settings.cache_clear()
+    assert status == 1
+    assert "localhost:1" in err
+    assert err.count("\n") == 1
+
+
+def test_status_shows_who_works_and_who_is_lost(run: Run, client: redis.Redis) -> None:
+    report(
+        client, "b@host", model="petiole-tiny", slots=8, running=3, pages_total=100, pages_free=25, pages_cached=50
+    )
+    report(client, "a@host")
+    lost = WorkerReport(worker="a@host").model_dump_json()
+    client.hset(WORKERS_KEY, "a@host", f"{client.time()[0] - 60}.0 {lost}")
+    status, out, _ = run("status")
+    assert status == 0
+    header, first, second = out.splitlines()
+    assert header.split()[:3] == ["worker", "state", "model"]
+    assert first.split()[:2] == ["a@host", "lost"]
+    assert second.split()[:2] == ["b@host", "ready"]
+    assert "25%" in second
+
+
+def test_status_as_json(run: Run, client: redis.Redis) -> None:
+    report(client, "a@host", running=2, something_new=1)
+    status, out, _ = run("status", "--json")
+    (worker,) = json.loads(out)
+    assert (status, worker["worker"], worker["running"], worker["lost"]) == (0, "a@host", 2, False)
+    assert worker["something_new"] == 1
+
+
+def test_a_worker_that_ended_is_not_shown_and_a_dead_one_is_forgotten(run: Run, client: redis.Redis) -> None:
+    report(client, "a@host")
+    fleet.withdraw(client, "a@host")
+    client.hset(WORKERS_KEY, "b@host", f"{client.time()[0] - 4000}.0 {{}}")
+    status, out, _ = run("status")
+    assert (status, out) == (1, "No worker has reported within the last hour.\n")
+    assert client.hlen(WORKERS_KEY) == 0
+
+
+def test_the_fleet_view_has_a_time_to_live(client: redis.Redis) -> None:
+    report(client, "a@host")
+    assert 0 < client.ttl(WORKERS_KEY) <= fleet.FORGOTTEN_AFTER_S
+
+
+def test_cancel_reaches_running_and_future_deliveries(
+    run: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    revoked: list[tuple[str, bool]] = []
+    monkeypatch.setattr(
+        type(fleet.celery_app.control),
+        "revoke",
+        lambda self, task_id, terminate: revoked.append((task_id, terminate)),
+    )
+    assert run("cancel", "t1", "t2")[0] == 0
+    assert revoked == [("t1", True), ("t2", True)]
+    assert client.hget(stream_keys("t1").state, "cancel") == b"1"
+    assert client.ttl(stream_keys("t1").state) > 0
+
+
+def test_drain_asks_known_workers_only(run: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def shutdown(self: object, destination: list[str]) -> None:
+        asked.extend(destination)
+        fleet.withdraw(client, destination[0])
+
+    monkeypatch.setattr(type(fleet.celery_app.control), "shutdown", shutdown)
+    report(client, "a@host")
+    assert run("drain", "b@host") == (1, "", "petiole: no such worker: b@host\n")
+    assert run("drain", "a@host", "--wait", "5")[0] == 0
+    assert asked == ["a@host"]
+
+
+def test_stream_prints_what_the_task_said(run: Run, client: redis.Redis) -> None:
+    delta = {"task_id": "t", "attempt": 1, "index": 0, "token_ids": [1], "text": "Hello", "finish_reason": "stop"}
+    client.rpush(stream_keys("t").log, json.dumps(delta))
+    assert run("stream", "t")[:2] == (0, "Hello\n")
+    assert json.loads(run("stream", "t", "--json")[1]) == delta
+
+
+def test_petiole_is_a_program() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "tasks.cli", "--help"], capture_output=True, text=True, check=True
+    )
+    for command in ("settings", "demo", "status", "cancel", "drain", "stream", "bench"):
+        assert command in shown.stdout
