@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import redis
+from celery.utils.time import maybe_iso8601
 from celery.worker.consumer import Consumer as StockConsumer
 
 from tasks.settings import settings
@@ -91,6 +92,10 @@ def malformed(message: Any) -> str | None:
         value = headers.get(name)
         if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
             return f"headers.{name} must be {' or '.join(kind.__name__ for kind in kinds)}"
+    for name in ("eta", "expires"):
+        value = headers.get(name)
+        if isinstance(value, str) and not _is_time(value):
+            return f"headers.{name} must be a time in ISO 8601"
     limits = headers.get("timelimit")
     if limits is not None and not (
         isinstance(limits, list | tuple) and len(limits) == 2 and all(map(_positive_or_none, limits))
@@ -108,6 +113,14 @@ def malformed(message: Any) -> str | None:
     if not isinstance(args, list | tuple) or not isinstance(kwargs, dict) or not isinstance(embed, dict | None):
         return "body must be [args, kwargs, embed]: a list and two objects"
     return None
+
+
+def _is_time(text: str) -> bool:
+    try:
+        maybe_iso8601(text)
+    except Exception:
+        return False
+    return True
 
 
 def _protocol_1(message: Any) -> bool:

@@ -200,6 +200,16 @@ class LeasedChannel:
             return
         me.connection._deliver(envelope, queue)
 
+    def _deliver_fanout_message(self, message: Any, exchange: str) -> Any:
+        """Control commands and events: what is none is dropped."""
+        try:
+            return super()._deliver_fanout_message(message, exchange)  # type: ignore[misc]
+        except (redis.RedisError, OSError):
+            raise
+        except Exception:
+            logger.exception("a message on %s could not be handled", exchange)
+            return True
+
     def _lost(self) -> None:
         me: Any = self
         logger.warning(

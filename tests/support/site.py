@@ -32,6 +32,7 @@ from tasks.settings import Settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE_S = 30.0
+PERSISTENT = ("--save", "", "--appendonly", "yes", "--appendfsync", "everysec")
 
 
 def eventually(condition: Callable[[], Any], what: str = "", timeout_s: float = PATIENCE_S) -> Any:
@@ -59,8 +60,7 @@ class RedisServer:
     def start(self) -> None:
         self.socket.unlink(missing_ok=True)
         self.process = subprocess.Popen(
-            [self.binary, "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder)]
-            + ["--save", "", "--appendonly", "yes", "--appendfsync", "everysec", *self.options],
+            [self.binary, "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder), *PERSISTENT, *self.options],
             stdout=subprocess.DEVNULL,
         )
         eventually(lambda: embedded.answers(self.socket), "redis-server answers")

@@ -1,0 +1,156 @@
+"""Nothing that arrives in the queue ends the worker, and whatever has an id gets an answer."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery.exceptions import NotRegistered
+from support.fake_engine import expected
+from support.site import Site, Worker, eventually
+
+from tasks.errors import InvalidRequest
+
+pytestmark = pytest.mark.usefixtures("worker")
+
+
+def envelope(**changes: Any) -> dict[str, Any]:
+    """What a producer puts into the queue, with `changes` to its headers."""
+    task_id = changes.pop("task_id", str(uuid4()))
+    body = changes.pop("body", [[], {"prompt": "hello", "max_tokens": 2}, {}])
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return {
+        "body": base64.b64encode(raw).decode(),
+        "content-encoding": "utf-8",
+        "content-type": changes.pop("content_type", "application/json"),
+        "headers": {"lang": "py", "task": "tasks.generate", "id": task_id, "retries": 0, **changes},
+        "properties": {
+            "correlation_id": task_id,
+            "reply_to": "",
+            "delivery_mode": 2,
+            "delivery_info": {"exchange": "", "routing_key": "petiole"},
+            "priority": 0,
+            "body_encoding": "base64",
+            "delivery_tag": str(uuid4()),
+        },
+    }
+
+
+def put(site: Site, message: Any) -> None:
+    raw = message if isinstance(message, bytes) else json.dumps(message).encode()
+    site.redis.lpush(str(site.app.conf.task_default_queue), raw)
+
+
+def quarantined(site: Site) -> list[dict[str, Any]]:
+    return [json.loads(entry) for entry in site.redis.lrange("petiole:quarantine", 0, -1)]
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": "p", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "p", "max_tokens": 10**6}, "prompt"),
+        ({"prompt": "p", "max_tokens": "many"}, "max_tokens"),
+        ({"prompt": "p", "temperature": -1}, "temperature"),
+        ({"prompt": "p", "temperatur": 0}, "temperatur"),
+        ({"prompt": "\ud800"}, "prompt"),
+        ({"prompt": "word " * 2_000_000}, "prompt"),
+        ({}, "prompt"),
+    ],
+)
+def test_a_bad_option_is_named_in_the_result(site: Site, options: dict[str, Any], field: str) -> None:
+    result = site.app.send_task("tasks.generate", kwargs=options)
+    with pytest.raises(InvalidRequest) as caught:
+        site.get(result)
+    assert caught.value.field == field
+    assert len(str(caught.value)) < 1000
+    last = site.log(result)[-1]
+    assert (last["finish_reason"], last["error"]["type"]) == ("error", "InvalidRequest")
+
+
+def test_other_streams_do_not_notice_ten_megabytes(site: Site) -> None:
+    running = site.generate("steady", max_tokens=300, seed=1)
+    site.streaming(running)
+    with pytest.raises(InvalidRequest):
+        site.get(site.generate("x" * 10_000_000))
+    assert site.get(running)["token_ids"] == expected("steady", 1, 300)
+
+
+def test_an_unknown_task_fails(site: Site) -> None:
+    with pytest.raises(NotRegistered):
+        site.get(site.app.send_task("tasks.nothing"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"body": 5},
+        {"body": None},
+        {"body": [1, 2]},
+        {"body": [[], [], {}]},
+        {"body": ["args", {}, {}]},
+        {"body": {"prompt": "protocol?"}},
+        {"body": b"not json"},
+        {"body": b"\xff\xfe"},
+        {"body": b"\x80\x04N.", "content_type": "application/x-python-serialize"},
+        {"timelimit": 5},
+        {"timelimit": ["a", "b"]},
+        {"task": ["tasks.generate"]},
+        {"task": {"a": 1}},
+        {"retries": "many"},
+        {"eta": 5},
+        {"eta": "tomorrow"},
+        {"expires": "never"},
+        {"expires": {}},
+        {"group": 7},
+        {"stamps": 7, "stamped_headers": ["stamps"]},
+        {"shadow": 7},
+        {"ignore_result": "yes"},
+    ],
+    ids=repr,
+)
+def test_a_message_that_celery_cannot_take_is_put_aside_and_answered(
+    site: Site, worker: Worker, changes: dict[str, Any]
+) -> None:
+    message = envelope(**changes)
+    task_id = message["headers"]["id"]
+    put(site, message)
+    with pytest.raises(Exception):  # noqa: B017 - the answer's kind depends on who noticed
+        site.get(site.app.AsyncResult(task_id))
+    assert worker.alive()
+    eventually(lambda: site.held() == 0, "acknowledged")
+
+
+@pytest.mark.parametrize("raw", [b"", b"5", b"null", b"[1,2]", b"{}", b"{broken", b"\xff", b'{"headers": 1}'], ids=repr)
+def test_garbage_in_the_queue_is_put_aside(site: Site, worker: Worker, raw: bytes) -> None:
+    before = len(quarantined(site))
+    put(site, raw)
+    eventually(lambda: len(quarantined(site)) == before + 1, "quarantined")
+    assert worker.alive()
+
+
+def test_garbage_with_an_id_is_answered(site: Site) -> None:
+    message = envelope(task_id="garbled")
+    del message["properties"]["delivery_info"]
+    message["headers"] = ["id", "garbled"]
+    put(site, message)
+    with pytest.raises(InvalidRequest):
+        site.get(site.app.AsyncResult("garbled"))
+
+
+def test_a_bad_control_message_does_no_harm(site: Site, worker: Worker) -> None:
+    for raw in (b"5", b"null", b'{"body": 1}', b"{broken"):
+        site.redis.publish("/0.celery.pidbox", raw)
+    assert site.get(site.generate("still here", max_tokens=1))
+    assert worker.alive()
+
+
+def test_the_worker_lives(site: Site, worker: Worker) -> None:
+    assert site.get(site.generate("alive", max_tokens=3, seed=1))["token_ids"] == expected("alive", 1, 3)
+    assert worker.alive()
+    assert site.without_ttl() <= {"petiole:owners"}
