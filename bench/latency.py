@@ -1,0 +1,195 @@
+"""From `delay()` to the first delta in a reader's hands, on an idle machine; and what a reader costs.
+
+A real worker with the tiny model, the embedded Redis, and one client that submits, waits for its first delta, and
+begins again only when that task has ended. The readers are measured without a worker: a process writes a stream
+as fast as Redis takes it, and one reader follows, beside a bare redis-py subscription that only receives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from bench.report import Report, arguments
+
+TARGET_MS = 15.0
+PROMPT = "What is 17 + 25?"
+
+WRITER = """
+import json, sys
+from tasks import connections
+from tasks.schemas import stream_keys
+
+task_id, count = sys.argv[1], int(sys.argv[2])
+client, keys = connections.streams(), stream_keys(task_id)
+for start in range(0, count, 100):
+    with client.pipeline(transaction=False) as pipe:
+        for index in range(start, start + 100):
+            finish = "stop" if index == count - 1 else None
+            delta = {"task_id": task_id, "attempt": 1, "index": index, "token_ids": [index], "text": " word"}
+            message = json.dumps({**delta, "finish_reason": finish})
+            pipe.rpush(keys.log, message)
+            pipe.publish(keys.channel, message)
+        pipe.execute()
+client.expire(keys.log, 60)
+"""
+
+
+def first_delta(report: Report, tasks_count: int) -> None:
+    from tasks import generate, stream
+
+    options = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}
+
+    def delay_then_stream() -> tuple[float, float]:
+        began = time.perf_counter()
+        result = generate.delay(**options)
+        submitted = time.perf_counter()
+        with stream(result, timeout_s=30) as deltas:
+            next(deltas)
+            first = time.perf_counter()
+            list(deltas)
+        result.get(timeout=30)
+        return submitted - began, first - began
+
+    def submit_and_stream() -> tuple[float, float]:
+        began = time.perf_counter()
+        with generate.stream(timeout_s=30, **options) as deltas:
+            submitted = time.perf_counter()
+            next(deltas)
+            first = time.perf_counter()
+            list(deltas)
+        return submitted - began, first - began
+
+    async def with_asyncio() -> list[tuple[float, float]]:
+        samples = []
+        for _ in range(tasks_count):
+            began = time.perf_counter()
+            first = 0.0
+            async for _delta in generate.astream(timeout_s=30, **options):
+                first = first or time.perf_counter()
+            samples.append((0.0, first - began))
+        return samples
+
+    for _ in range(20):
+        delay_then_stream()
+    add(report, "delay() to the first delta", [delay_then_stream() for _ in range(tasks_count)], TARGET_MS)
+    add(report, "generate.stream() to the first delta", [submit_and_stream() for _ in range(tasks_count)])
+    add(report, "generate.astream() to the first delta", asyncio.run(with_asyncio()))
+
+
+def add(report: Report, name: str, samples: list[tuple[float, float]], target: float | None = None) -> None:
+    submission = [1000 * submitted for submitted, _ in samples if submitted]
+    first = sorted(1000 * seconds for _, seconds in samples)
+    report.add(name, statistics.median(first), "ms", target=target, better="lower", samples=first)
+    report.add(f"{name}, 95 of 100", first[int(0.95 * len(first))], "ms", better="lower")
+    if submission:
+        report.add("  of which the submission", statistics.median(submission), "ms", better="lower")
+
+
+def readers(report: Report, deltas: int, rounds: int) -> None:
+    from tasks import connections, streaming
+    from tasks.schemas import stream_keys
+
+    def bare() -> float:
+        subscription = connections.streams().pubsub()
+        subscription.subscribe(stream_keys("bench").channel)
+        subscription.get_message(timeout=5)
+
+        def receive() -> None:
+            while b'"stop"' not in (subscription.get_message(timeout=5) or {"data": b""})["data"]:
+                pass
+
+        seconds = while_written(receive, deltas)
+        subscription.close()
+        return seconds
+
+    def reader() -> float:
+        with streaming.Stream("bench") as stream:
+            stream.open()
+            return while_written(lambda: [None for _ in stream], deltas)
+
+    async def follow() -> float:
+        stream = streaming.AsyncStream("bench")
+        await stream.open()
+        writer = write(deltas)
+        await anext(stream)
+        began = time.process_time()
+        async for _ in stream:
+            pass
+        seconds = time.process_time() - began
+        await stream.aclose()
+        writer.wait()
+        return seconds
+
+    sides: dict[str, Callable[[], float]] = {
+        "a bare subscription": bare,
+        "stream()": reader,
+        "astream()": lambda: asyncio.run(follow()),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, side in sides.items():
+            connections.streams().delete(stream_keys("bench").log)
+            taken[name].append(side())
+    best = {name: min(seconds) / deltas * 1e6 for name, seconds in taken.items()}
+    for name, microseconds in best.items():
+        peer = None if name == "a bare subscription" else best["a bare subscription"]
+        report.add(f"CPU of {name} for a delta", microseconds, "us", peer=peer, better="lower")
+
+    def again(count: int = 200) -> float:
+        """A whole stream, late: the log of a task of four deltas."""
+        began = time.perf_counter()
+        for _ in range(count):
+            with streaming.Stream("late") as stream:
+                list(stream)
+        return (time.perf_counter() - began) / count * 1e6
+
+    subprocess.run([sys.executable, "-c", LATE], check=True)
+    report.add("a late reader of four deltas, in all", min(again() for _ in range(rounds)), "us", better="lower")
+
+
+LATE = (
+    WRITER.replace("range(0, count, 100)", "[0]")
+    .replace("start + 100", "4")
+    .replace("sys.argv[1], int(sys.argv[2])", '"late", 4')
+)
+
+
+def while_written(read: Callable[[], object], deltas: int) -> float:
+    """Processor seconds that `read` takes while another process writes the stream."""
+    writer = write(deltas)
+    began = time.process_time()
+    read()
+    seconds = time.process_time() - began
+    writer.wait()
+    return seconds
+
+
+def write(deltas: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", WRITER, "bench", str(deltas)])
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = arguments(__doc__).parse_args(argv)
+    from tasks import demo
+    from tasks.settings import settings
+
+    os.environ.update(demo.environment())
+    settings.cache_clear()
+    report = Report("From delay() to the first delta, and what a reader costs (embedded Redis, tiny model)")
+    with demo.worker():
+        first_delta(report, 20 if options.quick else 300)
+    readers(report, 2_000 if options.quick else 20_000, 1 if options.quick else 5)
+    report.extra["settings"] = json.loads(settings().model_dump_json(exclude={"broker_url"}))
+    report.finish(options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
