@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,10 +18,10 @@ from torch import Tensor
 from gpu_worker.config import EngineConfig
 from gpu_worker.errors import AdapterError, ModelError
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.decoder import Attention, Decoder, Forward
+from gpu_worker.models.decoder import Decoder, LinearDeltas
 from gpu_worker.models.loading import LoadOptions, end_token_ids, fingerprint, resolve_model
 from gpu_worker.models.registry import architecture
-from gpu_worker.runtime.attention.paged import PagedAttention
+from gpu_worker.runtime.cpu import CpuExecutor
 from gpu_worker.runtime.device import Device, open_device
 from gpu_worker.runtime.inputs import StepInputs, lay_out
 from gpu_worker.runtime.interface import ModelLimits, PageUpdates, StepBatch, TokenMask, Transfer
@@ -31,6 +32,18 @@ from gpu_worker.runtime.transfer import RenderBuffer
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 N_SLOTS = 2
+
+
+class Executor(Protocol):
+    """A device's way to run the model. Called in stream order."""
+
+    def forward(self, inputs: StepInputs, token_ids: Tensor, deltas: LinearDeltas | None) -> Tensor:
+        """Hidden states [T, hidden] of all positions; their KV is in the pool afterwards. token_ids: int64 [T]."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [O, vocab] of hidden states [O, hidden]."""
+        ...
 
 
 @dataclass(slots=True)
@@ -94,6 +107,7 @@ class ModelRuntime:
             dtype=decoder.dtype,
             device=device,
         )
+        self._executor: Executor = CpuExecutor(decoder, self._cache)
         self._states = RowStates(self._n_rows, self._model_config.vocab_size, device)
         self._staging = {
             (slot, prefill): self._new_staging() for slot in range(N_SLOTS) for prefill in (False, True)
@@ -173,30 +187,16 @@ class ModelRuntime:
 
     def _forward(self, inputs: StepInputs) -> Tensor:
         """The hidden states that the step's outputs are read from, [O, hidden]."""
-        rows, positions = self._up(inputs.rows), self._up(inputs.positions)
         token_ids = self._up(inputs.token_ids)
         if len(inputs.pending_inputs):
-            at = self._up(inputs.pending_inputs)
-            token_ids[at] = self._states.pending[rows[at]]
-        hidden = self._decoder.embed(token_ids)
-        step = Forward(positions, self._attention(inputs, rows, positions))
-        hidden = self._decoder.forward(hidden, step)
+            rows = self._up(inputs.rows[inputs.pending_inputs])
+            token_ids[self._up(inputs.pending_inputs)] = self._states.pending[rows]
+        hidden = self._executor.forward(inputs, token_ids, None)
         if len(inputs.known_pending):
             self._states.pending[self._up(inputs.known_pending_rows)] = self._up(inputs.known_pending)
         if len(inputs.output_inputs) == len(hidden):
             return hidden
         return hidden[self._up(inputs.output_inputs)]
-
-    def _attention(self, inputs: StepInputs, rows: Tensor, positions: Tensor) -> Attention:
-        return PagedAttention(
-            cache=self._cache,
-            windows=self._model_config.windows,
-            rows=self._up(inputs.batch_rows),
-            starts=inputs.starts,
-            lengths=inputs.lengths,
-            slots=self._cache.slots(rows, positions),
-            scale=self._model_config.head_dim**-0.5,
-        )
 
     def _sample(
         self,
@@ -211,7 +211,7 @@ class ModelRuntime:
         staging.accepted[: batch.size] = self._up(np.minimum(batch.outputs, 1))
         if plan.n == 0:
             return
-        logits = self._decoder.logits(staging.hidden)
+        logits = self._executor.logits(staging.hidden)
         rows = self._up(plan.rows)
         logits = self._adjust(logits, rows, plan, mask)
         token_ids = choose(logits, choice)
@@ -283,6 +283,7 @@ class ModelRuntime:
             raise ModelError(f"{model} has another shape than {self._identity[0]}; start a new engine for it")
         with torch.no_grad():
             self._load(model)
+            self._executor = CpuExecutor(self._decoder, self._cache)
 
     def synchronize(self) -> None:
         self._stream.synchronize()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gpu_worker.config import EngineConfig
+from gpu_worker.runtime.native.build import load_library
 from gpu_worker.runtime.runtime import ModelRuntime
 
 transformers = pytest.importorskip("transformers")
@@ -79,8 +80,17 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tupl
     return get
 
 
+@pytest.fixture(params=["native", "torch"])
+def cpu_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways in which a CPU computes; the compiled one only where there is a compiler."""
+    if request.param == "native" and load_library() is None:
+        pytest.skip("no C compiler")
+    monkeypatch.setenv("PETIOLE_NATIVE", "on" if request.param == "native" else "off")
+    return str(request.param)
+
+
 @pytest.fixture
-def open_runtime() -> Iterator[Callable[..., ModelRuntime]]:
+def open_runtime(cpu_path: str) -> Iterator[Callable[..., ModelRuntime]]:
     """open_runtime(folder, **engine settings) -> a runtime on the CPU, closed after the test."""
     opened: list[ModelRuntime] = []
 

@@ -1,0 +1,73 @@
+"""Compiles `decoder.c` for the processor at hand, once, and keeps the result in the user's cache.
+
+There is nothing to install: with a C compiler on the machine the CPU path is several times faster, without one the
+torch path computes the same. `PETIOLE_NATIVE=off` takes the torch path on purpose.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_SOURCE = Path(__file__).with_name("decoder.c")
+_FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11")
+_TIMEOUT_S = 120
+
+
+def wanted() -> bool:
+    return os.environ.get("PETIOLE_NATIVE", "on").lower() not in ("off", "0", "false")
+
+
+@cache
+def load_library() -> ctypes.CDLL | None:
+    """The compiled library, or None where there is no compiler that takes it. Says why, once."""
+    compiler = os.environ.get("CC") or next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
+    if compiler is None:
+        log.warning(
+            "no C compiler found: the CPU path runs on torch alone, which is slower (install gcc or clang)"
+        )
+        return None
+    try:
+        return ctypes.CDLL(str(_compiled(compiler)))
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", None) or error
+        log.warning("%s does not build the CPU kernels, torch takes their place: %s", compiler, str(detail)[:500])
+        return None
+
+
+def _compiled(compiler: str) -> Path:
+    source = _SOURCE.read_bytes()
+    key = hashlib.sha256(source + repr((compiler, _FLAGS, _processor())).encode()).hexdigest()[:16]
+    target = _cache_folder() / f"decoder-{key}.so"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            made = Path(scratch) / target.name
+            command = [compiler, *_FLAGS, "-o", str(made), str(_SOURCE), "-lm"]
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+            made.replace(target)  # atomic: two workers may build at once
+    return target
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "petiole"
+
+
+def _processor() -> str:
+    """What -march=native depends on."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        return next(line for line in text.splitlines() if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        return platform.machine() + platform.processor()

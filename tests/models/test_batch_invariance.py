@@ -1,0 +1,68 @@
+"""With the compiled CPU path a sequence gets the same bits alone, in a batch, in chunks, on any number of threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from bench.driver import Driver
+from gpu_worker.request import SamplingParams
+from gpu_worker.runtime.native.build import load_library
+
+ALL = SamplingParams(temperature=0.0, logprobs=320)
+FAMILIES = ["qwen3", "mistral", "llama-biases"]
+
+
+@pytest.fixture
+def cpu_path(monkeypatch):
+    if load_library() is None:
+        pytest.skip("no C compiler")
+    monkeypatch.setenv("PETIOLE_NATIVE", "on")
+    return "native"
+
+
+def prompts():
+    random = np.random.default_rng(0)
+    return [random.integers(3, 320, n).tolist() for n in (1, 2, 3, 7, 20, 33, 50, 8)]
+
+
+def trace(driver, sequences, chunk=0, steps=5):
+    """Bits of the log-probabilities that lead to each sequence's tokens."""
+    for sequence in sequences:
+        while chunk and len(sequence.prompt) - sequence.length > chunk:
+            driver.prefill([sequence], [sequence.length + chunk])
+    outputs = [driver.prefill(sequences)] + [driver.decode(sequences) for _ in range(steps)]
+    bits = [[o.top_logprobs[i].tobytes() for o in outputs] for i in range(len(sequences))]
+    for sequence in sequences:
+        driver.finish(sequence)
+    return bits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16"}, {"weight_quantization": "int8"}], ids=str)
+def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch(family, settings, checkpoint, open_runtime):
+    driver = Driver(open_runtime(checkpoint(family)[0], **settings))
+    alone = [trace(driver, [driver.sequence(p, ALL)])[0] for p in prompts()]
+    together = trace(driver, [driver.sequence(p, ALL) for p in prompts()])
+    assert together == alone
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_gets_the_same_bits_in_chunks(family, checkpoint, open_runtime):
+    driver = Driver(open_runtime(checkpoint(family)[0]))
+    whole = [trace(driver, [driver.sequence(p, ALL)])[0] for p in prompts()]
+    for chunk in (1, 5):
+        assert [trace(driver, [driver.sequence(p, ALL)], chunk)[0] for p in prompts()] == whole
+
+
+def test_the_number_of_threads_changes_no_bit(checkpoint, open_runtime):
+    before = torch.get_num_threads()
+    try:
+        traces = []
+        for n_threads in (1, 2):
+            driver = Driver(open_runtime(checkpoint("qwen3")[0], num_threads=n_threads))
+            traces.append(trace(driver, [driver.sequence(p, ALL) for p in prompts()]))
+        assert traces[0] == traces[1]
+    finally:
+        torch.set_num_threads(before)
