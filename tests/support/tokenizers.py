@@ -61,7 +61,7 @@ def sentencepiece() -> tokenizers.Tokenizer:
 
 def metaspace() -> tokenizers.Tokenizer:
     """As older conversions: the Metaspace decoder."""
-    made = tokenizers.Tokenizer(models.Unigram([("<s>", 0.0), ("▁", -2.0), ("▁the", -1.0)] + LETTERS, unk_id=0))
+    made = tokenizers.Tokenizer(models.Unigram([("<s>", 0.0), ("▁", -2.0), ("▁the", -1.0), *LETTERS], unk_id=0))
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     made.decoder = decoders.Metaspace()
     made.add_special_tokens(["<s>"])

@@ -39,7 +39,8 @@ Tools:
 {{ state.calls }} {{ call.function.name }}({{ call.function.arguments | tojson }})
         {% endfor %}
     {% else %}
-{{ message.role | upper }}: {{ message.content }}{% if message.reasoning_content %} ({{ message.thinking }}){% endif %}
+{{ message.role | upper }}: {{ message.content }}
+        {% if message.reasoning_content %} ({{ message.thinking }}){% endif %}
     {% endif %}
 {% endfor %}
 {% if not add_generation_prompt %}{{ eos_token }}{% endif %}
@@ -111,7 +112,7 @@ def test_a_conversation_becomes_the_same_tokens_as_in_transformers(
             messages, tools=tools, add_generation_prompt=add_generation_prompt, return_dict=False
         )
     except Exception:
-        with pytest.raises(InvalidRequest, match="^messages: "):
+        with pytest.raises(InvalidRequest, match=r"^messages: "):
             load_tokenizer(folder).apply_chat_template(
                 messages, tools, add_generation_prompt=add_generation_prompt
             )
@@ -174,7 +175,7 @@ def test_a_template_that_fails_on_the_messages_fails_that_request(
 
 def test_a_template_cannot_change_the_request(tmp_path: Path) -> None:
     made = load_tokenizer(model_folder(tmp_path, "{{ messages.append('x') }}"))
-    with pytest.raises(InvalidRequest, match="^messages: "):
+    with pytest.raises(InvalidRequest, match=r"^messages: "):
         made.apply_chat_template(QUESTION)
 
 

@@ -30,7 +30,7 @@ def tokenizer(kind: str) -> Tokenizer:
 def stream_in_pieces(
     stream: TextStream, token_ids: Sequence[int], cuts: Sequence[int]
 ) -> tuple[list[str], str | None, int]:
-    """Push in pieces of the lengths `cuts`, again and again. Returns the texts, the stop, the tokens that count."""
+    """Push in pieces of the lengths `cuts`, again and again: the texts, the stop, the tokens that count."""
     texts, counted, at, turn = [], 0, 0, 0
     while at < len(token_ids):
         size = cuts[turn % len(cuts)]

@@ -1,0 +1,315 @@
+"""What a constraint allows: exactly the outputs that match it, and an end exactly where one may be."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import tokenizers as samples
+
+from gpu_worker.constraints import ConstraintState, compile_constraint, fill_draft_masks, fill_masks
+from gpu_worker.constraints.compile import MAX_BYTES
+from gpu_worker.constraints.grammar import vocabulary_of
+from gpu_worker.errors import InvalidRequest
+from gpu_worker.request import Constraint
+from gpu_worker.text import Tokenizer
+
+from .schemas import random_schema
+
+PADDED_VOCAB = 512  # the model's, larger than the tokenizer's
+WORDS = PADDED_VOCAB // 32
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer(samples.byte_level(), special_tokens={"eos_token": "<|im_end|>"}, eos_token_ids=[0, 2])
+
+
+def compiled(kind: Any, value: Any) -> ConstraintState:
+    return compile_constraint(Constraint(kind, value), tokenizer())
+
+
+def allowed(state: ConstraintState) -> list[int]:
+    """Read as the runtime reads a TokenMask: bit v % 32 of word v // 32."""
+    mask = np.full(WORDS, -1, np.int32)
+    state.fill_mask(mask)
+    return [v for v in range(PADDED_VOCAB) if int(mask[v // 32]) >> (v % 32) & 1]
+
+
+def allowed_texts(state: ConstraintState) -> set[str]:
+    """The allowed tokens as text, "" for an end."""
+    return {tokenizer().decode([v]) for v in allowed(state)}
+
+
+def feed(state: ConstraintState, text: str) -> bool:
+    return all(state.consume(v) for v in tokenizer().encode(text))
+
+
+def draw(state: ConstraintState, rng: random.Random, made: Tokenizer | None = None) -> str:
+    """An output of random allowed tokens, ended by EOS."""
+    made, ids = made or tokenizer(), []
+    for _ in range(4000):
+        choices = allowed(state)
+        ends = [v for v in choices if v in made.eos_token_ids]
+        token_id = rng.choice(ends) if ends and rng.random() < 0.5 else rng.choice(choices)
+        assert state.consume(token_id)
+        if token_id in made.eos_token_ids:
+            return made.decode(ids)
+        ids.append(token_id)
+    raise AssertionError(f"no end: {made.decode(ids)[:200]!r}")
+
+
+# --- what is allowed --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_random_output_is_valid_for_a_random_schema(seed: int) -> None:
+    rng = random.Random(seed)
+    schema = random_schema(rng)
+    value = json.loads(draw(compiled("json_schema", schema), rng))
+    jsonschema.validate(value, schema, format_checker=jsonschema.FormatChecker())
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    "pattern", [r"[a-f]{2,5}", r"\d{3}-\d{4}", r"(yes|no)( indeed)*!", r"[à-ÿ😀]+", r"a|ab|abc"]
+)
+def test_random_output_matches_a_regular_expression(pattern: str, seed: int) -> None:
+    assert re.fullmatch(pattern, draw(compiled("regex", pattern), random.Random(seed)))
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), min_size=1, max_size=5), st.data())
+def test_every_choice_and_nothing_else_is_possible(choices: list[str], data: st.DataObject) -> None:
+    state = compiled("choice", choices)
+    for choice in choices:
+        assert tokenizer().eos_token_id in allowed(fed(state, choice))
+    assert draw(state, random.Random(data.draw(st.integers(0, 99)))) in choices
+
+
+def walk(state: ConstraintState, token_id: int) -> None:
+    """Go on by one token for as long as the constraint can say what is allowed."""
+    while allowed(state):
+        state.consume(token_id)
+
+
+def fed(state: ConstraintState, text: str) -> ConstraintState:
+    copy = state.fork()
+    assert feed(copy, text)
+    return copy
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_output_follows_a_grammar(seed: int) -> None:
+    grammar = """
+        start: sum
+        sum: term ("+" term)*
+        term: NUMBER | "(" sum ")"
+        NUMBER: /[1-9][0-9]{0,3}/
+    """
+    text = draw(compiled("grammar", grammar), random.Random(seed))
+    assert set(text) <= set("0123456789+()")
+    assert isinstance(eval(text), int)  # a sum, whatever it says
+
+
+def test_indented_json_is_allowed_and_endless_blanks_are_not() -> None:
+    state = compiled("json_schema", {"type": "object", "properties": {"a": {"type": "integer"}}})
+    assert feed(state.fork(), json.dumps({"a": 1}, indent=2))
+    assert feed(state.fork(), '{"a":1}')
+    assert not feed(state.fork(), '{"a":' + " " * 100)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_tokenizer_with_byte_fallback_is_served(seed: int) -> None:
+    made = Tokenizer(samples.sentencepiece(), special_tokens={"eos_token": "</s>"})
+    choices = ["hello 😀", "the fox", "日本"]
+    state = compile_constraint(Constraint("choice", choices), made)
+    assert draw(state, random.Random(seed), made) in choices
+
+
+# --- ends -------------------------------------------------------------------------------------------------------
+
+
+def test_eos_is_allowed_exactly_where_the_output_may_end() -> None:
+    state = compiled("regex", "XZ|XZQ")
+    assert allowed_texts(state) == {"X"}
+    assert feed(state, "X")
+    assert allowed_texts(state) == {"Z"}
+    assert feed(state, "Z")
+    assert allowed_texts(state) == {"", "Q"}
+    assert not state.finished
+    assert feed(state, "Q")
+    assert state.finished
+    assert set(allowed(state)) == tokenizer().eos_token_ids
+
+
+def test_nothing_but_eos_is_consumed_after_the_end() -> None:
+    state = compiled("regex", "a")
+    assert feed(state, "a")
+    assert not feed(state, "a")
+    assert state.consume(2)
+    assert state.consume(0)
+    assert state.finished
+    assert set(allowed(state)) == tokenizer().eos_token_ids
+
+
+def test_tokens_that_only_the_model_has_are_never_allowed() -> None:
+    assert max(allowed(compiled("regex", "(.|\n)*"))) < tokenizer().vocab_size < PADDED_VOCAB
+
+
+def test_control_tokens_are_not_text() -> None:
+    state = compiled("regex", "(.|\n)*")
+    assert tokenizer().backend.token_to_id("<|im_start|>") not in allowed(state)
+
+
+# --- back and forth ---------------------------------------------------------------------------------------------
+
+
+def test_a_token_that_is_not_allowed_changes_nothing() -> None:
+    state = compiled("regex", "ab")
+    before = allowed(state)
+    assert not state.consume(tokenizer().encode("b")[0])
+    assert not state.consume(PADDED_VOCAB - 1)
+    assert not state.consume(-1)
+    assert allowed(state) == before
+    assert feed(state, "ab")
+
+
+@given(seed=st.integers(0, 10_000), moves=st.lists(st.integers(-6, 3), max_size=25))
+def test_going_back_is_never_having_gone(seed: int, moves: list[int]) -> None:
+    """Random walks forth (n > 0) and back (n < 0), past the end too, against a state that replays its tokens."""
+    rng = random.Random(seed)
+    constraint = ("json_schema", {"type": "array", "items": {"enum": [1, "two", None]}, "maxItems": 2})
+    state, taken = compiled(*constraint), []
+    for move in moves:
+        if move < 0:
+            back = min(-move, len(taken))
+            state.rollback(back)
+            del taken[len(taken) - back :]
+        for _ in range(move):
+            taken.append(rng.choice(allowed(state)))
+            assert state.consume(taken[-1])
+        replayed = compiled(*constraint)
+        assert all(replayed.consume(v) for v in taken)
+        assert (allowed(state), state.finished) == (allowed(replayed), replayed.finished)
+
+
+def test_a_fork_goes_its_own_way() -> None:
+    state = compiled("choice", ["left", "right"])
+    fork = state.fork()
+    assert feed(fork, "left")
+    assert allowed_texts(state) >= {"l", "r"}
+    assert feed(state, "right")
+
+
+def test_more_cannot_be_taken_back_than_was_consumed() -> None:
+    with pytest.raises(AssertionError, match="more than was consumed"):
+        compiled("regex", "a").rollback(1)
+
+
+# --- many at once -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [WORDS, -(-samples.byte_level().get_vocab_size() // 32)])
+def test_masks_of_many_states_are_those_of_each(words: int) -> None:
+    states = [compiled("choice", ["one", "two", "ten"]) for _ in range(6)]
+    for state, text in zip(states, ["", "o", "t", "on", "one", "te"], strict=True):
+        assert feed(state, text)
+    together, alone = np.full((6, words), -1, np.int32), np.full((6, words), -1, np.int32)
+    fill_masks(states, together)
+    for row, state in enumerate(states):
+        state.fill_mask(alone[row])
+    assert (together == alone).all()
+
+
+def test_the_masks_of_drafts_are_those_met_on_their_way() -> None:
+    state = compiled("regex", "X(Z|Q)K")
+    x, z, k, other = (tokenizer().encode(letter)[0] for letter in "XZKJ")
+    masks = np.zeros((4, WORDS), np.int32)
+    assert fill_draft_masks(state, [x, z, k], masks) == 3
+    walked = state.fork()
+    for row, draft in enumerate([x, z, k]):
+        expected = np.zeros(WORDS, np.int32)
+        walked.fill_mask(expected)
+        assert (masks[row] == expected).all()
+        walked.consume(draft)
+    assert fill_draft_masks(state, [x, other, k], masks) == 1
+    assert allowed(state) == [x]
+
+
+def test_threads_compile_for_one_tokenizer_at_the_same_time() -> None:
+    made = Tokenizer(samples.byte_level(), eos_token_ids=[2])
+    constraints = [Constraint("choice", [f"word{k % 7}", "other"]) for k in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        states = list(pool.map(lambda constraint: compile_constraint(constraint, made), constraints))
+    assert all(feed(state, f"word{k % 7}") and state.finished for k, state in enumerate(states))
+    assert vocabulary_of(made) is vocabulary_of(made)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        ("regex", "((", r"constraint.regex: .*unclosed group, got \(\("),
+        ("regex", "", "constraint.regex: must not be empty"),
+        ("regex", None, "constraint.regex: must be a string, got NoneType"),
+        ("regex", r"\bword", "constraint.regex: .*lookarounds not supported"),
+        ("regex", "a{1000000}", "constraint.regex: must repeat at most 10000 times, got \\{1000000\\}"),
+        ("regex", "(a?){1000}a{1000}", "constraint.regex: .*too many expressions"),
+        ("regex", "\ud800", "constraint.regex: must be valid Unicode text"),
+        ("grammar", "start: nowhere", 'constraint.grammar: .*unknown name: "nowhere"'),
+        ("grammar", 'other: "a"', "constraint.grammar: no start rule found"),
+        ("json_schema", "string", r"constraint.json_schema: must be a JSON schema \(an object\), got str"),
+        ("json_schema", False, "constraint.json_schema: allows no value at all"),
+        ("json_schema", {"type": "text"}, "constraint.json_schema: Invalid type: text"),
+        ("json_schema", {"propertyNames": {}}, "constraint.json_schema: Unimplemented keys"),
+        ("json_schema", {"a": object()}, "constraint.json_schema.a: must be JSON data, got object"),
+        (
+            "json_schema",
+            {"type": "string", "pattern": "b{1,20000}"},
+            "constraint.json_schema.pattern: must repeat at most 10000 times",
+        ),
+        ("choice", [], "constraint.choice: must be a list of one or more strings"),
+        ("choice", "ab", "constraint.choice: must be a list of one or more strings, got ab"),
+        ("choice", ["a", 1], r"constraint.choice\[1\]: must be a string, got int"),
+        ("choice", ["a" * MAX_BYTES], f"constraint.choice: must be at most {MAX_BYTES} characters as JSON"),
+        ("xml", "a", "constraint.kind: must be json_schema, regex, choice or grammar, got xml"),
+    ],
+)
+def test_a_bad_constraint_is_refused_by_field(kind: Any, value: Any, expected: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"^{expected}") as raised:
+        compiled(kind, value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_schema_nested_without_end_is_refused() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(3000):
+        schema = {"items": schema}
+    with pytest.raises(InvalidRequest, match="must be nested at most 64 deep"):
+        compiled("json_schema", schema)
+
+
+def test_a_model_without_eos_cannot_be_constrained() -> None:
+    with pytest.raises(InvalidRequest, match=r"^constraint: needs a model with an EOS token"):
+        compile_constraint(Constraint("regex", "a"), Tokenizer(samples.byte_level()))
+
+
+def test_a_grammar_that_becomes_too_complex_fails_its_request_and_is_not_kept() -> None:
+    state = compiled("regex", "(a{1,1000}){1,1000}")
+    a = tokenizer().encode("a")[0]
+    with pytest.raises(InvalidRequest, match=r"^constraint: .*too many expressions.* after [0-9]+ tokens"):
+        walk(state, a)
+    again = compiled("regex", "(a{1,1000}){1,1000}")
+    assert "a" in allowed_texts(again)
+    assert again.consume(a)
