@@ -28,7 +28,7 @@ from cache.errors import MisalignedError, OutOfPagesError, ReleasedError
 from cache.namespace import CacheNamespace
 from cache.page_table import PageTable
 from cache.prefix import CacheStats, Peek, PrefixCache
-from cache.tokens import CacheTokens, TokensLike, as_tokens, page_boundary, reuse_limit
+from cache.tokens import CacheTokens, TokensLike, as_tokens, kept_tokens, page_boundary, reuse_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class KVAllocation:
         """
         self._require_running()
         manager, table = self._manager, self._manager.table
-        tokens = as_tokens(tokens)
+        tokens = kept_tokens(tokens)
         if not 0 <= kv_length <= min(tokens.kv_length, self.kv_capacity):
             raise MisalignedError(
                 f"kv_length {kv_length} to publish, {tokens.kv_length} in tokens and {self.kv_capacity} in pages"

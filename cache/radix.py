@@ -30,8 +30,8 @@ from cache.eviction import EvictionHeap
 from cache.namespace import DEFAULT_NAMESPACE, CacheNamespace
 from cache.pool import PagePool, Pages
 from cache.prefix import NO_PAGES, CacheStats, InsertResult, MatchResult, Peek
-from cache.tokens import Codes, ImageIdentity, TokensLike, as_tokens, boundary
-from cache.tree import TreeNode, common_length, compact, join, path_to_root, split, subtree, unwritable
+from cache.tokens import Codes, ImageIdentity, TokensLike, as_tokens, boundary, kept_tokens
+from cache.tree import TreeNode, check_node, common_length, compact, join, path_to_root, split, subtree, unwritable
 
 
 class RadixPrefixCache:
@@ -103,9 +103,8 @@ class RadixPrefixCache:
         from_token_idx: int = 0,
         from_page_idx: int = 0,
     ) -> InsertResult[TreeNode]:
-        # Nodes share the memory of `CacheTokens`, which only ever grow; a bare array may be written to.
-        tokens = as_tokens(tokens.copy() if isinstance(tokens, np.ndarray) else tokens)
-        given, codes = np.asarray(pages, dtype=np.int64), tokens.codes
+        tokens, given = kept_tokens(tokens), np.asarray(pages, dtype=np.int64)
+        codes = tokens.codes
         if given.shape != codes.shape:
             raise MisalignedError(f"{len(codes)} KV positions need as many pages, got {given.size}")
         if from_node is not None or from_page_idx or from_token_idx:
@@ -412,24 +411,15 @@ class RadixPrefixCache:
             if kept != counted:
                 raise ConservationError(f"{fact}: {kept} kept, {counted} counted")
         for node in nodes:
-            self._check_node(node)
+            check_node(node)
+        for node in unlocked:
+            if not node.children and node not in self._heap:
+                raise ConservationError(f"evictable leaf {node} is not in the eviction heap (R4)")
+            if not self.is_attached(node):
+                raise ConservationError(f"{node} is detached, yet nobody holds it (R5)")
         for namespace, root in self._trees.items():
             if root.namespace != namespace or root.parent is not None or not root.children:
                 raise ConservationError(f"the root of {namespace} is empty or misplaced")
-
-    def _check_node(self, node: TreeNode) -> None:
-        if len(node.codes) != len(node.physical_pages) or boundary(node.codes, 0) != 0:
-            raise ConservationError(f"{node} has {len(node.codes)} codes or begins inside an image (R1)")
-        below = sum(child.lock_ref for child in node.children.values())
-        if node.lock_ref < below or node.parent is None or node.parent.lock_ref < node.lock_ref:
-            raise ConservationError(f"locks of {node} do not cover its children's or are not covered (R2)")
-        for code, child in node.children.items():
-            if child.parent is not node or child.first_code != code:
-                raise ConservationError(f"{node} and its child {child} disagree (R1)")
-        if not node.lock_ref and not node.children and node not in self._heap:
-            raise ConservationError(f"evictable leaf {node} is not in the eviction heap (R4)")
-        if not node.lock_ref and not self.is_attached(node):
-            raise ConservationError(f"{node} is detached, yet nobody holds it (R5)")
 
 
 def _walk(node: TreeNode, codes: Codes, kv: int, inside: int = 0) -> tuple[TreeNode, int, int, int]:

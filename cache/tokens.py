@@ -184,7 +184,8 @@ class CacheTokens:
     """A growing sequence of cache tokens: codes, and the identities of the images among them.
 
     `len()` counts tokens, `kv_length` counts KV positions (they differ where there are images).  Appending is
-    amortised O(1), so an engine keeps one for prompt and output and appends what it commits.
+    amortised O(1), so an engine keeps one for prompt and output and appends what it commits.  What is in it never
+    changes, so others may share its memory.
     """
 
     __slots__ = ("_buffer", "_images", "_kv_length")
@@ -343,3 +344,8 @@ def as_tokens(tokens: TokensLike) -> CacheTokens:
     if set(map(type, tokens)) == {int}:
         return CacheTokens.from_text(cast(list[int], tokens))
     return CacheTokens.from_tokens(tokens)
+
+
+def kept_tokens(tokens: TokensLike) -> CacheTokens:
+    """`as_tokens` for somebody who keeps the codes: a bare array, which its owner may write to, is copied."""
+    return as_tokens(tokens.copy() if isinstance(tokens, np.ndarray) else tokens)

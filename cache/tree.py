@@ -15,10 +15,11 @@ segment and carry the namespace; a node with neither parent nor namespace has le
 import numpy as np
 from numpy.typing import NDArray
 
+from cache.errors import ConservationError
 from cache.namespace import CacheNamespace
 from cache.pool import Pages
 from cache.prefix import NO_PAGES
-from cache.tokens import CacheTokens, Codes, ImageIdentity
+from cache.tokens import CacheTokens, Codes, ImageIdentity, boundary
 
 _NO_CODES: Codes = np.empty(0, dtype=np.int64)
 
@@ -140,3 +141,15 @@ def join(chain: list[TreeNode]) -> None:
     for node in chain[:-1]:
         node.parent = None
         node.children = {}
+
+
+def check_node(node: TreeNode) -> None:
+    """Prove R1 and R2 of the tree for one node below a root."""
+    if len(node.codes) != len(node.physical_pages) or boundary(node.codes, 0) != 0:
+        raise ConservationError(f"{node} has {len(node.codes)} codes or begins inside an image (R1)")
+    for code, child in node.children.items():
+        if child.parent is not node or child.first_code != code:
+            raise ConservationError(f"{node} and its child {child} disagree (R1)")
+    below = sum(child.lock_ref for child in node.children.values())
+    if node.lock_ref < below or node.parent is None or node.parent.lock_ref < node.lock_ref:
+        raise ConservationError(f"locks of {node} do not cover its children's or are not covered (R2)")

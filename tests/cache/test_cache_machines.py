@@ -1,0 +1,299 @@
+"""Random lives of many sequences over each cache, against a model of a few lines.
+
+The model knows, for each page that the cache took, the fingerprint of everything up to the page's end.  A match
+must be exactly as long as the model says, reused KV must be the KV that a full prefill would have computed, and
+the conservation check must hold after every step.
+"""
+
+import contextlib
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from toy_kv import PAGE_SIZES, ToyEngine, ToySequence, fingerprints
+
+from cache import CacheNamespace, CacheToken, CacheTokens, CoordToken, ImageToken, SizeToken, TextToken
+from cache.pool import CACHED
+from cache.tokens import page_boundary, reuse_limit
+
+NAMESPACES = [None, CacheNamespace(lora_id=7), CacheNamespace(image_hash=3, salt="tenant")]
+SINGLES: list[CacheToken] = [TextToken(0), TextToken(1), CoordToken(0.1, 0), SizeToken(0.1, 0.2, 0, 1)]
+steps_taken: dict[str, int] = {}
+
+
+class InjectedError(Exception):
+    """A failure in the middle of something."""
+
+
+class CacheMachine(RuleBasedStateMachine):
+    kind = "radix"
+
+    @initialize(cap=st.sampled_from([None, None, 12, 0]))
+    def build(self, cap: int | None) -> None:
+        self.engine = ToyEngine(self.kind, n_pages=48, rows=6, cap=cap)
+        self.manager, self.table, self.cache = self.engine.manager, self.engine.table, self.engine.cache
+        self.page = PAGE_SIZES[self.kind]
+        self.cap = cap
+        self.content: dict[int, int] = {}  # page -> fingerprint at its end, of all that matches can find
+        self.parents: dict[int, int | None] = {}  # fingerprint of a page -> of the page before it
+        self.running: list[ToySequence] = []
+        self.held: list[tuple[Any, list[int]]] = []
+
+    # --- the model ---
+
+    def page_ends(self, prints: list[int]) -> list[int]:
+        return prints[self.page - 1 :: self.page]
+
+    def forget_evicted(self) -> None:
+        self.content = {page: end for page, end in self.content.items() if self.table.owner(page) == CACHED}
+
+    def forget_below(self, doomed: set[int]) -> None:
+        """Drop fingerprints and all that builds on them."""
+        while True:
+            more = {end for end in self.content.values() if self.parents[end] in doomed} - doomed
+            if not more:
+                break
+            doomed |= more
+        self.content = {page: end for page, end in self.content.items() if end not in doomed}
+
+    def expected_match(self, tokens: list[CacheToken], namespace: CacheNamespace | None) -> int:
+        codes = CacheTokens.from_tokens(tokens).codes
+        known, pages = set(self.content.values()), 0
+        limit = reuse_limit(codes, self.page) // self.page
+        for end in self.page_ends(fingerprints(tokens, namespace))[:limit]:
+            if end not in known:
+                break
+            pages += 1
+        return page_boundary(codes, pages * self.page, self.page)
+
+    def took(self, sequence: ToySequence, start: int, end: int) -> None:
+        ends: list[int] = self.page_ends(sequence.fingerprints)
+        pages = self.table.get_pages(sequence.kv.row, 0, end // self.page).tolist()
+        self.forget_evicted()
+        for i in range(start // self.page, end // self.page):
+            self.content[pages[i]] = ends[i]
+            self.parents[ends[i]] = ends[i - 1] if i else None
+
+    def pick(self, data: st.DataObject) -> ToySequence:
+        return self.running[data.draw(st.integers(0, len(self.running) - 1))]
+
+    def draw_tokens(self, data: st.DataObject, most: int) -> list[CacheToken]:
+        """Few distinct tokens, so that prompts share prefixes; runs are about a page long."""
+        tokens: list[CacheToken] = []
+        for choice in data.draw(st.lists(st.integers(0, len(SINGLES) + 1), min_size=1, max_size=most)):
+            if choice < len(SINGLES):
+                tokens += [SINGLES[choice]] * max(1, self.page * 3 // 4)
+            else:
+                tokens.append(ImageToken(content_hash=choice, kv_length_=self.page + 2))
+        return tokens
+
+    # --- what happens ---
+
+    @rule(data=st.data(), namespace=st.sampled_from(NAMESPACES), chunk=st.sampled_from([None, 1, 20]))
+    def start(self, data: st.DataObject, namespace: CacheNamespace | None, chunk: int | None) -> None:
+        tokens = self.draw_tokens(data, 8)
+        compact = CacheTokens.from_tokens(tokens)
+        expected = self.expected_match(tokens, namespace)
+        assert self.manager.match_length(compact, namespace) == expected
+        possible = self.manager.can_start(compact, namespace, first_chunk=chunk)
+        before = self.accounts()
+        try:
+            sequence = self.engine.start(tokens, namespace, chunk)
+        except MemoryError:
+            assert not possible
+            assert self.accounts() == before
+            return
+        assert possible
+        assert sequence.kv.reused == expected < compact.kv_length
+        self.running.append(sequence)
+
+    @rule(
+        data=st.data(),
+        namespace=st.sampled_from(NAMESPACES),
+        place=st.sampled_from(["cache.lock", "table.allocate", "table.map_pages", "table.reserve", "cache.match_prefix"]),
+    )
+    def fail_in_the_middle_of_a_start(
+        self, data: st.DataObject, namespace: CacheNamespace | None, place: str
+    ) -> None:
+        tokens = self.draw_tokens(data, 8)
+        owner, name = place.split(".")
+        before = self.accounts()
+        with mock.patch.object(getattr(self, owner), name, side_effect=InjectedError):
+            with contextlib.suppress(InjectedError, MemoryError):
+                self.engine.start(tokens, namespace)
+                raise AssertionError("the failure was swallowed")
+        assert self.accounts() == before
+
+    def accounts(self) -> tuple[int, ...]:
+        usage = self.manager.usage()
+        return (usage.pages_free, usage.pages_cached, usage.pages_reclaimable, usage.rows_held, self.cache.stats.hits)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def launch_chunk(self, data: st.DataObject) -> None:
+        sequence = self.pick(data)
+        most = min(sequence.tokens.kv_length, sequence.kv.kv_capacity)
+        end = data.draw(st.integers(min(sequence.computed, most), most))
+        before = sequence.kv.published
+        taken = sequence.kv.publish(sequence.tokens, end)
+        sequence.compute(end)
+        assert before <= sequence.kv.published <= max(before, end)
+        self.took(sequence, taken.start, taken.end)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), token=st.sampled_from(SINGLES))
+    def decode(self, data: st.DataObject, token: CacheToken) -> None:
+        sequence = self.pick(data)
+        if sequence.computed == sequence.tokens.kv_length:
+            enough = self.manager.pages_available
+            assert sequence.append(token) or enough == 0
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def reserve_for_all(self, data: st.DataObject) -> None:
+        wanted = np.array([s.kv.kv_capacity + data.draw(st.integers(0, 3)) for s in self.running])
+        before = [s.kv.kv_capacity for s in self.running]
+        done = self.manager.reserve_many([s.kv for s in self.running], wanted)
+        for i, sequence in enumerate(self.running):
+            assert sequence.kv.kv_capacity >= wanted[i] if i < done else sequence.kv.kv_capacity == before[i]
+        if done < len(self.running):
+            assert not self.running[done].kv.reserve(int(wanted[done]))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def trim(self, data: st.DataObject) -> None:
+        sequence = self.pick(data)
+        sequence.kv.trim(max(sequence.computed, sequence.kv.published))
+        assert sequence.kv.kv_capacity - max(sequence.computed, sequence.kv.published) < self.page
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def launch_fails_after_publishing(self, data: st.DataObject) -> None:
+        sequence = self.pick(data)
+        most = min(sequence.tokens.kv_length, sequence.kv.kv_capacity)
+        keep = sequence.kv.published
+        if sequence.computed < keep or most <= keep:
+            return
+        taken = sequence.kv.publish(sequence.tokens, most)
+        self.took(sequence, taken.start, taken.end)
+        assert sequence.kv.unpublish(keep)  # nobody can have matched it in between
+        self.forget_evicted()
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def take_back_everything(self, data: st.DataObject) -> None:
+        sequence = self.pick(data)
+        pages = self.table.get_pages(sequence.kv.row, 0, sequence.kv.published // self.page).tolist()
+        ends = self.page_ends(sequence.fingerprints)
+        first = sequence.kv.reused // self.page
+        mine = [ends[i] for i in range(first, len(pages)) if self.content.get(pages[i]) == ends[i]]
+        if sequence.kv.stale:
+            return
+        if sequence.kv.unpublish():
+            self.forget_evicted()
+        else:
+            assert sequence.kv.stale
+            self.forget_below(set(mine))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        sequence = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        pages = self.table.get_pages(sequence.kv.row, 0, sequence.kv.kv_capacity // self.page).tolist()
+        ends = self.page_ends(sequence.fingerprints)
+        taken = sequence.kv.finish(sequence.tokens, sequence.computed)
+        self.forget_evicted()
+        for i in range(taken.start // self.page, taken.end // self.page):
+            self.content[pages[i]] = ends[i]
+            self.parents[ends[i]] = ends[i - 1] if i else None
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def discard(self, data: st.DataObject) -> None:
+        self.running.pop(data.draw(st.integers(0, len(self.running) - 1))).kv.discard()
+
+    @rule(data=st.data(), namespace=st.sampled_from(NAMESPACES))
+    def hold_a_match(self, data: st.DataObject, namespace: CacheNamespace | None) -> None:
+        found = self.cache.match_prefix(CacheTokens.from_tokens(self.draw_tokens(data, 8)), namespace)
+        if found.last_node is not None:
+            self.cache.lock(found.last_node)
+            self.held.append((found.last_node, found.matched_pages.tolist()))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def let_go(self, data: st.DataObject) -> None:
+        node, _ = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        self.cache.unlock(node)
+
+    @rule(share=st.floats(0, 1))
+    def evict(self, share: float) -> None:
+        before = self.cache.evictable_page_count()
+        freed = self.cache.evict(int(before * share))
+        assert before - self.cache.evictable_page_count() == freed >= int(before * share)
+
+    @rule(seldom=st.integers(0, 9))
+    def flush(self, seldom: int) -> None:
+        if seldom == 0:
+            self.manager.flush()
+            self.content.clear()
+
+    # --- what always holds ---
+
+    @invariant()
+    def every_page_has_one_owner(self) -> None:
+        steps_taken[self.kind] = steps_taken.get(self.kind, 0) + 1
+        self.manager.check()
+        self.forget_evicted()
+        assert self.cap is None or self.cache.total_cached_pages <= self.cap
+
+    @invariant()
+    def nothing_is_cached_without_what_it_builds_on(self) -> None:
+        known = set(self.content.values())
+        assert all(self.parents[end] is None or self.parents[end] in known for end in known)
+        assert len(known) == len(self.content)
+
+    @invariant()
+    def held_pages_stay(self) -> None:
+        assert all(self.table.owner(page) == CACHED for _, pages in self.held for page in pages)
+
+    @invariant()
+    def running_sequences_read_what_a_full_prefill_would_compute(self) -> None:
+        for sequence in self.running:
+            assert sequence.logits() == sequence.expected_logits()
+
+    def teardown(self) -> None:
+        for sequence in getattr(self, "running", []):
+            sequence.kv.discard()
+        for node, _ in getattr(self, "held", []):
+            self.cache.unlock(node)
+        if hasattr(self, "manager"):
+            self.manager.check()
+            self.manager.flush()
+            assert self.table.pages_available == self.table.total_pages
+
+
+class RadixMachine(CacheMachine):
+    kind = "radix"
+
+
+class BlockMachine(CacheMachine):
+    kind = "block"
+
+
+budget = settings(
+    max_examples=120, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+)
+TestRadixMachine = RadixMachine.TestCase
+TestRadixMachine.settings = budget
+TestBlockMachine = BlockMachine.TestCase
+TestBlockMachine.settings = budget
+
+
+def test_the_machines_took_ten_thousand_steps() -> None:
+    if set(steps_taken) != {"radix", "block"}:
+        pytest.skip("the machines did not run in this selection")
+    assert sum(steps_taken.values()) >= 10_000
