@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Self
 from weakref import WeakKeyDictionary
 
@@ -140,22 +140,24 @@ class GrammarState:
             raise InvalidRequest("constraint", "no token can go on", f"after {self._consumed} tokens")
 
 
-def fill_grammar_masks(states: Iterable[tuple[int, GrammarState]], out: Int32Array) -> None:
-    """Fill rows of `out`, int32 [M, words], by their index, on several threads."""
-    todo = []
-    for row, state in states:
-        vocabulary = state._grammar.vocabulary
-        if state._matcher.is_stopped() or out.shape[1] != vocabulary.words or not out.flags.c_contiguous:
+def fill_grammar_masks(states: Sequence[tuple[int, GrammarState]], out: Int32Array) -> None:
+    """Fill rows of `out`, int32 [M, words], by their index, on several threads. One tokenizer's states."""
+    going = [(row, state) for row, state in states if not state.finished]
+    if len(going) < 2:
+        for row, state in states:
             state.fill_mask(out[row])
-        else:
-            todo.append((row, state))
-    if len(todo) == 1:
-        todo[0][1].fill_mask(out[todo[0][0]])
-    elif todo:
-        pairs = [(state._matcher, row) for row, state in todo]
-        _executor().unsafe_compute_mask_ptr(pairs, out.ctypes.data, out.shape[1] * 4, out.shape[0])
-        for row, state in todo:
-            state._check(out[row])
+        return
+    for row, state in states:
+        if state.finished:
+            state.fill_mask(out[row])
+    words = going[0][1]._grammar.vocabulary.words
+    own = np.empty((len(going), words), np.int32)  # `out` has the words of the model, often more
+    pairs = [(state._matcher, k) for k, (_, state) in enumerate(going)]
+    _executor().unsafe_compute_mask_ptr(pairs, own.ctypes.data, words * own.itemsize, len(going))
+    for k, (row, state) in enumerate(going):
+        state._check(own[k])
+        out[row, :words] = own[k]
+        out[row, words:] = 0
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
