@@ -228,6 +228,9 @@ class Planner:
         if worst is None or (worst.rank <= starving.rank and not stalled):
             return False
         state.preempt(worst)
+        if stalled and state.num_allocated == 0:
+            # Alone, and still short: the cache holds copies of pages that the row has as well. Start from nothing.
+            state.manager.flush()
         return worst.blocks is None
 
 

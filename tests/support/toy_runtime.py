@@ -11,8 +11,9 @@ the others, and all noise, depend on the whole history.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -104,7 +105,7 @@ class ToyRuntime:
         width = -(-max_model_len // page_size)
         self.table = np.zeros((rows + 1, width), np.int32)
         self.kv = np.zeros((n_pages, page_size), np.uint64)
-        self.powers = np.array([pow(_BASE | 1, p + 1, 1 << 64) for p in range(max_model_len)], np.uint64)
+        self.powers = np.array([power(p) for p in range(max_model_len)], np.uint64)
         self.rows = [Row() for _ in range(rows + 1)]
         self.slots = tuple(self._new_slot(slot_id, rows) for slot_id in range(n_slots))
         check_shared_stream(self.slots)
@@ -189,9 +190,8 @@ class ToyRuntime:
             values = tuple(batch.values[offset + at].tolist()) if batch.values is not None else ()
             if token == PENDING:
                 token, values = self.rows[row].pending, self.rows[row].pending_values
-            bits = [int(value * 4096) for value in values]
             adapter = self.adapters.get(self.rows[row].adapter_slot, "")
-            entry = mix(state, token, position, self.weights, len(adapter), *(bits if any(bits) else ()))
+            entry = kv_entry(state, token, position, self.weights, adapter, values)
             self.kv[self.table[row, position // size], position % size] = entry
             state = (state + entry * int(self.powers[position])) & _MASK
             states.append((row, position, state, token))
@@ -235,21 +235,83 @@ class ToyRuntime:
         self, state: tuple[int, int, int, int], counts: dict[int, int], mask: np.ndarray | None
     ) -> tuple[int, tuple[float, ...]]:
         row, position, history, last = state
-        sampling, seed = self.rows[row].sampling, self.rows[row].seed
-        vocab = self.limits.vocab_size
-        scores = [mix(history, v) >> 48 for v in range(vocab)]
-        if history >> 7 & 3:
-            scores[(3 * last + 1) % vocab] += 1 << 17
-        if sampling.temperature > 0:
-            width = int(sampling.temperature * 65536)
-            scores = [score + (mix(seed, position, v) >> 40) % width for v, score in enumerate(scores)]
-        for token, count in counts.items():
-            scores[token] -= int(sampling.frequency_penalty * 32768) * count
-            scores[token] -= int(sampling.presence_penalty * 32768)
+        allowed = None
         if mask is not None:
-            allowed = [v for v in range(vocab) if int(mask[v // 32]) >> (v % 32) & 1]
-        else:
-            allowed = list(range(vocab))
-        token = max(allowed or [0], key=lambda v: (scores[v], -v))
-        values = tuple((mix(history, token, k) >> 52) / 4096 for k in range(self.limits.n_values))
-        return token, values
+            allowed = [v for v in range(self.limits.vocab_size) if int(mask[v // 32]) >> (v % 32) & 1]
+        device_row = self.rows[row]
+        token = choose(
+            device_row.sampling, device_row.seed, self.limits.vocab_size, history, position, last, counts, allowed
+        )
+        return token, values_of(history, token, self.limits.n_values)
+
+
+def kv_entry(
+    state: int, token: int, position: int, weights: int, adapter: str, values: tuple[float, ...] = ()
+) -> int:
+    """What a position's KV holds: everything before it, and its input."""
+    bits = [int(value * 4096) for value in values]
+    return mix(state, token, position, weights, len(adapter), *(bits if any(bits) else ()))
+
+
+def power(position: int) -> int:
+    """The weight of a position in the history's hash: order matters."""
+    return pow(_BASE | 1, position + 1, 1 << 64)
+
+
+def values_of(history: int, token: int, n_values: int) -> tuple[float, ...]:
+    return tuple((mix(history, token, k) >> 52) / 4096 for k in range(n_values))
+
+
+def choose(
+    sampling: SamplingParams,
+    seed: int,
+    vocab_size: int,
+    history: int,
+    position: int,
+    last: int,
+    counts: dict[int, int],
+    allowed: list[int] | None,
+) -> int:
+    """The token behind `position`. Integers only."""
+    candidates = range(vocab_size) if allowed is None else (allowed or [0])
+    favourite = (3 * last + 1) % vocab_size if history >> 7 & 3 else -1
+    width = int(sampling.temperature * 65536)
+    best, best_score = 0, -(1 << 62)
+    for v in candidates:
+        score = (mix(history, v) >> 48) + ((1 << 17) if v == favourite else 0)
+        if width:
+            score += (mix(seed, position, v) >> 40) % width
+        if v in counts:
+            score -= int(sampling.frequency_penalty * 32768) * counts[v] + int(sampling.presence_penalty * 32768)
+        if score > best_score:
+            best, best_score = v, score
+    return best
+
+
+def toy_continuation(
+    prompt: list[int],
+    sampling: SamplingParams,
+    seed: int,
+    *,
+    vocab_size: int = 48,
+    adapter: str = "",
+    n_values: int = 0,
+    weights: int = 1,
+    constraint: Any = None,
+) -> Iterator[tuple[int, tuple[float, ...]]]:
+    """The oracle: what the toy samples, token by token, with no pages, no batches and no engine."""
+    state, position = 0, 0
+    counts: dict[int, int] = {}
+    inputs: list[tuple[int, tuple[float, ...]]] = [(token, ()) for token in prompt]
+    while True:
+        for token, values in inputs:
+            entry = kv_entry(state, token, position, weights, adapter, values)
+            state = (state + entry * power(position)) & _MASK
+            position += 1
+        allowed = None if constraint is None else constraint.allowed()
+        token = choose(sampling, seed, vocab_size, state, position - 1, inputs[-1][0], counts, allowed)
+        counts[token] = counts.get(token, 0) + 1
+        if constraint is not None:
+            constraint.consume(token)
+        inputs = [(token, values_of(state, token, n_values))]
+        yield inputs[0]
