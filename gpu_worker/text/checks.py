@@ -23,10 +23,12 @@ def check_text(field: str, text: object) -> str:
 
 
 def check_token_ids(field: str, token_ids: object, vocab_size: int) -> list[int]:
-    """A non-empty list of token ids below `vocab_size`."""
+    """A list of token ids below `vocab_size`."""
     if isinstance(token_ids, str | bytes | Mapping) or not hasattr(token_ids, "__iter__"):
         raise InvalidRequest(field, "must be a list of token ids", type(token_ids).__name__)
     ids = list(token_ids)
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size:
+        return ids
     for k, token_id in enumerate(ids):
         whole = not isinstance(token_id, bool) and hasattr(token_id, "__index__")
         if not whole or not 0 <= token_id < vocab_size:

@@ -122,15 +122,15 @@ def _described_tokens(config: Mapping[str, Any]) -> dict[int, tokenizers.AddedTo
 
 
 def _eos_token_ids(folder: Path) -> frozenset[int]:
-    """From the generation configuration, or the model's where that says nothing."""
+    """From the model's configuration and the generation's: either may name some that the other does not."""
+    found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         ids = _json(folder / name).get("eos_token_id")
-        ids = [ids] if isinstance(ids, int) else ids
-        if isinstance(ids, list) and ids:
-            if not all(isinstance(token_id, int) for token_id in ids):
-                raise ModelError(f"{folder / name}: eos_token_id must be token ids, got {ids!r}")
-            return frozenset(ids)
-    return frozenset()
+        ids = [] if ids is None else ids if isinstance(ids, list) else [ids]
+        if not all(isinstance(token_id, int) for token_id in ids):
+            raise ModelError(f"{folder / name}: eos_token_id must be token ids, got {ids!r}")
+        found.update(ids)
+    return frozenset(found)
 
 
 def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:

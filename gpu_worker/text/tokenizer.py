@@ -16,10 +16,14 @@ from typing import Any
 
 import tokenizers
 
+from gpu_worker.errors import InvalidRequest
 from gpu_worker.text.chat import ChatTemplate
 from gpu_worker.text.checks import check_text, check_token_ids
 from gpu_worker.text.detokenizer import Detokenizer, LibraryDetokenizer, PieceDetokenizer
 from gpu_worker.text.pieces import TokenPieces, token_pieces
+
+_LETTERS_PER_TOKEN = 8
+_SURELY = 256  # more tokens than a cut in the text may change
 
 
 class Tokenizer:
@@ -62,10 +66,18 @@ class Tokenizer:
         named = self._special_id("eos_token")
         return named if named is not None else min(self.eos_token_ids, default=None)
 
-    def encode(self, text: str, *, field: str = "prompt", add_special_tokens: bool = True) -> list[int]:
-        """Raises InvalidRequest, naming `field`, for what is no Unicode text."""
-        encoding = self.backend.encode(check_text(field, text), add_special_tokens=add_special_tokens)
-        return list(encoding.ids)
+    def encode(
+        self, text: str, *, field: str = "prompt", add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
+        """Raises InvalidRequest, naming `field`, for what is no Unicode text and, where `max_tokens` is given, for
+        more tokens than that: without tokenizing megabytes that cannot fit."""
+        check_text(field, text)
+        if max_tokens is not None:
+            self._check_length(field, text, max_tokens)
+        ids = list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        if max_tokens is not None and len(ids) > max_tokens:
+            raise InvalidRequest(field, f"must have at most {max_tokens} tokens", f"{len(ids)} tokens")
+        return ids
 
     def check_token_ids(
         self, token_ids: object, *, field: str = "prompt", vocab_size: int | None = None
@@ -106,11 +118,22 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         add_generation_prompt: bool = True,
+        max_tokens: int | None = None,
         **variables: Any,
     ) -> list[int]:
-        """The prompt of a conversation. Raises InvalidRequest("messages", ...)."""
+        """The prompt of a conversation. Raises InvalidRequest("messages", ...); `max_tokens` as for `encode`."""
         text = self.render_chat(messages, tools, add_generation_prompt=add_generation_prompt, **variables)
-        return self.encode(text, field="messages", add_special_tokens=False)
+        return self.encode(text, field="messages", add_special_tokens=False, max_tokens=max_tokens)
+
+    def _check_length(self, field: str, text: str, max_tokens: int) -> None:
+        """Tokens come from their neighbourhood: the beginning of a text alone has as many as it has in the whole,
+        but for a few at the cut."""
+        beginning = text[: _LETTERS_PER_TOKEN * max_tokens + _SURELY]
+        if len(beginning) < len(text):
+            count = len(self.backend.encode(beginning, add_special_tokens=False).ids)
+            if count > max_tokens + _SURELY:
+                limit = f"must have at most {max_tokens} tokens"
+                raise InvalidRequest(field, limit, f"{count} in the first {len(beginning)} of {len(text)} letters")
 
     def _token_pieces(self) -> TokenPieces | None:
         special = self.special_token_ids

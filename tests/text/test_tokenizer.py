@@ -60,12 +60,12 @@ def test_a_token_with_a_role_is_special_even_if_the_tokenizer_file_does_not_say_
     assert TextStream(ours).push(ours.encode("hello<think>")).text == "hello"
 
 
-def test_outputs_end_with_the_ids_of_the_generation_configuration_and_the_eos_token(tmp_path: Path) -> None:
+def test_outputs_end_with_the_ids_of_both_configurations_and_the_eos_token(tmp_path: Path) -> None:
     samples.save(tmp_path, samples.byte_level())
     write(tmp_path, tokenizer_config={"eos_token": "<|im_end|>"}, config={"eos_token_id": 7})
     assert load_tokenizer(tmp_path).eos_token_ids == {7, 2}
     write(tmp_path, generation_config={"eos_token_id": [0, 2]})
-    assert load_tokenizer(tmp_path).eos_token_ids == {0, 2}
+    assert load_tokenizer(tmp_path).eos_token_ids == {0, 2, 7}
     assert load_tokenizer(tmp_path).eos_token_id == 2
 
 
@@ -101,6 +101,28 @@ def test_threads_encode_the_same_at_the_same_time() -> None:
 def test_what_is_no_text_is_refused_by_name(prompt: Any, expected: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{expected}"):
         Tokenizer(samples.byte_level()).encode(prompt)
+
+
+def test_a_text_of_too_many_tokens_is_refused() -> None:
+    ours = Tokenizer(samples.byte_level())
+    fitting = ours.encode("hello " * 20)
+    assert ours.encode("hello " * 20, max_tokens=len(fitting)) == fitting
+    with pytest.raises(InvalidRequest, match=rf"^prompt: must have at most 9 tokens, got {len(fitting)} tokens"):
+        ours.encode("hello " * 20, max_tokens=9)
+
+
+def test_megabytes_that_cannot_fit_are_refused_without_tokenizing_them() -> None:
+    ours = Tokenizer(samples.byte_level())
+    with pytest.raises(
+        InvalidRequest, match=r"^prompt: must have at most 100 tokens, got \d+ in the first 1056 of"
+    ):
+        ours.encode("0123456789" * 1_000_000, max_tokens=100)
+
+
+def test_long_tokens_fit_more_text(tmp_path: Path) -> None:
+    backend = samples.byte_level()
+    backend.add_tokens(["0123456789" * 10])
+    assert len(Tokenizer(backend).encode("0123456789" * 1000, max_tokens=100)) == 100
 
 
 @pytest.mark.parametrize("bad", [-1, 1000, 2.0, "3", True, None])
