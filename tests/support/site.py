@@ -120,6 +120,10 @@ class Worker:
             with suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
+        return self.ended(timeout_s)
+
+    def ended(self, timeout_s: float = PATIENCE_S) -> int:
+        """Wait for the end. Returns the exit status."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -234,6 +238,12 @@ class Site:
     def queued(self) -> int:
         queue = str(self.app.conf.task_default_queue)
         return sum(self.redis.llen(key) for key in (queue, *(f"{queue}\x06\x16{step}" for step in (3, 6, 9))))
+
+    def holder(self) -> Worker:
+        """The worker that holds messages; its process is part of its owner's name."""
+        owners = eventually(lambda: self.redis.keys("petiole:unacked:*"), "somebody holds a message")
+        process = int(owners[0].decode().split(":")[3])
+        return next(worker for worker in self.workers if worker.process.pid == process)
 
     def held(self) -> int:
         """Messages that some worker holds."""

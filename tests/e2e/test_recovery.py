@@ -1,0 +1,272 @@
+"""A worker may end in any way at any time: another goes on at the next token, and nobody sees one twice."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from support.fake_engine import expected
+from support.site import Site, eventually
+
+from tasks.errors import WorkersLost
+
+LONG = 600
+
+
+def test_after_sigkill_the_next_delta_comes_within_the_lease_and_one_sweep(tmp_path: Path) -> None:
+    with Site(tmp_path, PETIOLE_VISIBILITY_TIMEOUT_S=4) as site:
+        for worker in [site.start_worker(), site.start_worker()]:
+            worker.ready()
+        result = site.generate("survivor", max_tokens=2 * LONG, seed=3)
+        site.streaming(result, 50)
+        site.holder().kill()
+        killed_at = time.monotonic()
+        before = len(site.tokens(result))
+        eventually(lambda: len(site.tokens(result)) > before, "the next delta")
+        assert time.monotonic() - killed_at <= 4 + 2 + 0.5
+        value = site.get(result)
+        assert value["token_ids"] == site.tokens(result) == expected("survivor", 3, 2 * LONG)
+        assert value["attempt"] == 2
+
+
+def test_a_dead_workers_waiting_tasks_go_back_too(own_site: Site) -> None:
+    site = own_site
+    first = site.worker()
+    results = [site.generate(f"r{i}", max_tokens=100, seed=i) for i in range(20)]
+    site.streaming(results[0])
+    first.kill()
+    site.worker()
+    for i, result in enumerate(results):
+        assert site.get(result)["token_ids"] == expected(f"r{i}", i, 100)
+    eventually(lambda: site.held() == 0, "nothing is held")
+
+
+def test_a_stopped_worker_loses_its_tasks_and_cannot_write_when_it_goes_on(own_site: Site) -> None:
+    site = own_site
+    first = site.worker()
+    result = site.generate("zombie", max_tokens=LONG, seed=5)
+    site.streaming(result, 20)
+    first.signal(signal.SIGSTOP)
+    second = site.worker()
+    eventually(lambda: site.state(result).get("attempt") == "2", "taken over")
+    first.signal(signal.SIGCONT)
+    value = site.get(result)
+    assert value["token_ids"] == site.tokens(result) == expected("zombie", 5, LONG)
+    assert value["attempt"] == 2
+    eventually(lambda: "a newer attempt owns it" in first.output, "the first worker was told")
+    assert site.get(site.generate("after", max_tokens=3, seed=1))["token_ids"] == expected("after", 1, 3)
+    assert first.alive()
+    assert second.alive()
+
+
+def test_a_worker_whose_engine_hangs_loses_its_tasks(own_site: Site) -> None:
+    site = own_site
+    first = site.worker()
+    hanging = site.generate("hang:5", max_tokens=20, seed=1)
+    site.streaming(hanging, 5)
+    second = site.worker(PETIOLE_MAX_ATTEMPTS=1)
+    with pytest.raises(WorkersLost) as caught:
+        site.get(hanging)
+    assert caught.value.text == "".join(f"w{token} " for token in expected("hang:5", 1, 5))
+    assert second.alive()
+
+
+def test_a_warm_shutdown_hands_over_at_once(own_site: Site) -> None:
+    site = own_site
+    for worker in [site.start_worker(), site.start_worker()]:
+        worker.ready()
+    result = site.generate("handed over", max_tokens=LONG, seed=2)
+    site.streaming(result, 20)
+    first = site.holder()
+    first.signal(signal.SIGTERM)
+    told_at = time.monotonic()
+    eventually(lambda: [delta for delta in site.log(result) if delta["attempt"] == 2], "the next delta")
+    assert time.monotonic() - told_at <= 3
+    assert first.ended() == 0
+    assert site.get(result)["token_ids"] == site.tokens(result) == expected("handed over", 2, LONG)
+    assert "deaths" not in site.state(result)
+
+
+def test_a_warm_shutdown_gives_back_in_the_order_of_arrival(own_site: Site) -> None:
+    site = own_site
+    first = site.worker()
+    running = [site.generate(f"o{i}", max_tokens=LONG, seed=i, submission={"task_id": f"o{i}"}) for i in range(12)]
+    site.streaming(running[7])
+    eventually(lambda: site.held() == 12, "the worker holds them")
+    last = site.generate("last", max_tokens=1, submission={"task_id": "last"})
+    assert first.stop() == 0
+    queue = [entry.decode() for entry in site.redis.lrange("petiole", 0, -1)]
+    found = [next(name for name in [*(f"o{i}" for i in range(12)), "last"] if f'"id": "{name}"' in entry) for entry in queue]
+    assert found == ["last", *(f"o{i}" for i in reversed(range(12)))]
+    assert all('"redelivered": true' in entry for entry in queue[1:])
+    site.worker()
+    for i, result in enumerate(running):
+        assert site.get(result)["token_ids"] == expected(f"o{i}", i, LONG)
+    site.get(last)
+
+
+def test_a_warm_shutdown_finishes_what_it_can(own_site: Site) -> None:
+    site = own_site
+    first = site.worker(PETIOLE_DRAIN_SECONDS=20)
+    results = [site.generate(f"f{i}", max_tokens=200, seed=i) for i in range(8)]
+    site.streaming(results[-1])
+    assert first.stop() == 0
+    for i, result in enumerate(results):
+        assert site.get(result)["token_ids"] == expected(f"f{i}", i, 200)
+        assert site.get(result)["attempt"] == 1
+    assert site.queued() == site.held() == 0
+
+
+def test_a_cold_shutdown_gives_everything_back(own_site: Site) -> None:
+    site = own_site
+    first = site.worker(PETIOLE_DRAIN_SECONDS=60)
+    result = site.generate("cold", max_tokens=LONG, seed=4)
+    site.streaming(result, 20)
+    first.signal(signal.SIGQUIT)
+    eventually(lambda: not first.alive(), "the worker ends", 10.0)
+    assert site.queued() == 1
+    site.worker()
+    assert site.get(result)["token_ids"] == expected("cold", 4, LONG)
+    assert "deaths" not in site.state(result)
+
+
+def test_a_broken_engine_ends_the_worker_and_its_tasks_go_on_elsewhere(own_site: Site) -> None:
+    site = own_site
+    first = site.worker()
+    innocent = site.generate("innocent", max_tokens=LONG, seed=6)
+    site.streaming(innocent, 10)
+    site.generate("fatal:3", max_tokens=10)
+    eventually(lambda: not first.alive(), "the worker ends")
+    assert first.process.returncode == 70
+    site.redis.ltrim("petiole", -1, -1)  # the poison is not what this test is about
+    site.worker()
+    assert site.get(innocent)["token_ids"] == expected("innocent", 6, LONG)
+
+
+def test_a_task_that_kills_its_workers_is_given_up_with_what_it_had(own_site: Site) -> None:
+    site = own_site
+    poison = site.generate("die:7", max_tokens=20, seed=1)
+    for _ in range(3):
+        worker = site.start_worker()
+        eventually(lambda worker=worker: not worker.alive(), "killed by the task")
+    survivor = site.worker()
+    with pytest.raises(WorkersLost) as caught:
+        site.get(poison)
+    assert caught.value.deaths == 3
+    last = site.log(poison)[-1]
+    assert (last["finish_reason"], last["error"]["type"]) == ("error", "WorkersLost")
+    assert caught.value.text == "".join(delta["text"] for delta in site.log(poison))
+    assert survivor.alive()
+
+
+def test_a_finished_task_that_is_delivered_again_is_not_run_again(own_site: Site) -> None:
+    site = own_site
+    site.worker()
+    callback = site.signature("callback ", max_tokens=1)
+    result = site.generate("once", max_tokens=5, submission={"link": callback, "task_id": "once"})
+    value = site.get(result)
+    message = None
+    first = site.workers[0]
+    first.stop()
+    result_again = site.generate("once", max_tokens=5, submission={"link": callback, "task_id": "once"})
+    message = site.redis.lrange("petiole", 0, -1)
+    assert len(message) == 1
+    site.worker()
+    eventually(lambda: site.held() == site.queued() == 0, "done with")
+    assert site.get(result_again) == value
+    assert len(site.redis.keys("petiole:{*}:log")) == 2  # the task and one callback
+
+
+def test_another_model_does_not_continue_a_stream(own_site: Site) -> None:
+    from tasks.errors import ModelChanged
+
+    site = own_site
+    first = site.worker()
+    result = site.generate("mine", max_tokens=LONG)
+    site.streaming(result, 5)
+    first.stop()
+    site.worker(PETIOLE_MODEL="another")
+    with pytest.raises(ModelChanged, match="fake:petiole-tiny.*fake:another"):
+        site.get(result)
+
+
+def test_a_redis_restart_is_survived(own_site: Site) -> None:
+    site = own_site
+    worker = site.worker()
+    result = site.generate("through", max_tokens=2 * LONG, seed=8)
+    site.streaming(result, 100)
+    site.server.restart()
+    value = site.get(result, 60)
+    assert value["token_ids"] == site.tokens(result) == expected("through", 8, 2 * LONG)
+    assert worker.alive()
+    assert site.get(site.generate("after", max_tokens=3, seed=1))["token_ids"] == expected("after", 1, 3)
+
+
+def test_a_lost_connection_does_not_double_the_work(own_site: Site) -> None:
+    site = own_site
+    worker = site.worker()
+    results = [site.generate(f"c{i}", max_tokens=LONG, seed=i) for i in range(7)]
+    site.streaming(results[-1], 10)
+    site.redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    for i, result in enumerate(results):
+        value = site.get(result)
+        assert value["token_ids"] == expected(f"c{i}", i, LONG)
+        assert value["attempt"] == 1
+    assert worker.alive()
+    eventually(lambda: site.held() == site.queued() == 0, "acknowledged")
+
+
+def test_a_reader_that_goes_away_can_cancel(own_site: Site) -> None:
+    site = own_site
+    site.worker(PETIOLE_FAKE_STEP_MS=20)
+    result = site.generate("unread", max_tokens=4000, cancel_on_disconnect=True)
+    assert site.get(result, 60)["finish_reason"] == "cancelled"
+
+
+def test_the_cancel_flag_reaches_the_worker_that_goes_on(own_site: Site) -> None:
+    from celery.exceptions import TaskRevokedError
+
+    site = own_site
+    first = site.worker()
+    result = site.generate("flagged", max_tokens=LONG)
+    site.streaming(result, 10)
+    first.kill()
+    site.redis.hset(f"petiole:{{{result.id}}}:state", "cancel", 1)
+    site.worker()
+    with pytest.raises(TaskRevokedError):
+        site.get(result)
+    assert site.log(result)[-1]["finish_reason"] == "cancelled"
+
+
+def test_a_retry_of_celerys_starts_a_new_stream(own_site: Site) -> None:
+    site = own_site
+    site.worker()
+    options = {"task_id": "again"}
+    first = site.get(site.generate("again", max_tokens=5, seed=1, submission=options))
+    site.app.backend.forget("again")
+    second = site.get(site.generate("again", max_tokens=5, seed=1, submission={**options, "retries": 1}))
+    assert (first["attempt"], second["attempt"]) == (1, 2)
+    assert site.tokens("again") == expected("again", 1, 5)
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_worker_with_one_line(own_site: Site) -> None:
+    worker = own_site.start_worker(
+        PETIOLE_ENGINE_FACTORY="gpu_worker.engine:Engine", PETIOLE_MODEL=str(own_site.folder / "nothing")
+    )
+    eventually(lambda: not worker.alive(), "the worker ends", 60.0)
+    assert worker.process.returncode != 0
+    assert [line for line in worker.output.splitlines() if "cannot be served" in line]
+    assert "Traceback" not in worker.output
+
+
+def test_without_redis_a_worker_says_so_and_waits(own_site: Site) -> None:
+    site = own_site
+    site.server.kill()
+    worker = site.start_worker()
+    eventually(lambda: "Cannot connect to" in worker.output, "one clear line")
+    assert "Traceback" not in worker.output
+    site.server.start()
+    worker.ready()
+    assert site.get(site.generate("finally", max_tokens=1))
