@@ -37,7 +37,7 @@ class NullRuntime:
         self,
         *,
         rows: int = 256,
-        n_pages: int = 1 << 17,
+        n_pages: int = 1 << 19,
         page_size: int = 1,
         max_model_len: int = 4096,
         token_id: int = 7,

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
 from cache import KVCacheManager
 from gpu_worker.config import EngineConfig
 from gpu_worker.request import TokenLogprobs
-from gpu_worker.runtime.interface import Int32Array, Runtime, StepOutput, TokenMask
+from gpu_worker.runtime.interface import Int32Array, Runtime, StepKind, StepOutput, TokenMask
 from gpu_worker.scheduling import masks
 from gpu_worker.scheduling.adapters import AdapterSlots
 from gpu_worker.scheduling.batching import StepPayload, StepPlan, make_batch
@@ -90,8 +90,8 @@ class Scheduler:
         """Everything of a launch that happens on the host: pages, operations, arrays, the prefix cache."""
         table = self.manager.table
         n = len(plan.sequences)
-        rows = np.fromiter((seq.row for seq in plan.sequences), np.int32, n)
-        starts = np.fromiter((seq.scheduled_position for seq in plan.sequences), np.int32, n)
+        rows = np.array([seq.row for seq in plan.sequences], np.int32)
+        starts = np.array([seq.scheduled_position for seq in plan.sequences], np.int32)
         ends = starts + (1 if plan.lengths is None else np.array(plan.lengths, np.int32))
         if table.reserve_many(rows, ends) < n:
             raise AllocationFailed(f"no pages for a {plan.kind} of {n} sequences")
@@ -166,28 +166,43 @@ class Scheduler:
             self._apply_all(step, payload, output, now)
 
     def _apply_all(self, step: Pending, payload: StepPayload, output: StepOutput, now: float) -> None:
+        """Row by row, in batch order: `outputs[i]` tokens were sampled for row i, `accepted[i]` of them hold."""
+        state, counters = self.state, self.state.counters
         tokens, accepted = output.token_ids.tolist(), output.accepted.tolist()
         outputs = payload.batch.outputs.tolist()
+        drafts = payload.plan.drafts
+        with_extras = output.values is not None or output.logprobs is not None
         offset = 0
         for i, seq in enumerate(step.sequences):
+            sampled = outputs[i]
             if seq.finalized:
                 seq.discard()
-                self.state.counters.zombie_outputs += outputs[i]
-                self.state.settle(seq)
-            elif outputs[i] == 0:
+                counters.zombie_outputs += sampled
+                state.settle(seq)
+            elif sampled == 0:
                 seq.apply_prefill()
             else:
                 fresh = tokens[offset : offset + accepted[i]]
-                self._apply(seq, step, i, fresh, _Result(output, offset, now))
+                extras = _extras(seq, output, offset, len(fresh)) if with_extras else None
+                self._apply(seq, step.kind, drafts[i] if drafts is not None else (), fresh, extras, now)
             if seq.preempting:
-                self.state.settle(seq)
-            offset += outputs[i]
+                state.settle(seq)
+            offset += sampled
 
-    def _apply(self, seq: ScheduledSequence, step: Pending, i: int, fresh: list[int], result: _Result) -> None:
+    def _apply(
+        self,
+        seq: ScheduledSequence,
+        kind: StepKind,
+        drafts: Sequence[int],
+        fresh: list[int],
+        extras: Extras | None,
+        now: float,
+    ) -> None:
         """Take the tokens one by one up to the first that ends the sequence."""
         state = self.state
         taken, finish = seq.rules.cut(seq.generated, fresh)
-        fresh = fresh[:taken]
+        if finish is not None:
+            del fresh[taken:]
         if seq.constraint is not None:
             try:
                 fresh, finish = masks.consume(seq.constraint, fresh, finish)
@@ -196,18 +211,19 @@ class Scheduler:
                 seq.discard()
                 state.settle(seq)
                 return
-        drafts = _payload(step).plan.drafts
-        if step.kind == "prefill":
+        if kind == "prefill":
             seq.apply_prefill(fresh[0])
-        elif drafts is not None and drafts[i]:
+        elif drafts:
             seq.apply_speculative(fresh)
-            state.counters.speculation.record(len(drafts[i]), len(fresh) - 1)
+            state.counters.speculation.record(len(drafts), len(fresh) - 1)
         else:
             seq.apply_decode(fresh[0])
         if seq.first_token_s is None:
-            seq.first_token_s = result.now
+            seq.first_token_s = now
         state.counters.generated_tokens += len(fresh)
-        state.outbox.append((seq, fresh, _extras(seq, result.output, result.offset, len(fresh)), None))
+        if extras is not None:
+            extras = extras.keep(seq, len(fresh))
+        state.outbox.append((seq, fresh, extras, None))
         if finish is not None:
             state.finalize(seq, finish)
         elif seq.drafter is not None:
@@ -264,29 +280,20 @@ class Scheduler:
         assert len(rows) == self.state.num_allocated, f"{self.state.num_allocated} rows held, {len(rows)} known"
 
 
-class _Result(NamedTuple):
-    """Where a sequence's outputs are, and when they came."""
-
-    output: StepOutput
-    offset: int
-    now: float
-
-
 def _payload(step: Launch | Pending) -> StepPayload:
     return cast(StepPayload, step.payload)
 
 
-def _extras(seq: ScheduledSequence, output: StepOutput, offset: int, taken: int) -> Extras | None:
-    """Log-probabilities and values of the taken tokens, where asked for."""
+def _extras(seq: ScheduledSequence, output: StepOutput, offset: int, n: int) -> Extras | None:
+    """Log-probabilities and values of `n` outputs, where asked for."""
     values = None
     if output.values is not None:
-        values = [tuple(row) for row in output.values[offset : offset + taken].tolist()]
-        seq.values = [*(seq.values or []), *values]
+        values = [tuple(row) for row in output.values[offset : offset + n].tolist()]
     k = seq.request.sampling.logprobs
     if k is None or output.logprobs is None:
         return Extras(None, values) if values is not None else None
     logprobs = []
-    for at in range(offset, offset + taken):
+    for at in range(offset, offset + n):
         top: tuple[tuple[int, float], ...] = ()
         if k and output.top_ids is not None and output.top_logprobs is not None:
             pairs = zip(output.top_ids[at, :k].tolist(), output.top_logprobs[at, :k].tolist(), strict=True)

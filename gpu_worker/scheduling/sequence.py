@@ -123,6 +123,7 @@ class SchedulableSequence:
         "kv_position",
         "max_output_tokens",
         "max_outstanding",
+        "num_input_tokens",
         "num_known_tokens",
         "prompt",
     )
@@ -140,6 +141,7 @@ class SchedulableSequence:
         self.prompt: IntArray = np.asarray(tokens, dtype=np.int32)
         if len(self.prompt) == 0:
             raise ValueError("a sequence needs at least one token")
+        self.num_input_tokens = len(self.prompt)
         self.generated: list[int] = list(generated)
         self.max_output_tokens = max_output_tokens
         self.block_size = block_size
@@ -155,21 +157,17 @@ class SchedulableSequence:
     # ------------------------------------------------------------ derived
 
     @property
-    def num_input_tokens(self) -> int:
-        return len(self.prompt)
-
-    @property
     def num_generated_tokens(self) -> int:
         return len(self.generated)
 
     @property
     def total_tokens(self) -> int:
-        return len(self.prompt) + len(self.generated)
+        return self.num_input_tokens + len(self.generated)
 
     @property
     def tail_tokens(self) -> int:
         """Committed tokens without committed KV."""
-        return len(self.prompt) + len(self.generated) - self.kv_position
+        return self.num_input_tokens + len(self.generated) - self.kv_position
 
     @property
     def inflight_refs(self) -> int:
@@ -227,18 +225,21 @@ class SchedulableSequence:
     @property
     def can_decode(self) -> bool:
         """May a decode be scheduled now? The planner's question, answered without raising."""
-        position, yields = self.kv_position, 0
-        for op in self._outstanding:
-            if op.state is SequenceState.SPECULATIVE_SCHEDULED:
+        outstanding = self._outstanding
+        position, generated = self.kv_position, len(self.generated)
+        for op in outstanding:
+            if op is _DECODE:
+                position += 1
+                generated += 1
+            elif op.state is SequenceState.SPECULATIVE_SCHEDULED:
                 return False
-            position += op.n_positions
-            yields += op.max_yield
-        generated = len(self.generated) + yields
+            else:
+                position += op.n_positions
+                generated += op.max_yield
         return (
-            len(self._outstanding) < self.max_outstanding
-            and generated < self.max_output_tokens
-            and generated > 0  # the prefill's last chunk is scheduled, or recomputes a known tail
-            and len(self.prompt) + generated - position == 1
+            0 < generated < self.max_output_tokens  # 0: the prefill's last chunk is not scheduled yet
+            and self.num_input_tokens + generated - position == 1
+            and len(outstanding) < self.max_outstanding
             and not self.finalized
         )
 
@@ -342,7 +343,11 @@ class SchedulableSequence:
             self._oldest(SequenceState.DECODE_SCHEDULED)
         self._outstanding.popleft()
         self.generated.append(token)
-        return self._advance(1, EventKind.DECODE_APPLIED)
+        self.kv_position += 1
+        if self._history is not None:
+            self._record(EventKind.DECODE_APPLIED, 1)
+        completed = self.kv_position % self.block_size == 0
+        return _OUTCOMES[completed + 2 * (len(self.generated) >= self.max_output_tokens)]
 
     def apply_speculative(self, accepted: Sequence[int]) -> DecodeOutcome:
         """The tokens that hold, in order; at least one. Pages beyond them are given back."""

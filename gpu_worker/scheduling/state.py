@@ -38,6 +38,13 @@ class Extras(NamedTuple):
     logprobs: Sequence[TokenLogprobs] | None = None
     values: Sequence[tuple[float, ...]] | None = None
 
+    def keep(self, seq: ScheduledSequence, n: int) -> Extras:
+        """Those of the `n` tokens that were taken; the sequence remembers the values for a recompute."""
+        values = None if self.values is None else self.values[:n]
+        if values is not None:
+            seq.values = [*(seq.values or ()), *values]
+        return Extras(None if self.logprobs is None else self.logprobs[:n], values)
+
 
 Emission = tuple[ScheduledSequence, Sequence[int], Extras | None, Finish | BaseException | None]
 """Tokens of a sequence, or its end, or (neither) that it has taken a row."""

@@ -47,14 +47,16 @@ class StopRules:
 
     def cut(self, generated: Sequence[int], fresh: Sequence[int]) -> tuple[int, Finish | None]:
         """How many of `fresh` still belong behind `generated`, and how the last of those ends the sequence."""
-        for taken, token in enumerate(fresh, 1):
+        taken = 0
+        for token in fresh:
+            taken += 1
             if self.sequences and (stop := self._matched(generated, fresh[:taken])) is not None:
                 return taken, Finish(FinishReason.STOP, str(list(stop)))
             if token in self.terminal_ids:
                 return taken, Finish(FinishReason.STOP, "eos" if token in self.eos_ids else token)
             if len(generated) + taken >= self.max_output_tokens:
                 return taken, Finish(FinishReason.LENGTH, self.length_reason)
-        return len(fresh), None
+        return taken, None
 
     def _matched(self, generated: Sequence[int], fresh: Sequence[int]) -> tuple[int, ...] | None:
         """The stop token sequence that the output now ends with."""
