@@ -12,9 +12,12 @@ from typing import Any
 import redis
 from celery import bootsteps
 
+from tasks import connections
+from tasks.fleet import WorkerReport
 from tasks.settings import settings
 from tasks.worker import transport
 from tasks.worker.leases import LeaseKeeper
+from tasks.worker.metrics import Reporter, worker_report
 
 
 class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -25,23 +28,42 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, worker: Any, **options: Any) -> None:
         super().__init__(worker, **options)
         self.leases: LeaseKeeper | None = None
+        self.reporter: Reporter | None = None
 
     def start(self, worker: Any) -> None:
         """The model is loaded: now it is known how many tasks this worker may hold."""
         pool = worker.pool
         worker.consumer.initial_prefetch_count = max(1, pool.limit) * worker.prefetch_multiplier
-        self.leases = pool.leases = LeaseKeeper(
+        self.leases = leases = LeaseKeeper(
             ledgers=lambda: [channel.ledger for channel in list(transport.channels)],
             connect=connect,
             heartbeat_age_s=pool.engine.heartbeat_age_s,
             visibility_timeout_s=settings().visibility_timeout_s,
         )
-        self.leases.start()
+        leases.start()
 
-    def shutdown(self, worker: Any) -> None:
-        """After the consumer has given its messages back: until then they are leased."""
-        if self.leases is not None:
-            self.leases.stop()
+        def report(tokens_per_s: float) -> WorkerReport:
+            state = "draining" if pool.draining else "ready"
+            device = pool.settings.device
+            return worker_report(
+                worker.hostname, state, device, pool.engine.stats(), tokens_per_s, leases.lease_age_s
+            )
+
+        self.reporter = Reporter(
+            connections.streams(),
+            worker=worker.hostname,
+            report=report,
+            tokens=lambda: int(pool.engine.stats().get("generated_tokens", 0)),
+        )
+        self.reporter.start()
+
+    def stop(self, worker: Any) -> None:
+        """The leases go on: they are needed until the consumer's channel has given its messages back."""
+        if self.reporter is not None:
+            self.reporter.stop()
+            self.reporter = None
+
+    terminate = stop
 
 
 def connect() -> redis.Redis | None:

@@ -121,8 +121,10 @@ class FakeEngine:
             "running": len(self._running),
             "waiting": len(self._waiting),
             "slots": self.config.max_num_seqs,
-            "tokens_total": self._total,
-            "free": 10_000 - len(self._running),
+            "model": self.config.model,
+            "generated_tokens": self._total,
+            "pages_total": 10_000,
+            "pages_free": 10_000 - len(self._running),
         }
 
     def heartbeat_age_s(self) -> float:

@@ -1,0 +1,74 @@
+"""What this worker reports about itself, for `petiole status`: see `tasks.fleet`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import redis
+
+from tasks import fleet
+from tasks.connections import LOST
+
+logger = logging.getLogger(__name__)
+
+
+def worker_report(
+    name: str, state: str, device: str, stats: dict[str, Any], tokens_per_s: float, lease_age_s: float
+) -> fleet.WorkerReport:
+    """The engine's figures under the fleet view's names."""
+    same = ("model", "slots", "running", "waiting", "pages_total", "pages_free", "pages_cached", "preemptions")
+    return fleet.WorkerReport(
+        worker=name,
+        state=state,
+        device=device,
+        hit_rate=float(stats.get("prefix_hit_rate", 0.0)),
+        tokens_per_s=round(tokens_per_s, 1),
+        lease_age_s=round(lease_age_s, 1),
+        **{field: stats[field] for field in same if field in stats},
+    )
+
+
+class Reporter:
+    """The thread that reports. `report(tokens_per_s)` makes the report, `tokens()` counts all tokens so far."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        *,
+        worker: str,
+        report: Callable[[float], fleet.WorkerReport],
+        tokens: Callable[[], int],
+    ) -> None:
+        self._client, self._worker, self._report, self._tokens = client, worker, report, tokens
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="petiole-report", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Say goodbye: a worker that has ended is not one that was lost."""
+        self._stopped.set()
+        self._thread.join(2.0)
+        try:
+            fleet.withdraw(self._client, self._worker)
+        except (*LOST, redis.RedisError):
+            logger.debug("the report could not be withdrawn", exc_info=True)
+
+    def _run(self) -> None:
+        before, since = self._tokens(), time.monotonic()
+        rate = 0.0
+        while True:
+            try:
+                fleet.report(self._client, self._report(rate))
+            except (*LOST, redis.RedisError) as error:
+                logger.debug("no report: %s", error)
+            if self._stopped.wait(fleet.REPORT_INTERVAL_S):
+                return
+            now, count = time.monotonic(), self._tokens()
+            rate = (count - before) / (now - since)
+            before, since = count, now
