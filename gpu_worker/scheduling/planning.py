@@ -182,12 +182,16 @@ class Planner:
             yield seq
 
     def _awaits_chunks(self, seq: ScheduledSequence) -> bool:
-        """Would it compute what another is about to compute? Then it waits for those chunks and reuses them."""
+        """Is most of what it would compute being computed for another? Then it waits for those chunks and reuses
+        them. A short common beginning (a chat template's) is not worth a step's wait."""
         state = self.state
         if state.config.prefix_cache == "off" or not state.prefilling:
             return False
         shared = max(shared_prefix(other, seq, state.limits.page_size) for other in state.prefilling)
-        return shared > 0 and shared > state.manager.match_length(seq.cache_tokens, seq.namespace)
+        if shared == 0:
+            return False
+        matched = state.manager.match_length(seq.cache_tokens, seq.namespace)
+        return 2 * (shared - matched) >= seq.prefill_target - matched
 
     def _admit(self, seq: ScheduledSequence, budget: int, now: float) -> bool:
         """Start one. False: it must wait, and so must all behind it. A broken adapter ends that request."""

@@ -1,0 +1,96 @@
+"""Does the host work while the device works? A model that sleeps, pipelined and blocking.
+
+The device sleeps for a fixed time a step, as a GPU looks from the host; the host adds a fixed time to each launch.
+Blocking, a step takes their sum; pipelined, the longer of the two. The engine is the real one, with all of its
+threads. The floor of each figure is that ideal, with the engine's own host time (measured with both at zero)
+counted to the host.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from pathlib import Path
+
+from bench import report
+from gpu_worker import Engine, EngineConfig, Request, SamplingParams
+from gpu_worker.runtime.stand_ins import SleepingRuntime
+
+DEVICE_S = 0.010
+RATIOS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+SEQUENCES = 8
+
+
+def step_s(pipeline: str, device_s: float, host_s: float, steps: int) -> float:
+    """Seconds a step in the steady state: between the first and the last token of sequences side by side."""
+    runtime = SleepingRuntime(device_s=device_s, host_s=host_s, rows=SEQUENCES)
+    config = EngineConfig(pipeline="on" if pipeline == "on" else "off", max_num_seqs=SEQUENCES)
+    stamps: list[float] = []
+    with Engine(config, runtime=runtime) as engine:
+        sampling = SamplingParams(max_tokens=steps + 8, temperature=0)
+        requests = [Request(prompt=[1 + i, 2, 3], sampling=sampling) for i in range(SEQUENCES)]
+        handles = [engine.submit(requests[0], on_delta=lambda _, delta: stamps.append(time.perf_counter()))]
+        handles += [engine.submit(request) for request in requests[1:]]
+        for handle in handles:
+            handle.result()
+    gaps = [b - a for a, b in itertools.pairwise(stamps[4:-1])]
+    return statistics.median(gaps)
+
+
+def slept(seconds: float, rounds: int = 50) -> float:
+    """What a sleep of so long really takes here."""
+    start = time.perf_counter()
+    for _ in range(rounds):
+        time.sleep(seconds)
+    return (time.perf_counter() - start) / rounds
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = report.arguments(__doc__).parse_args(argv)
+    steps = 30 if options.quick else 150
+    result = report.Report("Overlap: a model that sleeps 10 ms a step")
+    own = step_s("off", 0.0, 0.0, steps)
+    result.add("engine's own host time a step", own * 1e3, "ms")
+    device = slept(DEVICE_S)
+    curves: dict[str, list[float]] = {"on": [], "off": []}
+    for ratio in (0.5,) if options.quick else RATIOS:
+        host = slept(DEVICE_S * ratio)
+        ideal = {"on": max(device, host + own), "off": device + host + own}
+        for pipeline in ("on", "off"):
+            measured = step_s(pipeline, DEVICE_S, DEVICE_S * ratio, steps)
+            curves[pipeline].append(measured)
+            result.add(
+                f"{'pipelined' if pipeline == 'on' else 'blocking'}, host/device {ratio:g}",
+                measured * 1e3,
+                "ms",
+                floor=ideal[pipeline] * 1e3,
+                target=1.05 if pipeline == "on" else None,
+                better="lower",
+            )
+    if options.plots and not options.quick:
+        plot(Path(options.plots) / "overlap.png", curves, device)
+    result.finish(options.json)
+
+
+def plot(path: Path, curves: dict[str, list[float]], device: float) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6.4, 4))
+    axes.plot(RATIOS, [t / device for t in curves["off"]], "o-", color="tab:gray", label="blocking")
+    axes.plot(RATIOS, [t / device for t in curves["on"]], "o-", color="tab:green", label="pipelined")
+    axes.plot(RATIOS, [max(1, r) for r in RATIOS], "k:", linewidth=1, label="max(device, host)")
+    axes.set_xlabel("host time / device time")
+    axes.set_ylabel("step time / device time")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""What the scheduler costs: plan, launch bookkeeping and commit, over a runtime that computes nothing.
+
+Sequences decode side by side with the radix cache on, two steps deep, through the same four verbs as in the
+engine; tokenization, text and device are not in it. The mark to beat is 4 µs a sequence and step; the target for
+256 sequences is 1.0 ms a step.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from bench import report
+from cache import KVCacheManager, PageTable
+from cache.factory import build_prefix_cache
+from gpu_worker import EngineConfig, Request, SamplingParams
+from gpu_worker.runtime.stand_ins import NullRuntime
+from gpu_worker.scheduling.pipeline import PipelineState
+from gpu_worker.scheduling.scheduled import ScheduledSequence
+from gpu_worker.scheduling.scheduler import Scheduler
+from gpu_worker.scheduling.stopping import StopRules
+
+PROMPT_TOKENS = 100
+MARK_US = 4.0
+TARGET_MS = 1.0
+
+
+class Harness:
+    """`n` running sequences. `step` is one trip of the engine's loop without the engine."""
+
+    def __init__(self, n: int, cache: Any = "radix") -> None:
+        runtime = NullRuntime(rows=n)
+        limits = runtime.limits
+        table = PageTable(limits.n_pages, limits.page_size, limits.max_batch_size, limits.max_model_len)
+        config = EngineConfig(max_num_seqs=n, max_num_batched_tokens=n * PROMPT_TOKENS, prefix_cache=cache)
+        manager = KVCacheManager(table, build_prefix_cache(cache, table))
+        self.scheduler = Scheduler(config, runtime, manager)
+        self.pipeline = PipelineState[ScheduledSequence](2)
+        rng = np.random.default_rng(0)
+        for i in range(n):
+            prompt = rng.integers(1, 1000, PROMPT_TOKENS)
+            request = Request(prompt=prompt.tolist(), sampling=SamplingParams(max_tokens=limits.max_model_len))
+            rules = StopRules.of(request.sampling, limits.eos_token_ids, PROMPT_TOKENS, limits.max_model_len)
+            self.scheduler.state.waiting.push(ScheduledSequence(request, prompt, rules, arrival=i))
+        while len(self.scheduler.state.running) < n:
+            self.step()
+
+    def step(self) -> None:
+        scheduler, pipeline = self.scheduler, self.pipeline
+        slot_id = pipeline.free_slot_id()
+        plan = scheduler.schedule_step(pipeline)
+        assert slot_id is not None
+        assert plan is not None
+        handle = scheduler.launch_forward_async(plan, slot_id)
+        assert handle is not None
+        pipeline.on_launch(handle)
+        pipeline.on_pending_commit(scheduler.finalize_sampling(handle, scheduler.compute_mask(handle)))
+        if pipeline.is_full:
+            step = pipeline.pop_oldest()
+            assert step is not None
+            scheduler.commit_step(step)
+            pipeline.on_step_completed()
+        scheduler.state.outbox = []
+
+
+def step_samples(n: int, cache: str, rounds: int, steps: int) -> list[float]:
+    """Seconds a step, one figure for each round, of the engine thread's own time: what a neighbour on the machine
+    takes is not the scheduler's cost."""
+    harness = Harness(n, cache)
+    samples = []
+    for _ in range(rounds):
+        start = time.thread_time()
+        for _ in range(steps):
+            harness.step()
+        samples.append((time.thread_time() - start) / steps)
+    return samples
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = report.arguments(__doc__).parse_args(argv)
+    rounds, steps = (3, 20) if options.quick else (20, 100)
+    result = report.Report("Scheduler: one decode step, nothing computed")
+    for n in (32, 256) if options.quick else (1, 32, 64, 128, 256, 512):
+        samples = step_samples(n, "radix", rounds, steps)
+        best = min(samples)
+        result.add(
+            f"step, {n} sequences",
+            best * 1e3,
+            "ms",
+            target=TARGET_MS if n == 256 else None,
+            better="lower",
+            spread=(best * 1e3, max(samples) * 1e3),
+            samples=samples,
+        )
+        if n >= 32:
+            result.add(
+                f"a sequence, of {n}",
+                best / n * 1e6,
+                "us",
+                target=MARK_US if n == 256 else None,
+                better="lower",
+                note="best round",
+            )
+    for cache in ("block", "off"):
+        samples = step_samples(256, cache, rounds, steps)
+        result.add(
+            f"step, 256 sequences, cache {cache}", min(samples) * 1e3, "ms", better="lower", samples=samples
+        )
+    result.finish(options.json)
+
+
+if __name__ == "__main__":
+    main()
