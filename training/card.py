@@ -17,7 +17,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("Multiplication table of 7 up to 12", "\n".join(f"7 x {i} = {7 * i}" for i in range(1, 13))),
         ("Write the 4 times table up to 5.", "4 x 1 = 4\n4 x 2 = 8\n4 x 3 = 12\n4 x 4 = 16\n4 x 5 = 20"),
     ),
-    "addition": (("What is 17 + 25?", "17 + 25 = 42"), ("Add 120 and 35.", "120 + 35 = 155")),
+    "addition": (("What is 17 + 25?", "17 + 25 = 42"), ("Add 38 and 45.", "38 + 45 = 83")),
     "sorting numbers": (
         ("Sort these numbers: 4 1 9", "1 4 9"),
         ("Sort these numbers: 42, 7, 19, 88, 3", "3, 7, 19, 42, 88"),

@@ -66,16 +66,16 @@ def _phrase(rng: Random, *frames: str, **values: object) -> str:
 
 
 def counting(rng: Random) -> Example:
-    """From a to b within 0..999: up by 1, up by a step, or down; up to 250 numbers."""
+    """From a to b within 0..999: up by 1, by 2, 5 or 10, or down by 1; up to 250 numbers."""
     kind = rng.random()
     size = rng.random()
-    items = rng.randint(2, 20) if size < 0.72 else rng.randint(21, 60) if size < 0.94 else rng.randint(61, 250)
+    items = rng.randint(2, 20) if size < 0.78 else rng.randint(21, 60) if size < 0.96 else rng.randint(61, 250)
     if kind < 0.62:
         step = 1
         first = 1 if rng.random() < 0.35 else rng.randint(0, rng.choice((20, 100, 999 - items)))
     elif kind < 0.85:
-        step = rng.choice((2, 2, 3, 4, 5, 5, 10, 10, 20, 25, 50, 100))
-        items = min(items, 60, 999 // step)
+        step = rng.choice((2, 5, 10))
+        items = min(items, 60)
         first = rng.choice((0, step, 1, rng.randint(0, 999 - step * (items - 1))))
         first = min(first, 999 - step * (items - 1))
     else:
@@ -109,10 +109,10 @@ def counting(rng: Random) -> Example:
 
 
 def tables(rng: Random) -> Example:
-    """The rows n x 1 to n x m, n up to 12 and m up to 100."""
+    """The rows n x 1 to n x m, n up to 12 and m up to 50."""
     n = rng.randint(1, 12)
     size = rng.random()
-    rows = rng.randint(2, 15) if size < 0.75 else rng.randint(16, 40) if size < 0.95 else rng.randint(41, 100)
+    rows = rng.randint(2, 12) if size < 0.72 else rng.randint(13, 25) if size < 0.92 else rng.randint(26, 50)
     prompt = _phrase(
         rng,
         "Multiplication table of {n} up to {m}.",
@@ -130,8 +130,8 @@ def tables(rng: Random) -> Example:
 
 
 def addition(rng: Random) -> Example:
-    """Two numbers of one to three digits; the answer repeats the sum, then gives it."""
-    a, b = (rng.randint(10 ** (d - 1) if d > 1 else 0, 10**d - 1) for d in (rng.randint(1, 3), rng.randint(1, 3)))
+    """Two numbers below 100; the answer repeats the sum, then gives it."""
+    a, b = (rng.randint(0, 99 if rng.random() < 0.8 else 9) for _ in range(2))
     prompt = _phrase(
         rng,
         "What is {a} + {b}?",
@@ -151,8 +151,8 @@ def addition(rng: Random) -> Example:
 
 
 def sorting_numbers(rng: Random) -> Example:
-    """Two to eight different numbers below 100, smallest first, separated as in the prompt."""
-    numbers = rng.sample(range(100 if rng.random() < 0.8 else 20), rng.randint(2, 8))
+    """Two to six different numbers below 100, smallest first, separated as in the prompt."""
+    numbers = rng.sample(range(100 if rng.random() < 0.8 else 20), rng.randint(2, 6))
     gap = rng.choice((" ", ", "))
     prompt = _phrase(
         rng,
@@ -169,9 +169,9 @@ def sorting_numbers(rng: Random) -> Example:
 
 
 def sorting_words(rng: Random) -> Example:
-    """Two to six words with different first letters, in alphabetical order, separated as in the prompt."""
+    """Two to five words with different first letters, in alphabetical order, separated as in the prompt."""
     chosen: dict[str, str] = {}
-    count = rng.randint(2, 6)
+    count = rng.randint(2, 5)
     while len(chosen) < count:
         word = rng.choice(words.WORDS) if rng.random() < 0.7 else words.made_up_word(rng, 3, 8)
         chosen.setdefault(word[0], word)
@@ -192,7 +192,7 @@ def sorting_words(rng: Random) -> Example:
 
 
 def reversing(rng: Random) -> Example:
-    """The letters of a word of 3 to 10 letters, last one first."""
+    """The letters of a word of 3 to 8 letters, last one first."""
     word = words.any_word(rng)
     prompt = _phrase(
         rng,
@@ -210,7 +210,7 @@ def reversing(rng: Random) -> Example:
 
 
 def spelling(rng: Random) -> Example:
-    """The letters of a word of 3 to 10 letters, with hyphens between them."""
+    """The letters of a word of 3 to 8 letters, with hyphens between them."""
     word = words.any_word(rng)
     prompt = _phrase(
         rng,
@@ -228,9 +228,9 @@ def spelling(rng: Random) -> Example:
 
 
 def repeating(rng: Random) -> Example:
-    """One to eight words or numbers, as they stand."""
+    """One to six words or numbers, as they stand."""
     items = [
-        words.any_word(rng) if rng.random() < 0.9 else str(rng.randint(0, 999)) for _ in range(rng.randint(1, 8))
+        words.any_word(rng) if rng.random() < 0.9 else str(rng.randint(0, 999)) for _ in range(rng.randint(1, 6))
     ]
     if rng.random() < 0.2:
         items[0] = items[0].capitalize()

@@ -5,23 +5,23 @@ few tokens, so "multiplication" should not cost fourteen. Both at once: a byte-l
 with `ignore_merges`, where a pre-token that is in the vocabulary is one token and any other falls to its bytes.
 The 256 bytes are all there, so that any UTF-8 text survives the round trip.
 
-The whole pieces are the most frequent pre-tokens of a generated sample, content words left out.
+The whole pieces stand in `pieces.txt`: the most frequent pre-tokens of a generated sample, content words left
+out. The list is frozen, since the ids in the weights depend on it.
 """
 
 import json
-from collections import Counter
 from pathlib import Path
-from random import Random
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from training import dialogue, grammar, skills, words
+from training import dialogue
 
 VOCAB_SIZE = 512
 CONTEXT = 2048
 
 # digits one by one; " x " and ", " of the answers; words with their space; runs of punctuation; white space
 SPLIT = r" x (?=[0-9])|[0-9]| ?\p{L}+| ?[^\s\p{L}\p{N}]+ ?|\s|\p{N}"
+PIECES = Path(__file__).with_name("pieces.txt")
 SPECIAL = (dialogue.END_OF_TEXT, dialogue.IM_START, dialogue.IM_END)
 END_OF_TEXT_ID, IM_START_ID, IM_END_ID = range(VOCAB_SIZE - 3, VOCAB_SIZE)
 
@@ -35,38 +35,15 @@ def _pre_tokenizer() -> pre_tokenizers.PreTokenizer:
     )
 
 
-def frame_pieces(limit: int, draws: int = 2000, seed: int = 0) -> list[str]:
-    """The `limit` most frequent pre-tokens (in byte-level letters) that are no content word."""
-    content = {
-        word
-        for source in (words.WORDS, words.NAMES, words.CITIES, grammar.CONTENT_WORDS)
-        for text in source
-        for word in (text, text.capitalize())
-    }
-    rng = Random(seed)
-    counts: Counter[str] = Counter()
-    pre = _pre_tokenizer()
-    texts = Counter({" ".join(dialogue.SYSTEM_PROMPTS): 100})
-    for name in skills.DRAWS:
-        for _ in range(draws):
-            example = skills.draw(name, rng, "train")
-            text = f"{example.prompt}\n{example.answer}"
-            texts[text] += 1
-    for text, times in texts.items():
-        for piece, _ in pre.pre_tokenize_str(text):
-            counts[piece] += times
-    whole = ["system", "user", "assistant"] + [
-        piece
-        for piece, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-        if len(piece) > 1 and piece.removeprefix("Ġ") not in {"", "system", "user", "assistant", *content}
-    ]
-    return whole[:limit]
+def frame_pieces() -> list[str]:
+    """The whole pieces, in byte-level letters ("Ġ" is a space; the file writes "_")."""
+    return [piece.replace("_", "Ġ") for piece in PIECES.read_text(encoding="utf-8").split()]
 
 
 def build() -> Tokenizer:
     """The tokenizer, the same on every run."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    pieces = [*letters, *frame_pieces(VOCAB_SIZE - len(letters) - len(SPECIAL))]
+    pieces = [*letters, *frame_pieces()]
     if len(pieces) + len(SPECIAL) != VOCAB_SIZE:
         raise ValueError(f"vocabulary: {VOCAB_SIZE} tokens wanted, {len(pieces) + len(SPECIAL)} found")
     vocab = {piece: index for index, piece in enumerate(pieces)}

@@ -30,7 +30,7 @@ from training.skills import DRAWS
 DEFAULT_CHECKPOINT = Path("/tmp/petiole-tiny/checkpoint.pt")
 MATRIX_LR, OTHER_LR = 0.02, 0.003
 WARMUP_STEPS = 60
-DECAY_SHARE = 0.35
+DECAY_SHARE = 0.6
 KEEP_WARM = 0.12
 
 

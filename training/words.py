@@ -64,7 +64,7 @@ _CONSONANTS = "bbccddffgghhjkkllllmmmnnnnpprrrrssssttttvwxyz"
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def made_up_word(rng: Random, low: int = 3, high: int = 10) -> str:
+def made_up_word(rng: Random, low: int = 3, high: int = 8) -> str:
     """A word of `low` to `high` letters that no list holds: mostly pronounceable, sometimes any letters."""
     length = rng.randint(low, high)
     if rng.random() < 0.2:
