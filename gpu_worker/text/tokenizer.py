@@ -45,7 +45,6 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
-        self.description: dict[str, Any] = json.loads(backend.to_str())  # the content of tokenizer.json
         self.special_tokens = dict(special_tokens or {})
         # One more than the largest token id; the model's own vocabulary may be padded beyond it.
         self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -138,7 +137,9 @@ class Tokenizer:
     def _token_pieces(self) -> TokenPieces | None:
         special = self.special_token_ids
         tokens = [None if v in special else self.backend.id_to_token(v) for v in range(self.vocab_size)]
-        return token_pieces(self.description.get("decoder"), tokens)
+        decoder = self.backend.decoder
+        # A decoder pickles as its description in tokenizer.json, without the megabytes of the rest.
+        return token_pieces(None if decoder is None else json.loads(decoder.__getstate__()), tokens)
 
     def _special_id(self, role: str) -> int | None:
         token = self.special_tokens.get(role)

@@ -254,6 +254,17 @@ def test_threads_compile_for_one_tokenizer_at_the_same_time() -> None:
     assert vocabulary_of(made) is vocabulary_of(made)
 
 
+def test_threads_walk_the_same_grammar_at_the_same_time() -> None:
+    """Its states share what the grammar's automata have explored."""
+    schema = {"type": "array", "items": {"type": "string", "maxLength": 5}, "maxItems": 4}
+    states = [compiled("json_schema", schema) for _ in range(40)]
+    with ThreadPoolExecutor(6) as pool:
+        texts = list(pool.map(lambda k: draw(states[k], random.Random(k)), range(40)))
+    assert texts == [draw(compiled("json_schema", schema), random.Random(k)) for k in range(40)]
+    for text in texts:
+        jsonschema.validate(json.loads(text), schema)
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------
 
 
