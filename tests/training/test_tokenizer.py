@@ -2,7 +2,7 @@
 
 from random import Random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -15,11 +15,13 @@ from training.tokenizer import END_OF_TEXT_ID, IM_END_ID, IM_START_ID, VOCAB_SIZ
 TOKENIZER = build()
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200))
 def test_any_text_survives_the_round_trip(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(text).ids, skip_special_tokens=False) == text
 
 
+@settings(deadline=None)
 @given(st.text(alphabet='\t\n\r  ,.x=+0129é漢🌱"{}:abc', max_size=60))
 def test_white_space_digits_and_punctuation_survive_too(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(text).ids, skip_special_tokens=False) == text
