@@ -61,6 +61,11 @@ class RadixPrefixCache:
     def node_count(self) -> int:
         return self._nodes
 
+    @property
+    def namespace_count(self) -> int:
+        """Namespaces with something cached."""
+        return len(self._trees)
+
     def evictable_page_count(self) -> int:
         return self._reclaimable
 

@@ -6,6 +6,7 @@ the conservation check must hold after every step.
 """
 
 import contextlib
+import random
 from typing import Any
 from unittest import mock
 
@@ -20,8 +21,9 @@ from cache import CacheNamespace, CacheToken, CacheTokens, CoordToken, ImageToke
 from cache.pool import CACHED
 from cache.tokens import page_boundary, reuse_limit
 
-NAMESPACES = [None, CacheNamespace(lora_id=7), CacheNamespace(image_hash=3, salt="tenant")]
+NAMESPACES = [None, None, CacheNamespace(lora_id=7), CacheNamespace(image_hash=3, salt="tenant")]
 SINGLES: list[CacheToken] = [TextToken(0), TextToken(1), CoordToken(0.1, 0), SizeToken(0.1, 0.2, 0, 1)]
+DICE = st.integers(0, 2**32 - 1).map(random.Random)  # choices inside a step: evenly spread, unlike drawn ones
 steps_taken: dict[str, int] = {}
 
 
@@ -32,9 +34,9 @@ class InjectedError(Exception):
 class CacheMachine(RuleBasedStateMachine):
     kind = "radix"
 
-    @initialize(cap=st.sampled_from([None, None, 12, 0]))
+    @initialize(cap=st.sampled_from([None, 16]))
     def build(self, cap: int | None) -> None:
-        self.engine = ToyEngine(self.kind, n_pages=48, rows=6, cap=cap)
+        self.engine = ToyEngine(self.kind, n_pages=40, rows=6, cap=cap)
         self.manager, self.table, self.cache = self.engine.manager, self.engine.table, self.engine.cache
         self.page = PAGE_SIZES[self.kind]
         self.cap = cap
@@ -78,13 +80,13 @@ class CacheMachine(RuleBasedStateMachine):
             self.content[pages[i]] = ends[i]
             self.parents[ends[i]] = ends[i - 1] if i else None
 
-    def pick(self, data: st.DataObject) -> ToySequence:
-        return self.running[data.draw(st.integers(0, len(self.running) - 1))]
+    def pick(self, dice: random.Random) -> ToySequence:
+        return dice.choice(self.running)
 
-    def draw_tokens(self, data: st.DataObject, most: int) -> list[CacheToken]:
+    def tokens(self, dice: random.Random) -> list[CacheToken]:
         """Few distinct tokens, so that prompts share prefixes; runs are about a page long."""
         tokens: list[CacheToken] = []
-        for choice in data.draw(st.lists(st.integers(0, len(SINGLES) + 1), min_size=1, max_size=most)):
+        for choice in dice.choices(range(len(SINGLES) + 2), [8, 4, 1, 1, 1, 1], k=dice.randint(1, 10)):
             if choice < len(SINGLES):
                 tokens += [SINGLES[choice]] * max(1, self.page * 3 // 4)
             else:
@@ -93,9 +95,21 @@ class CacheMachine(RuleBasedStateMachine):
 
     # --- what happens ---
 
-    @rule(data=st.data(), namespace=st.sampled_from(NAMESPACES), chunk=st.sampled_from([None, 1, 20]))
-    def start(self, data: st.DataObject, namespace: CacheNamespace | None, chunk: int | None) -> None:
-        tokens = self.draw_tokens(data, 8)
+    @rule(dice=DICE, several=st.integers(1, 3))
+    def start(self, dice: random.Random, several: int) -> None:
+        for _ in range(several):
+            self.start_one(dice)
+
+    @rule(dice=DICE)
+    def run_a_prompt(self, dice: random.Random) -> None:
+        """From start to end, so that the cache fills."""
+        if sequence := self.start_one(dice):
+            self.launch_chunk_of(sequence, min(sequence.tokens.kv_length, sequence.kv.kv_capacity))
+            self.running.remove(sequence)
+            self.finish_one(sequence)
+
+    def start_one(self, dice: random.Random) -> ToySequence | None:
+        namespace, chunk, tokens = dice.choice(NAMESPACES), dice.choice([None, None, 3, 20]), self.tokens(dice)
         compact = CacheTokens.from_tokens(tokens)
         expected = self.expected_match(tokens, namespace)
         assert self.manager.match_length(compact, namespace) == expected
@@ -106,38 +120,46 @@ class CacheMachine(RuleBasedStateMachine):
         except MemoryError:
             assert not possible
             assert self.accounts() == before
-            return
+            return None
         assert possible
         assert sequence.kv.reused == expected < compact.kv_length
         self.running.append(sequence)
+        return sequence
 
     @rule(
-        data=st.data(),
-        namespace=st.sampled_from(NAMESPACES),
-        place=st.sampled_from(["cache.lock", "table.allocate", "table.map_pages", "table.reserve", "cache.match_prefix"]),
+        dice=DICE,
+        place=st.sampled_from(
+            ["cache.lock", "table.allocate", "table.map_pages", "table.reserve", "cache.match_prefix"]
+        ),
     )
-    def fail_in_the_middle_of_a_start(
-        self, data: st.DataObject, namespace: CacheNamespace | None, place: str
-    ) -> None:
-        tokens = self.draw_tokens(data, 8)
+    def fail_in_the_middle_of_a_start(self, dice: random.Random, place: str) -> None:
+        tokens, namespace = self.tokens(dice), dice.choice(NAMESPACES)
         owner, name = place.split(".")
         before = self.accounts()
-        with mock.patch.object(getattr(self, owner), name, side_effect=InjectedError):
-            with contextlib.suppress(InjectedError, MemoryError):
-                self.engine.start(tokens, namespace)
-                raise AssertionError("the failure was swallowed")
+        failure = mock.patch.object(getattr(self, owner), name, side_effect=InjectedError)
+        with failure, contextlib.suppress(InjectedError, MemoryError):
+            self.engine.start(tokens, namespace)
+            raise AssertionError("the failure was swallowed")
         assert self.accounts() == before
 
     def accounts(self) -> tuple[int, ...]:
         usage = self.manager.usage()
-        return (usage.pages_free, usage.pages_cached, usage.pages_reclaimable, usage.rows_held, self.cache.stats.hits)
+        return (
+            usage.pages_free,
+            usage.pages_cached,
+            usage.pages_reclaimable,
+            usage.rows_held,
+            self.cache.stats.hits,
+        )
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def launch_chunk(self, data: st.DataObject) -> None:
-        sequence = self.pick(data)
+    @rule(dice=DICE)
+    def launch_chunk(self, dice: random.Random) -> None:
+        sequence = self.pick(dice)
         most = min(sequence.tokens.kv_length, sequence.kv.kv_capacity)
-        end = data.draw(st.integers(min(sequence.computed, most), most))
+        self.launch_chunk_of(sequence, dice.randint(min(sequence.computed, most), most))
+
+    def launch_chunk_of(self, sequence: ToySequence, end: int) -> None:
         before = sequence.kv.published
         taken = sequence.kv.publish(sequence.tokens, end)
         sequence.compute(end)
@@ -145,17 +167,17 @@ class CacheMachine(RuleBasedStateMachine):
         self.took(sequence, taken.start, taken.end)
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), token=st.sampled_from(SINGLES))
-    def decode(self, data: st.DataObject, token: CacheToken) -> None:
-        sequence = self.pick(data)
+    @rule(dice=DICE, token=st.sampled_from(SINGLES))
+    def decode(self, dice: random.Random, token: CacheToken) -> None:
+        sequence = self.pick(dice)
         if sequence.computed == sequence.tokens.kv_length:
             enough = self.manager.pages_available
             assert sequence.append(token) or enough == 0
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def reserve_for_all(self, data: st.DataObject) -> None:
-        wanted = np.array([s.kv.kv_capacity + data.draw(st.integers(0, 3)) for s in self.running])
+    @rule(dice=DICE)
+    def reserve_for_all(self, dice: random.Random) -> None:
+        wanted = np.array([s.kv.kv_capacity + dice.randint(0, 3) for s in self.running])
         before = [s.kv.kv_capacity for s in self.running]
         done = self.manager.reserve_many([s.kv for s in self.running], wanted)
         for i, sequence in enumerate(self.running):
@@ -164,16 +186,16 @@ class CacheMachine(RuleBasedStateMachine):
             assert not self.running[done].kv.reserve(int(wanted[done]))
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def trim(self, data: st.DataObject) -> None:
-        sequence = self.pick(data)
+    @rule(dice=DICE)
+    def trim(self, dice: random.Random) -> None:
+        sequence = self.pick(dice)
         sequence.kv.trim(max(sequence.computed, sequence.kv.published))
         assert sequence.kv.kv_capacity - max(sequence.computed, sequence.kv.published) < self.page
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def launch_fails_after_publishing(self, data: st.DataObject) -> None:
-        sequence = self.pick(data)
+    @rule(dice=DICE)
+    def launch_fails_after_publishing(self, dice: random.Random) -> None:
+        sequence = self.pick(dice)
         most = min(sequence.tokens.kv_length, sequence.kv.kv_capacity)
         keep = sequence.kv.published
         if sequence.computed < keep or most <= keep:
@@ -184,9 +206,9 @@ class CacheMachine(RuleBasedStateMachine):
         self.forget_evicted()
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def take_back_everything(self, data: st.DataObject) -> None:
-        sequence = self.pick(data)
+    @rule(dice=DICE)
+    def take_back_everything(self, dice: random.Random) -> None:
+        sequence = self.pick(dice)
         pages = self.table.get_pages(sequence.kv.row, 0, sequence.kv.published // self.page).tolist()
         ends = self.page_ends(sequence.fingerprints)
         first = sequence.kv.reused // self.page
@@ -200,9 +222,11 @@ class CacheMachine(RuleBasedStateMachine):
             self.forget_below(set(mine))
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def finish(self, data: st.DataObject) -> None:
-        sequence = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+    @rule(dice=DICE)
+    def finish(self, dice: random.Random) -> None:
+        self.finish_one(self.running.pop(dice.randrange(len(self.running))))
+
+    def finish_one(self, sequence: ToySequence) -> None:
         pages = self.table.get_pages(sequence.kv.row, 0, sequence.kv.kv_capacity // self.page).tolist()
         ends = self.page_ends(sequence.fingerprints)
         taken = sequence.kv.finish(sequence.tokens, sequence.computed)
@@ -212,32 +236,33 @@ class CacheMachine(RuleBasedStateMachine):
             self.parents[ends[i]] = ends[i - 1] if i else None
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def discard(self, data: st.DataObject) -> None:
-        self.running.pop(data.draw(st.integers(0, len(self.running) - 1))).kv.discard()
+    @rule(dice=DICE)
+    def discard(self, dice: random.Random) -> None:
+        self.running.pop(dice.randrange(len(self.running))).kv.discard()
 
-    @rule(data=st.data(), namespace=st.sampled_from(NAMESPACES))
-    def hold_a_match(self, data: st.DataObject, namespace: CacheNamespace | None) -> None:
-        found = self.cache.match_prefix(CacheTokens.from_tokens(self.draw_tokens(data, 8)), namespace)
+    @rule(dice=DICE)
+    def hold_a_match(self, dice: random.Random) -> None:
+        found = self.cache.match_prefix(CacheTokens.from_tokens(self.tokens(dice)), dice.choice(NAMESPACES))
         if found.last_node is not None:
             self.cache.lock(found.last_node)
             self.held.append((found.last_node, found.matched_pages.tolist()))
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def let_go(self, data: st.DataObject) -> None:
-        node, _ = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+    @rule(dice=DICE)
+    def let_go(self, dice: random.Random) -> None:
+        node, _ = self.held.pop(dice.randrange(len(self.held)))
         self.cache.unlock(node)
 
-    @rule(share=st.floats(0, 1))
-    def evict(self, share: float) -> None:
+    @rule(dice=DICE)
+    def evict(self, dice: random.Random) -> None:
         before = self.cache.evictable_page_count()
-        freed = self.cache.evict(int(before * share))
-        assert before - self.cache.evictable_page_count() == freed >= int(before * share)
+        wanted = dice.randint(0, before)
+        freed = self.cache.evict(wanted)
+        assert before - self.cache.evictable_page_count() == freed >= wanted
 
-    @rule(seldom=st.integers(0, 9))
-    def flush(self, seldom: int) -> None:
-        if seldom == 0:
+    @rule(dice=DICE)
+    def flush(self, dice: random.Random) -> None:
+        if dice.random() < 0.2:
             self.manager.flush()
             self.content.clear()
 
@@ -285,7 +310,11 @@ class BlockMachine(CacheMachine):
 
 
 budget = settings(
-    max_examples=120, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+    max_examples=100,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
 )
 TestRadixMachine = RadixMachine.TestCase
 TestRadixMachine.settings = budget
@@ -293,7 +322,38 @@ TestBlockMachine = BlockMachine.TestCase
 TestBlockMachine.settings = budget
 
 
-def test_the_machines_took_ten_thousand_steps() -> None:
+@pytest.mark.parametrize("machine", [RadixMachine, BlockMachine])
+@pytest.mark.parametrize("cap", [None, 16, 0])
+def test_a_long_walk_under_load(machine: type[CacheMachine], cap: int | None) -> None:
+    """The same steps, drawn so that rows, pages and locks are mostly in use: few examples get that far."""
+    walk, dice = machine(), random.Random(f"{machine.kind} {cap}")
+    walk.build(cap)
+    places = ["cache.lock", "table.allocate", "table.map_pages", "table.reserve", "cache.match_prefix"]
+    busy = [
+        *[walk.launch_chunk] * 4, *[walk.decode] * 2, *[walk.finish] * 3, walk.trim, walk.reserve_for_all,
+        walk.discard, walk.launch_fails_after_publishing, walk.take_back_everything,
+    ]  # fmt: skip
+    for step in range(1000):
+        always = [walk.run_a_prompt, walk.hold_a_match, *[walk.start_one] * 5]
+        actions = always + busy * bool(walk.running) + [walk.let_go] * 2 * len(walk.held)
+        action = walk.evict if step % 20 == 0 else dice.choice(actions)
+        if action == walk.decode:
+            walk.decode(dice, dice.choice(SINGLES))
+        elif step % 50 == 49:
+            walk.fail_in_the_middle_of_a_start(dice, dice.choice(places))
+        elif step % 250 == 249:
+            walk.flush(dice)
+        else:
+            action(dice)
+        walk.every_page_has_one_owner()
+        walk.nothing_is_cached_without_what_it_builds_on()
+        walk.held_pages_stay()
+        walk.running_sequences_read_what_a_full_prefill_would_compute()
+    walk.teardown()
+    assert walk.cache.stats.hits > 0 or cap == 0
+
+
+def test_ten_thousand_steps_were_taken() -> None:
     if set(steps_taken) != {"radix", "block"}:
         pytest.skip("the machines did not run in this selection")
     assert sum(steps_taken.values()) >= 10_000

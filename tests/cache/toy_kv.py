@@ -45,7 +45,11 @@ class ToySequence:
     """A started sequence, and how far its KV has been computed."""
 
     def __init__(
-        self, engine: "ToyEngine", tokens: Sequence[CacheToken], namespace: CacheNamespace | None, chunk: int | None
+        self,
+        engine: "ToyEngine",
+        tokens: Sequence[CacheToken],
+        namespace: CacheNamespace | None,
+        chunk: int | None,
     ) -> None:
         self.engine, self.namespace = engine, namespace
         self.typed = list(tokens)

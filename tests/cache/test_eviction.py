@@ -1,0 +1,93 @@
+"""The order of eviction, for the heap alone and as the caches use it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from toy_kv import ToyEngine, texts
+
+from cache import ImageToken
+from cache.eviction import EvictionHeap
+
+
+@given(st.lists(st.tuples(st.sampled_from(["touch", "push", "discard", "pop"]), st.integers(0, 8)), max_size=200))
+def test_the_heap_is_exact_lru_and_keeps_little_dead_wood(steps) -> None:
+    accessed, live = dict.fromkeys(range(9), 0), set()
+    heap: EvictionHeap[int] = EvictionHeap(accessed.__getitem__)
+    for clock, (step, item) in enumerate(steps, 1):
+        if step == "touch":
+            accessed[item] = clock
+        elif step == "push":
+            accessed[item] = accessed[item] if item in live else clock
+            heap.push(item)
+            live.add(item)
+        elif step == "discard":
+            heap.discard(item)
+            live.discard(item)
+        else:
+            victim = heap.pop()
+            assert victim == min(live, key=accessed.__getitem__, default=None)
+            live.discard(victim)
+        assert len(heap) == len(live)
+        assert heap.entries <= 2 * len(live) + 65
+
+
+def test_ends_go_before_what_they_build_on_and_old_ones_first() -> None:
+    engine = ToyEngine("radix")
+    engine.run(texts(1, 2, 3, 4))
+    engine.run(texts(1, 2, 8, 9))
+    engine.cache.evict(2)
+    assert engine.cache.peek(texts(1, 2, 3, 4)).kv_length == 2
+    assert engine.cache.peek(texts(1, 2, 8, 9)).kv_length == 4
+
+
+def test_a_hit_makes_a_prefix_young_again() -> None:
+    engine = ToyEngine("radix")
+    engine.run(texts(1, 1, 1))
+    engine.run(texts(2, 2, 2))
+    engine.cache.match_prefix(texts(1, 1, 1))
+    engine.cache.evict(3)
+    assert engine.cache.peek(texts(1, 1, 1)).kv_length == 3
+    assert engine.cache.peek(texts(2, 2, 2)).kv_length == 0
+
+
+def test_a_leaf_loses_its_tail_only_as_far_as_needed() -> None:
+    engine = ToyEngine("radix")
+    engine.run(texts(*range(20)))
+    assert engine.cache.evict(3) == 3
+    assert engine.cache.peek(texts(*range(20))).kv_length == 17
+    assert engine.cache.node_count == 1
+
+
+def test_an_image_is_evicted_as_a_whole() -> None:
+    engine = ToyEngine("radix")
+    prompt = [*texts(1, 2), ImageToken(5, 6), *texts(3)]
+    engine.run(prompt)
+    assert engine.cache.evict(2) == 7
+    assert engine.cache.peek(prompt).kv_length == 2
+    engine.manager.check()
+
+
+def test_inner_nodes_count_as_reclaimable() -> None:
+    engine = ToyEngine("radix")
+    for tail in (3, 4, 5):
+        engine.run(texts(1, 2, tail))
+    assert engine.cache.evictable_page_count() == engine.cache.total_cached_pages == 5
+    assert engine.cache.evict(5) == 5
+
+
+def test_conversations_that_grow_stay_one_node() -> None:
+    engine = ToyEngine("radix", n_pages=200)
+    turn = texts(1)
+    for i in range(20):
+        turn += texts(10 + i, 50 + i)
+        engine.run(turn)
+    assert engine.cache.node_count == 1
+    assert engine.cache.stats.coalesced > 0
+
+
+def test_the_reclaimable_count_of_a_cap_makes_room_for_the_newest() -> None:
+    engine = ToyEngine("radix", cap=6)
+    engine.run(texts(1, 1, 1, 1))
+    engine.run(texts(2, 2, 2, 2))
+    assert engine.cache.total_cached_pages == 6
+    assert engine.cache.peek(texts(2, 2, 2, 2)).kv_length == 4
+    assert engine.cache.peek(texts(1, 1, 1, 1)).kv_length == 2
