@@ -1,0 +1,157 @@
+"""The worker with the model that ships with the project: real text, through the queue, stream and result backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.site import Site, eventually
+
+from tasks.errors import InvalidRequest
+
+ENGINE = {"PETIOLE_ENGINE_FACTORY": "gpu_worker.engine:Engine", "PETIOLE_DEVICE": "cpu", "PETIOLE_DTYPE": "float32"}
+GREEDY = {"temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("real")
+    with Site(folder, PETIOLE_VISIBILITY_TIMEOUT_S=2, PETIOLE_DRAIN_SECONDS=0, **ENGINE) as site:
+        for worker in [site.start_worker(), site.start_worker()]:
+            worker.ready()
+        yield site
+
+
+def text_of(site: Site, result: Any) -> str:
+    return "".join(delta["text"] for delta in site.log(result))
+
+
+def test_the_result_is_what_was_streamed(site: Site) -> None:
+    result = site.generate("Count from 1 to 5.", max_tokens=24, **GREEDY)
+    value = site.get(result)
+    assert value["token_ids"] == site.tokens(result)
+    assert value["text"] == text_of(site, result)
+    assert (value["finish_reason"], value["stop_reason"]) == ("length", "max_tokens")
+    assert value["usage"]["completion_tokens"] == 24
+    assert value["usage"]["prompt_tokens"] > 0
+    assert 0 <= value["timing"]["queue_ms"] <= value["timing"]["ttft_ms"] <= value["timing"]["total_ms"]
+
+
+def test_a_conversation_is_answered(site: Site) -> None:
+    messages = [{"role": "user", "content": "What is 2 plus 3?"}]
+    value = site.get(site.app.send_task("tasks.chat", kwargs={"messages": messages, "max_tokens": 16}))
+    assert value["token_ids"]
+
+
+def test_token_ids_as_prompt(site: Site) -> None:
+    assert len(site.get(site.generate([20, 21, 22], max_tokens=3, **GREEDY))["token_ids"]) == 3
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 0.9, "top_p": 0.95, "seed": 11}], ids=str)
+def test_sixty_four_tasks_at_once_give_what_each_gives_alone(site: Site, options: dict[str, Any]) -> None:
+    prompts = [f"Count from {i} to {i + 9}." for i in range(64)]
+    at_once = [site.generate(prompt, max_tokens=12, ignore_eos=True, **options) for prompt in prompts]
+    together = [site.get(result, 60)["token_ids"] for result in at_once]
+    for i in range(0, 64, 9):
+        assert site.get(site.generate(prompts[i], max_tokens=12, ignore_eos=True, **options))["token_ids"] == together[i]
+
+
+def test_a_stop_string_ends_the_text_before_it(site: Site) -> None:
+    whole = site.get(site.generate("Count from 1 to 9.", max_tokens=40, **GREEDY))["text"]
+    stop = whole[len(whole) // 2 : len(whole) // 2 + 2]
+    result = site.generate("Count from 1 to 9.", max_tokens=40, stop=stop, **GREEDY)
+    value = site.get(result)
+    assert value["text"] == whole[: whole.index(stop)] == text_of(site, result)
+    assert (value["finish_reason"], value["stop_reason"]) == ("stop", stop)
+
+
+def test_what_the_model_cannot_hold_is_refused_with_numbers(site: Site) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        site.get(site.generate([20] * 100_000, max_tokens=5))
+    assert "100000" in str(caught.value)
+    with pytest.raises(InvalidRequest) as caught:
+        site.get(site.generate("hello", max_tokens=10**7))
+    assert caught.value.field == "max_tokens"
+
+
+def test_a_constraint_is_kept(site: Site) -> None:
+    value = site.get(site.generate("Yes or no?", max_tokens=20, choice=["yes", "no"]))
+    assert value["text"] in {"yes", "no"}
+
+
+def test_log_probabilities_come_with_their_tokens(site: Site) -> None:
+    result = site.generate("Count from 1 to 5.", max_tokens=5, logprobs=2, **GREEDY)
+    value = site.get(result)
+    assert [entry["token_id"] for entry in value["logprobs"]] == value["token_ids"]
+    assert sum(len(delta["logprobs"]) for delta in site.log(result) if delta["token_ids"]) == 5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0},
+        {"temperature": 1.2, "seed": 3},
+        {"temperature": 0.7, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
+    ],
+    ids=str,
+)
+def test_a_killed_workers_text_goes_on_as_if_nothing_had_happened(site: Site, options: dict[str, Any]) -> None:
+    """Same tokens, and each in the stream once: greedy, seeded, and with penalties over what came before."""
+    submission = {"task_id": f"survivor-{len(options)}-{options['temperature']}"}
+    long = {"max_tokens": 1200, "ignore_eos": True, **options}
+    result = site.generate("Count from 1 to 500.", submission=submission, **long)
+    site.streaming(result, 40)
+    victim = site.holder()
+    victim.kill()
+    site.start_worker()
+    value = site.get(result, 90)
+    assert value["attempt"] == 2
+    assert value["token_ids"] == site.tokens(result)
+    assert value["text"] == text_of(site, result)
+    site.redis.delete(*site.redis.keys(f"petiole:{{{result.id}}}:*"))
+    site.app.backend.forget(result.id)
+    undisturbed = site.get(site.generate("Count from 1 to 500.", submission=submission, **long), 60)
+    assert undisturbed["token_ids"] == value["token_ids"]
+    assert undisturbed["text"] == value["text"]
+
+
+def test_all_pages_are_free_or_cached_in_the_end(site: Site) -> None:
+    def at_rest() -> bool:
+        stats = site.app.control.inspect(timeout=5, limit=1).stats() or {}
+        engines = [worker["pool"]["engine"] for worker in stats.values()]
+        return bool(engines) and all(
+            engine["running"] == engine["waiting"] == engine["pages_private"] == 0 for engine in engines
+        )
+
+    eventually(at_rest, "no page is held by a request")
+
+
+@pytest.mark.parametrize(
+    ("break_it", "says"),
+    [
+        (lambda folder: None, "nothing"),
+        (lambda folder: (folder.mkdir(), (folder / "config.json").write_text("{}")), "architecture"),
+        (lambda folder: truncated(folder), "truncated"),
+    ],
+    ids=["missing", "unknown", "truncated"],
+)
+def test_a_model_that_cannot_be_served_ends_the_worker_with_one_line(site: Site, break_it: Any, says: str) -> None:
+    folder = site.folder / says
+    break_it(folder)
+    worker = site.start_worker(PETIOLE_MODEL=str(folder))
+    assert worker.ended(60) != 0
+    assert len([line for line in worker.output.splitlines() if "cannot be served" in line]) == 1
+    assert "Traceback" not in worker.output
+
+
+def truncated(folder: Path) -> None:
+    import shutil
+
+    import gpu_worker.models
+
+    tiny = Path(gpu_worker.models.__file__).parent / "petiole_tiny"
+    shutil.copytree(tiny, folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
