@@ -44,13 +44,13 @@ _PARAMETERS = np.dtype(
 class OutputPlan:
     """The outputs of one step, on the host. O outputs over B rows.
 
-    rows: int64 [O]; drafts: int64 [O], the draft behind each output's own input, -1 for a row's last output;
+    rows, positions: int64 [O], the latter of the tokens to be drawn; drafts: int64 [O], the draft behind each output's own input, -1 for a row's last output;
     draft_pairs: (output, token) for each draft that precedes an output in its row, for its penalties.
     """
 
     rows: npt.NDArray[np.int64]
     parameters: npt.NDArray[np.void]
-    keys: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int64]
     drafts: npt.NDArray[np.int64]
     draft_pairs: npt.NDArray[np.int64]
     verifies: bool
@@ -120,7 +120,7 @@ class RowStates:
         positions = np.repeat(ends - batch.outputs + 1, batch.outputs).astype(np.int64) + within
         verifies = bool((batch.outputs > 1).any())
         drafts, pairs = _drafts(batch, within) if verifies else (np.empty(0, np.int64), np.empty((0, 2), np.int64))
-        return OutputPlan(rows, parameters, noise_keys(parameters["seed"], positions), drafts, pairs, verifies)
+        return OutputPlan(rows, parameters, positions, drafts, pairs, verifies)
 
     # -- device, in stream order
 
@@ -200,7 +200,7 @@ def choice_of(plan: OutputPlan, device: torch.device) -> Choice | None:
     assert temperature is not None
     return Choice(
         temperature=temperature,
-        keys=torch.from_numpy(plan.keys).to(device, non_blocking=True),
+        keys=torch.from_numpy(noise_keys(p["seed"], plan.positions)).to(device, non_blocking=True),
         top_k=up("top_k", (top_k > 0).any()),
         top_p=up("top_p", (p["top_p"] < 1).any()),
         min_p=up("min_p", (p["min_p"] > 0).any()),

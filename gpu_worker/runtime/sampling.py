@@ -65,7 +65,7 @@ def apply_bits(logits: Tensor, outputs: Tensor, bits: Tensor) -> Tensor:
 
 def choose(logits: Tensor, choice: Choice | None) -> Tensor:
     """int64 [O] from float32 [O, V]."""
-    best = logits.argmax(dim=-1)
+    best = likeliest(logits)
     if choice is None:
         return best
     drawn = choice.temperature > 0
@@ -78,6 +78,13 @@ def choose(logits: Tensor, choice: Choice | None) -> Tensor:
         token_ids = torch.arange(logits.shape[-1], dtype=torch.int32, device=logits.device)
         sampled = (_filter(scaled, choice) + gumbel(choice.keys, token_ids)).argmax(-1)
     return torch.where(drawn, sampled, best)
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """int64 [O]: argmax of each row. Numpy's is ten times as fast as torch's on a CPU."""
+    if logits.device.type == "cpu":
+        return torch.from_numpy(logits.numpy().argmax(-1))
+    return logits.argmax(dim=-1)
 
 
 def _filter(scaled: Tensor, choice: Choice) -> Tensor:
