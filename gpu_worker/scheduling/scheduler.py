@@ -102,7 +102,7 @@ class Scheduler:
             elif plan.drafts is not None and plan.drafts[i]:
                 seq.schedule_speculative(1 + len(plan.drafts[i]))
             else:
-                seq.schedule_decode(covered=True)
+                seq.schedule_decode(planned=True)
             scheduled.append(seq)
         batch = make_batch(plan, starts, rows, table)
         if plan.kind == "prefill":

@@ -295,11 +295,12 @@ class SchedulableSequence:
         self._outstanding.append(Operation(SequenceState.PREFILL_SCHEDULED, n_tokens, yields))
         self._record(EventKind.PREFILL_SCHEDULED, n_tokens)
 
-    def schedule_decode(self, covered: bool = False) -> None:
-        """The next token. `covered`: the caller has reserved the pages of the whole batch at once."""
-        if not self.can_decode:
-            self._refuse()
-        if not covered:
+    def schedule_decode(self, planned: bool = False) -> None:
+        """The next token. `planned`: the caller has just asked `can_decode`, and reserved the pages of the whole
+        batch at once."""
+        if not planned:
+            if not self.can_decode:
+                self._refuse()
             self._cover(self.scheduled_position + 1)
         self._outstanding.append(_DECODE)
         if self._history is not None:
