@@ -28,12 +28,12 @@ import pytest
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
-from support.toy_runtime import ToyRuntime, toy_continuation
-from support.toy_text import LETTERS, ToyConstraint, ToyDetokenizer, ToyTokenizer, compile_toy
+from support.toy_engine import EOS, VOCAB, Expected, Watch, expected
+from support.toy_runtime import ToyRuntime
+from support.toy_text import LETTERS, ToyTokenizer, compile_toy
 
 from gpu_worker import (
     Constraint,
-    Delta,
     Engine,
     EngineConfig,
     FinishReason,
@@ -42,20 +42,8 @@ from gpu_worker import (
     SamplingParams,
 )
 from gpu_worker.handle import Handle
-from gpu_worker.preparation import resolve_seed
-from gpu_worker.scheduling.stopping import Finish
 
 WORKLOADS = 300
-VOCAB = 48
-EOS = 0
-
-
-@dataclass(frozen=True)
-class Expected:
-    token_ids: tuple[int, ...]
-    text: str
-    finish_reason: FinishReason
-    stop_reason: str | int | None
 
 
 @dataclass
@@ -66,50 +54,6 @@ class Workload:
     requests: list[Request]
     disturb: dict[int, str] = field(default_factory=dict)  # request index -> cancel | handback
     delays: float = 0.0
-
-
-# ---------------------------------------------------------------- the oracle
-
-
-def expected(request: Request, max_model_len: int) -> Expected:
-    """What the request must give, from the toy's definition and the stop rules alone."""
-    prompt, sampling = [int(t) for t in request.prompt or ()], request.sampling
-    constraint = ToyConstraint(VOCAB, request.constraint.value) if request.constraint else None
-    adapter = request.adapter or ""
-    tokens: list[int] = []
-    text, detokenizer = "", ToyDetokenizer()
-    source = toy_continuation(prompt, sampling, resolve_seed(request), constraint=constraint, adapter=adapter)
-    for token, _ in source:
-        tokens.append(token)
-        finish = _finish(request, tokens, len(prompt), max_model_len)
-        if finish is None and constraint is not None and constraint.finished:
-            finish = Finish(FinishReason.STOP, "constraint")
-        if finish is None or finish.stop_reason not in ("eos", token):  # EOS and stop tokens have no text
-            text += detokenizer.push([token])
-        if finish is not None and not any(stop in text for stop in sampling.stop):
-            text += detokenizer.flush()
-        for stop in sampling.stop:
-            if stop in text:
-                return Expected(tuple(tokens), text[: text.index(stop)], FinishReason.STOP, stop)
-        if finish is not None:
-            return Expected(tuple(tokens), text, finish.reason, finish.stop_reason)
-    raise AssertionError("the toy never ends")
-
-
-def _finish(request: Request, tokens: list[int], n_prompt: int, max_model_len: int) -> Finish | None:
-    sampling, token = request.sampling, tokens[-1]
-    for stop in sampling.stop_token_sequences:
-        if tokens[-len(stop) :] == list(stop):
-            return Finish(FinishReason.STOP, str(list(stop)))
-    if token == EOS and not sampling.ignore_eos:
-        return Finish(FinishReason.STOP, "eos")
-    if token in sampling.stop_token_ids:
-        return Finish(FinishReason.STOP, token)
-    if len(tokens) >= sampling.max_tokens:
-        return Finish(FinishReason.LENGTH, "max_tokens")
-    if n_prompt + len(tokens) >= max_model_len:
-        return Finish(FinishReason.LENGTH, "max_model_len")
-    return None
 
 
 # ---------------------------------------------------------------- drawing
@@ -209,21 +153,6 @@ class Delays:
             return function(*args, **kwargs)
 
         return delayed
-
-
-class Watch:
-    """Everything that one request's callbacks saw."""
-
-    def __init__(self) -> None:
-        self.deltas: list[Delta] = []
-        self.ends = 0
-
-    def on_delta(self, handle: Handle, delta: Delta) -> None:
-        assert self.ends == 0, "a delta after the end"
-        self.deltas.append(delta)
-
-    def on_done(self, handle: Handle) -> None:
-        self.ends += 1
 
 
 def open_engine(workload: Workload, pipeline: str, delays: float) -> Engine:
@@ -336,7 +265,11 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=WORKLOADS)
     parser.add_argument("--first", type=int, default=0)
     arguments = parser.parse_args()
-    seeds = [arguments.seed] if arguments.seed is not None else range(arguments.first, arguments.first + arguments.count)
+    seeds = (
+        [arguments.seed]
+        if arguments.seed is not None
+        else range(arguments.first, arguments.first + arguments.count)
+    )
     for seed in seeds:
         print(f"seed {seed}", flush=True)
         run_both(seed)

@@ -1,9 +1,9 @@
 """A model whose arithmetic is exact, run asynchronously on the CPU device's streams.
 
-What it samples at a position is an integer hash of the KV *contents* that it finds through its own copy of the page
-table, in order, so a wrong page, position, order, mask, seed, penalty count or pending input gives wrong tokens,
-and nothing ever differs by rounding. Its buffers belong to slots, and its kernels read them when they run, not when
-they are enqueued, so a slot that is reused too early is read too late.
+What it samples at a position is an integer hash of the KV *contents* that it finds through its own copy of the
+page table, in order, so a wrong page, position, order, mask, seed, penalty count or pending input gives wrong
+tokens, and nothing ever differs by rounding. Its buffers belong to slots, and its kernels read them when they run,
+not when they are enqueued, so a slot that is reused too early is read too late.
 
 Three quarters of its greedy choices follow from the last token alone, which gives prompt lookup something to find;
 the others, and all noise, depend on the whole history.
@@ -206,7 +206,11 @@ class ToyRuntime:
         staging = self.slots[slot_id].staging
         batch = staging.batch
         assert batch is not None
-        masks = {} if staging.mask is None else dict(zip(staging.mask.outputs.tolist(), staging.mask.bits, strict=True))
+        masks = (
+            {}
+            if staging.mask is None
+            else dict(zip(staging.mask.outputs.tolist(), staging.mask.bits, strict=True))
+        )
         first, offset = 0, 0
         for i, row in enumerate(batch.rows.tolist()):
             outputs, length = int(batch.outputs[i]), int(batch.lengths[i])

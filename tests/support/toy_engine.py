@@ -1,0 +1,113 @@
+"""An engine over the toy model, and the oracle that says what it must answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_worker import Delta, Engine, EngineConfig, FinishReason, Request, Result, SamplingParams
+from gpu_worker.handle import Handle
+from gpu_worker.preparation import resolve_seed
+from gpu_worker.scheduling.stopping import Finish
+from support.toy_runtime import ToyRuntime, toy_continuation
+from support.toy_text import ToyConstraint, ToyDetokenizer, ToyTokenizer, compile_toy
+
+VOCAB = 48
+EOS = 0
+MAX_MODEL_LEN = 96
+
+
+def toy_engine(
+    *,
+    runtime: ToyRuntime | None = None,
+    jitter: Callable[[], None] | None = None,
+    machine: dict[str, Any] | None = None,
+    text: bool = True,
+    tracer: Any = None,
+    **config: Any,
+) -> Engine:
+    """Not started. `machine` is for `ToyRuntime`, `config` for `EngineConfig`; every step is checked."""
+    settings = {"max_num_seqs": 8, "debug": True, **config}
+    shape = {"rows": settings["max_num_seqs"], "page_size": settings.get("page_size", 1), **(machine or {})}
+    runtime = runtime or ToyRuntime(vocab_size=VOCAB, eos=frozenset({EOS}), jitter=jitter, **shape)
+    tokenizer: Any = ToyTokenizer() if text else None
+    more = {} if tracer is None else {"tracer": tracer}
+    return Engine(
+        EngineConfig(**settings), runtime=runtime, tokenizer=tokenizer, compile_constraint=compile_toy, **more
+    )
+
+
+def request(prompt: list[int] | None = None, max_tokens: int = 12, **more: Any) -> Request:
+    """Fields of `Request`, or else of `SamplingParams`; greedy unless it says otherwise."""
+    fields = {key: more.pop(key) for key in list(more) if key in Request.__dataclass_fields__}
+    sampling = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **more})
+    return Request(prompt=[5, 6, 7, 8] if prompt is None else prompt, sampling=sampling, **fields)
+
+
+@dataclass(frozen=True)
+class Expected:
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+
+    @staticmethod
+    def of(result: Result) -> Expected:
+        return Expected(result.token_ids, result.text, result.finish_reason, result.stop_reason)
+
+
+class Watch:
+    """Everything that one request's callbacks saw."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+        self.ends = 0
+
+    def on_delta(self, handle: Handle, delta: Delta) -> None:
+        assert self.ends == 0, "a delta after the end"
+        self.deltas.append(delta)
+
+    def on_done(self, handle: Handle) -> None:
+        self.ends += 1
+
+
+def expected(request: Request, max_model_len: int = MAX_MODEL_LEN) -> Expected:
+    """What the request must give, from the toy's definition and the stop rules alone."""
+    prompt, sampling = [int(t) for t in request.prompt or ()], request.sampling
+    constraint = ToyConstraint(VOCAB, request.constraint.value) if request.constraint else None
+    adapter = request.adapter or ""
+    tokens: list[int] = []
+    text, detokenizer = "", ToyDetokenizer()
+    source = toy_continuation(prompt, sampling, resolve_seed(request), constraint=constraint, adapter=adapter)
+    for token, _ in source:
+        tokens.append(token)
+        finish = _finish(request, tokens, len(prompt), max_model_len)
+        if finish is None and constraint is not None and constraint.finished:
+            finish = Finish(FinishReason.STOP, "constraint")
+        if finish is None or finish.stop_reason not in ("eos", token):  # EOS and stop tokens have no text
+            text += detokenizer.push([token])
+        if finish is not None and not any(stop in text for stop in sampling.stop):
+            text += detokenizer.flush()
+        for stop in sampling.stop:
+            if stop in text:
+                return Expected(tuple(tokens), text[: text.index(stop)], FinishReason.STOP, stop)
+        if finish is not None:
+            return Expected(tuple(tokens), text, finish.reason, finish.stop_reason)
+    raise AssertionError("the toy never ends")
+
+
+def _finish(request: Request, tokens: list[int], n_prompt: int, max_model_len: int) -> Finish | None:
+    sampling, token = request.sampling, tokens[-1]
+    for stop in sampling.stop_token_sequences:
+        if tokens[-len(stop) :] == list(stop):
+            return Finish(FinishReason.STOP, str(list(stop)))
+    if token == EOS and not sampling.ignore_eos:
+        return Finish(FinishReason.STOP, "eos")
+    if token in sampling.stop_token_ids:
+        return Finish(FinishReason.STOP, token)
+    if len(tokens) >= sampling.max_tokens:
+        return Finish(FinishReason.LENGTH, "max_tokens")
+    if n_prompt + len(tokens) >= max_model_len:
+        return Finish(FinishReason.LENGTH, "max_model_len")
+    return None
