@@ -12,7 +12,7 @@ from typing import Any
 from celery import Celery, _state
 from celery.signals import celeryd_init
 
-from tasks.settings import EMBEDDED, Settings, scheme, settings
+from tasks.settings import EMBEDDED, Settings, scheme, settings, verified
 
 POOL = "tasks.worker.pool:EnginePool"
 
@@ -49,7 +49,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
 def celery_url(url: str) -> str:
     """`url` as Celery understands it: `embedded://` becomes the socket of a server that now runs."""
     if scheme(url) != EMBEDDED:
-        return url
+        return verified(url)
     from tasks import embedded
 
     return f"redis+socket://{embedded.socket_path()}?virtual_host=0"

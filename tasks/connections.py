@@ -17,7 +17,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tasks.settings import EMBEDDED, scheme, settings
+from tasks.settings import EMBEDDED, scheme, settings, verified
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis as AsyncRedis
@@ -42,7 +42,7 @@ def redis_url(url: str) -> str:
         parts = urlsplit(url)
         db = parse_qs(parts.query).get("virtual_host", ["0"])[0].strip("/")
         return f"unix://{parts.netloc}{parts.path}?db={db or 0}"
-    return url
+    return verified(url)
 
 
 def connect(url: str) -> redis.Redis:

@@ -13,10 +13,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import redis.asyncio  # noqa: F401 - now, and not between a submission and its first delta
+from celery.result import AsyncResult
 
 from tasks import celery_app, chat, embedded
 from tasks._supervisor import die_with
@@ -43,7 +46,6 @@ class Prompt:
     error: str = ""
     submitted_at: float = 0.0
     first_at: float = 0.0
-    last_at: float = 0.0
     result: GenerationResult | None = None
 
     @property
@@ -56,8 +58,11 @@ class Prompt:
 
     @property
     def tokens_per_s(self) -> float:
-        seconds = self.last_at - self.first_at
-        return (self.tokens - 1) / seconds if seconds > 0 and self.tokens > 1 else 0.0
+        """After the first token, by the engine's clock."""
+        if self.result is None or self.tokens < 2:
+            return 0.0
+        timing = self.result.timing
+        return 1000 * (self.tokens - 1) / max(1e-3, timing.total_ms - (timing.ttft_ms or 0))
 
 
 def prompts() -> list[Prompt]:
@@ -174,19 +179,21 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 async def run_all(asked: list[Prompt]) -> None:
-    await asyncio.gather(*map(ask, asked))
+    """Submit all, read all streams, and get the results as any Celery caller would."""
+    submitted = [submit(prompt) for prompt in asked]
+    await asyncio.gather(*map(follow, asked, submitted))
 
 
-async def ask(prompt: Prompt) -> None:
-    """Submit, read the stream, and get the result as any Celery caller would."""
+def submit(prompt: Prompt) -> AsyncResult:
     prompt.submitted_at = time.monotonic()
     messages = [{"role": "user", "content": prompt.prompt}]
-    options: Mapping[str, Any] = {"messages": messages, "temperature": 0, "max_tokens": 512}
+    return chat.delay(messages=messages, temperature=0, max_tokens=512)
+
+
+async def follow(prompt: Prompt, task: AsyncResult) -> None:
     try:
-        task = await asyncio.to_thread(chat.delay, **options)
         async for delta in astream(task, timeout_s=DELTA_TIMEOUT_S):
             prompt.first_at = prompt.first_at or time.monotonic()
-            prompt.last_at = time.monotonic()
             prompt.text += delta.text
         result = await asyncio.to_thread(task.get, timeout=DELTA_TIMEOUT_S)
         prompt.result = GenerationResult.model_validate(result)

@@ -129,15 +129,24 @@ def _lines(path: Path) -> list[str]:
 
 
 def answers(path: Path) -> bool:
-    """Whether a server listens there."""
+    """Whether a Redis listens there that asks for no password."""
+    return _reply(path).startswith(b"+PONG")
+
+
+def listens(path: Path) -> bool:
+    """Whether a Redis listens there."""
+    return _reply(path) != b""
+
+
+def _reply(path: Path) -> bytes:
     try:
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(5)
             client.connect(str(path))
             client.sendall(b"PING\r\n")
-            return client.recv(16).startswith(b"+PONG")
+            return client.recv(16)
     except OSError:
-        return False
+        return b""
 
 
 def server_binary() -> str:

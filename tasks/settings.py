@@ -139,6 +139,18 @@ def scheme(url: str) -> str:
     return url.partition("://")[0].lower()
 
 
+def verified(url: str) -> str:
+    """A `rediss://` URL that says in words of redis-py's how certificates are checked, "required" if it did not.
+
+    Celery's result backend refuses one that does not say, its broker then checks nothing, and each of the two
+    and redis-py have words of their own.
+    """
+    if scheme(url) != "rediss":
+        return url
+    url = re.sub(r"(?<=ssl_cert_reqs=)(?:CERT_)?(\w+)", lambda found: found[1].lower(), url)
+    return url if "ssl_cert_reqs=" in url else f"{url}{'&' if '?' in url else '?'}ssl_cert_reqs=required"
+
+
 def redacted(url: str) -> str:
     """`url` without its passwords, for logs and tables."""
     url = re.sub(r"(://[^:/@]*):[^/]*?@(?=[^@]*(;|/|$))", r"\1:***@", url)
