@@ -16,10 +16,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 PACKAGES = (
     "petiole",
@@ -158,6 +160,21 @@ def best_of(work: Callable[[], object], *, rounds: int = 5, number: int = 1) -> 
             work()
         best = min(best, (time.perf_counter() - start) / number)
     return best
+
+
+def percentile(samples: Sequence[float], share: float) -> float:
+    """The sample below which `share` of them lie; nan where there are none."""
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
+
+
+def progress(items: Sequence[T], what: str) -> Iterator[T]:
+    """`items`, with a bar on a terminal where rich is installed."""
+    try:
+        from rich.progress import track
+    except ImportError:
+        return iter(items)
+    return iter(track(items, what, transient=True, disable=not sys.stderr.isatty()))
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:

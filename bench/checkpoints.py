@@ -1,0 +1,151 @@
+"""Shapes with random weights, written on the fly: for speed, what the weights say does not matter.
+
+A `Shape` also counts what a step needs at least: the bytes that it reads and the operations that it does. Its
+floor on a machine follows from these and from two measured rates; see `bench.floors`.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Qwen3 decoder with a tied head. Sizes as in Hugging Face's `config.json`."""
+
+    name: str
+    dtype: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    max_positions: int = 2048
+
+    @property
+    def layer_parameters(self) -> int:
+        attention = self.hidden_size * self.head_dim * (2 * self.n_heads + 2 * self.n_kv_heads)
+        norms = 2 * self.hidden_size + 2 * self.head_dim
+        return attention + 3 * self.hidden_size * self.intermediate_size + norms
+
+    @property
+    def parameters(self) -> int:
+        return self.vocab_size * self.hidden_size + self.n_layers * self.layer_parameters + self.hidden_size
+
+    @property
+    def weight_bytes(self) -> int:
+        """Read once by every decode step: the head is the embedding."""
+        return self.parameters * _BYTES[self.dtype]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return 2 * self.n_layers * self.n_kv_heads * self.head_dim * _BYTES[self.dtype]
+
+    def decode_bytes(self, batch: int, context: int) -> int:
+        return self.weight_bytes + batch * context * self.kv_bytes_per_token
+
+    def operations(self, tokens: int, context: float, outputs: int) -> float:
+        """Multiplications and additions for `tokens` positions that see `context` others each on average."""
+        dense = 2 * self.n_layers * self.layer_parameters * tokens
+        attention = 4 * self.n_layers * self.n_heads * self.head_dim * context * tokens
+        return dense + attention + 2 * self.vocab_size * self.hidden_size * outputs
+
+
+QWEN3_06B = Shape("Qwen3-0.6B shape, bf16", "bfloat16", 151_936, 1024, 3072, 28, 16, 8, 128)
+SMALL = Shape("6.8 M shape, fp32", "float32", 8192, 256, 768, 6, 4, 2, 64)
+SMALL_LONG = Shape("6.8 M shape, fp32", "float32", 8192, 256, 768, 6, 4, 2, 64, max_positions=20_480)
+TINY = Shape("petiole-tiny", "float32", 512, 256, 512, 4, 4, 2, 64)
+"""The shape of the model that ships with the project; computed in float32 here, as bench/engine.py sets it."""
+
+
+@contextmanager
+def checkpoint(shape: Shape) -> Iterator[str]:
+    """A folder with the shape's random checkpoint, which is removed afterwards; petiole-tiny is itself."""
+    if shape is TINY:
+        yield "petiole-tiny"
+        return
+    with tempfile.TemporaryDirectory(prefix="petiole-bench-") as folder:
+        write(shape, Path(folder))
+        yield folder
+
+
+def write(shape: Shape, folder: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    dtype = getattr(torch, shape.dtype)
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype).normal_(0, 0.02, generator=generator)
+
+    def ones(*size: int) -> torch.Tensor:
+        return torch.ones(size, dtype=dtype)
+
+    hidden, inner, head = shape.hidden_size, shape.intermediate_size, shape.head_dim
+    q, kv = shape.n_heads * head, shape.n_kv_heads * head
+    tensors = {"model.embed_tokens.weight": normal(shape.vocab_size, hidden), "model.norm.weight": ones(hidden)}
+    for i in range(shape.n_layers):
+        layer = {
+            "self_attn.q_proj": normal(q, hidden),
+            "self_attn.k_proj": normal(kv, hidden),
+            "self_attn.v_proj": normal(kv, hidden),
+            "self_attn.o_proj": normal(hidden, q),
+            "self_attn.q_norm": ones(head),
+            "self_attn.k_norm": ones(head),
+            "mlp.gate_proj": normal(inner, hidden),
+            "mlp.up_proj": normal(inner, hidden),
+            "mlp.down_proj": normal(hidden, inner),
+            "input_layernorm": ones(hidden),
+            "post_attention_layernorm": ones(hidden),
+        }
+        tensors |= {f"model.layers.{i}.{name}.weight": tensor for name, tensor in layer.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config(shape)))
+    write_tokenizer(shape.vocab_size, folder)
+
+
+def config(shape: Shape) -> dict[str, object]:
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.n_layers,
+        "num_attention_heads": shape.n_heads,
+        "num_key_value_heads": shape.n_kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": shape.max_positions,
+        "rope_theta": 1_000_000.0,
+        "rms_norm_eps": 1e-6,
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "torch_dtype": shape.dtype,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+def write_tokenizer(vocab_size: int, folder: Path) -> None:
+    """Byte-level, every token a word: what random weights say can be read, and costs what text does."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = letters + [f"Ġ{number:x}" for number in range(vocab_size - len(letters))]
+    backend = tokenizers.Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))

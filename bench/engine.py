@@ -1,0 +1,365 @@
+"""The engine driven directly, without Celery: what it makes of a model, and where its features pay.
+
+Random weights in the shapes of Qwen3-0.6B and of a 6.8 M-parameter model, and petiole-tiny itself. Sides that
+are compared (cache on and off, pipelined and blocking) are two engines in this process that take turns. A floor is
+what the shape's bytes and operations need at the rates measured at the start.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import floors, load
+from bench.checkpoints import QWEN3_06B, SMALL, SMALL_LONG, TINY, Shape, checkpoint
+from bench.report import Report, arguments, compare, percentile, progress
+from gpu_worker import Constraint, Engine, EngineConfig, Request, SamplingParams
+from gpu_worker.tracing import NO_TRACE, Tracer
+
+PREFIX_TARGET = 5.0
+SHARED = 0.9
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@dataclass
+class Bench:
+    """One run: where results go and how big it is. `curves`: what the plots show."""
+
+    report: Report
+    device: str = "cpu"
+    threads: int = 0
+    quick: bool = False
+    large: bool = True
+    curves: dict[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def engine(self, model: str, shape: Shape, tracer: Tracer = NO_TRACE, **options: Any) -> Iterator[Engine]:
+        config = EngineConfig(
+            model=model,
+            device=self.device,  # type: ignore[arg-type]
+            dtype=shape.dtype,  # type: ignore[arg-type]
+            num_threads=self.threads,
+            **options,
+        )
+        with Engine(config, tracer=tracer) as engine:
+            load.at_concurrency(engine, load.requests(2, 8, 4), 2)
+            yield engine
+
+    def pick(self, quick: Any, full: Any) -> Any:
+        return quick if self.quick else full
+
+
+# ---------------------------------------------------------------- throughput
+
+
+def offline(bench: Bench) -> None:
+    """All requests at once, at a growing number of rows, beside the floor of the shape."""
+    cases: list[tuple[Shape, tuple[int, ...], int, int]] = [
+        (TINY, bench.pick((1, 8), (1, 2, 4, 8, 16, 32, 64)), 64, bench.pick(8, 128)),
+        (SMALL, bench.pick((8,), (1, 2, 4, 8, 16, 32, 64)), 64, bench.pick(8, 64)),
+    ]
+    if bench.large and not bench.quick:
+        cases.append((QWEN3_06B, (1, 8, 16, 32), 128, 16))
+    for shape, batches, prompt, output in cases:
+        machine = floors.measure(shape, bench.report)
+        with checkpoint(shape) as model, bench.engine(model, shape, prefix_cache="off") as engine:
+            for batch in progress(batches, f"offline, {shape.name}"):
+                n = batch if shape is QWEN3_06B else max(batch, bench.pick(2, 8))
+                runs = [
+                    load.at_concurrency(engine, load.requests(n, prompt, output, seed=i), batch)
+                    for i in range(bench.pick(1, 2 if shape is QWEN3_06B else 3))
+                ]
+                rates = [run.tokens_per_s for run in runs]
+                best = n * output / machine.batch_s(shape, n, prompt, output, batch)
+                bench.report.add(
+                    f"{shape.name}, {prompt} in, {output} out, {batch} at once",
+                    max(rates),
+                    "tokens/s",
+                    floor=best,
+                    samples=rates,
+                )
+                bench.curves.setdefault("throughput", {}).setdefault(shape.name, []).append(
+                    (batch, max(rates), best)
+                )
+
+
+def arrivals(bench: Bench) -> None:
+    """Poisson arrivals at shares of what the engine can take: TTFT and ITL."""
+    with checkpoint(TINY) as model, bench.engine(model, TINY, prefix_cache="off") as engine:
+        n, prompt, output = bench.pick(8, 192), 64, bench.pick(8, 48)
+        capacity = load.at_concurrency(engine, load.requests(n, prompt, output), 64).requests_per_s
+        bench.report.add("petiole-tiny, closed loop of 64: capacity", capacity, "requests/s")
+        for share in progress(bench.pick((0.5,), (0.25, 0.5, 0.75, 0.9)), "arrivals"):
+            run = load.poisson(engine, load.requests(n, prompt, output, seed=1), share * capacity)
+            gaps = run.gaps_ms
+            name = f"arrivals at {share:.0%} of it"
+            add(bench, f"{name}: TTFT, median", run.ttft_ms(0.5), run.ttfts_ms)
+            add(bench, f"{name}: TTFT, 99 of 100", run.ttft_ms(0.99))
+            add(bench, f"{name}: ITL, median", percentile(gaps, 0.5))
+            add(bench, f"{name}: ITL, 99 of 100", percentile(gaps, 0.99))
+            bench.curves.setdefault("latency", {})[f"{share:.0%}"] = (run.ttfts_ms, gaps)
+
+
+def add(bench: Bench, name: str, milliseconds: float, samples: list[float] | None = None) -> None:
+    bench.report.add(name, milliseconds, "ms", better="lower", samples=samples or ())
+
+
+def pipelining(bench: Bench) -> None:
+    """Pipelined against blocking on the tiny model: the pipeline must cost nothing where nothing overlaps."""
+    with ExitStack() as stack:
+        model = stack.enter_context(checkpoint(TINY))
+        engines = {
+            mode: stack.enter_context(bench.engine(model, TINY, prefix_cache="off", pipeline=mode))
+            for mode in ("on", "off")
+        }
+        for batch in progress(bench.pick((1,), (1, 8, 32)), "pipelining"):
+            output = bench.pick(16, 256)
+
+            def rate(mode: str, batch: int = batch, output: int = output) -> float:
+                return load.at_concurrency(engines[mode], load.requests(batch, 16, output), batch).tokens_per_s
+
+            ours, peer, spread = compare(lambda: rate("on"), lambda: rate("off"), rounds=bench.pick(2, 9))
+            bench.report.add(
+                f"petiole-tiny, pipelined against blocking, batch {batch}",
+                ours,
+                "tokens/s",
+                peer=peer,
+                spread=spread,
+                target=1.0,
+            )
+
+
+# ---------------------------------------------------------------- reuse
+
+
+def shared_prefixes(bench: Bench) -> None:
+    """90 % of a 1,024-token prompt is common: requests a second with the prefix cache on and off."""
+    cases = [(SMALL, bench.pick(4, 48), bench.pick(128, 1024), bench.pick(2, 8), bench.pick(2, 3))]
+    if bench.large and not bench.quick:
+        cases.append((QWEN3_06B, 24, 1024, 4, 1))
+    for shape, n, length, output, rounds in cases:
+        with ExitStack() as stack:
+            model = stack.enter_context(checkpoint(shape))
+            engines = {
+                mode: stack.enter_context(bench.engine(model, shape, prefix_cache=mode, max_num_seqs=32))
+                for mode in ("radix", "off")
+            }
+            seed = iter(range(10_000))
+            work = partial(sharing, n=n, length=length, output=output, seeds=seed)
+            ours, peer, spread = compare(
+                partial(work, engines["radix"]), partial(work, engines["off"]), rounds=rounds
+            )
+            bench.report.add(
+                f"{shape.name}, {SHARED:.0%} of {length} tokens shared, {output} out: cache on against off",
+                ours,
+                "requests/s",
+                peer=peer,
+                spread=spread,
+                target=PREFIX_TARGET,
+            )
+
+
+def sharing(engine: Engine, *, n: int, length: int, output: int, seeds: Iterator[int]) -> float:
+    """Requests a second, the first of which computes what the others share."""
+    shared = load.prompts(1, int(SHARED * length), seed=next(seeds))[0]
+    tails = load.prompts(n, length - len(shared), seed=next(seeds))
+    asked = [Request(prompt=shared + tail, sampling=load.greedy(output)) for tail in tails]
+    return load.at_concurrency(engine, asked, 32).requests_per_s
+
+
+def chat(bench: Bench) -> None:
+    """Conversations that grow: each turn's prompt is all that was said before and a question."""
+    conversations, turns = bench.pick(2, 16), bench.pick(2, 8)
+    system = load.prompts(1, bench.pick(32, 256))[0]
+    medians = {}
+    for mode in ("radix", "block", "off"):
+        page_size = 16 if mode == "block" else 1
+        with (
+            checkpoint(SMALL) as model,
+            bench.engine(model, SMALL, prefix_cache=mode, page_size=page_size) as engine,
+        ):
+            histories = [list(system) for _ in range(conversations)]
+            ttfts: list[float] = []
+            hit_rates: list[float] = []
+            start = time.perf_counter()
+            for turn in range(turns):
+                questions = load.prompts(conversations, 48, seed=turn + 1)
+                asked = [h + q for h, q in zip(histories, questions, strict=True)]
+                options = load.greedy(bench.pick(4, 32))
+                run = load.at_concurrency(
+                    engine, [Request(prompt=p, sampling=options) for p in asked], conversations
+                )
+                results = [stream.result for stream in run.streams]
+                histories = [p + list(r.token_ids) for p, r in zip(asked, results, strict=True)]
+                ttfts += run.ttfts_ms
+                usage = [result.usage for result in results]
+                hit_rates.append(sum(u.cached_prompt_tokens for u in usage) / sum(u.prompt_tokens for u in usage))
+            seconds = time.perf_counter() - start
+        medians[mode] = statistics.median(ttfts)
+        name = f"chat, {conversations} x {turns} turns, cache {mode}"
+        bench.report.add(f"{name}: turns a second", conversations * turns / seconds, "turns/s")
+        bench.report.add(
+            f"{name}: TTFT, median", medians[mode], "ms", peer=medians.get("off"), better="lower", samples=ttfts
+        )
+        if mode != "off":
+            bench.report.add(f"{name}: hit rate of the last turn", hit_rates[-1], "", samples=hit_rates)
+            bench.curves.setdefault("hit_rate", {})[mode] = hit_rates
+
+
+# ---------------------------------------------------------------- beside each other
+
+
+def long_among_short(bench: Bench) -> None:
+    """Short prompts arrive while a long one is prefilled: how much longer they wait for their first token."""
+    length, chunk = bench.pick(512, 16_384), bench.pick(128, 512)
+    shape = SMALL_LONG
+    tracer = Tracer()
+    options = {"max_num_seqs": 32, "chunk_size": chunk, "prefix_cache": "off", "max_num_batched_tokens": 2 * chunk}
+    with checkpoint(shape) as model, bench.engine(model, shape, tracer, **options) as engine:
+        warm = load.submit(engine, load.requests(1, length, 2)[0])
+        seconds = load.finished([warm]).seconds
+        per_second, n = 8.0, max(8, min(200, int(seconds * 8)))
+        shorts = load.requests(n, 32, 8, seed=2)
+        alone = load.poisson(engine, shorts, per_second)
+        long = load.submit(engine, load.requests(1, length, 2, seed=5)[0])
+        among = load.poisson(engine, shorts, per_second, seed=1)
+        load.finished([long])
+        during = [s for s in among.streams if s.submitted < long.stamps[0]]
+    chunks = [s["dur"] / 1e3 for s in tracer.spans() if s["line"] == "compute" and s["name"] == "prefill"]
+    one_chunk, before = max(chunks), alone.ttft_ms(0.99)
+    after = percentile([1e3 * s.ttft_s for s in during], 0.99)
+    bench.report.add(f"{length}-token prompt, prefilled alone", seconds * 1e3, "ms", better="lower")
+    add(bench, "short prompts alone: TTFT, 99 of 100", before, alone.ttfts_ms)
+    add(bench, f"the longest chunk of {chunk} tokens", one_chunk)
+    bench.report.add(
+        f"short prompts during it ({len(during)}): TTFT, 99 of 100, against twice that alone and one chunk",
+        after,
+        "ms",
+        peer=2 * before + one_chunk,
+        target=1.0,
+        better="lower",
+        samples=[1e3 * s.ttft_s for s in during],
+    )
+
+
+def constrained(bench: Bench) -> None:
+    """JSON by schema against free output of the same length."""
+    n, output = bench.pick(2, 32), bench.pick(8, 48)
+    schema = Constraint("json_schema", SCHEMA)
+    with checkpoint(TINY) as model, bench.engine(model, TINY) as engine:
+
+        def rate(constraint: Constraint | None) -> float:
+            options = SamplingParams(max_tokens=output, temperature=0, ignore_eos=constraint is None)
+            text = "Extract name and age as JSON: Ana is {} and lives in Lisbon."
+            asked = [
+                Request(prompt=text.format(20 + i), sampling=options, constraint=constraint) for i in range(n)
+            ]
+            return load.at_concurrency(engine, asked, n).tokens_per_s
+
+        ours, peer, spread = compare(lambda: rate(schema), lambda: rate(None), rounds=bench.pick(2, 5))
+        bench.report.add(
+            f"petiole-tiny, batch {n}: constrained by a schema against free",
+            ours,
+            "tokens/s",
+            peer=peer,
+            spread=spread,
+        )
+
+
+def speculative(bench: Bench) -> None:
+    """Prompt lookup where the output repeats itself (a count, a table) against one token a step."""
+    asked = ["Count from 101 to 160.", "Multiplication table of 7 up to 12"]
+    with ExitStack() as stack:
+        model = stack.enter_context(checkpoint(TINY))
+        engines = {
+            drafts: stack.enter_context(bench.engine(model, TINY, speculative_tokens=drafts, prefix_cache="off"))
+            for drafts in (4, 0)
+        }
+        options = SamplingParams(max_tokens=bench.pick(16, 200), temperature=0)
+        for batch in bench.pick((1,), (1, 8)):
+
+            def rate(drafts: int, batch: int = batch) -> float:
+                texts = [asked[i % len(asked)] for i in range(batch)]
+                both = [Request(prompt=text, sampling=options) for text in texts]
+                return load.at_concurrency(engines[drafts], both, batch).tokens_per_s
+
+            ours, peer, spread = compare(lambda: rate(4), lambda: rate(0), rounds=bench.pick(2, 5))
+            stats = engines[4].stats()
+            accepted = float(stats["accepted_draft_tokens"]) / max(1.0, float(stats["draft_tokens"]))
+            bench.report.add(
+                f"petiole-tiny, batch {batch}: 4 drafts a step by prompt lookup against none",
+                ours,
+                "tokens/s",
+                peer=peer,
+                spread=spread,
+                note=f"{accepted:.0%} of the drafts held",
+            )
+
+
+WORKLOADS: dict[str, Callable[[Bench], None]] = {
+    "offline": offline,
+    "arrivals": arrivals,
+    "pipelining": pipelining,
+    "prefixes": shared_prefixes,
+    "chat": chat,
+    "long": long_among_short,
+    "constrained": constrained,
+    "speculative": speculative,
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda", "auto"])
+    parser.add_argument("--threads", type=int, default=0, help="of the model on the CPU; 0: torch decides")
+    parser.add_argument("--only", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument("--no-large", action="store_true", help="leave out the Qwen3-0.6B shape")
+    options = parser.parse_args(argv)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    report = Report("The engine driven directly")
+    bench = Bench(report, options.device, options.threads, options.quick, not options.no_large)
+    for name in options.only:
+        WORKLOADS[name](bench)
+    report.extra |= {"threads": torch.get_num_threads(), "device": options.device}
+    if options.plots and not options.quick:
+        plot(bench, Path(options.plots))
+    report.finish(options.json)
+
+
+def plot(bench: Bench, folder: Path) -> None:
+    from bench import plots
+
+    curves = bench.curves
+    if "throughput" in curves:
+        plots.throughput(folder / "throughput.png", curves["throughput"])
+    if "latency" in curves:
+        plots.latency(folder / "latency.png", curves["latency"])
+    if "hit_rate" in curves:
+        plots.hit_rate(folder / "hit_rate.png", curves["hit_rate"])
+    plots.timeline(folder / "timeline.png", {mode: trace(bench, mode) for mode in ("on", "off")})
+
+
+def trace(bench: Bench, pipeline: str) -> list[dict[str, Any]]:
+    """The spans of decode steps of petiole-tiny at batch 32, in the steady state."""
+    tracer = Tracer()
+    with bench.engine("petiole-tiny", TINY, tracer, prefix_cache="off", pipeline=pipeline) as engine:
+        load.at_concurrency(engine, load.requests(32, 16, 64), 32)
+    return tracer.spans()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""The least that the hardware needs: measured rates, and what they make of a shape's bytes and operations.
+
+Bandwidth depends on how much is read: weights that fit the processor's cache never come from memory. So it is
+measured over a working set of the model's own size, with the threads that the engine uses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from bench.checkpoints import Shape
+from bench.report import Report, best_of
+
+_SIDE = 1024
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Measured rates: bytes a second that reading a working set reaches, and operations a second of a matmul."""
+
+    bandwidth: float
+    rate: float
+
+    def decode_step_s(self, shape: Shape, batch: int, context: int) -> float:
+        """Whatever is slower: reading weights and KV, or the arithmetic."""
+        reading = shape.decode_bytes(batch, context) / self.bandwidth
+        return max(reading, shape.operations(batch, context, batch) / self.rate)
+
+    def prefill_s(self, shape: Shape, tokens: int, cached: int = 0) -> float:
+        reading = shape.weight_bytes / self.bandwidth
+        return max(reading, shape.operations(tokens, cached + tokens / 2, 1) / self.rate)
+
+    def batch_s(self, shape: Shape, requests: int, prompt: int, output: int, batch: int) -> float:
+        """All of `requests`, `batch` at a time: their prompts, then their decode steps."""
+        context = prompt + output // 2
+        steps = -(-requests // batch) * (output - 1)
+        return requests * self.prefill_s(shape, prompt) + steps * self.decode_step_s(shape, batch, context)
+
+
+def measure(shape: Shape, report: Report | None = None) -> Machine:
+    """Measured now, in this process, with torch's threads. Takes about a second."""
+    machine = Machine(read_bandwidth(shape.weight_bytes), matrix_rate(shape.dtype))
+    if report is not None:
+        report.add(f"{shape.name}: reading {shape.weight_bytes / 1e6:,.0f} MB", machine.bandwidth / 1e9, "GB/s")
+        report.add(f"{shape.name}: matrix rate", machine.rate / 1e9, "Gop/s")
+    return machine
+
+
+def read_bandwidth(n_bytes: int) -> float:
+    """The better of a sum and a dot product over an array of this size, capped at 512 MB."""
+    array = torch.ones(max(1, min(n_bytes, 1 << 29) // 4))
+    number = max(1, int(2e8 // (4 * len(array))))
+    fastest = min(best_of(work, rounds=4, number=number) for work in (array.sum, lambda: torch.dot(array, array)))
+    return 4 * len(array) / fastest
+
+
+def matrix_rate(dtype: str) -> float:
+    a = torch.randn(_SIDE, _SIDE).to(getattr(torch, dtype))
+    return 2.0 * _SIDE**3 / best_of(lambda: a @ a, rounds=6)

@@ -1,0 +1,133 @@
+"""Load on an engine: requests at a fixed concurrency or as a Poisson process, and what their streams saw.
+
+Times are taken on the engine's text thread, as the deltas come: what a reader in the same process would see.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bench.report import percentile
+from gpu_worker import Engine, Request, SamplingParams
+from gpu_worker.handle import Handle
+from gpu_worker.request import Delta, Result
+
+
+@dataclass
+class Stream:
+    """When a request was submitted, and when which tokens came."""
+
+    submitted: float
+    stamps: list[float] = field(default_factory=list)
+    tokens: int = 0
+    handle: Handle | None = None
+
+    def on_delta(self, _: Handle, delta: Delta) -> None:
+        if delta.token_ids:
+            self.stamps.append(time.perf_counter())
+            self.tokens += len(delta.token_ids)
+
+    @property
+    def ttft_s(self) -> float:
+        return self.stamps[0] - self.submitted
+
+    @property
+    def result(self) -> Result:
+        assert self.handle is not None
+        return self.handle.result()
+
+
+@dataclass
+class Run:
+    """A finished load. Rates are over the time from the first submission to the last token."""
+
+    streams: list[Stream]
+
+    @property
+    def seconds(self) -> float:
+        return max(s.stamps[-1] for s in self.streams) - min(s.submitted for s in self.streams)
+
+    @property
+    def tokens(self) -> int:
+        return sum(stream.tokens for stream in self.streams)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def requests_per_s(self) -> float:
+        return len(self.streams) / self.seconds
+
+    @property
+    def ttfts_ms(self) -> list[float]:
+        return [1e3 * stream.ttft_s for stream in self.streams]
+
+    @property
+    def gaps_ms(self) -> list[float]:
+        """Between consecutive deltas of the same stream."""
+        return [1e3 * (b - a) for s in self.streams for a, b in zip(s.stamps[:-1], s.stamps[1:], strict=True)]
+
+    def ttft_ms(self, share: float) -> float:
+        return percentile(self.ttfts_ms, share)
+
+
+def submit(engine: Engine, request: Request, release: threading.Semaphore | None = None) -> Stream:
+    stream = Stream(time.perf_counter())
+
+    def done(_: Handle) -> None:
+        if release is not None:
+            release.release()
+
+    stream.handle = engine.submit(request, on_delta=stream.on_delta, on_done=done)
+    return stream
+
+
+def finished(streams: Sequence[Stream]) -> Run:
+    for stream in streams:
+        _ = stream.result  # raises what the request ended with
+    return Run(list(streams))
+
+
+def at_concurrency(engine: Engine, requests: Iterable[Request], concurrency: int) -> Run:
+    """As many open requests as `concurrency`: the next is submitted when one has ended."""
+    free = threading.Semaphore(concurrency)
+    streams = []
+    for request in requests:
+        free.acquire()
+        streams.append(submit(engine, request, free))
+    return finished(streams)
+
+
+def poisson(engine: Engine, requests: Sequence[Request], per_second: float, seed: int = 0) -> Run:
+    """Arrivals that do not wait for anybody."""
+    at = time.perf_counter()
+    streams = []
+    for request, gap in zip(requests, arrival_gaps(len(requests), per_second, seed), strict=True):
+        at += gap
+        time.sleep(max(0.0, at - time.perf_counter()))
+        streams.append(submit(engine, request))
+    return finished(streams)
+
+
+def arrival_gaps(n: int, per_second: float, seed: int = 0) -> list[float]:
+    gaps: list[float] = np.random.default_rng(seed).exponential(1 / per_second, n).tolist()
+    return gaps
+
+
+def prompts(n: int, length: int, *, seed: int = 0, high: int = 500) -> list[list[int]]:
+    """Token ids that every shape here has."""
+    return np.random.default_rng(seed).integers(3, high, (n, length)).tolist()
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+
+
+def requests(n: int, prompt: int, output: int, *, seed: int = 0) -> list[Request]:
+    return [Request(prompt=p, sampling=greedy(output)) for p in prompts(n, prompt, seed=seed)]
