@@ -42,7 +42,8 @@ class PeerCache:
         return [self.free.pop() for _ in range(n)]
 
     def match(self, tokens: list[PeerToken]) -> tuple[PeerNode, list[int], int]:
-        node, at, pages = self.root, 0, []
+        node, at = self.root, 0
+        pages: list[int] = []
         while at < len(tokens):
             child = node.children.get(tokens[at].cache_key())
             if child is None:
