@@ -44,8 +44,9 @@ _PARAMETERS = np.dtype(
 class OutputPlan:
     """The outputs of one step, on the host. O outputs over B rows.
 
-    rows, positions: int64 [O], the latter of the tokens to be drawn; drafts: int64 [O], the draft behind each output's own input, -1 for a row's last output;
-    draft_pairs: (output, token) for each draft that precedes an output in its row, for its penalties.
+    rows, positions: int64 [O], the latter of the tokens to be drawn; drafts: int64 [O], the draft behind each
+    output's own input, -1 for a row's last output; draft_pairs: (output, token) for each draft that precedes an
+    output in its row, for its penalties.
     """
 
     rows: npt.NDArray[np.int64]

@@ -20,11 +20,12 @@ from gpu_worker.errors import AdapterError, ModelError
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import Decoder, LinearDeltas
 from gpu_worker.models.loading import LoadOptions, end_token_ids, fingerprint, resolve_model
+from gpu_worker.models.lora import AdapterBank, GroupedDeltas, read_adapter
 from gpu_worker.models.registry import architecture
 from gpu_worker.runtime.cpu import CpuExecutor
 from gpu_worker.runtime.device import Device, open_device
 from gpu_worker.runtime.inputs import StepInputs, lay_out
-from gpu_worker.runtime.interface import ModelLimits, PageUpdates, StepBatch, TokenMask, Transfer
+from gpu_worker.runtime.interface import Int32Array, ModelLimits, PageUpdates, StepBatch, TokenMask, Transfer
 from gpu_worker.runtime.kv import KVCache, decide_n_pages, free_bytes, last_writes, new_kv_cache
 from gpu_worker.runtime.rows import OutputPlan, RowStates, choice_of
 from gpu_worker.runtime.sampling import Choice, apply_bits, apply_penalties, choose, count_accepted, logprobs
@@ -108,6 +109,11 @@ class ModelRuntime:
             device=device,
         )
         self._executor: Executor = CpuExecutor(decoder, self._cache)
+        self._bank = (
+            AdapterBank(self._model_config, config.lora_slots, config.lora_max_rank, decoder.dtype, device)
+            if config.lora_slots
+            else None
+        )
         self._states = RowStates(self._n_rows, self._model_config.vocab_size, device)
         self._staging = {
             (slot, prefill): self._new_staging() for slot in range(N_SLOTS) for prefill in (False, True)
@@ -146,11 +152,12 @@ class ModelRuntime:
         self._states.bind(batch.bindings)
         staging.plan = self._states.plan_outputs(batch)
         inputs = lay_out(batch)
+        adapters = self._states.adapters(batch.rows)
 
         def forward() -> None:
             self._states.apply_bindings(batch.bindings)
             self._update_pages(batch.pages)
-            staging.hidden = self._forward(inputs)
+            staging.hidden = self._forward(inputs, self._deltas(inputs, adapters))
 
         self._enqueue(forward, batch.kind)
 
@@ -185,13 +192,18 @@ class ModelRuntime:
             rows, columns, pages = (self._up(array) for array in last_writes(updates))
             self._cache.table[rows.long(), columns.long()] = pages
 
-    def _forward(self, inputs: StepInputs) -> Tensor:
+    def _deltas(self, inputs: StepInputs, adapters: Int32Array) -> LinearDeltas | None:
+        if self._bank is None or not adapters.any():
+            return None
+        return GroupedDeltas(self._bank, np.repeat(adapters, inputs.lengths))
+
+    def _forward(self, inputs: StepInputs, deltas: LinearDeltas | None) -> Tensor:
         """The hidden states that the step's outputs are read from, [O, hidden]."""
         token_ids = self._up(inputs.token_ids)
         if len(inputs.pending_inputs):
             rows = self._up(inputs.rows[inputs.pending_inputs])
             token_ids[self._up(inputs.pending_inputs)] = self._states.pending[rows]
-        hidden = self._executor.forward(inputs, token_ids, None)
+        hidden = self._executor.forward(inputs, token_ids, deltas)
         if len(inputs.known_pending):
             self._states.pending[self._up(inputs.known_pending_rows)] = self._up(inputs.known_pending)
         if len(inputs.output_inputs) == len(hidden):
@@ -273,7 +285,14 @@ class ModelRuntime:
     # -- the rest of the protocol
 
     def load_adapter(self, adapter: str, slot: int) -> None:
-        raise AdapterError(f"adapter {adapter!r}: this engine has no adapter slots (lora_slots is 0)")
+        """Reads and checks on the calling thread; the slot changes in stream order, between two steps."""
+        bank = self._bank
+        if bank is None:
+            raise AdapterError(f"adapter {adapter}: this engine has no adapter slots (lora_slots is 0)")
+        if not 1 <= slot <= bank.n_slots:
+            raise AdapterError(f"adapter slot must be 1 to {bank.n_slots}, got {slot}")
+        weights = read_adapter(adapter, self._model_config, bank.max_rank)
+        self._enqueue(lambda: bank.put(weights, slot), "adapter")
 
     def reload(self, model: str) -> None:
         """Takes a checkpoint of the same shape; raises ModelError for another one and keeps the old weights."""

@@ -1,4 +1,4 @@
-"""With the compiled CPU path a sequence gets the same bits alone, in a batch, in chunks and on any thread count."""
+"""With the compiled CPU path a sequence gets the same bits alone, in a batch, in chunks, on any thread count."""
 
 from __future__ import annotations
 
