@@ -1,10 +1,11 @@
 """The order of eviction, for the heap alone and as the caches use it."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from toy_kv import ToyEngine, texts
 
-from cache import ImageToken
+from cache import EvictionError, ImageToken, StaleNodeError
 from cache.eviction import EvictionHeap
 
 
@@ -91,3 +92,29 @@ def test_the_reclaimable_count_of_a_cap_makes_room_for_the_newest() -> None:
     assert engine.cache.total_cached_pages == 6
     assert engine.cache.peek(texts(2, 2, 2, 2)).kv_length == 4
     assert engine.cache.peek(texts(1, 1, 1, 1)).kv_length == 2
+
+
+@pytest.mark.parametrize("kind", ["radix", "block"])
+def test_a_node_that_was_not_locked_may_be_gone(kind: str) -> None:
+    engine = ToyEngine(kind)
+    prompt = texts(*range(32))
+    engine.run(prompt)
+    node = engine.cache.match_prefix(prompt).last_node
+    engine.cache.evict(engine.cache.evictable_page_count())
+    with pytest.raises(StaleNodeError, match="lock what you keep"):
+        engine.cache.lock(node)
+    engine.manager.check()
+
+
+@pytest.mark.parametrize("kind", ["radix", "block"])
+def test_locked_prefixes_are_not_there_to_evict(kind: str) -> None:
+    engine = ToyEngine(kind)
+    engine.run(texts(*range(32)))
+    running = engine.start(texts(*range(32)))
+    held = engine.cache.total_cached_pages - engine.cache.evictable_page_count()
+    with pytest.raises(EvictionError, match="are evictable"):
+        engine.cache.evict(engine.cache.total_cached_pages)
+    engine.cache.evict(engine.cache.evictable_page_count())
+    assert engine.cache.total_cached_pages == held == running.kv.reused // engine.table.page_size
+    running.finish()
+    engine.manager.check()
