@@ -16,6 +16,10 @@ from tasks.settings import EMBEDDED, Settings, scheme, settings, verified
 
 POOL = "tasks.worker.pool:EnginePool"
 
+# Seven seconds: a restart or failover of Redis passes unnoticed, but a web app is not held up for Celery's twenty.
+# Workers keep Celery's patience.
+CALLERS_PATIENCE = {"max_retries": 10, "interval_start": 0, "interval_step": 0.2, "interval_max": 1.0}
+
 
 def configuration(settings: Settings) -> dict[str, Any]:
     """Celery's configuration, the same for producers and workers.
@@ -26,6 +30,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
     config: dict[str, Any] = {
         "broker_url": celery_url(settings.broker_url),
         "result_backend": celery_url(settings.results_url),
+        "result_backend_transport_options": {"retry_policy": CALLERS_PATIENCE},
         "result_expires": settings.result_expires_s,
         "task_default_queue": settings.queue,
         "task_serializer": "json",
@@ -73,4 +78,5 @@ app = make_app()
 def _become_a_worker(instance: Any = None, **_: object) -> None:
     """`celery -A tasks worker` starts here. Another app's worker that calls our tasks is a producer."""
     if instance is not None and instance.app is app:
+        app.conf.result_backend_transport_options = {}
         import_module("tasks.worker").configure(app)
