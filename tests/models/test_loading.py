@@ -1,0 +1,235 @@
+"""A checkpoint is found, checked and read; what is wrong with it is said in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from test_logits import ALL, reference, relative_error, table, tokens
+
+from bench.driver import Driver
+from gpu_worker.errors import ModelError
+from gpu_worker.models.loading import fingerprint, resolve_model
+
+
+@pytest.fixture
+def folder(checkpoint, tmp_path):
+    """A copy of a checkpoint to spoil."""
+    return shutil.copytree(checkpoint("qwen3")[0], tmp_path / "model")
+
+
+def edit(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def refused(open_runtime, folder, **settings):
+    with pytest.raises(ModelError) as caught:
+        open_runtime(folder, **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_missing_folder(open_runtime, tmp_path):
+    assert "does not exist" in refused(open_runtime, tmp_path / "nowhere")
+
+
+def test_a_hub_id_that_the_hub_does_not_give(open_runtime, monkeypatch):
+    def no_hub(*_, **__):
+        raise OSError("no connection\nand a second line")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", no_hub)
+    message = refused(open_runtime, "somebody/something", revision="v2")
+    assert "somebody/something@v2" in message
+    assert "no connection" in message
+
+
+def test_a_hub_id_is_resolved_with_its_revision(monkeypatch, tmp_path):
+    asked = {}
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", lambda name, **more: asked.update(more, name=name) or str(tmp_path)
+    )
+    assert resolve_model("somebody/something", "v2") == tmp_path
+    assert (asked["name"], asked["revision"]) == ("somebody/something", "v2")
+
+
+def test_an_empty_folder(open_runtime, tmp_path):
+    assert "config.json" in refused(open_runtime, tmp_path)
+
+
+def test_an_unknown_architecture_is_refused_with_the_known_ones(open_runtime, folder):
+    edit(folder, architectures=["PhantomForCausalLM"])
+    message = refused(open_runtime, folder)
+    for name in (
+        "PhantomForCausalLM",
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+    ):
+        assert name in message
+
+
+def test_an_unknown_rope_type(open_runtime, folder):
+    edit(folder, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4})
+    assert "longrope" in refused(open_runtime, folder)
+
+
+def test_a_missing_field(open_runtime, folder):
+    config = json.loads((folder / "config.json").read_text())
+    del config["vocab_size"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "vocab_size" in refused(open_runtime, folder)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -1000])
+def test_truncated_weights(open_runtime, folder, keep):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    message = refused(open_runtime, folder)
+    assert "truncated" in message or "cannot be read" in message
+
+
+def test_no_weights(open_runtime, folder):
+    (folder / "model.safetensors").unlink()
+    assert "neither" in refused(open_runtime, folder)
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    assert "pickle" in refused(open_runtime, folder)
+
+
+def test_weights_of_another_shape(open_runtime, folder):
+    edit(folder, intermediate_size=128)
+    assert "must have shape" in refused(open_runtime, folder)
+
+
+def test_a_missing_tensor(open_runtime, folder):
+    edit(folder, num_hidden_layers=4)
+    assert "no tensor model.layers.3" in refused(open_runtime, folder)
+
+
+def test_a_missing_shard(open_runtime, checkpoint, tmp_path):
+    checkpoint("qwen3")[1].save_pretrained(tmp_path, max_shard_size="100KB")
+    next(tmp_path.glob("model-00002*")).unlink()
+    assert "is missing" in refused(open_runtime, tmp_path)
+
+
+def test_shards_read_like_one_file_and_have_its_fingerprint(open_runtime, checkpoint, tmp_path):
+    folder, model = checkpoint("qwen3")
+    model.save_pretrained(tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    driver = Driver(open_runtime(tmp_path))
+    got = table(driver.prefill([driver.sequence(tokens(9), ALL)]))
+    assert relative_error(got, reference(model, tokens(9))[-1:]) < 1e-4
+    assert fingerprint(tmp_path) == fingerprint(folder)
+
+
+def test_other_weights_have_another_fingerprint(checkpoint, tmp_path):
+    folder, model = checkpoint("qwen3")
+    with torch.no_grad():
+        model.model.norm.weight[0] += 1
+        model.save_pretrained(tmp_path)
+        model.model.norm.weight[0] -= 1
+    assert fingerprint(tmp_path) != fingerprint(folder)
+
+
+def test_a_model_of_another_shape_cannot_replace_a_running_one(open_runtime, checkpoint):
+    runtime = open_runtime(checkpoint("qwen3")[0])
+    with pytest.raises(ModelError, match="another shape"):
+        runtime.reload(str(checkpoint("llama2")[0]))
+
+
+def test_reload_serves_the_new_weights(open_runtime, checkpoint, tmp_path):
+    folder, model = checkpoint("qwen3")
+    runtime = open_runtime(folder)
+    before = runtime.limits.fingerprint
+    with torch.no_grad():
+        model.model.embed_tokens.weight.neg_()
+        expected = reference(model, tokens(9))[-1:]
+        model.save_pretrained(tmp_path)
+        model.model.embed_tokens.weight.neg_()
+    runtime.reload(str(tmp_path))
+    driver = Driver(runtime)
+    assert relative_error(table(driver.prefill([driver.sequence(tokens(9), ALL)])), expected) < 1e-4
+    assert runtime.limits.fingerprint != before
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama-biases"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_int8_weights_stay_close(family, dtype, open_runtime, checkpoint):
+    folder, model = checkpoint(family)
+    driver = Driver(open_runtime(folder, dtype=dtype, weight_quantization="int8"))
+    got = table(driver.prefill([driver.sequence(tokens(20), ALL)]))
+    assert relative_error(got, reference(model, tokens(20))[-1:]) < 0.05
+
+
+def test_float16_weights(open_runtime, checkpoint):
+    folder, model = checkpoint("qwen3")
+    driver = Driver(open_runtime(folder, dtype="float16"))
+    got = table(driver.prefill([driver.sequence(tokens(20), ALL)]))
+    assert relative_error(got, reference(model, tokens(20))[-1:]) < 2e-2
+
+
+def test_limits_come_from_the_checkpoint_and_the_settings(open_runtime, checkpoint):
+    limits = open_runtime(checkpoint("qwen3")[0], max_num_seqs=5, num_pages=99, max_model_len=100).limits
+    assert (limits.max_batch_size, limits.n_pages, limits.max_model_len, limits.vocab_size) == (6, 99, 100, 320)
+    assert limits.eos_token_ids == {2}
+
+
+def test_more_context_than_the_model_has_is_refused(open_runtime, checkpoint):
+    assert "ends at 256" in refused(open_runtime, checkpoint("qwen3")[0], max_model_len=257)
+
+
+_PEAK = """
+import resource, sys
+import torch
+from gpu_worker.models.loading import LoadOptions
+from gpu_worker.models.registry import architecture
+from pathlib import Path
+folder = Path(sys.argv[1])
+found, config = architecture(folder)
+def peak():
+    return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) * 1024
+torch.zeros(1).bfloat16() @ torch.zeros(1, 1).bfloat16()
+before = peak()
+options = LoadOptions(torch.device("cpu"), torch.bfloat16, 64)
+decoder = found.load(folder, config, options)
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_loading_never_holds_the_weights_twice(tmp_path):
+    """At most 1.15 times the weights in peak host memory, the mapped file's pages included."""
+    from safetensors.torch import save_file
+
+    hidden, inner, vocab, layers = 1024, 4096, 4096, 4
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    weights = {
+        "model.embed_tokens.weight": (vocab, hidden),
+        "lm_head.weight": (vocab, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    for i in range(layers):
+        at = f"model.layers.{i}."
+        weights |= {at + n + ".weight": (hidden,) for n in ("input_layernorm", "post_attention_layernorm")}
+        weights |= {at + f"self_attn.{n}_proj.weight": (hidden, hidden) for n in "qkvo"}
+        weights |= {at + f"mlp.{n}_proj.weight": (inner, hidden) for n in ("gate", "up")}
+        weights[at + "mlp.down_proj.weight"] = (hidden, inner)
+    tensors = {n: torch.ones(shape, dtype=torch.bfloat16) for n, shape in weights.items()}
+    size = sum(t.nbytes for t in tensors.values())
+    save_file(tensors, tmp_path / "model.safetensors")
+    out = subprocess.run([sys.executable, "-c", _PEAK, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert int(out.stdout) <= 1.15 * size, f"{int(out.stdout) / size:.2f} times the weights"
