@@ -132,6 +132,9 @@ class Engine:
             self._loop.post(lambda: self._end_all(end))
         self._loop.post(self._loop.stop_when_done)
         self._thread.join()
+        self._text.flush()
+        for stream in list(self._open.values()):  # none, unless the loop has failed
+            self._text.refuse(stream, EngineClosed("the engine has shut down"))
         self._text.close()
         self.runtime.close()
 
