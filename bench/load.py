@@ -5,6 +5,7 @@ Times are taken on the engine's text thread, as the deltas come: what a reader i
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -71,7 +72,7 @@ class Run:
     @property
     def gaps_ms(self) -> list[float]:
         """Between consecutive deltas of the same stream."""
-        return [1e3 * (b - a) for s in self.streams for a, b in zip(s.stamps[:-1], s.stamps[1:], strict=True)]
+        return [1e3 * (b - a) for s in self.streams for a, b in itertools.pairwise(s.stamps)]
 
     def ttft_ms(self, share: float) -> float:
         return percentile(self.ttfts_ms, share)
@@ -122,7 +123,8 @@ def arrival_gaps(n: int, per_second: float, seed: int = 0) -> list[float]:
 
 def prompts(n: int, length: int, *, seed: int = 0, high: int = 500) -> list[list[int]]:
     """Token ids that every shape here has."""
-    return np.random.default_rng(seed).integers(3, high, (n, length)).tolist()
+    ids: list[list[int]] = np.random.default_rng(seed).integers(3, high, (n, length)).tolist()
+    return ids
 
 
 def greedy(max_tokens: int) -> SamplingParams:

@@ -1,0 +1,1 @@
+"""What Petiole is measured against, written as its users write it."""

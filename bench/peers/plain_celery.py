@@ -1,0 +1,58 @@
+"""A Celery worker for text generation as people write it today.
+
+One model in a global of the worker process, one prompt a task, `worker_prefetch_multiplier=1`, transformers'
+`generate` inside. Start it with
+
+    PLAIN_BROKER=redis://... PLAIN_MODEL=folder celery -A bench.peers.plain_celery worker --concurrency 1
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery import Celery
+from celery.signals import worker_process_init
+
+BROKER = os.environ.get("PLAIN_BROKER", "redis://localhost:6379/5")
+
+app = Celery("plain", broker=BROKER, backend=BROKER)
+app.conf.update(
+    worker_prefetch_multiplier=1,
+    task_acks_late=True,
+    task_default_queue="plain",
+    broker_connection_retry_on_startup=True,
+)
+
+model: Any = None
+
+
+@worker_process_init.connect  # type: ignore[untyped-decorator]
+def load(**_: object) -> None:
+    global model
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if threads := int(os.environ.get("PLAIN_THREADS", "0")):
+        torch.set_num_threads(threads)
+    dtype = getattr(torch, os.environ.get("PLAIN_DTYPE", "bfloat16"))
+    model = AutoModelForCausalLM.from_pretrained(os.environ["PLAIN_MODEL"], dtype=dtype)
+    model.eval()
+
+
+@app.task(name="plain.generate")  # type: ignore[untyped-decorator]
+def generate(prompt: list[int], max_tokens: int) -> list[int]:
+    import torch
+
+    with torch.inference_mode():
+        ids = torch.tensor([prompt])
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_tokens,
+            min_new_tokens=max_tokens,
+            do_sample=False,
+            pad_token_id=0,
+        )
+    tokens: list[int] = out[0, len(prompt) :].tolist()
+    return tokens

@@ -1,0 +1,311 @@
+"""End to end through Celery: a real worker, an embedded Redis, a producer, and readers of every stream.
+
+Two questions. What does the way through the broker cost: tokens a second with streaming readers, against the same
+engine driven directly in this process, in turns. And what does it gain: against a Celery worker as people write it
+today, with all tasks submitted at once. Redis, producer and readers share the processor with the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bench import load
+from bench.checkpoints import QWEN3_06B, SMALL, TINY, Shape, checkpoint
+from bench.report import Report, arguments, compare, percentile, progress
+
+PATIENCE_S = 600.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A load: `n` tasks, `concurrency` of them open at a time."""
+
+    shape: Shape
+    n: int
+    prompt: int
+    output: int
+    concurrency: int
+    rounds: int
+    target: float | None = None
+
+    def requests(self, seed: int = 0) -> list[dict[str, Any]]:
+        options = {"max_tokens": self.output, "temperature": 0, "ignore_eos": True}
+        return [{"prompt": p, **options} for p in load.prompts(self.n, self.prompt, seed=seed)]
+
+    @property
+    def name(self) -> str:
+        return (
+            f"{self.shape.name}, {self.concurrency} of {self.n} tasks at once, {self.prompt} in, {self.output} out"
+        )
+
+
+@dataclass
+class Seen:
+    """What the readers of one round saw."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    ttfts_ms: list[float] = field(default_factory=list)
+    gaps_ms: list[float] = field(default_factory=list)
+    deltas: int = 0
+
+    def add(self, submitted: float, stamps: list[float]) -> None:
+        self.ttfts_ms.append(1e3 * (stamps[0] - submitted))
+        self.gaps_ms += [1e3 * (b - a) for a, b in itertools.pairwise(stamps)]
+        self.deltas += len(stamps)
+
+
+# ---------------------------------------------------------------- through Celery
+
+
+@contextmanager
+def fleet(model: str, shape: Shape, concurrency: int, threads: int) -> Iterator[None]:
+    """A worker with this model on the embedded Redis, as `celery -A tasks worker` starts it."""
+    from tasks import demo
+    from tasks.settings import settings
+
+    os.environ.update(demo.environment())
+    os.environ.update(
+        {
+            "PETIOLE_MODEL": model,
+            "PETIOLE_DTYPE": shape.dtype,
+            "PETIOLE_DEVICE": "cpu",
+            "PETIOLE_MAX_NUM_SEQS": str(concurrency),
+            "PETIOLE_PREFIX_CACHE": "off",
+            "PETIOLE_NUM_THREADS": str(threads),
+        }
+    )
+    settings.cache_clear()
+    with demo.worker():
+        yield
+
+
+async def read_all(case: Case, seed: int) -> Seen:
+    """Submit and stream every task from one event loop, as a web app would."""
+    from tasks import generate
+
+    seen, free = Seen(), asyncio.Semaphore(case.concurrency)
+
+    async def one(request: dict[str, Any]) -> None:
+        async with free:
+            submitted, stamps = time.perf_counter(), []
+            async for delta in generate.astream(timeout_s=PATIENCE_S, **request):
+                stamps.append(time.perf_counter())
+                seen.tokens += len(delta.token_ids)
+            seen.add(submitted, stamps)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(one(request) for request in case.requests(seed)))
+    seen.seconds = time.perf_counter() - began
+    return seen
+
+
+def read_in_threads(case: Case, seed: int) -> Seen:
+    """The same from as many threads as there are open streams."""
+    from tasks import generate
+
+    seen, lock, waiting = Seen(), threading.Lock(), iter(case.requests(seed))
+
+    def reader() -> None:
+        while True:
+            with lock:
+                request = next(waiting, None)
+            if request is None:
+                return
+            submitted, stamps, tokens = time.perf_counter(), [], 0
+            with generate.stream(timeout_s=PATIENCE_S, **request) as deltas:
+                for delta in deltas:
+                    stamps.append(time.perf_counter())
+                    tokens += len(delta.token_ids)
+            with lock:
+                seen.tokens += tokens
+                seen.add(submitted, stamps)
+
+    began = time.perf_counter()
+    readers = [threading.Thread(target=reader) for _ in range(case.concurrency)]
+    for thread in readers:
+        thread.start()
+    for thread in readers:
+        thread.join()
+    seen.seconds = time.perf_counter() - began
+    return seen
+
+
+CLIENTS: dict[str, Callable[[Case, int], Seen]] = {
+    "asyncio": lambda case, seed: asyncio.run(read_all(case, seed)),
+    "threads": read_in_threads,
+}
+
+
+def through_broker(report: Report, case: Case, client: str, threads: int) -> Seen:
+    """Tokens a second at the readers, beside the same engine without Celery. Returns the last round."""
+    from gpu_worker import Engine, EngineConfig, Request, SamplingParams
+
+    config = EngineConfig(
+        device="cpu",
+        dtype=case.shape.dtype,  # type: ignore[arg-type]
+        max_num_seqs=case.concurrency,
+        prefix_cache="off",
+        num_threads=threads,
+    )
+    rounds: list[Seen] = []
+
+    def served() -> float:
+        rounds.append(CLIENTS[client](case, len(rounds)))
+        assert rounds[-1].tokens == case.n * case.output
+        return rounds[-1].tokens / rounds[-1].seconds
+
+    with ExitStack() as stack:
+        model = stack.enter_context(checkpoint(case.shape))
+        engine = stack.enter_context(Engine(replace(config, model=model)))
+        stack.enter_context(fleet(model, case.shape, case.concurrency, threads))
+
+        def direct() -> float:
+            asked = [
+                Request(
+                    prompt=request["prompt"],
+                    sampling=SamplingParams(**{k: v for k, v in request.items() if k != "prompt"}),
+                )
+                for request in case.requests(len(rounds))
+            ]
+            return load.at_concurrency(engine, asked, case.concurrency).tokens_per_s
+
+        small = Case(case.shape, 2, 8, 4, 2, 1)
+        CLIENTS[client](small, 99)
+        ours, peer, spread = compare(served, direct, rounds=case.rounds)
+    report.add(case.name, ours, "tokens/s", peer=peer, spread=spread, target=case.target)
+    last = rounds[-1]
+    report.add("  TTFT at the readers, median", statistics.median(last.ttfts_ms), "ms", samples=last.ttfts_ms)
+    report.add("  TTFT at the readers, 99 of 100", percentile(last.ttfts_ms, 0.99), "ms")
+    report.add("  between deltas, median", percentile(last.gaps_ms, 0.5), "ms")
+    report.add("  tokens in a delta", last.tokens / last.deltas, "")
+    return last
+
+
+# ---------------------------------------------------------------- against a plain worker
+
+
+@contextmanager
+def plain_worker(model: str, shape: Shape, threads: int) -> Iterator[Any]:
+    """bench/peers/plain_celery.py on the same Redis; its task, ready to be called."""
+    from gpu_worker.models.loading import resolve_model
+    from tasks import embedded
+
+    url = f"redis+socket://{embedded.socket_path()}?virtual_host=5"
+    environment = {
+        **os.environ,
+        "PLAIN_BROKER": url,
+        "PLAIN_MODEL": str(resolve_model(model)),
+        "PLAIN_DTYPE": shape.dtype,
+        "PLAIN_THREADS": str(threads),
+        "PYTHONPATH": os.pathsep.join(filter(None, [_repository(), os.environ.get("PYTHONPATH")])),
+    }
+    os.environ["PLAIN_BROKER"] = url
+    from bench.peers import plain_celery
+
+    command = [sys.executable, "-m", "celery", "-A", "bench.peers.plain_celery", "worker", "--concurrency", "1"]
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        task = plain_celery.generate
+        task.delay([1, 2, 3], 2).get(timeout=300)
+        yield task
+    finally:
+        process.terminate()
+        process.wait()
+        plain_celery.app.close()
+
+
+def _repository() -> str:
+    return str(Path(__file__).resolve().parents[1])
+
+
+def all_at_once(submit: Callable[[dict[str, Any]], Any], case: Case) -> tuple[float, list[float]]:
+    """Seconds until every result is there, and until each is: as a caller that only waits for results sees it."""
+    began = time.perf_counter()
+    results = [submit(request) for request in case.requests()]
+    completions = []
+    for result in results:
+        result.get(timeout=PATIENCE_S)
+        completions.append(time.perf_counter() - began)
+    return completions[-1], completions
+
+
+def against_plain(report: Report, case: Case, threads: int) -> None:
+    from tasks import generate
+
+    total = case.n * case.output
+    with checkpoint(case.shape) as model:
+        with fleet(model, case.shape, case.concurrency, threads):
+            small = Case(case.shape, 2, 8, 4, 2, 1)
+            all_at_once(lambda request: generate.delay(**request), small)
+            ours = [all_at_once(lambda request: generate.delay(**request), case) for _ in range(case.rounds)]
+        with plain_worker(model, case.shape, threads) as plain:
+            seconds, each = all_at_once(
+                lambda request: plain.delay(request["prompt"], request["max_tokens"]), case
+            )
+    ours_s, ours_each = min(ours)
+    name = (
+        f"{case.shape.name}, {case.n} tasks at once, {case.prompt} in, {case.output} out, against a plain worker"
+    )
+    report.add(f"{name}: tokens a second", total / ours_s, "tokens/s", peer=total / seconds, target=4.0)
+    report.add(
+        f"{name}: median completion time",
+        statistics.median(ours_each),
+        "s",
+        peer=statistics.median(each),
+        target=0.25,
+        better="lower",
+        samples=ours_each,
+    )
+
+
+# ---------------------------------------------------------------- the workload
+
+
+def cases(quick: bool, large: bool) -> list[Case]:
+    if quick:
+        return [Case(TINY, 4, 16, 8, 4, 1)]
+    chosen = [Case(TINY, 320, 32, 96, 64, 3, target=0.6), Case(SMALL, 96, 64, 48, 32, 3)]
+    return [*chosen, Case(QWEN3_06B, 24, 64, 24, 24, 2, target=0.9)] if large else chosen
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--threads", type=int, default=0, help="of each engine; 0: torch decides")
+    parser.add_argument("--client", choices=list(CLIENTS), default="asyncio", help="how the streams are read")
+    parser.add_argument("--no-large", action="store_true", help="leave out the Qwen3-0.6B shape")
+    parser.add_argument("--no-plain", action="store_true", help="leave out the plain Celery worker")
+    options = parser.parse_args(argv)
+    large = not options.no_large and not options.quick
+    report = Report("End to end through Celery, with streaming readers (peer: the same engine driven directly)")
+    latencies = {}
+    for case in progress(cases(options.quick, large), "through the broker"):
+        seen = through_broker(report, case, options.client, options.threads)
+        latencies[case.shape.name] = (seen.ttfts_ms, seen.gaps_ms)
+    if not options.no_plain:
+        case = Case(QWEN3_06B, 32, 128, 32, 32, 1) if large else Case(TINY, 2, 16, 4, 2, 1)
+        against_plain(report, case, options.threads)
+    report.extra |= {"client": options.client, "threads": options.threads}
+    if options.plots and not options.quick:
+        from bench import plots
+
+        plots.latency(Path(options.plots) / "serving_latency.png", latencies)
+    report.finish(options.json)
+
+
+if __name__ == "__main__":
+    main()
