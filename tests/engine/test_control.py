@@ -1,0 +1,281 @@
+"""Cancel in every state, deadlines, pause, reload, shutdown, handback, heartbeat."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+from support.toy_engine import Expected, Watch, expected, request, toy_engine
+from support.toy_runtime import ToyRuntime
+
+from gpu_worker import Engine, EngineBusy, EngineClosed, FinishReason, HandedBack, ModelError
+from gpu_worker.handle import Handle
+
+LONG = request([1, 2, 3], 90, ignore_eos=True)
+
+
+def slow() -> None:
+    time.sleep(0.001)
+
+
+def running(engine: Engine, n_deltas: int = 2) -> Handle:
+    """A long request that has begun to stream."""
+    handle = engine.submit(LONG)
+    for _, _ in zip(range(n_deltas), handle, strict=False):
+        pass
+    return handle
+
+
+def released(engine: Engine) -> bool:
+    while engine.stats()["rows_held"]:
+        engine._call(lambda: None)
+    engine.check_invariants()
+    return engine.stats()["pages_private"] == 0
+
+
+# ---------------------------------------------------------------- cancel
+
+
+def test_cancel_while_waiting() -> None:
+    with toy_engine(max_num_seqs=1, jitter=slow) as engine:
+        first = running(engine)
+        second = engine.submit(request([4, 5]))
+        second.cancel()
+        result = second.result(timeout=30)
+        assert (result.finish_reason, result.token_ids, result.timing.ttft_ms) == (FinishReason.CANCELLED, (), None)
+        first.cancel()
+
+
+def test_cancel_while_running_gives_what_there_is_and_frees_the_row() -> None:
+    with toy_engine(jitter=slow) as engine:
+        handle = running(engine)
+        handle.cancel()
+        result = handle.result(timeout=30)
+        assert result.finish_reason is FinishReason.CANCELLED
+        assert 2 <= len(result.token_ids) < 90
+        assert result.token_ids == expected(LONG).token_ids[: len(result.token_ids)]
+        assert released(engine)
+
+
+def test_cancel_in_the_middle_of_a_prefill() -> None:
+    with toy_engine(chunk_size=1, jitter=slow) as engine:
+        handle = engine.submit(request([1] * 80, 5))
+        while not engine.stats()["prefill_steps"]:
+            time.sleep(0)
+        handle.cancel()
+        assert handle.result(timeout=30).finish_reason is FinishReason.CANCELLED
+        assert released(engine)
+
+
+def test_cancel_while_it_is_prepared() -> None:
+    engine = toy_engine().start()
+    gate = threading.Event()
+    engine._preparation.submit(gate.wait)
+    engine._preparation.submit(gate.wait)
+    handle = engine.submit(LONG)
+    handle.cancel()
+    engine._call(lambda: None)
+    gate.set()
+    assert handle.result(timeout=30).finish_reason is FinishReason.CANCELLED
+    engine.shutdown()
+
+
+def test_cancel_after_the_end_and_twice_changes_nothing() -> None:
+    with toy_engine(jitter=slow) as engine:
+        handle = engine.submit(request())
+        result = handle.result()
+        handle.cancel()
+        handle.hand_back()
+        assert handle.result() is result
+        again = running(engine)
+        again.cancel()
+        again.cancel(FinishReason.DEADLINE)
+        assert again.result(timeout=30).finish_reason is FinishReason.CANCELLED
+
+
+def test_cancel_while_paused() -> None:
+    with toy_engine(jitter=slow) as engine:
+        handle = running(engine)
+        engine.pause()
+        handle.cancel()
+        assert handle.result(timeout=30).finish_reason is FinishReason.CANCELLED
+        engine.resume()
+
+
+# ---------------------------------------------------------------- deadlines
+
+
+def test_a_deadline_counts_from_admission_and_gives_what_there_is() -> None:
+    with toy_engine(jitter=slow) as engine:
+        late = request([1, 2, 3], 90, ignore_eos=True, deadline_s=0.03)
+        result = engine.generate([late])[0]
+        assert result.finish_reason is FinishReason.DEADLINE
+        assert 0 < len(result.token_ids) < 90
+        assert released(engine)
+
+
+def test_a_deadline_wakes_a_paused_engine() -> None:
+    with toy_engine(jitter=slow) as engine:
+        handle = engine.submit(request([1, 2, 3], 90, ignore_eos=True, deadline_s=0.05))
+        next(iter(handle))
+        engine.pause()
+        assert handle.result(timeout=30).finish_reason is FinishReason.DEADLINE
+        engine.resume()
+
+
+# ---------------------------------------------------------------- pause, resume, reload
+
+
+def test_pause_drains_the_pipeline_and_resume_goes_on_exactly() -> None:
+    with toy_engine(jitter=slow) as engine:
+        handle = running(engine)
+        engine.pause()
+        assert engine._loop.pipeline.is_empty
+        steps = engine.stats()["steps"]
+        other = engine.submit(request([9, 9]))
+        while not engine.stats()["waiting"]:
+            engine._call(lambda: None)
+        assert engine.stats()["steps"] == steps
+        engine.resume()
+        assert Expected.of(handle.result(timeout=30)) == expected(LONG)
+        assert Expected.of(other.result(timeout=30)) == expected(request([9, 9]))
+
+
+def test_reload_recomputes_what_runs_and_forgets_the_cache() -> None:
+    with toy_engine(jitter=slow) as engine:
+        before = engine.generate([request()])[0]
+        handle = running(engine)
+        engine.reload("other weights")
+        assert engine.stats()["pages_cached"] == 0
+        result = handle.result(timeout=30)
+        assert len(result.token_ids) == 90
+        assert result.token_ids != expected(LONG).token_ids, "the rest comes from the new weights"
+        assert result.token_ids[:2] == expected(LONG).token_ids[:2], "what was delivered stays"
+        after = engine.generate([request()])[0]
+        assert after.usage.cached_prompt_tokens == 0
+        assert after.token_ids != before.token_ids
+        assert released(engine)
+
+
+def test_a_reload_that_fails_raises_and_the_old_weights_serve_on() -> None:
+    class Picky(ToyRuntime):
+        def reload(self, model: str) -> None:
+            raise ModelError(f"{model} has another shape")
+
+    with toy_engine(runtime=Picky(jitter=slow)) as engine:
+        handle = running(engine)
+        with pytest.raises(ModelError, match="another shape"):
+            engine.reload("wrong")
+        assert Expected.of(handle.result(timeout=30)) == expected(LONG)
+
+
+# ---------------------------------------------------------------- shutdown and handback
+
+
+def test_shutdown_finishes_what_was_accepted() -> None:
+    engine = toy_engine(jitter=slow, max_num_seqs=2).start()
+    requests = [request([1 + i], 10, request_id=str(i)) for i in range(6)]
+    handles = [engine.submit(r) for r in requests]
+    engine.shutdown()
+    assert [Expected.of(handle.result(timeout=0)) for handle in handles] == [expected(r) for r in requests]
+
+
+def test_shutdown_without_drain_cancels() -> None:
+    engine = toy_engine(jitter=slow).start()
+    handle = running(engine)
+    engine.shutdown(drain=False)
+    assert handle.result(timeout=0).finish_reason is FinishReason.CANCELLED
+
+
+def test_shutdown_hands_back_with_everything_committed_delivered() -> None:
+    engine = toy_engine(jitter=slow, max_num_seqs=1).start()
+    watch = Watch()
+    first = engine.submit(LONG, on_delta=watch.on_delta, on_done=watch.on_done)
+    second = engine.submit(request([7]))
+    next(iter(first))
+    engine.shutdown(drain=False, handback=True)
+    for handle in (first, second):
+        with pytest.raises(HandedBack):
+            handle.result(timeout=0)
+    sofar = [t for delta in watch.deltas for t in delta.token_ids]
+    assert (watch.ends, len(sofar) > 0) == (1, True)
+    text = "".join(delta.text for delta in watch.deltas)
+    with toy_engine() as successor:
+        rest = Watch()
+        resumed = request([1, 2, 3], 90, ignore_eos=True, resume_token_ids=sofar)
+        result = successor.submit(resumed, on_delta=rest.on_delta).result()
+    assert Expected.of(result) == expected(LONG)
+    assert text + "".join(delta.text for delta in rest.deltas) == result.text, "the text joins without a seam"
+
+
+def test_hand_back_of_one_request_leaves_the_others() -> None:
+    with toy_engine(jitter=slow) as engine:
+        first, second = running(engine), engine.submit(request([7]))
+        first.hand_back()
+        with pytest.raises(HandedBack):
+            first.result(timeout=30)
+        assert Expected.of(second.result(timeout=30)) == expected(request([7]))
+
+
+def test_a_closed_engine_refuses_and_shuts_down_twice() -> None:
+    engine = toy_engine()
+    with pytest.raises(EngineClosed):
+        engine.submit(request()).result(timeout=0)
+    engine.shutdown()
+    engine.start()
+    engine.shutdown()
+    engine.shutdown()
+    with pytest.raises(EngineClosed):
+        engine.submit(request()).result(timeout=0)
+    with pytest.raises(EngineClosed):
+        engine.pause()
+
+
+def test_a_full_queue_refuses_the_next() -> None:
+    with toy_engine(max_num_seqs=1, max_waiting=2) as engine:
+        engine.pause()
+        handles = [engine.submit(request(request_id=str(i))) for i in range(4)]
+        with pytest.raises(EngineBusy):
+            handles[3].result(timeout=30)
+        engine.resume()
+        for handle in handles[:3]:
+            handle.result(timeout=30)
+
+
+# ---------------------------------------------------------------- looking
+
+
+def test_the_heartbeat_ages_only_while_there_is_work() -> None:
+    release = threading.Event()
+
+    class Stuck(ToyRuntime):
+        def _forward(self, slot_id: int) -> None:
+            release.wait(30)
+            super()._forward(slot_id)
+
+    with toy_engine(runtime=Stuck()) as engine:
+        while not engine._loop.asleep:
+            time.sleep(0)
+        assert engine.heartbeat_age_s() == 0.0
+        handle = engine.submit(request())
+        while engine.heartbeat_age_s() < 0.02:
+            time.sleep(0)
+        release.set()
+        handle.result(timeout=30)
+        while not engine._loop.asleep:
+            time.sleep(0)
+        assert engine.heartbeat_age_s() == 0.0
+
+
+def test_stats_count_what_happened() -> None:
+    with toy_engine() as engine:
+        results = engine.generate([request([1 + i, 2, 3], 5, ignore_eos=True, request_id=str(i)) for i in range(3)])
+        engine._text.flush()
+        stats: dict[str, Any] = engine.stats()
+    assert stats["generated_tokens"] == sum(len(r.token_ids) for r in results) == 15
+    assert stats["finished"] == 3
+    assert (stats["running"], stats["waiting"], stats["open"]) == (0, 0, 0)
+    assert stats["prompt_tokens"] == 9
+    assert stats["healthy"] == 1

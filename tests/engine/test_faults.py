@@ -1,0 +1,184 @@
+"""Whose fault is whose: a host-side fault ends one request, a fault before dispatch its step, a device's all."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from support.toy_engine import VOCAB, Expected, expected, request, toy_engine
+from support.toy_runtime import ToyRuntime
+
+from gpu_worker import AdapterError, Constraint, Engine, EngineError
+from gpu_worker.handle import Handle
+from gpu_worker.scheduling import scheduler as scheduler_module
+
+GOOD = [request([1 + i, 2], 15, ignore_eos=True, request_id=str(i)) for i in range(4)]
+
+
+def outcomes(handles: list[Handle]) -> list[Expected | type[BaseException]]:
+    found: list[Expected | type[BaseException]] = []
+    for handle in handles:
+        try:
+            found.append(Expected.of(handle.result(timeout=30)))
+        except Exception as error:
+            found.append(type(error))
+    return found
+
+
+def others_are_unharmed(engine: Engine, bad: Any) -> EngineError:
+    handles = [engine.submit(r) for r in (*GOOD[:2], bad, *GOOD[2:])]
+    found = outcomes(handles)
+    error = handles[2].error
+    assert isinstance(error, EngineError)
+    assert [*found[:2], *found[3:]] == [expected(r) for r in GOOD]
+    engine.check_invariants()
+    assert engine.healthy
+    return error
+
+
+# ---------------------------------------------------------------- one request's own
+
+
+@pytest.mark.parametrize("fail_at", [0, 3])
+def test_a_mask_that_raises_fails_its_request_alone(fail_at: int) -> None:
+    with toy_engine() as engine:
+        bad = request([3, 3], 20, constraint=Constraint("regex", (12, fail_at)), request_id="bad")
+        assert "broken grammar" in str(others_are_unharmed(engine, bad))
+
+
+def test_a_constraint_that_refuses_what_was_sampled_fails_its_request_alone() -> None:
+    class Denier:
+        finished = False
+
+        def fill_mask(self, out: Any) -> None:
+            out[:] = -1
+
+        def consume(self, token_id: int) -> bool:
+            return False
+
+        def rollback(self, n: int) -> None: ...
+
+    with toy_engine() as engine:
+        others_are_unharmed(engine, request([3], constraint=Denier(), request_id="bad"))
+
+
+def test_a_drafter_that_raises_fails_its_request_alone() -> None:
+    class Proposer:
+        def drafter(self, tokens: list[int]) -> Any:
+            return Drafter(breaks=list(tokens) == [3, 3])
+
+    class Drafter:
+        def __init__(self, breaks: bool) -> None:
+            self.breaks = breaks
+
+        def extend(self, tokens: list[int]) -> None:
+            if self.breaks:
+                raise RuntimeError("a broken draft model")
+
+        def propose(self, count: int) -> list[int]:
+            return []
+
+    engine = toy_engine(speculative_tokens=2)
+    engine._proposer = Proposer()
+    with engine:
+        assert "broken draft" in str(others_are_unharmed(engine, request([3, 3], request_id="bad")))
+
+
+def test_a_detokenizer_that_raises_fails_its_request_alone() -> None:
+    with toy_engine() as engine:
+        prepare = engine._preparer.prepare
+
+        def sabotage(stream: Any, arrival: int, arrival_s: float) -> Any:
+            seq = prepare(stream, arrival, arrival_s)
+            if seq.request.request_id == "bad":
+                stream.text._detokenizer = None
+            return seq
+
+        engine._preparer.prepare = sabotage  # type: ignore[method-assign]
+        others_are_unharmed(engine, request([3], 60, ignore_eos=True, request_id="bad"))
+        while engine.stats()["rows_held"]:
+            engine._call(lambda: None)
+
+
+def test_an_adapter_that_cannot_be_loaded_fails_its_request_alone() -> None:
+    class Picky(ToyRuntime):
+        def load_adapter(self, adapter: str, slot: int) -> None:
+            raise AdapterError(f"{adapter} is truncated")
+
+    with toy_engine(runtime=Picky(), lora_slots=1) as engine:
+        handles = [engine.submit(r) for r in (GOOD[0], request([3], adapter="bad"), GOOD[1])]
+        assert outcomes(handles) == [expected(GOOD[0]), AdapterError, expected(GOOD[1])]
+
+
+# ---------------------------------------------------------------- before dispatch
+
+
+def test_a_fault_before_dispatch_fails_its_sequences_and_the_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_batch, calls = scheduler_module.make_batch, 0
+
+    def sometimes(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls in (1, 6):
+            raise RuntimeError("a bug in the batch")
+        return make_batch(*args)
+
+    monkeypatch.setattr(scheduler_module, "make_batch", sometimes)
+    with toy_engine() as engine:
+        failed = outcomes([engine.submit(r) for r in GOOD])
+        assert EngineError in failed
+        engine.check_invariants()
+        again = outcomes([engine.submit(r) for r in GOOD])
+        assert again == [expected(r) for r in GOOD], "nothing of the failed prefill can be matched"
+        assert engine.healthy
+
+
+# ---------------------------------------------------------------- the device's
+
+
+@pytest.mark.parametrize("step", [1, 2, 7])
+@pytest.mark.parametrize("pipeline", ["on", "off"])
+def test_a_device_error_answers_everybody_then_gives_everything_back(step: int, pipeline: str) -> None:
+    told: list[tuple[BaseException, bool]] = []
+    engine = toy_engine(
+        runtime=ToyRuntime(vocab_size=VOCAB, fail_forward_at=step, rows=3), max_num_seqs=3, pipeline=pipeline
+    )
+    done = threading.Event()
+    handles: list[Handle] = []
+
+    def on_fatal(error: BaseException) -> None:
+        told.append((error, all(handle.done() for handle in handles)))
+        done.set()
+
+    engine.on_fatal = on_fatal
+    engine.start()
+    engine.pause()
+    handles += [engine.submit(request([1 + i, 2], 15, ignore_eos=True)) for i in range(8)]
+    engine.resume()
+    assert done.wait(30)
+    engine._thread.join(30)
+    assert [answered for _, answered in told] == [True], "everybody is answered first, and it is told once"
+    assert outcomes(handles) == [EngineError] * 8
+    assert "told to fail" in str(handles[0].error)
+    assert not engine.healthy
+    manager = engine.scheduler.manager
+    manager.check()
+    assert manager.usage().rows_held == manager.usage().pages_private == 0
+    assert engine.scheduler.state.adapters.held == 0
+    with pytest.raises(EngineError, match="has failed"):
+        engine.submit(request()).result(timeout=30)
+    engine.shutdown()
+
+
+def test_a_launch_that_raises_is_the_devices_fault() -> None:
+    class Broken(ToyRuntime):
+        def launch_sampling(self, *args: Any) -> Any:
+            raise RuntimeError("no kernel image")
+
+    engine = toy_engine(runtime=Broken()).start()
+    with pytest.raises(EngineError, match="no kernel image"):
+        engine.submit(request()).result(timeout=30)
+    engine._thread.join(30)
+    assert not engine.healthy
+    engine.shutdown(drain=False)
