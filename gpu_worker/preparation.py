@@ -182,7 +182,10 @@ def _check_token_sets(sampling: SamplingParams, vocab_size: int) -> None:
         free = set(allowed) - set(sampling.banned_token_ids)
         require(bool(free), "allowed_token_ids", "must leave a token that is not banned", allowed)
     check_token_ids("stop_token_ids", sampling.stop_token_ids, vocab_size)
-    for i, ids in enumerate(sampling.stop_token_sequences):
+    sequences = sampling.stop_token_sequences
+    listed = isinstance(sequences, Sequence) and not isinstance(sequences, str)
+    require(listed, "stop_token_sequences", "must be a list of lists of token ids", sequences)
+    for i, ids in enumerate(sequences):
         field = f"stop_token_sequences[{i}]"
         require(bool(check_token_ids(field, ids, vocab_size)), field, "must not be empty", "0 tokens")
 

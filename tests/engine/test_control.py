@@ -44,7 +44,11 @@ def test_cancel_while_waiting() -> None:
         second = engine.submit(request([4, 5]))
         second.cancel()
         result = second.result(timeout=30)
-        assert (result.finish_reason, result.token_ids, result.timing.ttft_ms) == (FinishReason.CANCELLED, (), None)
+        assert (result.finish_reason, result.token_ids, result.timing.ttft_ms) == (
+            FinishReason.CANCELLED,
+            (),
+            None,
+        )
         first.cancel()
 
 
@@ -271,7 +275,9 @@ def test_the_heartbeat_ages_only_while_there_is_work() -> None:
 
 def test_stats_count_what_happened() -> None:
     with toy_engine() as engine:
-        results = engine.generate([request([1 + i, 2, 3], 5, ignore_eos=True, request_id=str(i)) for i in range(3)])
+        results = engine.generate(
+            [request([1 + i, 2, 3], 5, ignore_eos=True, request_id=str(i)) for i in range(3)]
+        )
         engine._text.flush()
         stats: dict[str, Any] = engine.stats()
     assert stats["generated_tokens"] == sum(len(r.token_ids) for r in results) == 15

@@ -30,7 +30,6 @@ from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.sequence import NotIdle
 from gpu_worker.scheduling.state import SchedulerState
 from gpu_worker.scheduling.stopping import Finish
-from gpu_worker.text_thread import TextThread
 
 REQUESTS = [
     request([3 + i, 4, 5, 6][: 1 + i % 4], 10 + i, temperature=0.7 * (i % 2), request_id=f"r{i}", ignore_eos=True)
@@ -212,7 +211,9 @@ def test_i5_a_launched_batch_cannot_take_another_sequence(monkeypatch: pytest.Mo
 
 
 def test_i6_reusing_a_slot_before_its_commit_gives_wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PipelineState, "free_slot_id", lambda self: None if self.is_full else 0)  # broken: always 0
+    monkeypatch.setattr(
+        PipelineState, "free_slot_id", lambda self: None if self.is_full else 0
+    )  # broken: always 0
     monkeypatch.setattr(PipelineState, "slots_in_use", lambda self: 0)
     assert not agrees(jitter=slow_device(), debug=False)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpu_worker.request import Constraint
+from gpu_worker.text.checks import check_text
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
@@ -39,7 +40,7 @@ class ToyTokenizer:
     vocab_size = 48
 
     def encode(self, text: str, *, field: str = "prompt", add_special_tokens: bool = True) -> list[int]:
-        return [LETTERS.index(letter) for letter in text]
+        return [LETTERS.index(letter) for letter in check_text(field, text)]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(LETTERS[token] for token in token_ids)
