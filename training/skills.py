@@ -66,21 +66,20 @@ def _phrase(rng: Random, *frames: str, **values: object) -> str:
 
 
 def counting(rng: Random) -> Example:
-    """From a to b within 0..999: up by 1, by 2, 5 or 10, or down by 1; up to 250 numbers."""
+    """Up by 1 within 0..999, up by 2, 5 or 10 below 250, down by 1 below 100; up to 250 numbers."""
     kind = rng.random()
     size = rng.random()
     items = rng.randint(2, 20) if size < 0.78 else rng.randint(21, 60) if size < 0.96 else rng.randint(61, 250)
-    if kind < 0.62:
+    if kind < 0.65:
         step = 1
         first = 1 if rng.random() < 0.35 else rng.randint(0, rng.choice((20, 100, 999 - items)))
     elif kind < 0.85:
         step = rng.choice((2, 5, 10))
-        items = min(items, 60)
-        first = rng.choice((0, step, 1, rng.randint(0, 999 - step * (items - 1))))
-        first = min(first, 999 - step * (items - 1))
+        first = rng.choice((0, 0, step, 1, rng.randint(0, 20)))
+        items = min(items, (249 - first) // step)
     else:
-        step, items = -1, min(items, 100)
-        first = items if rng.random() < 0.4 else rng.randint(items, rng.choice((items + 20, 999)))
+        step, items = -1, min(items, 60)
+        first = items if rng.random() < 0.4 else rng.randint(items, 99)
     last = first + step * (items - 1)
     numbers = range(first, last + (1 if step > 0 else -1), step)
     over = rng.randint(0, step - 1) if step > 1 and rng.random() < 0.25 and last + step <= 999 else 0
@@ -109,10 +108,10 @@ def counting(rng: Random) -> Example:
 
 
 def tables(rng: Random) -> Example:
-    """The rows n x 1 to n x m, n up to 12 and m up to 50."""
+    """The rows n x 1 to n x m, n up to 12 and m up to 40."""
     n = rng.randint(1, 12)
     size = rng.random()
-    rows = rng.randint(2, 12) if size < 0.72 else rng.randint(13, 25) if size < 0.92 else rng.randint(26, 50)
+    rows = rng.randint(2, 12) if size < 0.72 else rng.randint(13, 20) if size < 0.92 else rng.randint(21, 40)
     prompt = _phrase(
         rng,
         "Multiplication table of {n} up to {m}.",
@@ -193,7 +192,7 @@ def sorting_words(rng: Random) -> Example:
 
 def reversing(rng: Random) -> Example:
     """The letters of a word of 3 to 8 letters, last one first."""
-    word = words.any_word(rng)
+    word = words.content_word(rng)
     prompt = _phrase(
         rng,
         "Reverse the word {w}.",
@@ -211,7 +210,7 @@ def reversing(rng: Random) -> Example:
 
 def spelling(rng: Random) -> Example:
     """The letters of a word of 3 to 8 letters, with hyphens between them."""
-    word = words.any_word(rng)
+    word = words.content_word(rng)
     prompt = _phrase(
         rng,
         "Spell the word {w}.",

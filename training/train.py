@@ -42,12 +42,16 @@ class Progress:
     tokens: int = 0
     elapsed_s: float = 0.0
     right: dict[str, float] = field(default_factory=lambda: dict.fromkeys(DRAWS, 0.0))
+    length: dict[str, float] = field(default_factory=lambda: dict.fromkeys(DRAWS, 30.0))
 
-    def saw(self, skill: str, right: bool) -> None:
+    def saw(self, skill: str, right: bool, length: int) -> None:
+        """Note one training answer of `length` tokens, `right` to the letter or not."""
         self.right[skill] += (float(right) - self.right[skill]) * 0.01
+        self.length[skill] += (length - self.length[skill]) * 0.01
 
     def shares(self) -> dict[str, float]:
-        return {skill: KEEP_WARM + 1 - right for skill, right in self.right.items()}
+        """How often to draw each skill: what is not learnt yet more, what costs many tokens less."""
+        return {skill: (KEEP_WARM + 1 - self.right[skill]) / self.length[skill] ** 0.5 for skill in DRAWS}
 
 
 def learning_rate_factor(step: int, elapsed: float) -> float:
@@ -83,7 +87,7 @@ def learn(model: Qwen3, batches: list[Batch], progress: Progress, threads: Threa
         torch._foreach_add_(sums, grads)
         for index, row in enumerate(batch.rows):
             for skill, start, end in row.answers:
-                progress.saw(skill, bool(right[index, start - 1 : end - 1].all()))
+                progress.saw(skill, bool(right[index, start - 1 : end - 1].all()), end - start)
         progress.tokens += sum(len(row.tokens) for row in batch.rows)
     for weight, grad in zip(model.parameters(), sums, strict=True):
         weight.grad = grad

@@ -1,7 +1,7 @@
 """The words that skills are about, and made-up ones, so that copying is learnt and not a list.
 
 A content word is always spelt in letters by the tokenizer; a frame word ("count", "from") is one token.
-Skills mostly draw content words. A few draws are frame words, since a user may ask to spell those too.
+Only repeating draws frame words too: their letters are out of the model's sight.
 """
 
 from random import Random
@@ -77,12 +77,14 @@ def made_up_word(rng: Random, low: int = 3, high: int = 8) -> str:
     return "".join(letters)
 
 
+def content_word(rng: Random) -> str:
+    """A lower-case word that the tokenizer spells in letters: half from the list, half made up."""
+    return rng.choice(WORDS) if rng.random() < 0.5 else made_up_word(rng)
+
+
 def any_word(rng: Random) -> str:
-    """A lower-case word: half from the list, most others made up, a few frame words."""
-    kind = rng.random()
-    if kind < 0.5:
-        return rng.choice(WORDS)
-    return made_up_word(rng) if kind < 0.95 else rng.choice(FRAME_WORDS)
+    """A content word, or now and then a frame word."""
+    return rng.choice(FRAME_WORDS) if rng.random() < 0.05 else content_word(rng)
 
 
 def any_name(rng: Random, known: tuple[str, ...]) -> str:

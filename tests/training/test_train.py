@@ -46,8 +46,8 @@ def test_learning_rate_warms_up_holds_and_falls_to_zero() -> None:
 def test_what_is_learnt_is_drawn_less_but_never_dropped() -> None:
     progress = Progress()
     for _ in range(2000):
-        progress.saw("spelling", True)
-        progress.saw("addition", False)
+        progress.saw("spelling", True, 10)
+        progress.saw("addition", False, 10)
     shares = progress.shares()
     assert 0 < shares["spelling"] < shares["addition"] / 5
 
