@@ -20,6 +20,7 @@ import json
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any, NamedTuple, Protocol
@@ -35,7 +36,8 @@ logger = logging.getLogger(__name__)
 
 _ADMITTED, _PAYLOAD, _LAST, _RELEASED, _REFRESH, _INTEREST = 1, 2, 4, 8, 16, 32
 _STALE, _GAP, _FLAGGED = 1, 2, 3
-_STREAMS_A_CALL = 256
+_STREAMS_A_CALL = 64
+_CALLS_AHEAD = 2
 
 
 class Piece(NamedTuple):
@@ -90,7 +92,8 @@ class Stream:
         self.task_id, self.attempt, self.listener = task_id, attempt, listener
         self.keys = stream_keys(task_id)
         self._publisher = publisher
-        self._quoted = quote(task_id)
+        self._head = f"{attempt}/"
+        self._begins = f'{{"task_id":{quote(task_id)},"attempt":{attempt},"index":'
         # What earlier attempts wrote is kept as a piece that was sent: should Redis lose its log, it is sent
         # again.
         self.pieces: list[Piece] = []
@@ -138,10 +141,10 @@ class Stream:
         final, released, admitted = self.final, self.released, self.admitted
         count = len(self.pieces)
         chunk = self.pieces[self.sent : count]
-        index = chunk[0].start if chunk else self.end
+        index = after = chunk[0].start if chunk else self.end
         flags = 0
         if admitted and not self.admitted_sent:
-            flags |= _ADMITTED
+            flags = _ADMITTED
         if now >= self.refresh_at or final is not None:
             flags |= _REFRESH
             self.refresh_at = now + self._publisher.refresh_s
@@ -150,27 +153,33 @@ class Stream:
         payload = ""
         if chunk or final is not None:
             flags |= _PAYLOAD
+            if chunk:
+                after = chunk[-1].start + len(chunk[-1].token_ids)
             payload = self._payload(index, chunk, final)
         elif released:
             flags |= _RELEASED
-        if final is not None:
-            flags |= _LAST
         keys += (self.keys.log, self.keys.state)
-        after = chunk[-1].start + len(chunk[-1].token_ids) if chunk else index
-        args += (self.attempt, flags, index, after, payload)
-        if final is not None:
-            args.append(final[1])
+        if final is None:
+            args += (flags, f"{self._head}{index}", f"{self._head}{after}", payload)
+        else:
+            args += (flags | _LAST, f"{self._head}{index}", f"{self._head}{after}/done", payload, final[1])
         return Flushed(self, count, admitted, final is not None, bool(flags & _RELEASED))
 
     def _payload(self, index: int, chunk: Sequence[Piece], final: tuple[Outcome, str] | None) -> str:
         """The delta as JSON, written by hand: it is the hot path."""
-        token_ids = ",".join([str(token) for piece in chunk for token in piece.token_ids])
-        text = chunk[0].text if len(chunk) == 1 else "".join([piece.text for piece in chunk])
-        head = (
-            f'{{"task_id":{self._quoted},"attempt":{self.attempt},"index":{index},'
-            f'"token_ids":[{token_ids}],"text":{quote(text)},"finish_reason":'
+        if len(chunk) == 1:
+            _, ids, text, logprobs, values = chunk[0]
+            extras = "" if final is None and logprobs is None and values is None else _extras(chunk, final)
+            token_ids = str(ids[0]) if len(ids) == 1 else ",".join(map(str, ids))
+        else:
+            text = "".join([piece.text for piece in chunk])
+            token_ids = ",".join([str(token) for piece in chunk for token in piece.token_ids])
+            extras = _extras(chunk, final)
+        reason = "null" if final is None else quote(final[0].finish_reason)
+        return (
+            f'{self._begins}{index},"token_ids":[{token_ids}],"text":{quote(text)},'
+            f'"finish_reason":{reason}{extras}}}'
         )
-        return f"{head}{'null' if final is None else quote(final[0].finish_reason)}{_extras(chunk, final)}}}"
 
 
 def _extras(chunk: Sequence[Piece], final: tuple[Outcome, str] | None) -> str:
@@ -195,7 +204,7 @@ class Publisher:
         self.interval_s = interval_s
         self.ttl_ms = int(ttl_s * 1000)
         self.refresh_s = max(1.0, ttl_s / 4)
-        self._publish = scripts.load(client, "publish")
+        self._pipe = scripts.Pipe(client, "publish")
         self._changed = threading.Condition()
         self._dirty: dict[Stream, None] = {}
         self._urgent: dict[Stream, None] = {}
@@ -245,8 +254,7 @@ class Publisher:
 
     def _run(self) -> None:
         while (batch := self._next_batch()) is not None:
-            for start in range(0, len(batch), _STREAMS_A_CALL):
-                self._flush(batch[start : start + _STREAMS_A_CALL])
+            self.flush(batch)
 
     def _next_batch(self) -> list[Stream] | None:
         """Wait for what is due: the urgent streams, or at a tick all that have changed. None: closed."""
@@ -269,22 +277,38 @@ class Publisher:
                     return batch
                 self._changed.wait(None if self._tick_at is None else self._tick_at - now)
 
-    def _flush(self, batch: list[Stream]) -> None:
-        keys: list[str] = []
-        args: list[Any] = [self.ttl_ms]
-        now = time.monotonic()
-        flushed = [stream.encode(now, keys, args) for stream in batch if not stream.closed]
-        if not flushed:
-            return
+    def flush(self, batch: Sequence[Stream]) -> None:
+        """Write what these streams have. While the server runs one call, the next is put together."""
+        on_their_way: deque[list[Flushed]] = deque()
         try:
-            reply = self._publish(keys, args)
+            for start in range(0, len(batch), _STREAMS_A_CALL):
+                keys: list[str] = []
+                args: list[Any] = [self.ttl_ms]
+                now = time.monotonic()
+                call = [
+                    stream.encode(now, keys, args)
+                    for stream in batch[start : start + _STREAMS_A_CALL]
+                    if not stream.closed
+                ]
+                if call:
+                    self._pipe.send(keys, args)
+                    on_their_way.append(call)
+                if len(on_their_way) > _CALLS_AHEAD:
+                    self._answered(on_their_way[0], self._pipe.receive())
+                    on_their_way.popleft()
+            while on_their_way:
+                self._answered(on_their_way[0], self._pipe.receive())
+                on_their_way.popleft()
         except (*LOST, redis.RedisError) as error:
-            self._hold([part.stream for part in flushed], error)
+            self._pipe.close()
+            self._hold([stream for stream in batch if not stream.closed], error)
             return
         self._recovered()
+
+    def _answered(self, call: Sequence[Flushed], reply: Sequence[int]) -> None:
         unexpected = {reply[i]: (reply[i + 1], reply[i + 2]) for i in range(0, len(reply), 3)}
-        for position, part in enumerate(flushed):
-            code, at = unexpected.get(position, (0, 0))
+        for position, part in enumerate(call):
+            code, at = unexpected.get(position, (0, 0)) if unexpected else (0, 0)
             if code == _STALE:
                 part.stream.closed = True
                 part.stream.listener.on_stale()

@@ -26,3 +26,45 @@ def load(client: redis.Redis, name: str) -> Script:
     """`lua/NAME.lua` as a callable; sent to the server again when that has lost it."""
     script = client.register_script(source(name))
     return lambda keys, args: script(keys, args, client)
+
+
+class Pipe:
+    """One script on a connection of its own, with several calls on their way: the server runs one while the next
+    is being written. Answers come in the order of the calls.
+
+    Any error but the script's own closes the connection; calls that were on their way have then happened or not.
+    """
+
+    def __init__(self, client: redis.Redis, name: str) -> None:
+        self._client = client
+        self._text = source(name)
+        self._sha = ""
+        self._connection: Any = None
+        self.sent = 0
+
+    def send(self, keys: Sequence[Any], args: Sequence[Any]) -> None:
+        try:
+            if self._connection is None:
+                self._connection = self._client.connection_pool.get_connection()
+                self._connection.send_command("SCRIPT", "LOAD", self._text)
+                self._sha = self._connection.read_response()
+            self._connection.send_command("EVALSHA", self._sha, len(keys), *keys, *args)
+        except BaseException:
+            self.close()
+            raise
+        self.sent += 1
+
+    def receive(self) -> Any:
+        try:
+            answer = self._connection.read_response()
+        except BaseException:
+            self.close()
+            raise
+        self.sent -= 1
+        return answer
+
+    def close(self) -> None:
+        connection, self._connection, self.sent = self._connection, None, 0
+        if connection is not None:
+            connection.disconnect()
+            self._client.connection_pool.release(connection)

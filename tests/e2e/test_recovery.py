@@ -98,8 +98,8 @@ def test_a_warm_shutdown_gives_back_in_the_order_of_arrival(own_site: Site) -> N
     last = site.generate("last", max_tokens=1, submission={"task_id": "last"})
     assert first.stop() == 0
     queue = [entry.decode() for entry in site.redis.lrange("petiole", 0, -1)]
-    found = [next(name for name in [*(f"o{i}" for i in range(12)), "last"] if f'"id": "{name}"' in entry) for entry in queue]
-    assert found == ["last", *(f"o{i}" for i in reversed(range(12)))]
+    found = [next(name for name in [*(f"o{i}" for i in range(12)), "last"] if f'"id": "{name}"' in entry) for
+    entry in queue] assert found == ["last", *(f"o{i}" for i in reversed(range(12)))]
     assert all('"redelivered": true' in entry for entry in queue[1:])
     site.worker()
     for i, result in enumerate(running):

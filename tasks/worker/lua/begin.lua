@@ -16,18 +16,19 @@ for i = 1, #KEYS / 2 do
   local known = redis.call('HGET', state, 'retries')
   if known and retries > tonumber(known) then
     redis.call('DEL', log)
-    redis.call('HDEL', state, 'running', 'done', 'next', 'model', 'adapter', 'deaths')
+    redis.call('HDEL', state, 'head', 'running', 'done', 'model', 'adapter', 'deaths')
   end
-  local was = redis.call('HMGET', state, 'running', 'done', 'cancel', 'model', 'adapter', 'deaths', 'next')
+  local was = redis.call('HMGET', state, 'running', 'done', 'cancel', 'model', 'adapter', 'deaths', 'head')
   local attempt, deaths = 0, tonumber(was[6] or 0)
+  local written = was[7] and string.match(was[7], '/(%d+)') or '0'
   if not was[2] then
     attempt = redis.call('HINCRBY', state, 'attempt', 1)
     if was[1] then
       deaths = redis.call('HINCRBY', state, 'deaths', 1)
       redis.call('HDEL', state, 'running')
     end
-    redis.call('HSET', state, 'retries', retries)
-    if (was[7] or '0') == '0' then
+    redis.call('HSET', state, 'retries', retries, 'head', attempt .. '/' .. written)
+    if written == '0' then
       redis.call('HSET', state, 'model', model, 'adapter', adapter)
     end
     redis.call('PEXPIRE', state, ttl)
