@@ -80,7 +80,9 @@ class NullRuntime:
 class SleepingRuntime(NullRuntime):
     """A device that takes `device_s` for each step, and a host that takes `host_s` more for each launch."""
 
-    def __init__(self, *, device_s: float, host_s: float = 0.0, device: CpuDevice | None = None, rows: int = 8) -> None:
+    def __init__(
+        self, *, device_s: float, host_s: float = 0.0, device: CpuDevice | None = None, rows: int = 8
+    ) -> None:
         super().__init__(rows=rows)
         self.device_s, self.host_s = device_s, host_s
         self.device = device or CpuDevice()
