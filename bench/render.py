@@ -1,0 +1,169 @@
+"""docs/performance.md from what was measured: `python -m bench.render`.
+
+    bench/results/DEVICE/WORKLOAD.json   what a workload wrote with --json
+    bench/results/notes.toml             what each workload shows, its pictures, and why a target was missed
+
+Nothing in the page is written by hand: a figure without a JSON file behind it cannot be in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.__main__ import WORKLOADS
+from bench.report import number
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results"
+PAGE = ROOT / "docs" / "performance.md"
+DEVICES = {"cpu": "On the CPU", "cuda": "On a GPU"}
+HEAD = """# Performance
+
+Every table here is made by `python -m bench.render` from the JSON files in `bench/results`; each of those by one
+command, which stands beside its table. Machines are shared and noisy, so a figure stands beside a *peer*, which is
+somebody else's way to do the same work, or a *floor*, which is the least that the hardware needs, counted from the
+model's shape and measured rates. Both come from the same run, the peer in turns with what it is compared to. The
+ratio is value / peer, or value / floor; its spread is over the rounds. A target bounds the ratio, or the value where
+there is none.
+
+Repeat all of it with `petiole bench --json bench/results/cpu --plots docs/images`, a part of it with
+`petiole bench WORKLOAD`, and see that it runs with `make bench`.
+"""
+
+Row = Sequence[str]
+
+
+def page(results: Path = RESULTS) -> str:
+    with (results / "notes.toml").open("rb") as file:
+        notes = tomllib.load(file)
+    parts = [HEAD]
+    for device, title in DEVICES.items():
+        runs = load(results / device)
+        if runs:
+            parts += [f"## {title}", machine(runs), targets(runs, notes)]
+            parts += [section(name, run, notes.get(name, {}), device) for name, run in runs.items()]
+    if closing := notes.get("closing"):
+        parts.append(str(closing).strip())
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def load(folder: Path) -> dict[str, dict[str, Any]]:
+    """In the order in which the workloads are listed."""
+    known = [*WORKLOADS, *sorted(path.stem for path in folder.glob("*.json") if path.stem not in WORKLOADS)]
+    paths = {name: folder / f"{name}.json" for name in known}
+    return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+
+
+def machine(runs: Mapping[str, Mapping[str, Any]]) -> str:
+    facts, versions = next(iter(runs.values()))["machine"], next(iter(runs.values()))["versions"]
+    device = f"{facts['gpu']}, " if "gpu" in facts else ""
+    software = ", ".join(f"{name} {version}" for name, version in versions.items() if name != "petiole")
+    return f"{device}{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB; {software}."
+
+
+def targets(runs: Mapping[str, Mapping[str, Any]], notes: Mapping[str, Any]) -> str:
+    """Each target, what was measured, and the gap where one remains."""
+    rows: list[Row] = []
+    for name, run in runs.items():
+        for result in run["results"]:
+            if result["target"] is None:
+                continue
+            verdict = "met" if result["met"] else f"**missed** {cause(result, notes.get(name, {}))}".strip()
+            value = f"{number(result['value'])} {result['unit']}".strip()
+            rows.append((name, result["name"].strip(), value, ratio(result), bound(result), verdict))
+    met = sum(row[-1] == "met" for row in rows)
+    head = ("", "", "measured", "ratio", "target", "")
+    return f"### Targets: {met} of {len(rows)} met\n\n{markdown(head, rows)}"
+
+
+def section(name: str, run: Mapping[str, Any], notes: Mapping[str, Any], device: str) -> str:
+    about = str(notes.get("about", WORKLOADS.get(name, ""))).strip()
+    head = ("", "value", "unit", "peer", "floor", "ratio", "spread", "target", "")
+    rows = [
+        (
+            indented(result["name"]),
+            number(result["value"]),
+            result["unit"],
+            number(result["peer"]),
+            number(result["floor"]),
+            number(result["ratio"]),
+            " - ".join(number(side) for side in result["spread"]) if result["spread"] else "",
+            bound(result),
+            "; ".join(filter(None, [{None: "", True: "met", False: "missed"}[result["met"]], result["note"]])),
+        )
+        for result in run["results"]
+    ]
+    used = [i for i in range(len(head)) if i == 0 or any(row[i] for row in rows)]
+    table = markdown([head[i] for i in used], [[row[i] for i in used] for row in rows])
+    pictures = [f"![{alt}](images/{file})" for file, alt in notes.get("images", {}).items() if picture(file)]
+    flag = " --device cuda" if device == "cuda" and name == "engine" else ""
+    repeat = f"`python -m bench.{name}{flag}`, at commit {run['commit']}"
+    return "\n\n".join([f"### {name}: {run['title']}", about, table, *pictures, f"Repeat: {repeat}."])
+
+
+def picture(file: str) -> bool:
+    return (PAGE.parent / "images" / file).exists()
+
+
+def indented(name: str) -> str:
+    return f"&nbsp;&nbsp;{name.strip()}" if name.startswith(" ") else name
+
+
+def bound(result: Mapping[str, Any]) -> str:
+    if result["target"] is None:
+        return ""
+    return f"{'≥' if result['better'] == 'higher' else '≤'} {result['target']:g}"
+
+
+def ratio(result: Mapping[str, Any]) -> str:
+    return number(result["ratio"])
+
+
+def cause(result: Mapping[str, Any], notes: Mapping[str, Any]) -> str:
+    """Why it was missed, as far as it is known: the first gap whose pattern is in the name."""
+    for gap in notes.get("gap", ()):
+        if re.search(gap["match"], result["name"]):
+            return str(gap["cause"]).strip()
+    return ""
+
+
+def unexplained(results: Path = RESULTS) -> Iterator[str]:
+    """Missed targets without a cause: the page must not have any."""
+    with (results / "notes.toml").open("rb") as file:
+        notes = tomllib.load(file)
+    for device in DEVICES:
+        for name, run in load(results / device).items():
+            for result in run["results"]:
+                if result["met"] is False and not cause(result, notes.get(name, {})):
+                    yield f"{device}/{name}: {result['name'].strip()}"
+
+
+def markdown(head: Row, rows: Sequence[Row]) -> str:
+    """A table; figures are aligned by their headings."""
+    figures = {"value", "peer", "floor", "ratio", "spread"}
+    rule = ["---:" if name in figures else "---" for name in head]
+    return "\n".join("| " + " | ".join(cell or " " for cell in row) + " |" for row in (head, rule, *rows))
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Rebuild docs/performance.md from bench/results.")
+    parser.add_argument("--stdout", action="store_true", help="print the page instead")
+    options = parser.parse_args(argv)
+    text = page()
+    if options.stdout:
+        print(text)
+    else:
+        PAGE.write_text(text)
+        print(f"wrote {PAGE.relative_to(ROOT)}")
+    for missing in unexplained():
+        print(f"missed, and no cause in notes.toml: {missing}")
+
+
+if __name__ == "__main__":
+    main()

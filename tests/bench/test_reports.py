@@ -1,0 +1,106 @@
+"""Figures become ratios, verdicts and a page; counts of bytes and operations are those of the models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import render
+from bench.checkpoints import QWEN3_06B, SMALL, TINY, checkpoint
+from bench.report import Measurement, Report, compare, percentile
+
+
+def test_a_target_bounds_the_ratio_where_there_is_one() -> None:
+    assert Measurement("m", 30, "tokens/s", peer=20, target=1.2).met is True
+    assert Measurement("m", 20, "tokens/s", peer=20, target=1.2).met is False
+    assert Measurement("m", 14.0, "ms", target=15.0, better="lower").met is True
+    assert Measurement("m", 14.0, "ms").met is None
+
+
+def test_the_peer_comes_before_the_floor() -> None:
+    assert Measurement("m", 30, "tokens/s", peer=20, floor=60).ratio == 1.5
+    assert Measurement("m", 30, "tokens/s", floor=60).ratio == 0.5
+
+
+def test_sides_take_turns_and_each_goes_first() -> None:
+    turns: list[str] = []
+
+    def side(name: str, rate: float) -> float:
+        turns.append(name)
+        return rate
+
+    ours, peer, spread = compare(lambda: side("a", 4.0), lambda: side("b", 2.0), rounds=4)
+    assert (ours, peer, spread) == (4.0, 2.0, (2.0, 2.0))
+    assert sorted(turns) == ["a"] * 4 + ["b"] * 4
+    assert turns[0] != turns[2]
+
+
+def test_percentiles_of_nothing_are_not_numbers() -> None:
+    assert percentile([3, 1, 2], 0.5) == 2
+    assert percentile([3, 1, 2], 0.99) == 3
+    assert percentile([], 0.5) != percentile([], 0.5)
+
+
+def test_shapes_count_what_the_checkpoints_hold(tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    assert QWEN3_06B.parameters == 596_049_920
+    with checkpoint(SMALL) as folder, safe_open(f"{folder}/model.safetensors", "pt") as tensors:
+        names = list(tensors.keys())
+        assert SMALL.parameters == sum(tensors.get_tensor(name).numel() for name in names)
+
+
+def test_the_tiny_shape_is_that_of_the_model_that_ships() -> None:
+    from gpu_worker.models.loading import resolve_model
+
+    shipped = json.loads((resolve_model("petiole-tiny") / "config.json").read_text())
+    for field, value in {
+        "vocab_size": TINY.vocab_size,
+        "hidden_size": TINY.hidden_size,
+        "intermediate_size": TINY.intermediate_size,
+        "num_hidden_layers": TINY.n_layers,
+        "num_attention_heads": TINY.n_heads,
+        "num_key_value_heads": TINY.n_kv_heads,
+        "head_dim": TINY.head_dim,
+        "max_position_embeddings": TINY.max_positions,
+    }.items():
+        assert shipped[field] == value, field
+
+
+# ---------------------------------------------------------------- the page
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    report = Report("The engine")
+    report.add("prefixes", 3.0, "requests/s", peer=1.0, target=5.0)
+    report.add("pipelined", 2.0, "tokens/s", peer=1.0, target=1.0, spread=(1.9, 2.1))
+    report.finish(str(tmp_path / "cpu" / "engine.json"))
+    return tmp_path
+
+
+def test_the_page_gives_each_target_its_verdict_and_a_gap_its_cause(recorded: Path) -> None:
+    notes = (
+        '[engine]\nabout = "Directly."\n[[engine.gap]]\nmatch = "^pre"\ncause = "Nobody shares decode steps."\n'
+    )
+    (recorded / "notes.toml").write_text(notes)
+    page = render.page(recorded)
+    assert "### Targets: 1 of 2 met" in page
+    assert "**missed** Nobody shares decode steps." in page
+    assert "Directly." in page
+    assert list(render.unexplained(recorded)) == []
+
+
+def test_a_missed_target_without_a_cause_is_named(recorded: Path) -> None:
+    (recorded / "notes.toml").write_text("")
+    assert list(render.unexplained(recorded)) == ["cpu/engine: prefixes"]
+
+
+def test_the_committed_page_is_what_the_committed_results_make() -> None:
+    assert render.PAGE.read_text() == render.page()
+
+
+def test_every_missed_target_has_its_cause() -> None:
+    assert list(render.unexplained()) == []

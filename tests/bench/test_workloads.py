@@ -1,0 +1,51 @@
+"""Every workload runs at its smallest size, and writes what docs/performance.md is made of."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.__main__ import WORKLOADS
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FIELDS = {"name", "value", "unit", "peer", "ratio", "floor", "target", "met"}
+SMALL_MACHINE = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One quick round of everything, in a process of its own, as `make bench` runs it."""
+    folder = tmp_path_factory.mktemp("results")
+    command = [sys.executable, "-m", "bench", "--quick", "--json", str(folder)]
+    run = subprocess.run(
+        command, cwd=REPOSITORY, env={**os.environ, **SMALL_MACHINE}, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
+    return folder
+
+
+@pytest.mark.parametrize("name", [name for name in WORKLOADS if name != "gpu"])
+def test_a_workload_writes_its_results(results: Path, name: str) -> None:
+    written = json.loads((results / f"{name}.json").read_text())
+    assert written["results"]
+    assert {"machine", "versions", "commit", "command"} <= set(written)
+    for result in written["results"]:
+        assert set(result) >= FIELDS
+        assert result["value"] >= 0
+
+
+def test_the_command_line_names_every_workload(capfd: pytest.CaptureFixture[str]) -> None:
+    from tasks.cli import main
+
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "--help"])
+    assert end.value.code == 0
+    shown = capfd.readouterr().out
+    assert all(name in shown for name in WORKLOADS)
