@@ -39,36 +39,22 @@ class GenerationTask(Task):  # type: ignore[misc]
         Bad options raise `InvalidRequest` here and now. `submission` are arguments of `apply_async`, such as
         `{"priority": 3}`; `timeout_s` is how long to wait for each delta.
         """
-        reader = streaming.Stream(**self._reader(timeout_s, submission, options))
-        try:
-            reader.open()
-            self._submit(reader.task_id, submission, options)
-        except BaseException:
-            reader.close()
-            raise
+        cancel_on_disconnect = validate(self.schema, options).cancel_on_disconnect
+        result = self.apply_async(kwargs=options, **(submission or {}))
+        reader = streaming.Stream(result, timeout_s, cancel_on_disconnect, self.app)
+        reader.open()  # while the engine works
         return reader
 
     async def astream(
         self, *, timeout_s: float | None = None, submission: Submission | None = None, **options: Any
     ) -> AsyncIterator[StreamDelta]:
         """`stream` for asyncio. The submission itself runs in a thread: it may wait for the broker."""
-        deltas = streaming.AsyncStream(**self._reader(timeout_s, submission, options))
+        cancel_on_disconnect = validate(self.schema, options).cancel_on_disconnect
+        result = await asyncio.to_thread(self.apply_async, kwargs=options, **(submission or {}))
+        deltas = streaming.AsyncStream(result, timeout_s, cancel_on_disconnect, self.app)
         async with contextlib.aclosing(deltas):
-            await deltas.open()
-            await asyncio.to_thread(self._submit, deltas.task_id, submission, options)
             async for delta in deltas:
                 yield delta
-
-    def _reader(self, timeout_s: float | None, submission: Submission | None, options: Mapping[str, Any]) -> Any:
-        return {
-            "task": (submission or {}).get("task_id") or streaming.new_task_id(),
-            "timeout_s": timeout_s,
-            "cancel_on_disconnect": validate(self.schema, options).cancel_on_disconnect,
-            "app": self.app,
-        }
-
-    def _submit(self, task_id: str, submission: Submission | None, options: Mapping[str, Any]) -> None:
-        self.apply_async(kwargs=options, **{**(submission or {}), "task_id": task_id})
 
     def finished(self, given: Sequence[object], options: Mapping[str, Any]) -> dict[str, Any]:
         """The result that the pool has put in place for the task that runs now."""

@@ -13,7 +13,7 @@ import pytest
 import redis
 from celery import Celery
 
-from tasks import embedded, streaming
+from tasks import embedded, following, streaming
 from tasks.app import make_app
 from tasks.schemas import StreamDelta, stream_keys
 from tasks.settings import settings
@@ -109,7 +109,7 @@ def app(server: Server) -> Celery:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second of silence passes at once."""
-    monkeypatch.setattr(streaming, "SILENCE_S", 0.01)
+    monkeypatch.setattr(following, "SILENCE_S", 0.01)
 
 
 Read = Callable[..., list[StreamDelta]]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
 import redis
 from celery import Celery
+from celery.result import EagerResult
 
 import tasks
-from tasks import connections, errors, streaming
+from tasks import connections, errors, following, streaming
 from tasks.schemas import StreamDelta, stream_keys
 
 from .conftest import Read, Server, Writer, text, token_ids
@@ -69,7 +71,7 @@ def test_what_the_log_had_is_not_repeated_by_the_channel(read: Read, client: red
 def test_a_gap_is_filled_from_the_log_at_once(
     read: Read, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "SILENCE_S", 3600.0)
+    monkeypatch.setattr(following, "SILENCE_S", 3600.0)
     writer = Writer(client, "t")
     writer.write(1)
 
@@ -198,6 +200,27 @@ def test_readers_share_connections(app: Celery, client: redis.Redis) -> None:
     assert client.info("stats")["total_connections_received"] == connected
 
 
+def test_asynchronous_readers_share_connections(app: Celery, client: redis.Redis) -> None:
+    Writer(client, "t").finish(1)
+
+    async def read_often() -> tuple[int, int]:
+        [delta async for delta in streaming.AsyncStream("t", app=app)]
+        before = client.info("stats")["total_connections_received"]
+        for _ in range(20):
+            [delta async for delta in streaming.AsyncStream("t", app=app)]
+        return before, client.info("stats")["total_connections_received"]
+
+    before, after = asyncio.run(read_often())
+    assert before == after
+
+
+def test_an_eager_result_has_a_stream_too(app: Celery) -> None:
+    (delta,) = streaming.Stream(EagerResult("t", RESULT, "SUCCESS"), app=app)
+    assert (delta.text, delta.token_ids, delta.finish_reason) == ("<1><2><3>", [1, 2, 3], "stop")
+    with pytest.raises(ValueError, match="bad"):
+        list(streaming.Stream(EagerResult("t", ValueError("bad"), "FAILURE"), app=app))
+
+
 def test_a_reused_subscription_hears_nothing_of_the_stream_before(app: Celery, client: redis.Redis) -> None:
     first = Writer(client, "first")
     with streaming.Stream("first", app=app) as reader:
@@ -226,6 +249,13 @@ def test_a_failed_task_ends_with_an_error_and_then_raises_it(read: Read, client:
 def test_a_task_that_failed_without_a_stream(read: Read, app: Celery, impatient: None) -> None:
     app.backend.mark_as_failure("t", errors.InvalidRequest("prompt", "must not be empty", "''"))
     with pytest.raises(tasks.InvalidRequest, match="prompt: must not be empty, got ''"):
+        read("t")
+
+
+def test_a_task_that_failed_with_an_error_of_the_network(read: Read, app: Celery, impatient: None) -> None:
+    """The task's error, and none of the reader's."""
+    app.backend.mark_as_failure("t", ConnectionResetError("the adapter's server is away"))
+    with pytest.raises(ConnectionResetError, match="the adapter's server is away"):
         read("t")
 
 

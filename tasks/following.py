@@ -1,0 +1,153 @@
+"""The protocol of a stream's reader, without input or output.
+
+`read` is a generator. It yields what it wants done (`("receive", 1.0)`) and is sent the answer or thrown `Lost`;
+or it yields a delta for the reader. `tasks.streaming` does the work, with redis-py and redis.asyncio alike;
+`tasks.assembly` decides what is new.
+
+    subscribe ─► read the log ─► receive ◄─────────────────────┐
+        ▲                          │ a delta that fits ────────┤ hand it out
+        │                          │ a gap ─► read the log ────┤
+        │                          │ a second of silence ─► has the task ended? ─► read the log
+        └── pause ◄── connection lost (anywhere)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import Any
+
+from celery.states import FAILURE, REVOKED, SUCCESS
+from pydantic import ValidationError
+
+from tasks import errors
+from tasks.assembly import StreamAssembler, without
+from tasks.errors import StreamError, StreamExpired, StreamTimeout
+from tasks.schemas import GenerationResult, StreamDelta
+
+SILENCE_S = 1.0  # read the log after so long without a delta: pub/sub promises nothing
+LOST_FOR_S = 60.0  # without a connection for so long: give up
+LOG_GONE_FOR = 10  # silences without the log that was there: it has expired
+LAST = {SUCCESS, FAILURE, REVOKED}
+
+Step = StreamDelta | tuple[Any, ...]
+Reading = Generator[Step, Any, None]
+
+
+class Lost(Exception):  # noqa: N818
+    """Thrown into the protocol where a step could not be done: the connection is gone, and its subscription."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def read(task_id: str, timeout_s: float | None) -> Reading:
+    """The protocol. `timeout_s` bounds the wait for each delta."""
+    stream = Following(task_id, timeout_s)
+    lost_since: float | None = None
+    while True:
+        try:
+            yield ("subscribe",)
+            yield from stream.catch_up()
+            lost_since = None
+            yield from stream.follow()
+            return
+        except Lost as lost:
+            now = time.monotonic()
+            lost_since = lost_since or now
+            stream.check_time(lost.error)
+            if now - lost_since > LOST_FOR_S:
+                what = f"no connection to the streams' Redis for {LOST_FOR_S:.0f} s: {lost.error}"
+                raise StreamError(what) from lost.error
+            yield ("pause", min(1.0, 0.02 + (now - lost_since) / 2))
+
+
+class Following:
+    """One reader's state between steps."""
+
+    def __init__(self, task_id: str, timeout_s: float | None) -> None:
+        self.task_id, self.timeout_s = task_id, timeout_s
+        self.assembler = StreamAssembler()
+        self.last_delta_at = time.monotonic()
+        self.silences_without_log = 0
+
+    def check_time(self, cause: BaseException | None = None) -> None:
+        if self.timeout_s is not None and time.monotonic() - self.last_delta_at >= self.timeout_s:
+            raise StreamTimeout(f"task {self.task_id}: no delta for {self.timeout_s:g} s") from cause
+
+    def hand_out(self, deltas: list[StreamDelta]) -> Reading:
+        for delta in deltas:
+            yield delta
+            if delta.error is not None:
+                raise errors.rebuild(delta.error)
+        if deltas:
+            self.last_delta_at = time.monotonic()
+
+    def catch_up(self) -> Generator[Step, Any, bool]:
+        """Read the log from where we are; whether there was anything new."""
+        while True:
+            entries, log_length = yield ("read_log", self.assembler.read_from)
+            new = self.assembler.logged([StreamDelta.model_validate_json(raw) for raw in entries])
+            if new is not None:
+                break
+            if log_length == 0:
+                self.silences_without_log += 1
+                return False
+            self.assembler.rewind()
+        self.silences_without_log = 0
+        yield from self.hand_out(new)
+        return bool(new)
+
+    def follow(self) -> Reading:
+        assembler = self.assembler
+        while not assembler.finished:
+            raw = yield ("receive", self.patience())
+            if raw is None:
+                yield from self.after_silence()
+                continue
+            new = assembler.published(StreamDelta.model_validate_json(raw))
+            if new is None:
+                yield from self.catch_up()
+            else:
+                yield from self.hand_out(new)
+
+    def patience(self) -> float:
+        if self.timeout_s is None:
+            return SILENCE_S
+        return max(0.001, min(SILENCE_S, self.last_delta_at + self.timeout_s - time.monotonic()))
+
+    def after_silence(self) -> Reading:
+        """Nothing was heard: perhaps we have lost touch, or the task has ended without a stream."""
+        state, result = yield ("outcome",)  # before the log: a task that has ended has written all of it
+        unheard = yield from self.catch_up()
+        if self.assembler.finished:
+            return
+        if unheard:
+            yield ("subscribe",)
+        elif state in LAST:
+            yield from self.end_as(state, result)
+        elif self.silences_without_log >= LOG_GONE_FOR:
+            raise StreamExpired(f"task {self.task_id}: its log is gone after token {self.assembler.next}")
+        else:
+            self.check_time()
+
+    def end_as(self, state: str, result: Any) -> Reading:
+        """The task has ended and its log does not say so: it never ran, or the log has expired."""
+        self.assembler.finished = True
+        last = StreamDelta(
+            task_id=self.task_id, attempt=self.assembler.attempt, index=self.assembler.next, token_ids=[], text=""
+        )
+        if state == REVOKED:
+            yield last.model_copy(update={"finish_reason": "cancelled"})
+        elif state == FAILURE:
+            yield last.model_copy(update={"finish_reason": "error", "error": errors.describe(result)})
+            raise result
+        else:
+            try:
+                whole = GenerationResult.model_validate(result)
+            except ValidationError:
+                raise StreamExpired(f"task {self.task_id}: it has ended, and its log is gone") from None
+            parts = whole.model_dump(include={"token_ids", "text", "finish_reason", "stop_reason", "attempt"})
+            everything = last.model_copy(update={**parts, "index": 0, "logprobs": whole.logprobs})
+            yield without(everything, self.assembler.next, self.assembler.text_length)
