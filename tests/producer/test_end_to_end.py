@@ -212,6 +212,22 @@ def test_the_demo_gets_every_answer_right_and_leaves_nothing(runtime_folder: str
     eventually(lambda: not os.listdir(runtime_folder), "the embedded Redis has ended")
 
 
+def test_a_demo_whose_worker_cannot_start_shows_why(runtime_folder: str) -> None:
+    environment = {"XDG_RUNTIME_DIR": runtime_folder, "PETIOLE_ENGINE_FACTORY": "no_such_module:Engine"}
+    ran = subprocess.run(
+        [sys.executable, "-m", "tasks.cli", "demo", "--plain"],
+        cwd=REPOSITORY,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert "petiole: the worker ended with status" in ran.stderr
+    assert "no_such_module" in ran.stderr
+    eventually(lambda: not os.listdir(runtime_folder), "the embedded Redis has ended")
+
+
 def test_an_interrupted_demo_leaves_nothing(runtime_folder: str) -> None:
     demo = subprocess.Popen(
         [sys.executable, "-u", "-m", "tasks.cli", "demo", "--plain"],
