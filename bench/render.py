@@ -29,8 +29,8 @@ Every table here is made by `python -m bench.render` from the JSON files in `ben
 command, which stands beside its table. Machines are shared and noisy, so a figure stands beside a *peer*, which is
 somebody else's way to do the same work, or a *floor*, which is the least that the hardware needs, counted from the
 model's shape and measured rates. Both come from the same run, the peer in turns with what it is compared to. The
-ratio is value / peer, or value / floor; its spread is over the rounds. A target bounds the ratio, or the value where
-there is none.
+ratio is value / peer, or value / floor; its spread is over the rounds. A target bounds the ratio, or the value
+where there is none.
 
 Repeat all of it with `petiole bench --json bench/results/cpu --plots docs/images`, a part of it with
 `petiole bench WORKLOAD`, and see that it runs with `make bench`.
