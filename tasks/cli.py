@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -28,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = options.run(options)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # `petiole settings | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (PetioleError, OperationalError, *connections.LOST) as error:
         print(f"petiole: {str(error) or type(error).__name__}", file=sys.stderr)
         return 1

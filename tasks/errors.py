@@ -89,7 +89,10 @@ def rebuild(error: Mapping[str, Any]) -> Exception:
 
 def shorten(value: object) -> str:
     """`repr`, cut to what fits into a message."""
-    if isinstance(value, str | bytes | list | tuple) and len(value) > _SHOWN:
-        return f"{value[:_SHOWN]!r}… ({len(value)} in all)"
-    shown = repr(value)
+    try:
+        if isinstance(value, str | bytes | list | tuple) and len(value) > _SHOWN:
+            return f"{repr(value[:_SHOWN])[:_SHOWN]}… ({len(value)} in all)"
+        shown = repr(value)
+    except RecursionError:
+        return "something deeply nested"
     return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}… ({len(shown)} characters)"

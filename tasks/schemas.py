@@ -7,6 +7,7 @@ know, so that newer workers and older readers get along.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
@@ -28,6 +29,7 @@ MAX_PROMPT_CHARACTERS = 4_000_000
 MAX_PROMPT_TOKENS = 1_000_000
 MAX_STOPS = 64
 MAX_SALT_CHARACTERS = 256
+MAX_SCHEMA_CHARACTERS = 1_000_000  # of a JSON schema, or of all tools
 
 INTEREST_TTL_S = 15  # a reader that has not renewed its interest for so long has gone
 
@@ -63,6 +65,7 @@ LogitBias = Annotated[
     Field(max_length=MAX_PROMPT_TOKENS),
 ]
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+Choice = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 class Options(BaseModel):
@@ -99,7 +102,7 @@ class Options(BaseModel):
 
     json_schema: dict[str, Any] | None = None
     regex: str | None = Field(default=None, min_length=1, max_length=65_536)
-    choice: list[Annotated[str, Field(min_length=1)]] | None = Field(default=None, min_length=1, max_length=10_000)
+    choice: list[Choice] | None = Field(default=None, min_length=1, max_length=10_000)
     grammar: str | None = Field(default=None, min_length=1, max_length=262_144)
 
     adapter: str | None = Field(default=None, min_length=1, max_length=1024)
@@ -111,6 +114,12 @@ class Options(BaseModel):
     @classmethod
     def _one_stop_is_a_list(cls, value: object) -> object:
         return [value] if isinstance(value, str) else value
+
+    @field_validator("json_schema", mode="after")
+    @classmethod
+    def _schema_of_sensible_size(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
+        _json_length("json_schema", schema, MAX_SCHEMA_CHARACTERS)
+        return schema
 
     @model_validator(mode="after")
     def _one_constraint(self) -> Self:
@@ -173,11 +182,29 @@ class ChatRequest(Options):
                 raise InvalidRequest(f"messages[{position}].role", "must be text", role)
             if isinstance(content, str):
                 total += len(_text(f"messages[{position}].content", content, may_be_empty=True))
-            elif not isinstance(content, list | NoneType):
+            elif isinstance(content, list | NoneType):
+                total += _json_length(f"messages[{position}].content", content, MAX_PROMPT_CHARACTERS)
+            else:
                 raise InvalidRequest(f"messages[{position}].content", "must be text", content)
         if total > MAX_PROMPT_CHARACTERS:
             raise InvalidRequest("messages", f"must have at most {MAX_PROMPT_CHARACTERS} characters in all", total)
         return messages
+
+    @field_validator("tools", mode="after")
+    @classmethod
+    def _tools_of_sensible_size(cls, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        _json_length("tools", tools, MAX_SCHEMA_CHARACTERS)
+        return tools
+
+
+def _json_length(field: str, value: object, limit: int) -> int:
+    try:
+        length = len(json.dumps(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(field, "must be JSON", f"{type(error).__name__}: {error}") from None
+    if length > limit:
+        raise InvalidRequest(field, f"must have at most {limit} characters as JSON", length)
+    return length
 
 
 def _text(field: str, text: str, *, may_be_empty: bool = False) -> str:
