@@ -6,6 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 from gpu_worker.config import EngineConfig
+from gpu_worker.constraints import compile_constraint
 from gpu_worker.preparation import ConstraintCompiler
 from gpu_worker.runtime.device import open_device
 from gpu_worker.runtime.interface import Runtime
@@ -31,7 +32,6 @@ def load_runtime(config: EngineConfig, tracer: Tracer) -> Runtime:
 
 def load_text(config: EngineConfig) -> tuple[Tokenizer, ConstraintCompiler]:
     """The model's tokenizer, and what compiles constraints against it."""
-    from gpu_worker.constraints import compile_constraint
     from gpu_worker.models.loading import resolve_model
 
     tokenizer = load_tokenizer(resolve_model(config.model, config.revision))
@@ -45,8 +45,6 @@ def load_parts(
     if runtime is not None and tokenizer is None:
         return Parts(runtime, None, None)
     if tokenizer is not None:
-        from gpu_worker.constraints import compile_constraint
-
         compiler: ConstraintCompiler = partial(compile_constraint, tokenizer=tokenizer)
     else:
         tokenizer, compiler = load_text(config)

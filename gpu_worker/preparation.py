@@ -13,10 +13,11 @@ from typing import Any, cast
 import xxhash
 
 from gpu_worker.config import EngineConfig
+from gpu_worker.constraints import ConstraintState
 from gpu_worker.errors import InvalidRequest
 from gpu_worker.request import Constraint, Request, SamplingParams
 from gpu_worker.runtime.interface import ModelLimits
-from gpu_worker.scheduling.scheduled import ConstraintState, ScheduledSequence
+from gpu_worker.scheduling.scheduled import ScheduledSequence
 from gpu_worker.scheduling.stopping import StopRules
 from gpu_worker.speculation import Proposer
 from gpu_worker.text import Tokenizer

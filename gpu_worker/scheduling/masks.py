@@ -8,13 +8,17 @@ device is busy with the forward. In a verify, a draft's mask assumes that the dr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from operator import methodcaller
+from typing import cast
 
 import numpy as np
 
+from gpu_worker.constraints import ConstraintState, SkillConstraint, fill_draft_masks, fill_masks
 from gpu_worker.request import FinishReason
 from gpu_worker.runtime.interface import Int32Array, TokenMask
 from gpu_worker.scheduling.batching import StepPayload
-from gpu_worker.scheduling.scheduled import ConstraintState, ScheduledSequence
+from gpu_worker.scheduling.scheduled import ScheduledSequence
 from gpu_worker.scheduling.stopping import Finish
 
 _SATISFIED = Finish(FinishReason.STOP, "constraint")
@@ -33,55 +37,82 @@ def compute_mask(
 ) -> TokenMask | None:
     """The mask of a step, or None when every output is free. Finalized sequences are free: their outputs are
     dropped. A constraint that raises fails its own request, whose outputs are then free as well."""
+    plan, outputs = payload.plan, payload.batch.outputs
+    firsts = np.cumsum(outputs) - outputs
     n_words = (vocab_size + 31) // 32
+    plain: list[tuple[int, ScheduledSequence]] = []
     indices: list[int] = []
     masks: list[Int32Array] = []
-    offset = 0
     for i, seq in enumerate(sequences):
-        n = int(payload.batch.outputs[i])
-        if seq.constraint is not None and not seq.finalized and n:
-            drafts = payload.plan.drafts[i] if payload.plan.drafts else ()
-            try:
-                rows = _masks(seq.constraint, drafts, n_words)
-            except Exception as error:
-                fail(seq, error)
-            else:
-                indices.extend(range(offset, offset + n))
-                masks.extend(rows)
-        offset += n
+        if seq.constraint is None or seq.finalized or outputs[i] == 0:
+            continue
+        if outputs[i] == 1:
+            plain.append((int(firsts[i]), seq))
+            continue
+        assert plan.drafts is not None
+        rows = np.zeros((int(outputs[i]), n_words), np.int32)
+        if _try(seq, fail, partial(_fill_drafts, drafts=plan.drafts[i], out=rows)):
+            indices.extend(range(int(firsts[i]), int(firsts[i] + outputs[i])))
+            masks.append(rows)
+    for first, mask in _plain_masks(plain, n_words, fail):
+        indices.append(first)
+        masks.append(mask)
     if not indices:
         return None
-    return TokenMask(np.array(indices, np.int32), np.stack(masks))
+    return TokenMask(np.array(indices, np.int32), np.concatenate(masks))
 
 
-def _masks(constraint: ConstraintState, drafts: Sequence[int], n_words: int) -> list[Int32Array]:
-    """One mask for each draft position and one behind the last. Leaves the constraint as it was."""
-    masks: list[Int32Array] = []
-    consumed = 0
+def _plain_masks(
+    plain: Sequence[tuple[int, ScheduledSequence]],
+    n_words: int,
+    fail: Callable[[ScheduledSequence, Exception], None],
+) -> Iterable[tuple[int, Int32Array]]:
+    """One mask for each; all at once where that works, one by one to find out whose fault it is where not."""
+    masks = np.zeros((len(plain), n_words), np.int32)
     try:
-        for draft in (*drafts, None):
-            mask = np.zeros(n_words, np.int32)
-            constraint.fill_mask(mask)
-            masks.append(mask)
-            if draft is not None:
-                if not constraint.consume(draft):
-                    raise ValueError(f"draft {draft} is not allowed")
-                consumed += 1
-    finally:
-        if consumed:
-            constraint.rollback(consumed)
-    return masks
+        fill_masks([cast(ConstraintState, seq.constraint) for _, seq in plain], masks)
+        return [(first, masks[k : k + 1]) for k, (first, _) in enumerate(plain)]
+    except Exception:
+        return [
+            (first, masks[k : k + 1])
+            for k, (first, seq) in enumerate(plain)
+            if _try(seq, fail, methodcaller("fill_mask", masks[k]))
+        ]
+
+
+def _fill_drafts(constraint: ConstraintState, drafts: Sequence[int], out: Int32Array) -> None:
+    fill_draft_masks(constraint, drafts, out)
+
+
+def _try(
+    seq: ScheduledSequence,
+    fail: Callable[[ScheduledSequence, Exception], None],
+    fill: Callable[[ConstraintState], object],
+) -> bool:
+    try:
+        fill(cast(ConstraintState, seq.constraint))
+    except Exception as error:
+        fail(seq, error)
+        return False
+    return True
 
 
 def consume(
-    constraint: ConstraintState, fresh: list[int], finish: Finish | None
+    constraint: ConstraintState,
+    fresh: list[int],
+    finish: Finish | None,
+    values: Sequence[tuple[float, ...]] | None = None,
 ) -> tuple[list[int], Finish | None]:
     """Go on by committed tokens. A satisfied constraint ends the sequence, also in the middle of drafts."""
     stopped = finish is not None and finish.reason is FinishReason.STOP
     for taken, token in enumerate(fresh, 1):
         if stopped and taken == len(fresh):  # EOS or a stop token: not the constraint's business
             break
-        if not constraint.consume(token):
+        if isinstance(constraint, SkillConstraint) and values is not None:
+            allowed = constraint.consume(token, values[taken - 1])
+        else:
+            allowed = constraint.consume(token)
+        if not allowed:
             raise ValueError(f"token {token} does not match the constraint")
         if constraint.finished:
             return fresh[:taken], finish if taken == len(fresh) and finish else _SATISFIED

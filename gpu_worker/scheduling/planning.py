@@ -11,11 +11,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
+from gpu_worker.constraints import ConstraintState
 from gpu_worker.errors import AdapterError
 from gpu_worker.scheduling.admission import shared_prefix
 from gpu_worker.scheduling.batching import StepPlan
 from gpu_worker.scheduling.pipeline import PipelineState
-from gpu_worker.scheduling.scheduled import ConstraintState, ScheduledSequence
+from gpu_worker.scheduling.scheduled import ScheduledSequence
 from gpu_worker.scheduling.state import SchedulerState
 
 

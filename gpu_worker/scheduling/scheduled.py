@@ -7,7 +7,7 @@ touched here. A sequence ranks by (priority, arrival): smaller runs first and is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,24 +17,8 @@ from gpu_worker.scheduling.sequence import IntArray, SchedulableSequence
 from gpu_worker.scheduling.stopping import Finish, StopRules
 
 if TYPE_CHECKING:
+    from gpu_worker.constraints import ConstraintState
     from gpu_worker.speculation import Drafter
-
-
-class ConstraintState(Protocol):
-    """What an output must match, at one point of it. See `gpu_worker.constraints`."""
-
-    @property
-    def finished(self) -> bool:
-        """Nothing but EOS may follow."""
-
-    def fill_mask(self, out: IntArray) -> None:
-        """Set the bits of the allowed tokens: int32 [ceil(vocab / 32)]."""
-
-    def consume(self, token_id: int) -> bool:
-        """Go on by a token; False, and nothing changed, when it is not allowed."""
-
-    def rollback(self, n: int) -> None:
-        """Go back by `n` tokens."""
 
 
 class ScheduledSequence(SchedulableSequence):

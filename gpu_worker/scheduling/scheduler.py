@@ -205,7 +205,7 @@ class Scheduler:
             del fresh[taken:]
         if seq.constraint is not None:
             try:
-                fresh, finish = masks.consume(seq.constraint, fresh, finish)
+                fresh, finish = masks.consume(seq.constraint, fresh, finish, extras.values if extras else None)
             except Exception as error:
                 state.fail(seq, error)
                 seq.discard()

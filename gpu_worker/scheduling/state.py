@@ -22,7 +22,7 @@ import numpy as np
 
 from cache import CacheTokens, KVCacheManager
 from gpu_worker.config import EngineConfig
-from gpu_worker.errors import EngineError
+from gpu_worker.errors import EngineError, InvalidRequest
 from gpu_worker.request import TokenLogprobs
 from gpu_worker.runtime.interface import ModelLimits
 from gpu_worker.scheduling.adapters import AdapterSlots
@@ -146,6 +146,9 @@ class SchedulerState:
 
     def fail(self, seq: ScheduledSequence, error: Exception) -> None:
         """A host-side fault (a mask, a drafter, an adapter) ends the request that it happened to, and no other."""
+        if isinstance(error, InvalidRequest):  # it shows late, and is still the caller's
+            self.finalize(seq, error)
+            return
         cause = EngineError(f"request {seq.request.request_id} failed: {error!r}")
         cause.__cause__ = error
         self.finalize(seq, cause)
