@@ -97,10 +97,9 @@ class Decoder:
         residual += x
         return residual
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """What `forward` returned, [O, hidden] -> float32 [O, vocab]."""
-        normed = self.kernels.rms_norm(hidden, self.norm, self.config.rms_norm_eps)
-        return self.head(normed).float()
+    def head_output(self, hidden: Tensor) -> Tensor:
+        """Logits of what `forward` returned, [O, hidden] -> [O, vocab] in the model's own type."""
+        return self.head(self.kernels.rms_norm(hidden, self.norm, self.config.rms_norm_eps))
 
     def _attention(self, i: int, layer: DecoderLayer, x: Tensor, step: Forward) -> Tensor:
         config, n = self.config, x.shape[0]

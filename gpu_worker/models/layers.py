@@ -58,6 +58,44 @@ class Int8Linear:
         return y if self.bias is None else y + self.bias
 
 
+@dataclass(frozen=True, slots=True)
+class Fp8Linear:
+    """Weights of 8 bits (e4m3) with one scale for each output; inputs are scaled for each position on the way in.
+
+    weight: float8 [out, in]; scale: float32 [1, out]. CUDA only.
+    """
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        scale = x.abs().amax(dim=-1, keepdim=True).float().clamp_min(1e-12) / FP8_MAX
+        y = torch._scaled_mm(
+            (x.float() / scale).to(torch.float8_e4m3fn),
+            self.weight.t(),
+            scale_a=scale,
+            scale_b=self.scale,
+            bias=self.bias,
+            out_dtype=x.dtype,
+            use_fast_accum=True,
+        )
+        return y if isinstance(y, Tensor) else y[0]
+
+
+FP8_MAX = 448.0
+
+
+def quantize_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Per output channel: (float8_e4m3 [out, in], float32 [out])."""
+    scale = weight.float().abs().amax(dim=1).clamp_min(1e-12) / FP8_MAX
+    return (weight.float() / scale[:, None]).to(torch.float8_e4m3fn), scale
+
+
 def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Symmetric, per output channel: (int8 [out, in], float32 [out])."""
     scale = weight.float().abs().amax(dim=1).clamp_min(1e-12) / 127

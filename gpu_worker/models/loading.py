@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,7 +22,16 @@ from torch import Tensor
 from gpu_worker.errors import ModelError
 from gpu_worker.models.config import ModelConfig, generation_eos_token_ids, read_json
 from gpu_worker.models.decoder import Decoder, DecoderLayer
-from gpu_worker.models.layers import DenseLinear, Int8Linear, Kernels, Linear, TorchKernels, quantize_int8
+from gpu_worker.models.layers import (
+    DenseLinear,
+    Fp8Linear,
+    Int8Linear,
+    Kernels,
+    Linear,
+    TorchKernels,
+    quantize_fp8,
+    quantize_int8,
+)
 from gpu_worker.models.rotary import rotary_table
 from gpu_worker.models.safetensors import Checkpoint
 
@@ -31,7 +40,7 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 _PROGRESS_FROM_BYTES = 256 * 2**20
 _VOLATILE_KEYS = frozenset({"transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"})
 
-Quantization = str
+Quantization = Literal["none", "int8", "fp8"]
 MakeLinear = Callable[[Tensor, Tensor | None], Linear]
 
 
@@ -78,7 +87,7 @@ def fingerprint(folder: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """dtype None: the checkpoint's own on CUDA and in general, float32 where the CPU has no use for less."""
+    """Where weights go and as what. `max_positions`: length of the rotary table."""
 
     device: torch.device
     dtype: torch.dtype
@@ -155,8 +164,8 @@ class _Loader:
     ) -> Linear:
         """Several linear maps of the same input as one."""
         joint = self._joint([n + ".bias" for n in names], sizes, ()) if bias else None
-        if quantize and self.options.quantization == "int8":
-            return self._int8_linear(names, sizes, inputs, joint)
+        if quantize and self.options.quantization != "none":
+            return self._quantized(names, sizes, inputs, joint)
         return self.options.make_linear(self._joint([n + ".weight" for n in names], sizes, (inputs,)), joint)
 
     def _joint(self, names: Sequence[str], sizes: Sequence[int], rest: tuple[int, ...]) -> Tensor:
@@ -165,19 +174,20 @@ class _Loader:
             self.advance(self.checkpoint.copy(name, part))
         return joint
 
-    def _int8_linear(
-        self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: Tensor | None
-    ) -> Int8Linear:
-        weight = torch.empty((sum(sizes), inputs), dtype=torch.int8, device=self.options.device)
-        scale = torch.empty(sum(sizes), dtype=self.options.dtype, device=self.options.device)
+    def _quantized(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: Tensor | None) -> Linear:
+        """Part by part, so that the wide weights are never all there."""
+        int8, device = self.options.quantization == "int8", self.options.device
+        dtype = torch.int8 if int8 else torch.float8_e4m3fn
+        weight = torch.empty((sum(sizes), inputs), dtype=dtype, device=device)
+        scale = torch.empty(sum(sizes), dtype=self.options.dtype if int8 else torch.float32, device=device)
         parts = zip(names, torch.split(weight, list(sizes)), torch.split(scale, list(sizes)), strict=True)
         for name, weight_part, scale_part in parts:
-            full = torch.empty(weight_part.shape, dtype=torch.float32)
+            full = torch.empty(weight_part.shape, dtype=torch.float32, device=device)
             self.advance(self.checkpoint.copy(name + ".weight", full))
-            quantized, scales = quantize_int8(full)
+            quantized, scales = (quantize_int8 if int8 else quantize_fp8)(full)
             weight_part.copy_(quantized)
             scale_part.copy_(scales)
-        return Int8Linear(weight, scale, bias)
+        return Int8Linear(weight, scale, bias) if int8 else Fp8Linear(weight, scale[None, :], bias)
 
 
 @contextmanager

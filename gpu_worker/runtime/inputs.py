@@ -16,15 +16,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpu_worker.runtime.interface import PENDING, Int32Array, StepBatch
+from gpu_worker.runtime.interface import PENDING, Int32Array, StepBatch, StepKind
 
 Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """rows, positions, token_ids: [T]; pending_inputs: the inputs that come from their row's pending buffer;
-    output_inputs: [O]; known_pending: [B'] rows and what to write to their pending buffers."""
+    """rows, positions, token_ids: [T], PENDING where a token comes from its row's pending buffer; pending_inputs:
+    where that is; output_inputs: [O]; known_pending: [B'] rows and what to write to their pending buffers;
+    adapters: [B], the adapter slot of each sequence."""
+
+    kind: StepKind
 
     rows: Int64Array
     positions: Int64Array
@@ -36,9 +39,15 @@ class StepInputs:
     batch_rows: Int64Array
     starts: Int32Array
     lengths: Int32Array
+    adapters: Int32Array
+
+    @property
+    def samples_all(self) -> bool:
+        return len(self.output_inputs) == len(self.token_ids)
 
 
-def lay_out(batch: StepBatch) -> StepInputs:
+def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:
+    """A copy: the batch's arrays are not looked at again."""
     lengths, starts = batch.lengths, batch.starts
     first = np.cumsum(lengths) - lengths
     total = int(lengths.sum())
@@ -48,6 +57,7 @@ def lay_out(batch: StepBatch) -> StepInputs:
     n_outputs = int(outputs.sum())
     within = np.arange(n_outputs) - np.repeat(np.cumsum(outputs) - outputs, outputs)
     return StepInputs(
+        kind=batch.kind,
         rows=np.repeat(batch.rows, lengths).astype(np.int64),
         positions=np.repeat(starts, lengths) + offset,
         token_ids=batch.token_ids.astype(np.int64),
@@ -58,4 +68,5 @@ def lay_out(batch: StepBatch) -> StepInputs:
         batch_rows=batch.rows.astype(np.int64),
         starts=starts.copy(),
         lengths=lengths.copy(),
+        adapters=adapters,
     )

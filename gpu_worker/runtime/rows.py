@@ -8,8 +8,9 @@ allocated when the first row needs them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -186,25 +187,18 @@ def is_biased(s: SamplingParams) -> bool:
     return bool(s.logit_bias) or s.allowed_token_ids is not None or bool(s.banned_token_ids)
 
 
-def choice_of(plan: OutputPlan, device: torch.device) -> Choice | None:
-    """The step's `Choice` on the device; None when all is greedy."""
+def choice_of(plan: OutputPlan, upload: Callable[[npt.NDArray[Any]], Tensor]) -> Choice | None:
+    """The step's `Choice` on the device, to be made in stream order; None when all is greedy."""
     p = plan.parameters
-    drawn = p["temperature"] > 0
+    drawn, top_k = p["temperature"] > 0, p["top_k"]
     if not drawn.any():
         return None
-    top_k = p["top_k"]
-
-    def up(name: str, used: np.bool_) -> Tensor | None:
-        return torch.from_numpy(np.ascontiguousarray(p[name])).to(device, non_blocking=True) if used else None
-
-    temperature = up("temperature", np.True_)
-    assert temperature is not None
     return Choice(
-        temperature=temperature,
-        keys=torch.from_numpy(noise_keys(p["seed"], plan.positions)).to(device, non_blocking=True),
-        top_k=up("top_k", (top_k > 0).any()),
-        top_p=up("top_p", (p["top_p"] < 1).any()),
-        min_p=up("min_p", (p["min_p"] > 0).any()),
+        temperature=upload(p["temperature"]),
+        keys=upload(noise_keys(p["seed"], plan.positions)),
+        top_k=upload(top_k) if (top_k > 0).any() else None,
+        top_p=upload(p["top_p"]) if (p["top_p"] < 1).any() else None,
+        min_p=upload(p["min_p"]) if (p["min_p"] > 0).any() else None,
         every_top_k=bool((top_k[drawn] > 0).all()),
         max_top_k=int(top_k.max()),
     )

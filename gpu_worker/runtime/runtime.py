@@ -8,7 +8,7 @@ arrays only.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -18,17 +18,21 @@ from torch import Tensor
 from gpu_worker.config import EngineConfig
 from gpu_worker.errors import AdapterError, ModelError
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.decoder import Decoder, LinearDeltas
-from gpu_worker.models.loading import LoadOptions, end_token_ids, fingerprint, resolve_model
-from gpu_worker.models.lora import AdapterBank, GroupedDeltas, read_adapter
+from gpu_worker.models.decoder import Decoder
+from gpu_worker.models.layers import TorchKernels
+from gpu_worker.models.loading import LoadOptions, Quantization, end_token_ids, fingerprint, resolve_model
+from gpu_worker.models.lora import AdapterBank, read_adapter
 from gpu_worker.models.registry import architecture
+from gpu_worker.runtime.attention.flashinfer import FlashInferKernels
 from gpu_worker.runtime.cpu import CpuExecutor
-from gpu_worker.runtime.device import Device, open_device
+from gpu_worker.runtime.cuda import CudaExecutor, require_flashinfer, working_bytes
+from gpu_worker.runtime.device import CudaStream, Device, open_device
+from gpu_worker.runtime.graphs import cuda_capture
 from gpu_worker.runtime.inputs import StepInputs, lay_out
-from gpu_worker.runtime.interface import Int32Array, ModelLimits, PageUpdates, StepBatch, TokenMask, Transfer
+from gpu_worker.runtime.interface import ModelLimits, PageUpdates, StepBatch, TokenMask, Transfer
 from gpu_worker.runtime.kv import KVCache, decide_n_pages, free_bytes, last_writes, new_kv_cache
 from gpu_worker.runtime.rows import OutputPlan, RowStates, choice_of
-from gpu_worker.runtime.sampling import Choice, apply_bits, apply_penalties, choose, count_accepted, logprobs
+from gpu_worker.runtime.sampling import apply_bits, apply_penalties, choose, count_accepted, logprobs
 from gpu_worker.runtime.transfer import RenderBuffer
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -38,23 +42,24 @@ N_SLOTS = 2
 class Executor(Protocol):
     """A device's way to run the model. Called in stream order."""
 
-    def forward(self, inputs: StepInputs, token_ids: Tensor, deltas: LinearDeltas | None) -> Tensor:
-        """Hidden states [T, hidden] of all positions; their KV is in the pool afterwards. token_ids: int64 [T]."""
-        ...
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [O, vocab] of hidden states [O, hidden]."""
+    def forward(self, slot_id: int, inputs: StepInputs) -> Callable[[], Tensor]:
+        """Compute all positions; their KV is in the pool afterwards. Returns what gives the outputs' logits,
+        float32 [O, vocab]: to be called in stream order, before the slot's next forward."""
         ...
 
 
 @dataclass(slots=True)
 class Staging:
-    """What one slot holds for the step it belongs to. token_ids: int32 [max outputs]; accepted: int32 [rows]."""
+    """What one slot holds for the step it belongs to. token_ids: int32 [max outputs]; accepted: int32 [rows].
+
+    `sources` keeps alive what the copy stream reads until the slot is used again.
+    """
 
     token_ids: Tensor
     accepted: Tensor
     host: Mapping[str, Tensor]
-    hidden: Tensor | None = None
+    sources: Mapping[str, Tensor] = field(default_factory=dict)
+    logits: Callable[[], Tensor] | None = None
     plan: OutputPlan | None = None
 
 
@@ -65,12 +70,18 @@ class ModelRuntime:
         self.config = config
         self._device = device or open_device(config.device)
         self._torch_device = torch.device("cuda", 0) if self._device.kind == "cuda" else torch.device("cpu")
+        if self._device.kind == "cuda":
+            require_flashinfer()
         if config.num_threads:
             torch.set_num_threads(config.num_threads)
         with torch.no_grad():  # not inference mode: buffers are also written by copies outside it
             self._load(config.model)
             self._stream = self._device.new_stream("compute")
+            on_cuda = self._device.kind == "cuda"  # a CPU's copy needs no thread of its own
+            self._copy_stream = self._device.new_stream("copy") if on_cuda else self._stream
             self._allocate()
+            self._device.synchronize()  # what was made on another stream is complete
+            self._executor: Executor = self._new_executor()
 
     # -- construction
 
@@ -79,45 +90,60 @@ class ModelRuntime:
         found, model_config = architecture(folder)
         self._model_config = model_config
         self._max_model_len = _max_model_len(self.config, model_config)
+        on_cuda = self._torch_device.type == "cuda"
         options = LoadOptions(
             device=self._torch_device,
             dtype=_dtype(self.config, model_config),
             max_positions=self._max_model_len + 1,
             quantization=_quantization(self.config, self._torch_device),
+            kernels=FlashInferKernels() if on_cuda else TorchKernels(),
         )
         self._decoder: Decoder = found.load(folder, model_config, options)
         self._identity = (model, fingerprint(folder), end_token_ids(folder, model_config))
 
     def _allocate(self) -> None:
-        config, decoder, device = self.config, self._decoder, self._torch_device
+        config, model, device = self.config, self._model_config, self._torch_device
+        kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else self._decoder.dtype
+        self._n_rows = config.max_num_seqs + 1
+        self._bank = (
+            AdapterBank(model, config.lora_slots, config.lora_max_rank, self._decoder.dtype, device)
+            if config.lora_slots
+            else None
+        )
+        self._states = RowStates(self._n_rows, model.vocab_size, device)
+        self._staging = {
+            (slot, prefill): self._new_staging() for slot in range(N_SLOTS) for prefill in (False, True)
+        }
         n_pages = decide_n_pages(
             config,
-            self._model_config,
+            model,
             max_model_len=self._max_model_len,
-            bytes_per_element=decoder.dtype.itemsize,
-            free_bytes=free_bytes(device, config.gpu_memory_utilization),
+            bytes_per_element=kv_dtype.itemsize,
+            free_bytes=self._free_bytes(),
             on_cuda=device.type == "cuda",
         )
-        self._n_rows = config.max_num_seqs + 1
         self._cache: KVCache = new_kv_cache(
-            self._model_config,
+            model,
             n_pages=n_pages,
             page_size=config.page_size,
             rows=self._n_rows,
             max_model_len=self._max_model_len,
-            dtype=decoder.dtype,
+            dtype=kv_dtype,
             device=device,
         )
-        self._executor: Executor = CpuExecutor(decoder, self._cache)
-        self._bank = (
-            AdapterBank(self._model_config, config.lora_slots, config.lora_max_rank, decoder.dtype, device)
-            if config.lora_slots
-            else None
-        )
-        self._states = RowStates(self._n_rows, self._model_config.vocab_size, device)
-        self._staging = {
-            (slot, prefill): self._new_staging() for slot in range(N_SLOTS) for prefill in (False, True)
-        }
+
+    def _free_bytes(self) -> int:
+        free = free_bytes(self._torch_device, self.config.gpu_memory_utilization)
+        if self._torch_device.type == "cpu":
+            return free
+        return free - working_bytes(self.config, self._model_config, self._decoder.dtype.itemsize)
+
+    def _new_executor(self) -> Executor:
+        parts = (self._decoder, self._cache, self._bank, self._states.pending)
+        if not isinstance(self._stream, CudaStream):
+            return CpuExecutor(*parts)
+        with torch.inference_mode():
+            return CudaExecutor(*parts, self.config, self._device, self._stream, cuda_capture(self._stream))
 
     def _new_staging(self) -> Staging:
         n_outputs = self._n_rows * (1 + self.config.speculative_tokens)
@@ -151,13 +177,14 @@ class ModelRuntime:
         staging = self._staging[slot_id, batch.kind == "prefill"]
         self._states.bind(batch.bindings)
         staging.plan = self._states.plan_outputs(batch)
-        inputs = lay_out(batch)
-        adapters = self._states.adapters(batch.rows)
+        inputs = lay_out(batch, self._states.adapters(batch.rows))
 
         def forward() -> None:
             self._states.apply_bindings(batch.bindings)
             self._update_pages(batch.pages)
-            staging.hidden = self._forward(inputs, self._deltas(inputs, adapters))
+            staging.logits = self._executor.forward(slot_id, inputs)
+            if len(inputs.known_pending):
+                self._states.pending[self._up(inputs.known_pending_rows)] = self._up(inputs.known_pending)
 
         self._enqueue(forward, batch.kind)
 
@@ -165,7 +192,6 @@ class ModelRuntime:
         staging = self._staging[slot_id, batch.kind == "prefill"]
         plan = staging.plan
         assert plan is not None, "launch_forward comes first"
-        choice = choice_of(plan, self._torch_device)
         sources: dict[str, Tensor] = {"token_ids": staging.token_ids, "accepted": staging.accepted}
         lengths = {"token_ids": plan.n, "accepted": batch.size}
         host = dict(staging.host)
@@ -173,12 +199,13 @@ class ModelRuntime:
         if k is not None:
             self._add_logprobs(plan.n, k, sources, host)
             lengths |= dict.fromkeys(("logprobs", "top_ids", "top_logprobs"), plan.n)
+        staging.sources = sources
 
         def sample() -> None:
-            self._sample(staging, plan, batch, choice, mask, sources)
+            self._sample(staging, plan, batch, mask)
 
         self._enqueue(sample, "sample")
-        return RenderBuffer(host, self._stream).start_transfer(self._stream.record(), sources, lengths)
+        return RenderBuffer(host, self._copy_stream).start_transfer(self._stream.record(), sources, lengths)
 
     def _enqueue(self, task: Callable[[], None], label: str) -> None:
         def run() -> None:
@@ -192,41 +219,22 @@ class ModelRuntime:
             rows, columns, pages = (self._up(array) for array in last_writes(updates))
             self._cache.table[rows.long(), columns.long()] = pages
 
-    def _deltas(self, inputs: StepInputs, adapters: Int32Array) -> LinearDeltas | None:
-        if self._bank is None or not adapters.any():
-            return None
-        return GroupedDeltas(self._bank, np.repeat(adapters, inputs.lengths))
-
-    def _forward(self, inputs: StepInputs, deltas: LinearDeltas | None) -> Tensor:
-        """The hidden states that the step's outputs are read from, [O, hidden]."""
-        token_ids = self._up(inputs.token_ids)
-        if len(inputs.pending_inputs):
-            rows = self._up(inputs.rows[inputs.pending_inputs])
-            token_ids[self._up(inputs.pending_inputs)] = self._states.pending[rows]
-        hidden = self._executor.forward(inputs, token_ids, deltas)
-        if len(inputs.known_pending):
-            self._states.pending[self._up(inputs.known_pending_rows)] = self._up(inputs.known_pending)
-        if len(inputs.output_inputs) == len(hidden):
-            return hidden
-        return hidden[self._up(inputs.output_inputs)]
-
     def _sample(
         self,
         staging: Staging,
         plan: OutputPlan,
         batch: StepBatch,
-        choice: Choice | None,
         mask: TokenMask | None,
-        targets: Mapping[str, Tensor],
     ) -> None:
-        assert staging.hidden is not None
+        assert staging.logits is not None
         staging.accepted[: batch.size] = self._up(np.minimum(batch.outputs, 1))
         if plan.n == 0:
             return
-        logits = self._executor.logits(staging.hidden)
+        logits = staging.logits()
         rows = self._up(plan.rows)
         logits = self._adjust(logits, rows, plan, mask)
-        token_ids = choose(logits, choice)
+        token_ids = choose(logits, choice_of(plan, self._up))
+        targets = staging.sources
         staging.token_ids[: plan.n] = token_ids
         if "logprobs" in targets:
             chosen, ids, top = logprobs(logits, token_ids, targets["top_ids"].shape[1])
@@ -280,7 +288,9 @@ class ModelRuntime:
 
     def _up(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array))
-        return tensor if self._torch_device.type == "cpu" else tensor.to(self._torch_device, non_blocking=True)
+        if self._torch_device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self._torch_device, non_blocking=True)
 
     # -- the rest of the protocol
 
@@ -302,7 +312,8 @@ class ModelRuntime:
             raise ModelError(f"{model} has another shape than {self._identity[0]}; start a new engine for it")
         with torch.no_grad():
             self._load(model)
-            self._executor = CpuExecutor(self._decoder, self._cache)
+            self._device.synchronize()
+            self._executor = self._new_executor()
 
     def synchronize(self) -> None:
         self._stream.synchronize()
@@ -322,10 +333,12 @@ def _dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
     return _DTYPES.get(name, torch.bfloat16)
 
 
-def _quantization(config: EngineConfig, device: torch.device) -> str:
+def _quantization(config: EngineConfig, device: torch.device) -> Quantization:
     wanted = config.weight_quantization
     if (wanted == "int8" and device.type != "cpu") or (wanted == "fp8" and device.type != "cuda"):
         raise ModelError(f"weight_quantization: {wanted} is not for {device.type} (int8: cpu, fp8: cuda)")
+    if config.kv_dtype == "fp8" and device.type != "cuda":
+        raise ModelError("kv_dtype: fp8 is for cuda")
     return wanted
 
 

@@ -35,12 +35,16 @@ def bind(row, sampling, seed=1, prompt=(), output=()):
     return RowBinding(row, sampling, seed, np.array(prompt, dtype=np.int32), np.array(output, dtype=np.int32))
 
 
+def upload(array):
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
 def draw(logits, sampling, n=N):
     """Frequencies of n draws for one request at n positions."""
     states = RowStates(2, len(logits), torch.device("cpu"))
     states.bind([bind(1, sampling)])
     plan = states.plan_outputs(batch([1] * n, range(n)))
-    tokens = choose(torch.tensor(logits).expand(n, -1).float(), choice_of(plan, torch.device("cpu")))
+    tokens = choose(torch.tensor(logits).expand(n, -1).float(), choice_of(plan, upload))
     return np.bincount(tokens.numpy(), minlength=len(logits)) / n
 
 
@@ -121,16 +125,16 @@ def test_a_draw_does_not_depend_on_its_batch():
     states.bind([bind(i + 1, s, seed=i * 7 + 1) for i, s in enumerate(samplings)])
     logits = torch.randn(len(samplings), 300, generator=torch.Generator().manual_seed(1)) * 3
     rows = list(range(1, len(samplings) + 1))
-    together = choose(logits, choice_of(states.plan_outputs(batch(rows, [50] * len(rows))), device))
+    together = choose(logits, choice_of(states.plan_outputs(batch(rows, [50] * len(rows))), upload))
     for row in rows:
         plan = states.plan_outputs(batch([row], [50]))
-        assert choose(logits[row - 1 : row], choice_of(plan, device)).item() == together[row - 1].item()
+        assert choose(logits[row - 1 : row], choice_of(plan, upload)).item() == together[row - 1].item()
 
 
 def test_a_greedy_batch_needs_no_sampler():
     states = RowStates(3, 50, torch.device("cpu"))
     states.bind([bind(1, SamplingParams(temperature=0.0, top_k=5)), bind(2, SamplingParams(temperature=0.0))])
-    assert choice_of(states.plan_outputs(batch([1, 2], [4, 9])), torch.device("cpu")) is None
+    assert choice_of(states.plan_outputs(batch([1, 2], [4, 9])), upload) is None
 
 
 def test_noise_is_a_standard_gumbel_and_differs_between_seeds_and_positions():

@@ -1,0 +1,203 @@
+"""FlashInfer's kernels: paged attention, and the small parts of a decoder layer.
+
+A wrapper plans on the host (which row gets which part of the card) and runs on the device. Its plan is made from
+`indptr` and last-page lengths on the host; the long list of KV pages is built on the device from the page table
+and never crosses the bus. A wrapper belongs to one slot: planning fills pinned memory of its own and copies it
+without waiting, and only committing the slot's step proves that the copy has happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.runtime.interface import Int32Array
+from gpu_worker.runtime.kv import KVCache
+
+WORKSPACE_BYTES = 128 * 2**20
+_CUDA_CORE_GROUPS = frozenset({1, 2, 3, 4, 6, 8, 16})
+
+
+class FlashInferKernels:
+    """See `models.layers.Kernels`. `add_rms_norm` and `rotate` work in place."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        from flashinfer.norm import rmsnorm
+
+        out: Tensor = rmsnorm(x, weight, eps)
+        return out
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        from flashinfer.norm import fused_add_rmsnorm
+
+        fused_add_rmsnorm(x, residual, weight, eps)
+        return x
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        from flashinfer.rope import apply_rope_with_cos_sin_cache_inplace
+
+        apply_rope_with_cos_sin_cache_inplace(positions, q, k, q.shape[-1], table)
+        return q, k
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        from flashinfer.activation import silu_and_mul
+
+        out: Tensor = silu_and_mul(gate_up)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What every plan of a model has in common."""
+
+    config: ModelConfig
+    cache: KVCache
+    dtype: torch.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.cache.keys.device
+
+    @property
+    def windows(self) -> list[int]:
+        """The distinct windows of the layers: each needs a plan of its own."""
+        return sorted(set(self.config.windows))
+
+    def pages(self, layer: int) -> tuple[Tensor, Tensor]:
+        """([n_pages, page_size, Hkv, D], the same of the values)"""
+        shape = (-1, self.cache.page_size, self.config.n_kv_heads, self.config.head_dim)
+        return self.cache.keys[layer].view(shape), self.cache.values[layer].view(shape)
+
+    def plan_settings(self, window: int) -> dict[str, Any]:
+        return {
+            "q_data_type": self.dtype,
+            "kv_data_type": self.cache.keys.dtype,
+            "sm_scale": self.config.head_dim**-0.5,
+            "window_left": window - 1 if window else -1,
+        }
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        c = self.config
+        return c.n_heads, c.n_kv_heads, c.head_dim, self.cache.page_size
+
+
+def host_page_counts(lengths: Int32Array, page_size: int) -> tuple[Int32Array, Int32Array]:
+    """(indptr [B + 1], tokens in the last page [B]) of rows with `lengths` cached tokens, all above 0."""
+    counts = (lengths + page_size - 1) // page_size
+    indptr = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(counts, out=indptr[1:])
+    return indptr, (lengths - (counts - 1) * page_size).astype(np.int32)
+
+
+def gather_pages(cache: KVCache, rows: Tensor, indptr: Tensor, total: int) -> Tensor:
+    """int32 [total]: the pages of `rows` [B], one row after another. indptr: int32 [B + 1] on the device."""
+    entry = torch.arange(total, device=rows.device, dtype=torch.int32)
+    owner = torch.searchsorted(indptr[1:], entry, right=True)
+    return cache.table[rows[owner].long(), (entry - indptr[owner]).long()]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a step's positions lie in the pool, as `append_paged_kv_cache` wants it; all int32 on the device."""
+
+    owners: Tensor
+    positions: Tensor
+    indices: Tensor
+    indptr: Tensor
+    last_page_len: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class FlashInferAttention:
+    """One step's attention; `wrappers` by window, all planned. See `models.decoder.Attention`."""
+
+    geometry: Geometry
+    placement: Placement
+    wrappers: Mapping[int, Any]
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        from flashinfer.page import append_paged_kv_cache
+
+        pages, at = self.geometry.pages(layer), self.placement
+        if k.dtype != pages[0].dtype:
+            k, v = k.to(pages[0].dtype), v.to(pages[0].dtype)
+        append_paged_kv_cache(k, v, at.owners, at.positions, pages, at.indices, at.indptr, at.last_page_len, "NHD")
+        out: Tensor = self.wrappers[self.geometry.config.windows[layer]].run(q, pages)
+        return out.reshape(q.shape[0], -1)
+
+
+class DecodeWrappers:
+    """The captured decode of one slot at one batch size: fixed buffers and a wrapper for each window."""
+
+    def __init__(self, geometry: Geometry, size: int, workspace: Tensor, indices: Tensor) -> None:
+        from flashinfer import BatchDecodeWithPagedKVCacheWrapper
+
+        self.geometry, self.size = geometry, size
+        group = geometry.config.n_heads // geometry.config.n_kv_heads
+        self.indices = indices
+        self.indptr = torch.zeros(size + 1, dtype=torch.int32, device=geometry.device)
+        self.last_page_len = torch.ones(size, dtype=torch.int32, device=geometry.device)
+        self._owners = torch.arange(size, dtype=torch.int32, device=geometry.device)
+        self.wrappers = {
+            window: BatchDecodeWithPagedKVCacheWrapper(
+                workspace,
+                "NHD",
+                use_cuda_graph=True,
+                use_tensor_cores=group not in _CUDA_CORE_GROUPS or group >= 4,
+                paged_kv_indptr_buffer=self.indptr,
+                paged_kv_indices_buffer=indices,
+                paged_kv_last_page_len_buffer=self.last_page_len,
+                backend="fa2",
+            )
+            for window in geometry.windows
+        }
+
+    def plan(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
+        """indptr, last_page_len: pinned; indices: on the device. Nothing waits."""
+        for window, wrapper in self.wrappers.items():
+            wrapper.plan(
+                indptr, indices, last_page_len, *self.geometry.sizes, **self.geometry.plan_settings(window)
+            )
+
+    def attention(self, positions: Tensor) -> FlashInferAttention:
+        at = Placement(self._owners, positions, self.indices, self.indptr, self.last_page_len)
+        return FlashInferAttention(self.geometry, at, self.wrappers)
+
+
+class AppendWrappers:
+    """Prefill and verify of one slot: any number of positions for each row, one causal pass."""
+
+    def __init__(self, geometry: Geometry, workspace: Tensor) -> None:
+        from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+        self.geometry = geometry
+        self.wrappers = {
+            window: BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="auto")
+            for window in geometry.windows
+        }
+
+    def plan(self, lengths: Tensor, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
+        """lengths: appended positions, as an indptr. All pinned but `indices`."""
+        for window, wrapper in self.wrappers.items():
+            settings = self.geometry.plan_settings(window)
+            wrapper.plan(lengths, indptr, indices, last_page_len, *self.geometry.sizes, causal=True, **settings)
+
+
+def new_workspace(device: torch.device) -> Tensor:
+    """Shared by all wrappers of one stream; must be zero before its first use."""
+    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+
+def batch_ladder(asked: Sequence[int], most: int) -> list[int]:
+    """Batch sizes to capture graphs for: those asked for, or 1, 2, 4, every 8th to 64, every 16th to 256, …"""
+    if asked:
+        return sorted({min(size, most) for size in asked})
+    steps = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most + 64, 64)]
+    return sorted({min(size, most) for size in steps})

@@ -1,0 +1,151 @@
+"""Decode steps as CUDA graphs: one for each slot and batch size of a ladder, captured once.
+
+A graph reads its rows, positions and tokens from the slot's device buffer, and the pending inputs and the page
+table from where they always lie; it writes logits to the slot's own buffer. What changes between replays (the
+attention's plan) is written into the same memory before the replay. A batch between two sizes is padded with row
+0, whose one position lies in page 0.
+
+All graphs share one memory pool: they run one after another on one stream, and what outlives a replay is copied
+out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpu_worker.models.decoder import Decoder, Forward
+from gpu_worker.models.lora import AdapterBank, GatheredDeltas
+from gpu_worker.runtime.attention.flashinfer import DecodeWrappers, Geometry, gather_pages, host_page_counts
+from gpu_worker.runtime.device import CudaStream, Device, Stream
+from gpu_worker.runtime.inputs import StepInputs
+
+_ROWS, _POSITIONS, _TOKENS, _ADAPTERS, _INDPTR, _LAST = range(6)
+_FIELDS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBuffers:
+    """A slot's inputs, one int32 row for each field, pinned and on the device; and its logits."""
+
+    host: Tensor
+    device: Tensor
+    logits: Tensor
+
+    def field(self, field: int, n: int) -> Tensor:
+        return self.device[field, :n]
+
+
+Capture = Callable[[Callable[[], None]], Callable[[], object]]
+"""Record what a task launches, as a graph; returns its replay."""
+
+
+def cuda_capture(stream: CudaStream) -> Capture:
+    pool = torch.cuda.graph_pool_handle()
+
+    def capture(work: Callable[[], None]) -> Callable[[], object]:
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream.raw, pool=pool):
+            work()
+        return graph.replay
+
+    return capture
+
+
+def new_decode_buffers(most: int, vocab_size: int, host: Device, device: torch.device) -> DecodeBuffers:
+    shape = (_FIELDS, most + 1)
+    return DecodeBuffers(
+        host=host.host_buffer(shape, torch.int32),
+        device=torch.zeros(shape, dtype=torch.int32, device=device),
+        logits=torch.zeros((most, vocab_size), dtype=torch.float32, device=device),
+    )
+
+
+class DecodeGraphs:
+    """The captured decodes of one slot."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        geometry: Geometry,
+        pending: Tensor,
+        bank: AdapterBank | None,
+        sizes: list[int],
+        workspace: Tensor,
+        host: Device,
+    ) -> None:
+        self._decoder, self._geometry, self._pending, self._bank = decoder, geometry, pending, bank
+        self._sizes = sizes
+        self._buffers = new_decode_buffers(sizes[-1], decoder.config.vocab_size, host, geometry.device)
+        n_indices = sizes[-1] * geometry.cache.table.shape[1]  # shared pages count for every row that shares them
+        indices = torch.zeros(n_indices, dtype=torch.int32, device=geometry.device)
+        self._wrappers = {size: DecodeWrappers(geometry, size, workspace, indices) for size in sizes}
+        self._replays: dict[tuple[int, bool], Callable[[], object]] = {}
+
+    @property
+    def largest(self) -> int:
+        return self._sizes[-1]
+
+    def capture(self, stream: Stream, capture: Capture) -> None:
+        """Warm up and capture every size; the largest first, so that the memory pool grows once."""
+        for size in reversed(self._sizes):
+            for adapted in [False, True] if self._bank is not None else [False]:
+                work = partial(self._forward, size, adapted)
+                stream.enqueue(partial(self._warm_up, size, work))
+                stream.synchronize()
+                self._replays[size, adapted] = capture(work)
+
+    def _warm_up(self, size: int, work: Callable[[], None]) -> None:
+        with torch.inference_mode():
+            self._prepare(size, np.zeros(0, np.int32), np.zeros(0, np.int32))
+            work()
+
+    def _forward(self, size: int, adapted: bool) -> None:
+        rows, positions = self._buffers.field(_ROWS, size), self._buffers.field(_POSITIONS, size)
+        tokens = self._buffers.field(_TOKENS, size).long()
+        token_ids = torch.where(tokens < 0, self._pending[rows.long()], tokens)
+        deltas = None
+        if adapted and self._bank is not None:
+            deltas = GatheredDeltas(self._bank, self._buffers.field(_ADAPTERS, size).long())
+        step = Forward(positions, self._wrappers[size].attention(positions), deltas)
+        hidden = self._decoder.forward(self._decoder.embed(token_ids), step)
+        self._buffers.logits[:size].copy_(self._decoder.head_output(hidden))
+
+    def run(self, inputs: StepInputs) -> Callable[[], Tensor]:
+        """Stage, plan and replay one decode step; in stream order. Returns its logits."""
+        n = len(inputs.batch_rows)
+        size = next(s for s in self._sizes if s >= n)
+        host = self._buffers.host.numpy()
+        host[_TOKENS, :n] = inputs.token_ids
+        host[_ADAPTERS, :size] = 0
+        host[_ADAPTERS, :n] = inputs.adapters
+        self._prepare(size, inputs.batch_rows, inputs.starts)
+        self._replays[size, self._bank is not None and bool(inputs.adapters.any())]()
+        return lambda: self._buffers.logits[:n]
+
+    def _prepare(self, size: int, rows: np.ndarray, starts: np.ndarray) -> None:
+        """Fill the slot's buffers for `rows`, padded to `size`, and plan the attention over them."""
+        n, host = len(rows), self._buffers.host.numpy()
+        host[_ROWS, :size] = 0
+        host[_POSITIONS, :size] = 0
+        host[_TOKENS, n:size] = 0
+        host[_ROWS, :n] = rows
+        host[_POSITIONS, :n] = starts
+        indptr, last = host_page_counts(host[_POSITIONS, :size] + 1, self._geometry.cache.page_size)
+        host[_INDPTR, : size + 1] = indptr
+        host[_LAST, :size] = last
+        self._buffers.device.copy_(self._buffers.host, non_blocking=True)
+        indices = gather_pages(
+            self._geometry.cache,
+            self._buffers.field(_ROWS, size),
+            self._buffers.field(_INDPTR, size + 1),
+            int(indptr[-1]),
+        )
+        pinned = self._buffers.host
+        self._wrappers[size].plan(pinned[_INDPTR, : size + 1], indices, pinned[_LAST, :size])

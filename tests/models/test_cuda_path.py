@@ -1,0 +1,119 @@
+"""The CUDA path's plumbing (plans, page lists, padding, staging) gives the CPU path's tokens.
+
+FlashInfer is replaced by its interface in torch, and a graph's capture by the task itself, which reads the same
+buffers at each replay as the graph would.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import fake_flashinfer
+import numpy as np
+import pytest
+import torch
+from test_generation import N_TOKENS, PROMPTS, oracle
+from test_logits import ALL, reference, relative_error, table, tokens
+
+from bench.driver import Driver
+from gpu_worker.runtime.attention.flashinfer import FlashInferKernels, batch_ladder, gather_pages, host_page_counts
+from gpu_worker.runtime.cuda import CudaExecutor, working_bytes
+from gpu_worker.runtime.kv import KVCache
+
+
+@pytest.fixture(params=[1, 16])
+def open_cuda(request, open_runtime, monkeypatch, cpu_path):
+    """A runtime on the CPU whose executor is the CUDA one."""
+    if cpu_path == "native":
+        pytest.skip("once is enough")
+    fake_flashinfer.install(monkeypatch)
+
+    def get(folder, **settings):
+        runtime = open_runtime(folder, page_size=request.param, prefix_cache="off", **settings)
+        decoder = dataclasses.replace(runtime._decoder, kernels=FlashInferKernels())
+        parts = (decoder, runtime._cache, runtime._bank, runtime._states.pending, runtime.config)
+        runtime._executor = CudaExecutor(*parts, runtime._device, runtime._stream, lambda work: work)
+        return runtime
+
+    return get
+
+
+@pytest.mark.parametrize("family", ["llama3", "mistral", "qwen2-window", "qwen3"])
+@pytest.mark.parametrize("chunk", [0, 4])
+def test_a_greedy_generation_equals_that_of_transformers(family, chunk, checkpoint, open_cuda):
+    folder, model = checkpoint(family)
+    outputs = Driver(open_cuda(folder)).generate(PROMPTS, N_TOKENS, chunk=chunk, depth=2)
+    assert outputs == [oracle(model, prompt) for prompt in PROMPTS]
+
+
+def test_batches_between_the_sizes_of_the_ladder_and_above_it(checkpoint, open_cuda):
+    folder, model = checkpoint("qwen3")
+    runtime = open_cuda(folder, graph_batch_sizes=(2, 5))
+    for n in (1, 2, 3, 5, 7):
+        prompts = [tokens(3 + i, i) for i in range(n)]
+        assert Driver(runtime).generate(prompts, 5) == [oracle(model, prompt, 5) for prompt in prompts]
+
+
+def test_an_append_after_a_shared_prefix_and_a_verify(checkpoint, open_cuda):
+    folder, model = checkpoint("qwen3")
+    driver = Driver(open_cuda(folder, speculative_tokens=2))
+    shared = tokens(32)
+    first = driver.sequence([*shared, 9, 9], ALL)
+    driver.prefill([first])
+    second = driver.fork(first, [*shared, 7], 32)
+    got = table(driver.prefill([second]))
+    assert relative_error(got, reference(model, [*shared, 7])[-1:]) < 1e-4
+    history = second.prompt + second.output
+    got = table(driver.verify([second], [[40, 41]]))
+    assert relative_error(got, reference(model, [*history, 40, 41])[-3:]) < 1e-4
+
+
+def test_decodes_with_and_without_adapters(checkpoint, open_cuda, tmp_path):
+    peft = pytest.importorskip("peft")
+    import copy
+
+    folder, base = checkpoint("qwen3")
+    torch.manual_seed(0)
+    model = peft.get_peft_model(copy.deepcopy(base), peft.LoraConfig(r=4, target_modules="all-linear")).eval()
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data.normal_(0, 0.3)
+    model.save_pretrained(tmp_path)
+    runtime = open_cuda(folder, lora_slots=1, lora_max_rank=8)
+    runtime.load_adapter(str(tmp_path), 1)
+    driver = Driver(runtime)
+    plain, adapted = driver.sequence(tokens(6), ALL), driver.sequence(tokens(6), ALL, adapter_slot=1)
+    driver.prefill([plain, adapted])
+    got = table(driver.decode([plain, adapted]))
+    expected = [
+        reference(base, plain.prompt + plain.output[:-1])[-1],
+        reference(model, adapted.prompt + adapted.output[:-1])[-1],
+    ]
+    assert relative_error(got, np.array(expected)) < 1e-4
+
+
+def test_page_lists_follow_the_page_table():
+    table = torch.tensor([[0, 0, 0], [5, 6, 7], [9, 8, 0]], dtype=torch.int32)
+    cache = KVCache(torch.zeros(1, 40, 1, 16), torch.zeros(1, 40, 1, 16), table, page_size=4)
+    indptr, last = host_page_counts(np.array([5, 1, 12], dtype=np.int32), 4)
+    assert (indptr.tolist(), last.tolist()) == ([0, 2, 3, 6], [1, 1, 4])
+    rows = torch.tensor([2, 0, 1], dtype=torch.int32)
+    pages = gather_pages(cache, rows, torch.from_numpy(indptr), int(indptr[-1]))
+    assert pages.tolist() == [9, 8, 0, 5, 6, 7]
+    assert pages.dtype == torch.int32
+
+
+def test_the_ladder_ends_at_the_largest_batch():
+    assert batch_ladder((), 1) == [1]
+    assert batch_ladder((), 64) == [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
+    assert batch_ladder((), 100)[-1] == 100
+    assert batch_ladder((3, 500), 64) == [3, 64]
+
+
+def test_working_memory_grows_with_the_batch(checkpoint, open_runtime):
+    runtime = open_runtime(checkpoint("qwen3")[0])
+    small, large = (
+        working_bytes(dataclasses.replace(runtime.config, max_num_seqs=n), runtime._model_config, 2)
+        for n in (1, 256)
+    )
+    assert small < large < 4 * 2**30
