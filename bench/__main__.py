@@ -23,6 +23,8 @@ WORKLOADS: dict[str, str] = {
     "celery_noop": "one-token generations against Celery's no-op task",
     "latency": "from delay() to the first delta in a reader's hands",
     "serving": "the engine through the broker with readers, against the same engine driven directly",
+    "profiling": "where the time of a step goes: host and device by phase",
+    "growth": "what one more costs: sequences, prompt tokens, cached tokens, waiting tasks, readers",
     "gpu": "decode and prefill on a CUDA device against their floors",
 }
 
@@ -36,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("workload", nargs="*", metavar="WORKLOAD", help="which (default: all but gpu)")
     parser.add_argument("--quick", action="store_true", help="the smallest sizes, to see that everything runs")
+    parser.add_argument("--profile", action="store_true", help="where the time goes: short for profiling")
     parser.add_argument("--json", metavar="FOLDER", help="write one JSON file for each workload")
     parser.add_argument("--plots", metavar="FOLDER", help="write plots (PNG)")
     options = parser.parse_args(argv)
@@ -43,8 +46,10 @@ def main(argv: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"unknown workload {', '.join(unknown)}; known: {', '.join(WORKLOADS)}")
 
+    everything = [name for name in WORKLOADS if name != "gpu"]
+    chosen = [*options.workload, *(["profiling"] if options.profile else [])] or everything
     failed = []
-    for name in options.workload or [name for name in WORKLOADS if name != "gpu"]:
+    for name in chosen:
         arguments = ["--quick"] if options.quick else []
         if options.json:
             arguments += ["--json", str(Path(options.json) / f"{name}.json")]

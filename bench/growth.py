@@ -1,0 +1,247 @@
+"""What one more costs, as there are more of them: nothing may grow faster than what it is counted by.
+
+Sequences side by side, tokens of a prompt, tokens in the prefix cache, tasks in the queue, readers of a stream.
+Each is measured where it is paid, with everything else held small, and divided by what should make it constant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bench import load
+from bench.checkpoints import SMALL_LONG, checkpoint
+from bench.engine import Bench
+from bench.report import Report, arguments, progress
+from bench.scheduler import Harness
+from cache import CacheTokens, KVCacheManager, PageTable, RadixPrefixCache
+from cache.factory import build_prefix_cache
+from gpu_worker import EngineConfig, Request, SamplingParams
+from gpu_worker.runtime.stand_ins import NullRuntime
+from gpu_worker.scheduling.pipeline import PipelineState
+from gpu_worker.scheduling.scheduled import ScheduledSequence
+from gpu_worker.scheduling.scheduler import Scheduler
+from gpu_worker.scheduling.stopping import StopRules
+
+Point = tuple[float, float]
+SHARED, OWN = 256, 64
+DELTAS = 40
+
+
+def sequences(n: int) -> float:
+    """Microseconds of a decode step of `n` sequences, in the scheduler."""
+    harness = Harness(n)
+    return 1e6 * least(harness.step, 40)
+
+
+def least(work: Callable[[], object], rounds: int) -> float:
+    """Seconds of the calling thread's own time."""
+    best = float("inf")
+    for _ in range(rounds):
+        start = time.thread_time()
+        work()
+        best = min(best, time.thread_time() - start)
+    return best
+
+
+def prompt_on_the_host(n: int) -> float:
+    """Microseconds that the scheduler and the cache need for a prompt of `n` tokens and its first token."""
+    scheduler, pipeline = null_scheduler(rows=2, max_model_len=n + 16, n_pages=4 * n + 64, chunk=512)
+    rng = np.random.default_rng(0)
+
+    def one() -> None:
+        enqueue(scheduler, rng.integers(1, 1000, n), 1, 0)
+        while scheduler.state.has_work:
+            step(scheduler, pipeline)
+
+    return 1e6 * least(one, 3)
+
+
+def cached_tokens(n: int) -> float:
+    """Microseconds to match and insert a prompt that shares 256 of its 320 tokens, in a cache of `n` tokens."""
+    rng = np.random.default_rng(0)
+    table = PageTable(n + 64 * OWN + SHARED + 1, 1, 4)
+    cache = RadixPrefixCache(table)
+    table.set_prefix_cache(cache)
+    shared = rng.integers(0, 150_000, SHARED)
+
+    def insert() -> None:
+        tokens = CacheTokens.from_text(np.concatenate([shared, rng.integers(0, 150_000, OWN)]))
+        found = cache.match_prefix(tokens)
+        kv = found.matched_kv_length
+        pages = np.concatenate([found.matched_pages, table.allocate_pages(SHARED + OWN - kv)])
+        cache.insert(tokens, pages, None, found.last_node, found.matched_token_count, kv)
+
+    while cache.total_cached_pages < n:
+        insert()
+    return 1e6 * least(insert, 50)
+
+
+def waiting_tasks(n: int) -> float:
+    """Microseconds to start and end a request of 16 tokens while `n` wait behind it."""
+    scheduler, pipeline = null_scheduler(rows=64, max_model_len=64, n_pages=1 << 14, chunk=512)
+    prompts = np.random.default_rng(0).integers(1, 1000, (n, 16))
+    for i in range(n):
+        enqueue(scheduler, prompts[i], 1, i)
+    finished = scheduler.state.counters.finished
+    start = time.thread_time()
+    while scheduler.state.counters.finished - finished < min(n, 128):
+        step(scheduler, pipeline)
+    return 1e6 * (time.thread_time() - start) / (scheduler.state.counters.finished - finished)
+
+
+def null_scheduler(
+    rows: int, max_model_len: int, n_pages: int, chunk: int
+) -> tuple[Scheduler, PipelineState[ScheduledSequence]]:
+    runtime = NullRuntime(rows=rows, n_pages=n_pages, max_model_len=max_model_len)
+    limits = runtime.limits
+    table = PageTable(limits.n_pages, 1, limits.max_batch_size, max_model_len)
+    config = EngineConfig(max_num_seqs=rows, chunk_size=chunk)
+    manager = KVCacheManager(table, build_prefix_cache("radix", table))
+    return Scheduler(config, runtime, manager), PipelineState[ScheduledSequence](2)
+
+
+def enqueue(scheduler: Scheduler, prompt: np.ndarray, max_tokens: int, arrival: int) -> None:
+    limits = scheduler.state.limits
+    request = Request(
+        prompt=prompt.tolist(), sampling=SamplingParams(max_tokens=max_tokens), request_id=str(arrival)
+    )
+    rules = StopRules.of(request.sampling, limits.eos_token_ids, len(prompt), limits.max_model_len)
+    scheduler.state.waiting.push(ScheduledSequence(request, prompt, rules, arrival=arrival))
+
+
+def step(scheduler: Scheduler, pipeline: PipelineState[ScheduledSequence]) -> None:
+    """One round of the engine's loop."""
+    slot_id = pipeline.free_slot_id()
+    plan = scheduler.schedule_step(pipeline) if slot_id is not None else None
+    if plan is not None and slot_id is not None:
+        handle = scheduler.launch_forward_async(plan, slot_id)
+        assert handle is not None
+        pipeline.on_launch(handle)
+        pipeline.on_pending_commit(scheduler.finalize_sampling(handle, None))
+    if plan is None or pipeline.is_full:
+        oldest = pipeline.pop_oldest()
+        if oldest is not None:
+            scheduler.commit_step(oldest)
+            pipeline.on_step_completed()
+    scheduler.state.outbox = []
+
+
+def prefill(bench: Bench, lengths: Sequence[int]) -> Iterator[Point]:
+    """Milliseconds to the first token of a prompt, with a model."""
+    with checkpoint(SMALL_LONG) as model:
+        with bench.engine(model, SMALL_LONG, prefix_cache="off", max_num_seqs=2) as engine:
+            for length in progress(lengths, "prompt lengths"):
+                runs = [load.at_concurrency(engine, load.requests(1, length, 1, seed=i), 1) for i in range(2)]
+                yield length, min(run.ttft_ms(0.5) for run in runs)
+
+
+# ---------------------------------------------------------------- readers
+
+WRITER = """
+import json, sys, time
+from tasks import connections
+from tasks.schemas import stream_keys
+
+keys, count = stream_keys(sys.argv[1]), int(sys.argv[2])
+client = connections.streams()
+while client.pubsub_numsub(keys.channel)[0][1] < int(sys.argv[3]):
+    time.sleep(0.01)
+for index in range(count):
+    finish = "stop" if index == count - 1 else None
+    delta = {"task_id": sys.argv[1], "attempt": 1, "index": index, "token_ids": [index], "text": " word"}
+    message = json.dumps({**delta, "finish_reason": finish})
+    client.rpush(keys.log, message)
+    client.publish(keys.channel, message)
+client.expire(keys.log, 60)
+"""
+
+
+def readers(n: int) -> float:
+    """Microseconds of this process for each reader and delta, with `n` readers of one stream in one event loop."""
+    from tasks import connections, streaming
+    from tasks.schemas import stream_keys
+
+    task_id = f"bench-readers-{n}"
+    connections.streams().delete(stream_keys(task_id).log)
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, task_id, str(DELTAS), str(n)])
+
+    async def follow() -> int:
+        return len([delta async for delta in streaming.astream(task_id, timeout_s=60)])
+
+    async def all_of_them() -> list[int]:
+        return await asyncio.gather(*(follow() for _ in range(n)))
+
+    start = time.process_time()
+    seen = asyncio.run(all_of_them())
+    seconds = time.process_time() - start
+    writer.wait()
+    assert all(count >= 1 for count in seen)
+    return 1e6 * seconds / (n * DELTAS)
+
+
+def with_redis(sizes: Sequence[int]) -> Iterator[Point]:
+    import os
+
+    from tasks import demo
+    from tasks.settings import settings
+
+    os.environ.update(demo.environment())
+    settings.cache_clear()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
+    for size in progress(sizes, "readers"):
+        yield size, readers(size)
+
+
+# ---------------------------------------------------------------- the workload
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--threads", type=int, default=0, help="of the model on the CPU; 0: torch decides")
+    options = parser.parse_args(argv)
+    bench = Bench(Report("What one more costs"), threads=options.threads, quick=options.quick)
+    curves: dict[str, tuple[str, list[Point]]] = {}
+
+    def measure(what: str, unit: str, points: Iterator[Point], divide: bool) -> None:
+        """`divide`: the cost should be proportional to the size, so that of one is reported as well."""
+        found = list(points)
+        curves[what] = unit, found
+        for size, cost in found:
+            one = cost / size if divide else cost
+            name = f"{int(size):,} {what}"
+            note = f"{one * (1e3 if unit == 'ms' else 1):,.3g} us each" if divide else ""
+            bench.report.add(name, cost, unit, better="lower", note=note)
+
+    def over(sizes: Sequence[int], cost: Callable[[int], float], what: str) -> Iterator[Point]:
+        return ((size, cost(size)) for size in progress(sizes, what))
+
+    pick = bench.pick
+    table = (
+        ("sequences", "us a step", (1, 8), (1, 4, 16, 64, 128, 256, 512), sequences, True),
+        ("prompt tokens on the host", "us", (16, 256), (16, 128, 1024, 4096, 32_768), prompt_on_the_host, True),
+        ("cached tokens", "us a prompt", (1000,), (1000, 10_000, 100_000, 1_000_000), cached_tokens, False),
+        ("waiting tasks", "us a task", (100,), (100, 1000, 10_000, 100_000), waiting_tasks, False),
+    )
+    for what, unit, quick, full, cost, divide in table:
+        measure(what, unit, over(pick(quick, full), cost, what), divide)
+    lengths = pick((16, 128), (16, 64, 256, 1024, 4096, 16_384))
+    measure("prompt tokens, 6.8 M shape", "ms", prefill(bench, lengths), True)
+    measure("readers of a stream", "us a delta", with_redis(pick((1, 4), (1, 10, 100, 1000))), False)
+    if options.plots and not options.quick:
+        from bench import plots
+
+        plots.growth(Path(options.plots) / "growth.png", curves)
+    bench.report.finish(options.json)
+
+
+if __name__ == "__main__":
+    main()

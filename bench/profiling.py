@@ -1,0 +1,134 @@
+"""Where the time of a decode step goes: host and device by phase, and who waited for the interpreter.
+
+The engine's own tracer gives the spans. The host's phases are those of the engine thread; `wait` is its wait for
+the device, so what is not `wait` is work. A thread that works for longer than its processor time has been waiting:
+for Python's interpreter lock, which engine, text and preparation threads share, or for a core.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import load
+from bench.checkpoints import QWEN3_06B, SMALL, TINY, Shape, checkpoint
+from bench.engine import Bench
+from bench.report import Report, arguments, progress
+from gpu_worker.tracing import Tracer
+
+HOST = ("plan", "launch", "mask", "sample", "wait", "commit")
+SWITCH_INTERVALS_S = (0.005, 0.0005, 0.00005)
+
+
+def cpu_seconds() -> dict[str, float]:
+    """Processor seconds so far of each Python thread, and of all native ones together as "native"."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    names = {thread.native_id: thread.name for thread in threading.enumerate()}
+    seconds: dict[str, float] = defaultdict(float)
+    for task in Path("/proc/self/task").iterdir():
+        fields = (task / "stat").read_text().rpartition(")")[2].split()
+        seconds[names.get(int(task.name), "native")] += (int(fields[11]) + int(fields[12])) / ticks
+    return dict(seconds)
+
+
+def steady(spans: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The spans between the tenth and the last but tenth decode forward: no prefill, no tail."""
+    starts = [span["ts"] for span in spans if span["line"] == "compute" and span["name"] == "decode"]
+    if len(starts) < 24:
+        return list(spans)
+    return [span for span in spans if starts[10] <= span["ts"] < starts[-10]]
+
+
+def phases(spans: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Microseconds a step: the host's phases, the device's tasks, how long it idled, and the whole step."""
+    chosen = steady(spans)
+    decodes = [span for span in chosen if span["line"] == "compute" and span["name"] == "decode"]
+    steps = max(1, len(decodes))
+    total = max(span["ts"] for span in decodes) - min(span["ts"] for span in decodes)
+    step = total / max(1, steps - 1)
+    host: dict[str, float] = dict.fromkeys(HOST, 0.0)
+    device: dict[str, float] = defaultdict(float)
+    for span in chosen:
+        if span["line"] == "engine" and span["name"] in host:
+            host[span["name"]] += span["dur"] / steps
+        elif span["line"] == "compute":
+            device[span["name"]] += span["dur"] / steps
+    rest = max(0.0, step - sum(host.values()))
+    busy = sum(device.values())
+    return {
+        "step": step,
+        **{f"host: {name}": cost for name, cost in host.items()},
+        "host: the rest of the loop": rest,
+        **{f"device: {name}": cost for name, cost in device.items()},
+        "device: idle": max(0.0, step - busy),
+    }
+
+
+def profile(bench: Bench, shape: Shape, batch: int, output: int) -> None:
+    tracer = Tracer()
+    with checkpoint(shape) as model, bench.engine(model, shape, tracer, prefix_cache="off") as engine:
+        before = cpu_seconds()
+        run = load.at_concurrency(engine, load.requests(batch, 16, output), batch)
+        used = {name: cost - before.get(name, 0.0) for name, cost in cpu_seconds().items()}
+    spans = tracer.spans()
+    costs = phases(spans)
+    name = f"{shape.name}, batch {batch}"
+    bench.report.add(f"{name}: a step", costs.pop("step"), "us", better="lower")
+    for phase, cost in costs.items():
+        if cost >= 0.05:
+            bench.report.add(f"  {phase}", cost, "us", better="lower")
+    working = sum(s["dur"] for s in spans if s["line"] == "engine" and s["name"] in HOST and s["name"] != "wait")
+    bench.report.add("  engine thread: working", working / 1e6 / run.seconds, "of the time")
+    for thread in ("engine", "petiole-text", "text", "stream-compute", "native"):
+        if thread in used:
+            bench.report.add(f"  processor time of {thread}", used[thread] / run.seconds, "cores")
+
+
+def switch_intervals(bench: Bench, batch: int, output: int) -> None:
+    """Does handing over the interpreter sooner help? Python's default is 5 ms."""
+    usual = sys.getswitchinterval()
+    rates: dict[float, float] = {}
+    try:
+        with checkpoint(TINY) as model, bench.engine(model, TINY, prefix_cache="off") as engine:
+            for _ in range(bench.pick(1, 5)):
+                for interval in SWITCH_INTERVALS_S:
+                    sys.setswitchinterval(interval)
+                    run = load.at_concurrency(engine, load.requests(batch, 16, output), batch)
+                    rates[interval] = max(rates.get(interval, 0.0), run.tokens_per_s)
+    finally:
+        sys.setswitchinterval(usual)
+    base = rates[SWITCH_INTERVALS_S[0]]
+    for interval, rate in rates.items():
+        name = f"petiole-tiny, batch {batch}: switch interval {interval * 1e3:g} ms"
+        bench.report.add(name, rate, "tokens/s", peer=base)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda", "auto"])
+    parser.add_argument("--threads", type=int, default=0, help="of the model on the CPU; 0: torch decides")
+    parser.add_argument("--no-large", action="store_true", help="leave out the Qwen3-0.6B shape")
+    options = parser.parse_args(argv)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    bench = Bench(Report("Where the time of a decode step goes"), options.device, options.threads, options.quick)
+    cases = bench.pick(
+        [(TINY, 4, 40)], [(TINY, 1, 300), (TINY, 8, 300), (TINY, 32, 200), (TINY, 64, 200), (SMALL, 32, 100)]
+    )
+    if not (options.quick or options.no_large):
+        cases = [*cases, (QWEN3_06B, 16, 40)]
+    for shape, batch, output in progress(cases, "profile"):
+        profile(bench, shape, batch, output)
+    switch_intervals(bench, *bench.pick((4, 16), (32, 200)))
+    bench.report.finish(options.json)
+
+
+if __name__ == "__main__":
+    main()
