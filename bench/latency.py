@@ -97,7 +97,7 @@ def readers(report: Report, deltas: int, rounds: int) -> None:
     from tasks.schemas import stream_keys
 
     def bare() -> float:
-        subscription = connections.streams().pubsub()
+        subscription = connections.streams().pubsub()  # type: ignore[no-untyped-call]
         subscription.subscribe(stream_keys("bench").channel)
         subscription.get_message(timeout=5)
 
