@@ -4,6 +4,9 @@ The device sleeps for a fixed time a step, as a GPU looks from the host; the hos
 Blocking, a step takes their sum; pipelined, the longer of the two. The engine is the real one, with all of its
 threads. The floor of each figure is that ideal, with the engine's own host time (measured with both at zero)
 counted to the host.
+
+With `--plots FOLDER` it also draws the two timelines of some steps, from a trace of each engine, and leaves the
+traces there as Chrome JSON (chrome://tracing, ui.perfetto.dev).
 """
 
 from __future__ import annotations
@@ -16,18 +19,20 @@ from pathlib import Path
 from bench import report
 from gpu_worker import Engine, EngineConfig, Request, SamplingParams
 from gpu_worker.runtime.stand_ins import SleepingRuntime
+from gpu_worker.tracing import NO_TRACE, Tracer
 
 DEVICE_S = 0.010
 RATIOS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 SEQUENCES = 8
 
 
-def step_s(pipeline: str, device_s: float, host_s: float, steps: int) -> float:
+def step_s(pipeline: str, device_s: float, host_s: float, steps: int, tracer: Tracer = NO_TRACE) -> float:
     """Seconds a step in the steady state: between the first and the last token of sequences side by side."""
     runtime = SleepingRuntime(device_s=device_s, host_s=host_s, rows=SEQUENCES)
+    runtime.device.on_span = tracer.record_device if tracer.enabled else None
     config = EngineConfig(pipeline="on" if pipeline == "on" else "off", max_num_seqs=SEQUENCES)
     stamps: list[float] = []
-    with Engine(config, runtime=runtime) as engine:
+    with Engine(config, runtime=runtime, tracer=tracer) as engine:
         sampling = SamplingParams(max_tokens=steps + 8, temperature=0)
         requests = [Request(prompt=[1 + i, 2, 3], sampling=sampling) for i in range(SEQUENCES)]
         handles = [engine.submit(requests[0], on_delta=lambda _, delta: stamps.append(time.perf_counter()))]
@@ -70,6 +75,8 @@ def main(argv: list[str] | None = None) -> None:
             )
     if options.plots and not options.quick:
         plot(Path(options.plots) / "overlap.png", curves, device)
+    if options.plots:
+        draw_timelines(Path(options.plots))
     result.finish(options.json)
 
 
@@ -90,6 +97,47 @@ def plot(path: Path, curves: dict[str, list[float]], device: float) -> None:
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
+
+
+COLOURS = {
+    "plan": "tab:orange",
+    "launch": "tab:red",
+    "wait": "lightgray",
+    "commit": "tab:purple",
+    "forward": "tab:green",
+    "copy": "tab:blue",
+}
+
+
+def draw_timelines(folder: Path, first: int = 20, count: int = 5) -> None:
+    """Some steps of each engine, host above device, and their traces."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.patches import Patch
+
+    folder.mkdir(parents=True, exist_ok=True)
+    figure, axes = pyplot.subplots(2, 1, figsize=(10, 4.2), sharex=True)
+    for axis, pipeline, title in zip(axes, ("off", "on"), ("blocking", "pipelined"), strict=True):
+        tracer = Tracer()
+        step_s(pipeline, 0.004, 0.002, 40, tracer)
+        tracer.save(folder / f"trace-{title}.json")
+        spans = [span for span in tracer.spans() if span["name"] in COLOURS]
+        origin = min(span["ts"] for span in spans if span["args"].get("step") == first)
+        for span in spans:
+            if first <= (span["args"].get("step") or 0) < first + count:
+                y = {"engine": 2, "compute": 1, "copy": 0}[span["line"]]
+                left, width = (span["ts"] - origin) / 1e3, span["dur"] / 1e3
+                axis.barh(y, width, left=left, color=COLOURS[span["name"]], edgecolor="white", linewidth=0.3)
+                if span["name"] in ("forward", "launch"):
+                    axis.text(left + width / 2, y, str(span["args"]["step"] - first), ha="center", va="center")
+        axis.set_yticks([2, 1, 0], ["host", "compute", "copy"])
+        axis.set_title(title, loc="left")
+    axes[1].set_xlabel("milliseconds; the numbers are steps")
+    axes[0].legend(handles=[Patch(color=c, label=n) for n, c in COLOURS.items()], ncol=6, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(folder / "timeline.png", dpi=110)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,7 @@ class Engine:
         runtime, tokenizer, compiler = self._given
         parts = load_parts(self.config, runtime, tokenizer, self.tracer)
         self.runtime, self.tokenizer = parts.runtime, parts.tokenizer
+        self.tracer.reset()
         limits = self.runtime.limits
         table = PageTable(
             limits.n_pages, limits.page_size, limits.max_batch_size, -(-limits.max_model_len // limits.page_size)
@@ -99,6 +100,7 @@ class Engine:
             tokenizer=self.tokenizer,
             compile_constraint=compiler or parts.compile_constraint,
             proposer=self._proposer,
+            adapter_key=getattr(self.runtime, "adapter_key", None),
         )
         self._text = TextThread(limits.model, self._stop_generating, self._forget, time.perf_counter)
         pipeline = PipelineState[ScheduledSequence](1 if self.config.pipeline == "off" else 2)
@@ -280,7 +282,8 @@ class Engine:
             self._loop.drain()
             self.scheduler.requeue_all()
             self.runtime.reload(model)
-            self.scheduler.state.limits = self.runtime.limits
+            self.scheduler.state.limits = self._preparer.limits = self.runtime.limits
+            self._text.model = self.runtime.limits.model
 
         self._call(reload)
 

@@ -26,7 +26,7 @@ def load_runtime(config: EngineConfig, tracer: Tracer) -> Runtime:
 
     device = open_device(config.device)
     if tracer.enabled:
-        device.on_span = tracer.record
+        device.on_span = tracer.record_device
     return ModelRuntime(config, device=device)
 
 

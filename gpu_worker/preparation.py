@@ -31,7 +31,10 @@ _SEED_RANGE = 1 << 64
 
 
 class Preparer:
-    """Knows the limits; keeps nothing of any request. Thread-safe."""
+    """Knows the limits; keeps nothing of any request. Thread-safe.
+
+    `adapter_key`: names an adapter by its content, where the runtime can; it may raise AdapterError.
+    """
 
     def __init__(
         self,
@@ -41,12 +44,14 @@ class Preparer:
         tokenizer: Tokenizer | None = None,
         compile_constraint: ConstraintCompiler | None = None,
         proposer: Proposer | None = None,
+        adapter_key: Callable[[str], str] | None = None,
     ) -> None:
         self.config = config
         self.limits = limits
         self.tokenizer = tokenizer
         self.compile_constraint = compile_constraint
         self.proposer = proposer
+        self.adapter_key = adapter_key
 
     def prepare(self, stream: OutputStream, arrival: int, arrival_s: float) -> ScheduledSequence:
         """Raises InvalidRequest."""
@@ -70,6 +75,7 @@ class Preparer:
             constraint=constraint,
             drafter=self._drafter(request, prompt),
             stream=stream,
+            adapter_key=self._adapter_key(request),
             history_length=64 if self.config.debug else 0,
         )
 
@@ -132,6 +138,11 @@ class Preparer:
         if self.proposer is None or self.config.speculative_tokens == 0 or self.limits.n_values:
             return None  # a draft is an id; a model that decodes values beside it needs more
         return self.proposer.drafter([*prompt, *request.resume_token_ids])
+
+    def _adapter_key(self, request: Request) -> str | None:
+        if request.adapter is None or self.adapter_key is None:
+            return request.adapter
+        return self.adapter_key(request.adapter)
 
     def _text_tokenizer(self, request: Request) -> Tokenizer | None:
         stop = request.sampling.stop

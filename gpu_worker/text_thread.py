@@ -96,7 +96,7 @@ class TextThread:
         on_end: Callable[[Handle], None],
         clock: Callable[[], float],
     ) -> None:
-        self._model = model
+        self.model = model
         self._stop_generating = stop_generating
         self._on_end = on_end
         self._clock = clock
@@ -229,7 +229,7 @@ class TextThread:
                 ttft_ms=None if first is None else (first - arrival) * 1e3,
                 total_ms=(now - arrival) * 1e3,
             ),
-            model=self._model,
+            model=self.model,
             logprobs=tuple(stream.logprobs) if stream.handle.request.sampling.logprobs is not None else None,
         )
 

@@ -1,8 +1,9 @@
 """A Chrome trace of what the engine did when: open it in chrome://tracing or ui.perfetto.dev.
 
 The host's spans (plan, launch, mask, sample, wait, commit) come from the engine thread, the device's (forward,
-sample, copy) from its streams. Each thread and each stream is a line of the picture; every span names its slot
-and its step.
+sample, copy) from its streams. Each thread and each stream is a line of the picture; every span names its slot and
+its step. A device knows nothing of steps; but streams are FIFO and each step enqueues one forward, one sampling
+and one copy, so the n-th of them belongs to step n.
 """
 
 from __future__ import annotations
@@ -28,6 +29,15 @@ class Tracer:
         self._events: list[dict[str, Any]] = []
         self._lines: dict[str, int] = {}
         self._lock = threading.Lock()
+        self._counts: dict[tuple[str, str], int] = {}
+        self._slot_of: dict[int, int | None] = {}
+
+    def reset(self) -> None:
+        """Forget everything, such as a warm-up, and count steps from 0."""
+        with self._lock:
+            self._events.clear()
+            self._counts.clear()
+            self._slot_of.clear()
 
     def span(
         self, name: str, slot_id: int | None = None, step_id: int | None = None
@@ -37,14 +47,25 @@ class Tracer:
             return _NOTHING
         return _Span(self, name, {"slot": slot_id, "step": step_id})
 
+    def record_device(self, stream: str, label: str, start: float, end: float) -> None:
+        """A task on a device's stream; a `Device.on_span` hook. Labels other than sample and copy are forwards."""
+        stage = label if label in ("sample", "copy") else "forward"
+        step_id = self._counts.get((stream, stage), 0)
+        self._counts[stream, stage] = step_id + 1
+        self.record(stream, label, start, end, {"step": step_id})
+
     def record(
         self, line: str, name: str, start: float, end: float, args: dict[str, int | None] | None = None
     ) -> None:
-        """A span on a line of the picture; times of `time.perf_counter`. Also a `Device.on_span` hook."""
+        """A span on a line of the picture; times of `time.perf_counter`."""
         if not self.enabled:
             return
+        args = args or {}
         with self._lock:
             tid = self._lines.setdefault(line, len(self._lines))
+            step_id = args.get("step")
+            if step_id is not None and args.get("slot") is not None:
+                self._slot_of[step_id] = args["slot"]
             self._events.append(
                 {
                     "name": name,
@@ -53,25 +74,31 @@ class Tracer:
                     "tid": tid,
                     "ts": (start - self._origin) * 1e6,
                     "dur": (end - start) * 1e6,
-                    "args": {key: value for key, value in (args or {}).items() if value is not None},
+                    "args": args,
                 }
             )
 
     def spans(self) -> list[dict[str, Any]]:
-        """What was collected so far: Chrome's event dictionaries, with `line` added."""
+        """What was collected so far: Chrome's event dictionaries, with `line` added and every slot filled in."""
         with self._lock:
             names = {tid: line for line, tid in self._lines.items()}
-            return [{**event, "line": names[event["tid"]]} for event in self._events]
+            return [
+                {
+                    **event,
+                    "line": names[event["tid"]],
+                    "args": {"slot": self._slot_of.get(event["args"].get("step")), **event["args"]},
+                }
+                for event in self._events
+            ]
 
     def save(self, path: str | Path) -> None:
         """Write Chrome's JSON."""
-        pid = os.getpid()
-        with self._lock:
-            lines = [
-                {"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": line}}
-                for line, tid in self._lines.items()
-            ]
-            document = {"traceEvents": lines + self._events, "displayTimeUnit": "ms"}
+        spans = self.spans()
+        lines = [
+            {"name": "thread_name", "ph": "M", "pid": os.getpid(), "tid": tid, "args": {"name": line}}
+            for line, tid in self._lines.items()
+        ]
+        document = {"traceEvents": [*lines, *spans], "displayTimeUnit": "ms"}
         Path(path).write_text(json.dumps(document), encoding="utf-8")
 
 

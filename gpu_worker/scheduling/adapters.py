@@ -2,6 +2,7 @@
 
 A slot is held by every sequence that uses it, until the sequence's last outstanding step. A slot that nobody holds
 keeps its adapter until somebody else needs the slot: the least recently used one goes first. Slot 0 is "none".
+Adapters go by content (`key`), so a folder that has changed is another adapter.
 """
 
 from __future__ import annotations
@@ -26,30 +27,31 @@ class AdapterSlots:
         """Sequences that hold a slot, each counted once."""
         return sum(self._holders.values())
 
-    def acquire(self, adapter: str | None) -> int | None:
-        """The adapter's slot, now held once more; None when every slot is held by others."""
-        if adapter is None:
+    def acquire(self, key: str | None, adapter: str | None) -> int | None:
+        """The slot of the adapter with this key, now held once more; `adapter` is where to load it from. None when
+        every slot is held by others."""
+        if key is None or adapter is None:
             return 0
         if self._n_slots == 0:
             raise AdapterError(f"adapter {adapter!r}: this engine has no adapter slots (lora_slots is 0)")
-        slot = self._slot_of.get(adapter)
+        slot = self._slot_of.get(key)
         if slot is None:
             slot = self._room()
             if slot is None:
                 return None
             self._load(adapter, slot)
-            self._slot_of[adapter] = slot
-        self._slot_of.move_to_end(adapter)
-        self._holders[adapter] = self._holders.get(adapter, 0) + 1
+            self._slot_of[key] = slot
+        self._slot_of.move_to_end(key)
+        self._holders[key] = self._holders.get(key, 0) + 1
         return slot
 
-    def release(self, adapter: str | None) -> None:
-        if adapter is None:
+    def release(self, key: str | None) -> None:
+        if key is None:
             return
-        assert self._holders.get(adapter, 0) > 0, f"adapter {adapter!r} is not held"
-        self._holders[adapter] -= 1
-        if self._holders[adapter] == 0:
-            del self._holders[adapter]
+        assert self._holders.get(key, 0) > 0, f"adapter {key!r} is not held"
+        self._holders[key] -= 1
+        if self._holders[key] == 0:
+            del self._holders[key]
 
     def forget(self) -> None:
         """The weights have been replaced: nothing in the slots holds any more."""
@@ -61,5 +63,5 @@ class AdapterSlots:
         for slot in range(1, self._n_slots + 1):
             if slot not in used:
                 return slot
-        idle = next((name for name in self._slot_of if name not in self._holders), None)
+        idle = next((key for key in self._slot_of if key not in self._holders), None)
         return None if idle is None else self._slot_of.pop(idle)

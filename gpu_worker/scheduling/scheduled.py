@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class ScheduledSequence(SchedulableSequence):
     """One accepted request.
 
+    `adapter_key`: its adapter, by content; what its KV and its device slot are keyed by.
     `allocation`: its row and pages while it has them. `bound`: the device knows the row's sequence.
     `preempting`: it is planned no more and gives up its row once nothing is outstanding.
     `values`: what the model decoded beside each generated token, where it does. Times in seconds of
@@ -31,6 +32,7 @@ class ScheduledSequence(SchedulableSequence):
     """
 
     __slots__ = (
+        "adapter_key",
         "adapter_slot",
         "arrival_s",
         "bound",
@@ -66,6 +68,7 @@ class ScheduledSequence(SchedulableSequence):
         constraint: ConstraintState | None = None,
         drafter: Drafter | None = None,
         stream: Any = None,
+        adapter_key: str | None = None,
         history_length: int = 0,
     ) -> None:
         super().__init__(
@@ -83,7 +86,8 @@ class ScheduledSequence(SchedulableSequence):
         self.constraint = constraint
         self.drafter = drafter
         self.stream = stream
-        self.namespace = CacheNamespace(lora_id=request.adapter, salt=request.salt or None)
+        self.adapter_key = request.adapter if adapter_key is None else adapter_key
+        self.namespace = CacheNamespace(lora_id=self.adapter_key, salt=request.salt or None)
         self.values: list[tuple[float, ...]] | None = None
         self.adapter_slot = 0
         self.bound = False

@@ -102,14 +102,14 @@ class SchedulerState:
 
     def start(self, seq: ScheduledSequence, first_chunk: int, now: float) -> bool:
         """Give a waiting sequence its row; False when rows, pages or adapter slots do not suffice."""
-        slot = self.adapters.acquire(seq.request.adapter)
+        slot = self.adapters.acquire(seq.adapter_key, seq.request.adapter)
         if slot is None:
             return False
         full = seq.max_positions if self.config.reserve == "full" else None
         chunk = None if full is not None else first_chunk
         allocation = self.manager.start(seq.cache_tokens, seq.namespace, kv_length=full, first_chunk=chunk)
         if allocation is None:
-            self.adapters.release(seq.request.adapter)
+            self.adapters.release(seq.adapter_key)
             return False
         self.waiting.remove(seq)
         self.prefilling.append(seq)
@@ -184,7 +184,7 @@ class SchedulerState:
             allocation.finish(CacheTokens.from_text(seq.tokens(0, cached).astype(np.int64)), cached)
         else:
             allocation.discard()
-        self.adapters.release(seq.request.adapter)
+        self.adapters.release(seq.adapter_key)
         seq.release()
 
     def clear(self) -> None:
