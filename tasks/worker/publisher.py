@@ -222,6 +222,8 @@ class Publisher:
             self._closing = True
             self._changed.notify()
         self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            self._pipe.close()
 
     @property
     def behind_s(self) -> float:
@@ -255,6 +257,8 @@ class Publisher:
     def _run(self) -> None:
         while (batch := self._next_batch()) is not None:
             self.flush(batch)
+            if self._failing_since is not None:
+                self._pause()
 
     def _next_batch(self) -> list[Stream] | None:
         """Wait for what is due: the urgent streams, or at a tick all that have changed. None: closed."""
@@ -346,20 +350,20 @@ class Publisher:
             self._due(stream, urgent=True)
 
     def _hold(self, streams: list[Stream], error: BaseException) -> None:
-        """Redis is away or full: keep the pieces and try again."""
+        """Redis is away or full: keep the pieces for the next call."""
         if self._failing_since is None:
             self._failing_since = time.monotonic()
             logger.error("streams: Redis does not take them (%s); holding %d streams back", error, len(streams))
         with self._changed:
             for stream in streams:
                 self._dirty[stream] = None
-            if self._closing:
-                self._changed.wait(0.2)
-                return
-            retry_s = min(1.0, 0.05 + self.behind_s / 4)
-            self._tick_at = time.monotonic() + retry_s
-            deadline = self._tick_at
-            while not self._closing and (left := deadline - time.monotonic()) > 0:
+            self._tick_at = time.monotonic()
+
+    def _pause(self) -> None:
+        """Before the next call, after one that failed."""
+        deadline = time.monotonic() + min(1.0, 0.05 + self.behind_s / 4)
+        with self._changed:
+            while (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
 
     def _recovered(self) -> None:

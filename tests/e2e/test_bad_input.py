@@ -126,8 +126,10 @@ def test_a_message_that_celery_cannot_take_is_put_aside_and_answered(
     eventually(lambda: site.held() == 0, "acknowledged")
 
 
-@pytest.mark.parametrize("raw", [b"", b"5", b"null", b"[1,2]", b"{}", b"{broken", b"\xff", b'{"headers": 1}'],
-ids=repr) def test_garbage_in_the_queue_is_put_aside(site: Site, worker: Worker, raw: bytes) -> None:
+@pytest.mark.parametrize(
+    "raw", [b"", b"5", b"null", b"[1,2]", b"{}", b"{broken", b"\xff", b'{"headers": 1}'], ids=repr
+)
+def test_garbage_in_the_queue_is_put_aside(site: Site, worker: Worker, raw: bytes) -> None:
     before = len(quarantined(site))
     put(site, raw)
     eventually(lambda: len(quarantined(site)) == before + 1, "quarantined")

@@ -1,5 +1,4 @@
-"""The worker with the model that ships with the project: real text, through the queue, stream and result
-backend."""
+"""The worker with the model that ships with the project: real text through queue, stream and result backend."""
 
 from __future__ import annotations
 
@@ -12,8 +11,12 @@ from support.site import Site, eventually
 
 from tasks.errors import InvalidRequest
 
-ENGINE = {"PETIOLE_ENGINE_FACTORY": "gpu_worker.engine:Engine", "PETIOLE_DEVICE": "cpu", "PETIOLE_DTYPE":
-"float32"} GREEDY = {"temperature": 0, "ignore_eos": True}
+ENGINE = {
+    "PETIOLE_ENGINE_FACTORY": "gpu_worker.engine:Engine",
+    "PETIOLE_DEVICE": "cpu",
+    "PETIOLE_DTYPE": "float32",
+}
+GREEDY = {"temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +59,10 @@ def test_sixty_four_tasks_at_once_give_what_each_gives_alone(site: Site, options
     at_once = [site.generate(prompt, max_tokens=12, ignore_eos=True, **options) for prompt in prompts]
     together = [site.get(result, 60)["token_ids"] for result in at_once]
     for i in range(0, 64, 9):
-        assert site.get(site.generate(prompts[i], max_tokens=12, ignore_eos=True, **options))["token_ids"] ==
-        together[i]
+        assert (
+            site.get(site.generate(prompts[i], max_tokens=12, ignore_eos=True, **options))["token_ids"]
+            == together[i]
+        )
 
 
 def test_a_stop_string_ends_the_text_before_it(site: Site) -> None:

@@ -63,7 +63,7 @@ def test_a_stopped_worker_loses_its_tasks_and_cannot_write_when_it_goes_on(own_s
 
 def test_a_worker_whose_engine_hangs_loses_its_tasks(own_site: Site) -> None:
     site = own_site
-    first = site.worker()
+    site.worker()
     hanging = site.generate("hang:5", max_tokens=20, seed=1)
     site.streaming(hanging, 5)
     second = site.worker(PETIOLE_MAX_ATTEMPTS=1)
@@ -98,8 +98,11 @@ def test_a_warm_shutdown_gives_back_in_the_order_of_arrival(own_site: Site) -> N
     last = site.generate("last", max_tokens=1, submission={"task_id": "last"})
     assert first.stop() == 0
     queue = [entry.decode() for entry in site.redis.lrange("petiole", 0, -1)]
-    found = [next(name for name in [*(f"o{i}" for i in range(12)), "last"] if f'"id": "{name}"' in entry) for
-    entry in queue] assert found == ["last", *(f"o{i}" for i in reversed(range(12)))]
+    found = [
+        next(name for name in [*(f"o{i}" for i in range(12)), "last"] if f'"id": "{name}"' in entry)
+        for entry in queue
+    ]
+    assert found == ["last", *(f"o{i}" for i in reversed(range(12)))]
     assert all('"redelivered": true' in entry for entry in queue[1:])
     site.worker()
     for i, result in enumerate(running):
@@ -188,7 +191,7 @@ def test_another_model_does_not_continue_a_stream(own_site: Site) -> None:
     site.streaming(result, 5)
     first.stop()
     site.worker(PETIOLE_MODEL="another")
-    with pytest.raises(ModelChanged, match="fake:petiole-tiny.*fake:another"):
+    with pytest.raises(ModelChanged, match=r"fake:petiole-tiny.*fake:another"):
         site.get(result)
 
 
@@ -216,13 +219,6 @@ def test_a_lost_connection_does_not_double_the_work(own_site: Site) -> None:
         assert value["attempt"] == 1
     assert worker.alive()
     eventually(lambda: site.held() == site.queued() == 0, "acknowledged")
-
-
-def test_a_reader_that_goes_away_can_cancel(own_site: Site) -> None:
-    site = own_site
-    site.worker(PETIOLE_FAKE_STEP_MS=20)
-    result = site.generate("unread", max_tokens=4000, cancel_on_disconnect=True)
-    assert site.get(result, 60)["finish_reason"] == "cancelled"
 
 
 def test_the_cancel_flag_reaches_the_worker_that_goes_on(own_site: Site) -> None:

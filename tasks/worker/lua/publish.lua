@@ -49,6 +49,9 @@ for k = 1, #KEYS, 2 do
     if flags % 4 >= 2 then
       redis.call('RPUSH', log, payload)
       redis.call('HSET', state, 'head', after)
+      if not was[1] then
+        redis.call('HSET', state, 'attempt', string.match(before, '^%d+'))
+      end
       redis.call('PUBLISH', string.sub(log, 1, -4) .. 'ch', payload)
     end
     if flags ~= 2 then

@@ -1,0 +1,348 @@
+"""Streams on their way to Redis: every token once, in order, by one attempt at a time."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from tasks.schemas import stream_keys
+from tasks.worker import publisher as module
+from tasks.worker import scripts
+from tasks.worker.attempts import Begun
+from tasks.worker.publisher import Piece, Publisher, Stream
+from tasks.worker.results import Outcome, Written
+
+TASK = "a-task"
+KEYS = stream_keys(TASK)
+END = Outcome({"finish_reason": "length", "stop_reason": "max_tokens"}, None, "length", "max_tokens")
+
+
+class Heard:
+    """A listener that remembers."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self.any = threading.Event()
+
+    def _hear(self, word: str) -> None:
+        self.words.append(word)
+        self.any.set()
+
+    def on_finished(self) -> None:
+        self._hear("finished")
+
+    def on_stale(self) -> None:
+        self._hear("stale")
+
+    def on_released(self) -> None:
+        self._hear("released")
+
+    def on_cancel(self, *, flagged: bool) -> None:
+        self._hear("flagged" if flagged else "unread")
+
+
+def begin(client: redis.Redis, *, retries: int = 0, model: str = "m", adapter: str = "") -> Begun:
+    keys = [KEYS.log, KEYS.state]
+    return Begun.parse(scripts.load(client, "begin")(keys, [60_000, model, retries, adapter])[0])
+
+
+@pytest.fixture
+def publisher(client: redis.Redis) -> Publisher:
+    """One that is not started: tests flush by hand."""
+    return Publisher(client, interval_s=0.01, ttl_s=60)
+
+
+def attempt(publisher: Publisher, client: redis.Redis, **options: Any) -> tuple[Stream, Heard]:
+    begun, heard = begin(client), Heard()
+    return Stream(publisher, TASK, begun.attempt, begun.written, heard, **options), heard
+
+
+def log(client: redis.Redis) -> list[dict[str, Any]]:
+    return [json.loads(entry) for entry in client.lrange(KEYS.log, 0, -1)]
+
+
+def written(client: redis.Redis) -> list[int]:
+    return Written.of(log(client)).token_ids
+
+
+def test_a_delta_has_the_fields_of_the_wire_format(publisher: Publisher, client: redis.Redis) -> None:
+    stream, _ = attempt(publisher, client)
+    stream.push(Piece(0, (5,), 'é"\n'))
+    publisher.flush([stream])
+    assert log(client) == [
+        {"task_id": TASK, "attempt": 1, "index": 0, "token_ids": [5], "text": 'é"\n', "finish_reason": None}
+    ]
+
+
+def test_pieces_between_two_flushes_become_one_delta(publisher: Publisher, client: redis.Redis) -> None:
+    stream, heard = attempt(publisher, client)
+    for i in range(5):
+        stream.push(Piece(i, (i,), f"{i} "))
+    stream.finish(END)
+    publisher.flush([stream])
+    (delta,) = log(client)
+    assert (delta["token_ids"], delta["text"]) == ([0, 1, 2, 3, 4], "0 1 2 3 4 ")
+    assert (delta["finish_reason"], delta["stop_reason"]) == ("length", "max_tokens")
+    assert heard.words == ["finished"]
+
+
+def test_logprobs_and_values_travel_with_their_tokens(publisher: Publisher, client: redis.Redis) -> None:
+    stream, _ = attempt(publisher, client)
+    stream.push(Piece(0, (1,), "a", [{"token_id": 1, "logprob": -0.5, "top": []}], [0.25]))
+    stream.push(Piece(1, (2,), "b", [{"token_id": 2, "logprob": -1.5, "top": []}], None))
+    publisher.flush([stream])
+    (delta,) = log(client)
+    assert [entry["token_id"] for entry in delta["logprobs"]] == [1, 2]
+    assert delta["values"] == [0.25, None]
+
+
+def test_an_older_attempt_cannot_write_and_is_told(publisher: Publisher, client: redis.Redis) -> None:
+    old, old_heard = attempt(publisher, client)
+    old.push(Piece(0, (1,), "a"))
+    publisher.flush([old])
+    new, new_heard = attempt(publisher, client)
+    old.push(Piece(1, (2,), "zombie"))
+    old.finish(END)
+    new.push(Piece(1, (2,), "b"))
+    new.finish(END)
+    publisher.flush([old, new])
+    assert (old_heard.words, new_heard.words) == (["stale"], ["finished"])
+    assert [delta["text"] for delta in log(client)] == ["a", "b"]
+
+
+def test_a_finished_task_stays_finished(publisher: Publisher, client: redis.Redis) -> None:
+    stream, _ = attempt(publisher, client)
+    stream.finish(END)
+    publisher.flush([stream])
+    again = begin(client)
+    assert again.attempt == 0
+    assert again.verdict(model="m", adapter="", max_attempts=3) == "finished"
+    assert again.record == END.record
+
+
+def test_a_call_whose_reply_was_lost_is_repeated_without_harm(publisher: Publisher, client: redis.Redis) -> None:
+    stream, heard = attempt(publisher, client)
+    stream.push(Piece(0, (1, 2), "ab"))
+    publisher.flush([stream])
+    stream.sent = 0  # as if no reply had come
+    stream.push(Piece(2, (3,), "c"))
+    publisher.flush([stream])
+    publisher.flush([stream])
+    assert written(client) == [1, 2, 3]
+    stream.finish(END)
+    publisher.flush([stream])
+    stream.closed = False
+    publisher.flush([stream])
+    assert heard.words == ["finished", "finished"]
+    assert len([delta for delta in log(client) if delta["finish_reason"]]) == 1
+
+
+def test_what_redis_has_forgotten_is_sent_again(publisher: Publisher, client: redis.Redis) -> None:
+    stream, _ = attempt(publisher, client)
+    stream.push(Piece(0, (1,), "a"))
+    publisher.flush([stream])
+    client.flushall()
+    stream.push(Piece(1, (2,), "b"))
+    publisher.flush([stream])
+    publisher.flush([stream])
+    assert written(client) == [1, 2]
+    assert client.ttl(KEYS.log) > 0
+    assert client.ttl(KEYS.state) > 0
+
+
+def test_what_earlier_attempts_wrote_is_sent_again_too(publisher: Publisher, client: redis.Redis) -> None:
+    first, _ = attempt(publisher, client)
+    first.push(Piece(0, (1, 2), "ab"))
+    publisher.flush([first])
+    second, _ = attempt(publisher, client)
+    client.flushall()
+    second.push(Piece(2, (3,), "c"))
+    publisher.flush([second])
+    publisher.flush([second])
+    assert written(client) == [1, 2, 3]
+
+
+def test_a_running_task_that_is_begun_again_counts_a_death(publisher: Publisher, client: redis.Redis) -> None:
+    stream, _ = attempt(publisher, client)
+    stream.admit()
+    publisher.flush([stream])
+    assert begin(client).deaths == 1
+
+
+@pytest.mark.parametrize("admitted", [False, True])
+def test_a_task_handed_back_or_never_admitted_counts_none(
+    publisher: Publisher, client: redis.Redis, admitted: bool
+) -> None:
+    stream, heard = attempt(publisher, client)
+    if admitted:
+        stream.admit()
+        stream.push(Piece(0, (1,), "a"))
+        publisher.flush([stream])
+        stream.push(Piece(1, (2,), "b"))
+        stream.release()
+        publisher.flush([stream])
+        publisher.flush([stream])
+        assert heard.words == ["released"]
+    begun = begin(client)
+    assert (begun.attempt, begun.deaths) == (2, 0)
+    assert begun.written.token_ids == ([1, 2] if admitted else [])
+
+
+def test_a_retry_of_celerys_begins_a_new_stream(publisher: Publisher, client: redis.Redis) -> None:
+    stream, _ = attempt(publisher, client)
+    stream.push(Piece(0, (1,), "a"))
+    stream.finish(END)
+    publisher.flush([stream])
+    begun = begin(client, retries=1)
+    assert (begun.attempt, begun.written.token_ids, begun.record) == (2, [], None)
+
+
+def test_the_model_is_the_one_that_wrote_the_first_token(publisher: Publisher, client: redis.Redis) -> None:
+    begin(client, model="first")
+    assert begin(client, model="second").model == "first"
+    stream, _ = attempt(publisher, client)
+    assert client.hget(KEYS.state, "model") == b"m"
+    stream.push(Piece(0, (1,), "a"))
+    publisher.flush([stream])
+    begun = begin(client, model="other")
+    assert begun.verdict(model="other", adapter="", max_attempts=3) == "model_changed"
+    assert begun.verdict(model="m", adapter="", max_attempts=3) == "generate"
+
+
+def test_the_cancel_flag_reaches_the_listener(publisher: Publisher, client: redis.Redis) -> None:
+    stream, heard = attempt(publisher, client)
+    client.hset(KEYS.state, "cancel", 1)
+    stream.push(Piece(0, (1,), "a"))
+    publisher.flush([stream])
+    assert heard.words == ["flagged"]
+    assert begin(client).verdict(model="m", adapter="", max_attempts=3) == "cancelled"
+
+
+def test_a_stream_that_nobody_reads_is_cancelled_after_a_grace(
+    publisher: Publisher, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "INTEREST_TTL_S", 0)
+    stream, heard = attempt(publisher, client, needs_reader=True)
+    client.set(KEYS.interest, 1)
+    stream.push(Piece(0, (1,), "a"))
+    publisher.flush([stream])
+    assert heard.words == []
+    client.delete(KEYS.interest)
+    stream.push(Piece(1, (2,), "b"))
+    publisher.flush([stream])
+    assert heard.words == ["unread"]
+
+
+def test_a_task_that_nobody_ran_gets_a_last_delta(client: redis.Redis) -> None:
+    from tasks.worker.quarantine import end_stream
+
+    end_stream(client, TASK, 60_000, "cancelled", "revoked")
+    end_stream(client, TASK, 60_000, "cancelled", "revoked")
+    (delta,) = log(client)
+    assert (delta["attempt"], delta["index"], delta["finish_reason"]) == (1, 0, "cancelled")
+    assert begin(client).record == {"finish_reason": "cancelled"}
+
+
+@pytest.fixture
+def running(client: redis.Redis) -> Iterator[Publisher]:
+    publisher = Publisher(client, interval_s=3600, ttl_s=60)
+    publisher.start()
+    yield publisher
+    publisher.close()
+
+
+def test_the_first_token_and_the_end_do_not_wait_for_the_interval(running: Publisher, client: redis.Redis) -> None:
+    listening = client.pubsub(ignore_subscribe_messages=True)
+    listening.subscribe(KEYS.channel)
+    listening.get_message(timeout=1)
+    stream, heard = attempt(running, client)
+    stream.push(Piece(0, (1,), "first"))
+    message = listening.get_message(timeout=10)
+    assert message is not None
+    assert json.loads(message["data"])["text"] == "first"
+    stream.push(Piece(1, (2,), "later"))
+    stream.push(Piece(2, (3,), "last"), last=True)
+    stream.finish(END)
+    assert heard.any.wait(10)
+    assert [delta["text"] for delta in log(client)] == ["first", "laterlast"]
+
+
+def test_closing_flushes_what_is_there(client: redis.Redis) -> None:
+    publisher = Publisher(client, interval_s=3600, ttl_s=60)
+    publisher.start()
+    stream, _ = attempt(publisher, client)
+    for i in range(3):
+        stream.push(Piece(i, (i,), "x"))
+    publisher.close()
+    assert written(client) == [0, 1, 2]
+
+
+class Flaky:
+    """A pipe whose calls may happen without an answer, or not at all."""
+
+    def __init__(self, pipe: Any, faults: list[str]) -> None:
+        self.pipe, self.faults = pipe, faults
+
+    def send(self, keys: Any, args: Any) -> None:
+        fault = self.faults.pop() if self.faults else ""
+        if fault == "before":
+            raise redis.ConnectionError("cut before the call")
+        self.pipe.send(keys, args)
+        if fault == "after":
+            self.pipe.receive()
+            raise redis.ConnectionError("cut after the call")
+
+    def receive(self) -> Any:
+        return self.pipe.receive()
+
+    def close(self) -> None:
+        self.pipe.close()
+
+
+@hypothesis_settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lengths=st.lists(st.integers(1, 4), min_size=1, max_size=12),
+    flush_after=st.sets(st.integers(0, 11)),
+    take_over_after=st.sets(st.integers(0, 11), max_size=3),
+    faults=st.lists(st.sampled_from(["", "before", "after"]), max_size=12),
+    forget_after=st.sets(st.integers(0, 11), max_size=1),
+)
+def test_the_log_is_the_output_whatever_fails(
+    client: redis.Redis,
+    lengths: list[int],
+    flush_after: set[int],
+    take_over_after: set[int],
+    faults: list[str],
+    forget_after: set[int],
+) -> None:
+    """Calls fail before or after they happen, Redis forgets, workers take over: no token twice, none missing."""
+    client.flushall()
+    publisher = Publisher(client, interval_s=3600, ttl_s=60)
+    publisher._pipe = Flaky(publisher._pipe, faults)  # type: ignore[assignment]
+    stream, heard = attempt(publisher, client)
+    total = 0
+    for step, length in enumerate(lengths):
+        stream.push(Piece(total, tuple(range(total, total + length)), "x" * length))
+        total += length
+        if step in flush_after:
+            publisher.flush([stream])
+        if step in forget_after and step not in take_over_after:
+            client.flushall()
+        if step in take_over_after:
+            stream, heard = attempt(publisher, client)
+            total = stream.end
+    stream.finish(END)
+    for _ in range(len(faults) + 4):
+        publisher.flush([stream])
+    publisher._pipe.close()
+    assert heard.words == ["finished"]
+    assert written(client) == list(range(total))
+    assert "".join(delta["text"] for delta in log(client)) == "x" * total
