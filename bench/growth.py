@@ -136,11 +136,13 @@ def step(scheduler: Scheduler, pipeline: PipelineState[ScheduledSequence]) -> No
 
 def prefill(bench: Bench, lengths: Sequence[int]) -> Iterator[Point]:
     """Milliseconds to the first token of a prompt, with a model."""
-    with checkpoint(SMALL_LONG) as model:
-        with bench.engine(model, SMALL_LONG, prefix_cache="off", max_num_seqs=2) as engine:
-            for length in progress(lengths, "prompt lengths"):
-                runs = [load.at_concurrency(engine, load.requests(1, length, 1, seed=i), 1) for i in range(2)]
-                yield length, min(run.ttft_ms(0.5) for run in runs)
+    with (
+        checkpoint(SMALL_LONG) as model,
+        bench.engine(model, SMALL_LONG, prefix_cache="off", max_num_seqs=2) as engine,
+    ):
+        for length in progress(lengths, "prompt lengths"):
+            runs = [load.at_concurrency(engine, load.requests(1, length, 1, seed=i), 1) for i in range(2)]
+            yield length, min(run.ttft_ms(0.5) for run in runs)
 
 
 # ---------------------------------------------------------------- readers
