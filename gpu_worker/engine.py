@@ -133,7 +133,8 @@ class Engine:
             end = HandedBack("the engine is shutting down") if handback else Finish(FinishReason.CANCELLED)
             self._loop.post(lambda: self._end_all(end))
         self._loop.post(self._loop.stop_when_done)
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # `on_fatal` may shut down as well
+            self._thread.join()
         self._text.flush()
         for stream in list(self._open.values()):  # none, unless the loop has failed
             self._text.refuse(stream, EngineClosed("the engine has shut down"))
@@ -293,6 +294,8 @@ class Engine:
 
     def _call(self, function: Callable[[], T]) -> T:
         """Run on the engine thread, between two rounds, and wait for it."""
+        if threading.current_thread() is getattr(self, "_thread", None):
+            return function()
         future: Future[T] = Future()
 
         def command() -> None:

@@ -1,9 +1,9 @@
-"""The vocabulary of `SchedulableSequence`: named errors, states, outcomes and events."""
+"""The vocabulary of `SchedulableSequence`: named errors, states, operations, outcomes and events."""
 
 from __future__ import annotations
 
 from enum import Enum, StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 
 class ScheduleError(RuntimeError):
@@ -105,3 +105,25 @@ class SequenceEvent(NamedTuple):
     kind: EventKind
     amount: int
     kv_position: int
+
+
+class Operation(NamedTuple):
+    """An outstanding operation: it appends `n_positions` and yields at most `max_yield` tokens."""
+
+    state: SequenceState
+    n_positions: int
+    max_yield: int
+
+
+class Blocks(Protocol):
+    """The pages of one sequence, as `cache.KVAllocation` keeps them."""
+
+    @property
+    def kv_capacity(self) -> int:
+        """Positions that the pages cover."""
+
+    def reserve(self, kv_length: int) -> bool:
+        """Cover the first `kv_length` positions; False, and nothing changed, when there are no pages for it."""
+
+    def trim(self, kv_length: int) -> int:
+        """Give back the pages that lie wholly beyond `kv_length` positions; how many."""

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -38,11 +38,13 @@ from gpu_worker.scheduling.outcomes import (
     AcceptedExceedsScheduled,
     AllocationFailed,
     ApplyError,
+    Blocks,
     DecodeOutcome,
     EventKind,
     GenerationComplete,
     MissingTokenOnFinalChunk,
     NotIdle,
+    Operation,
     PrefillComplete,
     PrefillNotComplete,
     PrefillOverrun,
@@ -80,29 +82,7 @@ IntArray = npt.NDArray[np.int32]
 _OUTCOMES = tuple(DecodeOutcome)
 
 
-class Operation(NamedTuple):
-    """An outstanding operation: it appends `n_positions` and yields at most `max_yield` tokens."""
-
-    state: SequenceState
-    n_positions: int
-    max_yield: int
-
-
 _DECODE = Operation(SequenceState.DECODE_SCHEDULED, 1, 1)
-
-
-class Blocks(Protocol):
-    """The pages of one sequence, as `cache.KVAllocation` keeps them."""
-
-    @property
-    def kv_capacity(self) -> int:
-        """Positions that the pages cover."""
-
-    def reserve(self, kv_length: int) -> bool:
-        """Cover the first `kv_length` positions; False, and nothing changed, when there are no pages for it."""
-
-    def trim(self, kv_length: int) -> int:
-        """Give back the pages that lie wholly beyond `kv_length` positions; how many."""
 
 
 class SchedulableSequence:

@@ -1,0 +1,113 @@
+"""Streams, events and transfers of the CPU device; and the trace that they leave."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.toy_engine import request, toy_engine
+
+from gpu_worker.runtime.device import CpuDevice, DeviceError, open_device
+from gpu_worker.runtime.transfer import RenderBuffer
+from gpu_worker.tracing import NO_TRACE, Tracer
+
+
+def test_a_stream_runs_in_order_on_a_thread_of_its_own() -> None:
+    device, seen = CpuDevice(), []
+    stream = device.new_stream("compute")
+    for i in range(100):
+        stream.enqueue(lambda i=i: seen.append((i, threading.current_thread().name)))  # type: ignore[misc]
+    stream.synchronize()
+    assert seen == [(i, "stream-compute") for i in range(100)]
+    device.close()
+
+
+def test_an_event_marks_what_lies_before_it_and_nothing_behind() -> None:
+    device, gate, seen = CpuDevice(), threading.Event(), []
+    stream = device.new_stream("compute")
+    stream.enqueue(lambda: seen.append(1))
+    before = stream.record()
+    stream.enqueue(gate.wait)
+    behind = stream.record()
+    before.synchronize()
+    assert (seen, before.query(), behind.query()) == ([1], True, False)
+    gate.set()
+    behind.synchronize()
+    behind.synchronize()  # any number of waiters, any number of times
+    device.close()
+
+
+def test_a_stream_waits_for_another_streams_event_without_the_caller() -> None:
+    device, gate, seen = CpuDevice(), threading.Event(), []
+    compute, copy = device.new_stream("compute"), device.new_stream("copy")
+    compute.enqueue(gate.wait)
+    compute.enqueue(lambda: seen.append("computed"))
+    copy.wait_event(compute.record())
+    copy.enqueue(lambda: seen.append("copied"))
+    done = copy.record()
+    assert not done.query()
+    gate.set()
+    done.synchronize()
+    assert seen == ["computed", "copied"]
+    device.close()
+
+
+def test_errors_are_sticky_and_reach_whoever_waits() -> None:
+    device, ran = CpuDevice(), []
+    stream = device.new_stream("compute")
+    good = stream.record()
+
+    def fail() -> None:
+        raise ZeroDivisionError("a kernel")
+
+    stream.enqueue(fail)
+    stream.enqueue(lambda: ran.append(1))
+    copy = device.new_stream("copy")
+    copy.wait_event(stream.record())
+    good.synchronize()
+    for waiter in (stream, copy, device, stream.record()):
+        with pytest.raises(DeviceError, match="a kernel"):
+            waiter.synchronize()
+    assert ran == []
+    device.close()
+
+
+def test_the_cpu_device_is_opened_without_torch_and_captures_nothing() -> None:
+    device = open_device("cpu")
+    task = list
+    assert device.kind == "cpu"
+    assert device.capture(device.new_stream("compute"), task) is task
+    device.close()
+
+
+def test_a_transfer_copies_what_it_was_told_to_and_no_more() -> None:
+    device = CpuDevice()
+    compute, copy = device.new_stream("compute"), device.new_stream("copy")
+    host = {name: np.zeros(4, np.int32) for name in ("token_ids", "accepted")}
+    sources = {name: np.arange(1, 5, dtype=np.int32) for name in host}
+    transfer = RenderBuffer(host, copy).start_transfer(compute.record(), sources, {"token_ids": 3, "accepted": 2})
+    output = transfer.wait()
+    assert (output.token_ids.tolist(), output.accepted.tolist(), output.logprobs) == ([1, 2, 3], [1, 2], None)
+    assert host["token_ids"].tolist() == [1, 2, 3, 0]
+    assert transfer.ready()
+    device.close()
+
+
+def test_a_trace_names_every_stage_of_every_step_with_its_slot(tmp_path: Path) -> None:
+    tracer = Tracer()
+    engine = toy_engine(tracer=tracer)
+    engine._given[0].device.on_span = tracer.record_device  # type: ignore[union-attr]
+    with engine:
+        engine.generate([request(max_tokens=6, ignore_eos=True)])
+    spans = tracer.spans()
+    for step in range(6):
+        mine = [span for span in spans if span["args"].get("step") == step]
+        names = {span["name"] for span in mine if span["args"]["slot"] == step % 2}
+        assert {"plan", "launch", "sample", "wait", "commit", "forward", "copy"} <= names
+    tracer.save(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {"engine", "compute", "copy"}
+    assert NO_TRACE.spans() == []
