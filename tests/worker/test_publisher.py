@@ -307,7 +307,7 @@ class Flaky:
         self.pipe.close()
 
 
-@hypothesis_settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(1, 4), min_size=1, max_size=12),
     flush_after=st.sets(st.integers(0, 11)),

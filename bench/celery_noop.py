@@ -1,0 +1,106 @@
+"""One-token generations through the whole worker, beside a no-op task on Celery's own `threads` pool.
+
+Both workers run in turn on the same embedded Redis and are fed by the same producer: what is compared is what
+Petiole's pool, transport and streams cost a task.
+
+    python -m bench.celery_noop [--quick] [--json PATH]
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+
+from bench.report import Report, arguments, compare
+from tasks import embedded
+from tasks.app import configuration
+from tasks.settings import Settings
+
+TARGET = 0.8
+NOOP = """
+from celery import Celery
+from tasks.app import configuration
+from tasks.settings import settings
+app = Celery("noop", set_as_current=False)
+app.conf.update({**configuration(settings()), "worker_pool": "threads"})
+@app.task(name="noop")
+def noop(): return {"text": "", "token_ids": [1], "finish_reason": "length"}
+"""
+
+
+@contextmanager
+def worker(folder: Path, name: str, *command: str, **environment: str) -> Iterator[None]:
+    """A worker process that is ready."""
+    log = folder / f"{name}.log"
+    here = str(Path(__file__).resolve().parents[1])
+    paths = os.pathsep.join(filter(None, [str(folder), here, os.environ.get("PYTHONPATH")]))
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "celery", *command, "-l", "WARNING", "-n", f"{name}@bench"],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": paths, **environment},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def throughput(app: Celery, task: str, options: dict[str, Any], tasks: int) -> float:
+    """Tasks a second: the queue is filled first, then the clock runs from the first result to the last."""
+    results = [app.send_task(task, kwargs=options) for _ in range(tasks)]
+    results[0].get(timeout=120)
+    began = time.perf_counter()
+    for result in reversed(results):  # the last first: waiting for each in turn would measure the producer
+        result.get(timeout=120)
+    return tasks / (time.perf_counter() - began)
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = arguments(__doc__).parse_args(argv)
+    tasks, rounds = (300, 3) if options.quick else (2000, 5)
+    url = f"redis+socket://{embedded.socket_path()}?virtual_host=0"
+    report = Report("One-token generations against a no-op task on Celery's threads pool (embedded Redis)")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "noop_app.py").write_text(NOOP)
+        apps = {}
+        for queue in ("bench-noop", "bench-petiole"):
+            apps[queue] = Celery(queue, set_as_current=False)
+            apps[queue].conf.update(configuration(Settings(broker_url=url, queue=queue)))
+
+        def noop() -> float:
+            environment = {"PETIOLE_BROKER_URL": url, "PETIOLE_QUEUE": "bench-noop"}
+            with worker(folder, "noop", "-A", "noop_app", "worker", "-c", "8", **environment):
+                throughput(apps["bench-noop"], "noop", {}, 20)
+                return throughput(apps["bench-noop"], "noop", {}, tasks)
+
+        def petiole() -> float:
+            environment = {"PETIOLE_BROKER_URL": url, "PETIOLE_QUEUE": "bench-petiole", "PETIOLE_DEVICE": "cpu"}
+            generation = {"prompt": "Count from 1 to 5.", "max_tokens": 1, "temperature": 0}
+            with worker(folder, "petiole", "-A", "tasks", "worker", **environment):
+                throughput(apps["bench-petiole"], "tasks.generate", generation, 20)
+                return throughput(apps["bench-petiole"], "tasks.generate", generation, tasks)
+
+        ours, theirs, spread = compare(petiole, noop, rounds=rounds)
+        report.add(
+            "one-token generations", ours, "tasks/s", peer=theirs, target=TARGET, spread=spread, note="no-op"
+        )
+    report.finish(options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

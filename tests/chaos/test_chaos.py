@@ -1,0 +1,220 @@
+"""Everything at once: workers die, stop and start, Redis restarts, connections are cut, garbage floods the queue.
+
+After it every task has exactly one result, equal token for token to an undisturbed run; every reader, whenever it came,
+has read exactly that; no key stays without a time to live; nobody holds a message. `PETIOLE_CHAOS_MINUTES` says for how
+long, `PETIOLE_CHAOS_SEED` repeats a run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery.result import AsyncResult
+from support.fake_engine import expected
+from support.proxy import Proxy
+from support.site import PATIENCE_S, Site, Worker, eventually
+
+from tasks import connections, embedded
+from tasks.connections import LOST
+from tasks.settings import settings
+from tasks.streaming import stream
+
+MINUTES = float(os.environ.get("PETIOLE_CHAOS_MINUTES", "1"))
+WORKERS = 3
+LEASE_S = 2
+BINARIES = {"embedded": embedded.server_binary(), "system": shutil.which("redis-server")}
+
+
+class Reader(threading.Thread):
+    """Reads one task's stream with the library's own reader, beginning `delay_s` after it is started."""
+
+    def __init__(self, site: Site, task_id: str, delay_s: float) -> None:
+        super().__init__(daemon=True)
+        self.site, self.task_id, self.delay_s = site, task_id, delay_s
+        self.tokens: list[int] = []
+        self.text = ""
+        self.reason: str | None = None
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        time.sleep(self.delay_s)
+        try:
+            for delta in stream(self.site.app.AsyncResult(self.task_id)):
+                self.tokens += delta.token_ids
+                self.text += delta.text
+                self.reason = delta.finish_reason
+        except BaseException as error:
+            self.error = error
+
+
+class Chaos:
+    """A seeded schedule of accidents."""
+
+    def __init__(self, site: Site, proxy: Proxy, seed: int) -> None:
+        self.site, self.proxy, self.random = site, proxy, random.Random(seed)
+        self.done: dict[str, int] = {}
+        self.stopped: list[tuple[float, Worker]] = []
+
+    def accident(self) -> None:
+        accidents: list[tuple[Callable[[], None], int]] = [
+            (self.kill, 4),
+            (self.stop_for_longer_than_the_lease, 2),
+            (self.shut_down, 2),
+            (self.cut, 2),
+            (self.flood, 2),
+            (self.restart_redis, 1),
+        ]
+        chosen = self.random.choices([one for one, _ in accidents], [weight for _, weight in accidents])[0]
+        self.done[chosen.__name__] = self.done.get(chosen.__name__, 0) + 1
+        chosen()
+        self.tend()
+
+    def tend(self) -> None:
+        """What a supervisor does: let the stopped go on, and replace the dead."""
+        now = time.monotonic()
+        for since, worker in list(self.stopped):
+            if now - since > 1.5 * LEASE_S:
+                worker.signal(signal.SIGCONT)
+                self.stopped.remove((since, worker))
+        for _ in range(WORKERS - len(self.alive())):
+            self.site.start_worker(PETIOLE_BROKER_URL=self.proxy.url)
+
+    def alive(self) -> list[Worker]:
+        return [worker for worker in self.site.workers if worker.alive()]
+
+    def victim(self) -> Worker:
+        return self.random.choice(self.alive())
+
+    def kill(self) -> None:
+        self.victim().kill()
+
+    def stop_for_longer_than_the_lease(self) -> None:
+        worker = self.victim()
+        if worker not in [stopped for _, stopped in self.stopped]:
+            worker.signal(signal.SIGSTOP)
+            self.stopped.append((time.monotonic(), worker))
+
+    def shut_down(self) -> None:
+        self.victim().signal(signal.SIGTERM)
+
+    def cut(self) -> None:
+        self.proxy.cut()
+
+    def flood(self) -> None:
+        garbage = [b"", b"5", b"null", b"{broken", b"[1,2]", b'{"headers": 1}', b"\xff\xfe"]
+        with_retries(lambda: self.site.redis.lpush("petiole", *self.random.choices(garbage, k=20)))
+
+    def restart_redis(self) -> None:
+        self.site.server.restart()
+
+
+def with_retries(work: Callable[[], Any]) -> Any:
+    def attempt() -> Any:
+        try:
+            return work(), True
+        except (*LOST, OSError):
+            return None
+
+    return eventually(attempt, "Redis answers")[0]
+
+
+@pytest.mark.parametrize("binary", [name for name, path in BINARIES.items() if path])
+def test_chaos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, binary: str) -> None:
+    seed = int(os.environ.get("PETIOLE_CHAOS_SEED", str(random.randrange(10**6))))
+    print(f"\nPETIOLE_CHAOS_SEED={seed} ({binary} Redis)")
+    options = {
+        "PETIOLE_VISIBILITY_TIMEOUT_S": LEASE_S,
+        "PETIOLE_DRAIN_SECONDS": 0.2,
+        "PETIOLE_MAX_ATTEMPTS": 1000,
+        "PETIOLE_MAX_NUM_SEQS": 16,
+    }
+    with Site(tmp_path, binary=BINARIES[binary], options=("--appendfsync", "always"), **options) as site:
+        monkeypatch.setenv("PETIOLE_BROKER_URL", site.url)
+        settings.cache_clear()
+        proxy = Proxy(tmp_path / "p.sock", site.server.socket)
+        chaos = Chaos(site, proxy, seed)
+        chaos.tend()
+        for worker in list(site.workers):
+            worker.ready()
+        tasks, readers = run(site, chaos, MINUTES * 60 / sum(map(bool, BINARIES.values())))
+        settle(site, chaos)
+        verify(site, tasks, readers)
+        print(f"{len(tasks)} tasks, {len(readers)} readers; {chaos.done}")
+        proxy.close()
+    connections._streams.cache_clear()
+    settings.cache_clear()
+
+
+def run(site: Site, chaos: Chaos, seconds: float) -> tuple[dict[str, int], list[Reader]]:
+    """Tasks and readers come all the time; accidents come between them."""
+    ends_at = time.monotonic() + seconds
+    next_accident = time.monotonic() + 1
+    tasks: dict[str, int] = {}
+    readers: list[Reader] = []
+    while time.monotonic() < ends_at:
+        if site.queued() + site.held() < 300 if answers(site) else False:
+            for _ in range(20):
+                name = f"chaos-{len(tasks)}"
+                length = chaos.random.choice([1, 3, 10, 50, 200, 400])
+                submit(site, name, length)
+                tasks[name] = length
+                if len(readers) < 200 and chaos.random.random() < 0.1:
+                    readers += [Reader(site, name, delay) for delay in (0.0, chaos.random.random() * 5)]
+        if time.monotonic() >= next_accident:
+            chaos.accident()
+            next_accident = time.monotonic() + 0.3 + chaos.random.random()
+        time.sleep(0.05)
+    return tasks, readers
+
+
+def answers(site: Site) -> bool:
+    try:
+        return bool(site.redis.ping())
+    except (*LOST, OSError):
+        return False
+
+
+def submit(site: Site, name: str, length: int) -> None:
+    submission = {"task_id": name, "retry": True, "priority": 0}
+    with_retries(lambda: site.generate(name, max_tokens=length, seed=length, submission=submission))
+
+
+def settle(site: Site, chaos: Chaos) -> None:
+    """No more accidents: wait until the queue is empty and nobody holds anything."""
+    for _, worker in chaos.stopped:
+        worker.signal(signal.SIGCONT)
+    chaos.stopped.clear()
+
+    def idle() -> bool:
+        chaos.tend()
+        return with_retries(lambda: site.queued() + site.held()) == 0
+
+    eventually(idle, "all work is done", 4 * PATIENCE_S)
+
+
+def verify(site: Site, tasks: dict[str, int], readers: list[Reader]) -> None:
+    for name, length in tasks.items():
+        result = AsyncResult(name, app=site.app)
+        assert result.state == "SUCCESS", f"{name} is {result.state}: {result.result!r}"
+        truth = expected(name, length, length)
+        assert result.result["token_ids"] == truth, name
+        assert site.tokens(name) == truth, name
+        ends = [delta for delta in site.log(name) if delta["finish_reason"] is not None]
+        assert len(ends) == 1, f"{name} has {len(ends)} ends"
+    for reader in readers:
+        reader.join(PATIENCE_S)
+        assert reader.error is None, f"{reader.task_id}: {reader.error!r}"
+        assert reader.tokens == expected(reader.task_id, tasks[reader.task_id], tasks[reader.task_id])
+        assert reader.text == "".join(f"w{token} " for token in reader.tokens)
+        assert reader.reason == "length"
+    assert site.without_ttl() <= {"petiole:owners"}

@@ -1,0 +1,92 @@
+"""What a delivery is to do follows from what earlier ones left."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tasks import errors
+from tasks.worker.attempts import Begun
+from tasks.worker.requests import engine_request, seed_of
+from tasks.worker.results import Outcome, Written, at_hand, recorded, take_result
+
+DELTAS = [{"index": 0, "token_ids": [1, 2], "text": "ab"}, {"index": 2, "token_ids": [3], "text": "c"}]
+
+
+def begun(**changes: Any) -> Begun:
+    reply = {"attempt": 2, "deaths": 0, "cancel": b"", "model": b"m", "adapter": b"", "done": b"", "log": []}
+    return Begun.parse(list({**reply, **changes}.values()))
+
+
+@pytest.mark.parametrize(
+    ("left", "verdict"),
+    [
+        ({}, "generate"),
+        ({"log": [json.dumps(delta).encode() for delta in DELTAS]}, "generate"),
+        ({"attempt": 0, "done": b'{"finish_reason": "stop"}'}, "finished"),
+        ({"cancel": b"1"}, "cancelled"),
+        ({"deaths": 2}, "generate"),
+        ({"deaths": 3}, "poisoned"),
+        ({"model": b"other"}, "generate"),
+        ({"model": b"other", "log": [json.dumps(DELTAS[0]).encode()]}, "model_changed"),
+        ({"adapter": b"other", "log": [json.dumps(DELTAS[0]).encode()]}, "model_changed"),
+        ({"deaths": 9, "attempt": 0, "done": b'{"finish_reason": "stop"}'}, "finished"),
+    ],
+)
+def test_the_verdict(left: dict[str, Any], verdict: str) -> None:
+    assert begun(**left).verdict(model="m", adapter="", max_attempts=3) == verdict
+
+
+def test_the_log_gives_back_what_was_written() -> None:
+    assert begun(log=[json.dumps(delta).encode() for delta in DELTAS]).written == Written([1, 2, 3], "abc")
+
+
+def test_a_recorded_result_is_the_result() -> None:
+    result = {
+        "text": "abc",
+        "token_ids": [1, 2, 3],
+        "finish_reason": "stop",
+        "stop_reason": "eos",
+        "usage": {"prompt_tokens": 1, "cached_prompt_tokens": 0, "completion_tokens": 3},
+        "timing": {},
+        "model": "m",
+        "attempt": 1,
+    }
+    record = json.loads(json.dumps(Outcome(result, None, "stop", "eos").record))
+    assert not {"text", "token_ids"} & set(record)
+    assert recorded(record, Written.of(DELTAS)).result == result
+
+
+def test_a_recorded_failure_is_the_failure() -> None:
+    error = errors.InvalidRequest("prompt", "must not be empty", "''")
+    outcome = recorded(json.loads(json.dumps(Outcome(error=error).record)), Written())
+    assert isinstance(outcome.error, errors.InvalidRequest)
+    assert outcome.error.args == error.args
+
+
+def test_the_body_of_a_task_finds_its_own_outcome_and_no_other() -> None:
+    with at_hand("a", Outcome({"text": "x"}, None, "stop")):
+        assert take_result("a") == {"text": "x"}
+        with pytest.raises(errors.GenerationFailed):
+            take_result("b")
+    with pytest.raises(errors.GenerationFailed, match="does not run Petiole's pool"):
+        take_result("a")
+
+
+def test_a_request_is_the_same_on_every_worker() -> None:
+    from tasks.schemas import GenerateRequest
+
+    asked = GenerateRequest(prompt="hello", choice=["a", "b"], salt="tenant")
+    one, other = (engine_request("task", asked, priority=3) for _ in range(2))
+    assert one == other
+    assert one.sampling.seed == seed_of("task") != seed_of("another")
+    assert 0 <= seed_of("task") < 2**63
+    assert one.constraint is not None
+    assert (one.constraint.kind, one.constraint.value, one.salt, one.priority) == (
+        "choice",
+        ["a", "b"],
+        "tenant",
+        3,
+    )
