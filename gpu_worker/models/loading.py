@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -97,22 +97,38 @@ class LoadOptions:
     make_linear: MakeLinear = DenseLinear
 
 
+class TensorSource(Protocol):
+    """Where a decoder's tensors come from: a `Checkpoint`, or whatever a benchmark makes up."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def copy(self, name: str, into: Tensor) -> int:
+        """Fill `into` with the named tensor; returns the bytes read."""
+        ...
+
+
+def read_decoder(
+    source: TensorSource,
+    config: ModelConfig,
+    options: LoadOptions,
+    advance: Callable[[int], object] = lambda n_bytes: None,
+) -> Decoder:
+    with torch.no_grad():
+        return _Loader(source, config, options, advance).decoder()
+
+
 def load_decoder(folder: Path, config: ModelConfig, options: LoadOptions) -> Decoder:
     """Read a checkpoint's weights into a decoder. Raises ModelError for what is missing or of another shape."""
-    with (
-        Checkpoint(folder) as checkpoint,
-        _progress(checkpoint.n_bytes(), folder.name) as advance,
-        torch.no_grad(),
-    ):
-        return _Loader(checkpoint, config, options, advance).decoder()
+    with Checkpoint(folder) as checkpoint, _progress(checkpoint.n_bytes(), folder.name) as advance:
+        return read_decoder(checkpoint, config, options, advance)
 
 
 @dataclass(frozen=True, slots=True)
 class _Loader:
-    checkpoint: Checkpoint
+    checkpoint: TensorSource
     config: ModelConfig
     options: LoadOptions
-    advance: Callable[[int], None]
+    advance: Callable[[int], object]
 
     def decoder(self) -> Decoder:
         config, options = self.config, self.options

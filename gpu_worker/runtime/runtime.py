@@ -20,7 +20,15 @@ from gpu_worker.errors import AdapterError, ModelError
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.layers import TorchKernels
-from gpu_worker.models.loading import LoadOptions, Quantization, end_token_ids, fingerprint, resolve_model
+from gpu_worker.models.loading import (
+    LoadOptions,
+    Quantization,
+    TensorSource,
+    end_token_ids,
+    fingerprint,
+    read_decoder,
+    resolve_model,
+)
 from gpu_worker.models.lora import AdapterBank, read_adapter
 from gpu_worker.models.registry import architecture
 from gpu_worker.runtime.attention.flashinfer import FlashInferKernels
@@ -66,8 +74,12 @@ class Staging:
 class ModelRuntime:
     """Computes steps for one engine. See `gpu_worker.runtime.interface.Runtime`."""
 
-    def __init__(self, config: EngineConfig, *, device: Device | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, *, device: Device | None = None, source: TensorSource | None = None
+    ) -> None:
+        """`source`: tensors from elsewhere than the model's folder, which then needs only its config.json."""
         self.config = config
+        self._source = source
         self._device = device or open_device(config.device)
         self._torch_device = torch.device("cuda", 0) if self._device.kind == "cuda" else torch.device("cpu")
         if self._device.kind == "cuda":
@@ -98,7 +110,11 @@ class ModelRuntime:
             quantization=_quantization(self.config, self._torch_device),
             kernels=FlashInferKernels() if on_cuda else TorchKernels(),
         )
-        self._decoder: Decoder = found.load(folder, model_config, options)
+        if self._source is not None:
+            self._decoder: Decoder = read_decoder(self._source, model_config, options)
+            self._identity = (model, "unknown", end_token_ids(folder, model_config))
+            return
+        self._decoder = found.load(folder, model_config, options)
         self._identity = (model, fingerprint(folder), end_token_ids(folder, model_config))
 
     def _allocate(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import FAMILIES
+from families import FAMILIES
 
 from bench.driver import Driver
 

@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from conftest import FAMILIES
+from families import FAMILIES
 
 from bench.driver import Driver
 from gpu_worker.request import SamplingParams

@@ -1,0 +1,144 @@
+"""On CUDA the same positions give the same logits (bf16, 2e-2) however they were computed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from families import FAMILIES
+from test_logits import ALL, reference, relative_error, table, tokens
+
+from bench.driver import Driver
+from gpu_worker.request import SamplingParams
+from gpu_worker.runtime.noise import gumbel, noise_keys
+from gpu_worker.runtime.sampling import Choice, choose
+
+BF16 = 2e-2
+PAGES = [{"page_size": 1}, {"page_size": 16, "prefix_cache": "off"}]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("pages", PAGES, ids=["page1", "page16"])
+def test_prefill_chunks_prefix_and_decode_agree_with_transformers(family, pages, checkpoint, open_runtime):
+    folder, model = checkpoint(family)
+    driver = Driver(open_runtime(folder, speculative_tokens=7, **pages))
+    ids = tokens(40)
+
+    whole = driver.sequence(ids, ALL)
+    step = driver.launch("verify", [whole], [ids], [len(ids)])
+    assert relative_error(table(driver.finish_step(*step)), reference(model, ids)) < BF16
+
+    chunked = driver.sequence(ids, ALL)
+    for end in (7, 30):
+        driver.prefill([chunked], [end])
+    assert relative_error(table(driver.prefill([chunked])), reference(model, ids)[-1:]) < BF16
+
+    appended = driver.fork(chunked, [*ids[:32], 9, 8, 7], 32)
+    assert relative_error(table(driver.prefill([appended])), reference(model, appended.prompt)[-1:]) < BF16
+
+    sequences = [driver.sequence(tokens(n, n), ALL) for n in (1, 5, 18, 33, 40)]
+    driver.prefill(sequences)
+    for _ in range(4):
+        got = table(driver.decode(sequences))
+        expected = [reference(model, s.prompt + s.output[:-1])[-1] for s in sequences]
+        assert relative_error(got, np.array(expected)) < BF16
+
+
+def test_two_steps_in_flight_give_the_tokens_of_one(checkpoint, open_runtime):
+    runtime = open_runtime(checkpoint("qwen3")[0])
+    prompts = [tokens(n, n) for n in (3, 9, 30, 12, 5)]
+    alone = Driver(runtime).generate(prompts, 60, depth=1)
+    assert Driver(runtime).generate(prompts, 60, depth=2) == alone
+
+
+def test_every_batch_size_between_and_above_the_captured_ones(checkpoint, open_runtime):
+    folder, model = checkpoint("qwen3")
+    runtime = open_runtime(folder, graph_batch_sizes=(2, 5))
+    for n in range(1, 9):
+        driver = Driver(runtime)
+        sequences = [driver.sequence(tokens(4 + i, i), ALL) for i in range(n)]
+        driver.prefill(sequences)
+        got = table(driver.decode(sequences))
+        expected = [reference(model, s.prompt + s.output[:-1])[-1] for s in sequences]
+        assert relative_error(got, np.array(expected)) < BF16
+
+
+def test_a_verify_accepts_what_decoding_would_have_drawn(checkpoint, open_runtime):
+    runtime = open_runtime(checkpoint("qwen3")[0], speculative_tokens=3)
+    sampling = SamplingParams(temperature=0.8, top_p=0.9, frequency_penalty=0.3)
+    plain = Driver(runtime).generate([tokens(9)], 8, sampling, seeds=[5])[0]
+    driver = Driver(runtime)
+    sequence = driver.sequence(tokens(9), sampling, 5)
+    driver.prefill([sequence])
+    wrong = (plain[3] + 1) % 320
+    assert driver.verify([sequence], [[plain[1], plain[2], wrong]]).accepted.tolist() == [3]
+    assert sequence.output == plain[:4]
+
+
+@pytest.mark.parametrize("sampling", ["plain", "top_k", "top_p", "everything"])
+def test_both_devices_draw_the_same_tokens_from_the_same_logits(sampling):
+    n, vocab = 64, 5000
+    logits = torch.randn(n, vocab, generator=torch.Generator().manual_seed(0)) * 3
+    keys = torch.from_numpy(noise_keys(np.arange(n, dtype=np.uint64), np.arange(n)))
+    top_k = torch.full((n,), 40) if sampling in ("top_k", "everything") else None
+    top_p = torch.full((n,), 0.8) if sampling in ("top_p", "everything") else None
+    min_p = torch.full((n,), 0.02) if sampling == "everything" else None
+    choice = Choice(torch.full((n,), 0.9), keys, top_k, top_p, min_p, top_k is not None, 40)
+
+    def on(device: str) -> torch.Tensor:
+        moved = [t.to(device) if isinstance(t, torch.Tensor) else t for t in choice_fields(choice)]
+        return choose(logits.to(device), Choice(*moved)).cpu()
+
+    assert (
+        on("cpu") == on("cuda")
+    ).float().mean() > 0.98  # a tie to the last bit of a logarithm may fall otherwise
+
+
+def choice_fields(choice: Choice) -> list[object]:
+    return [getattr(choice, name) for name in Choice.__dataclass_fields__]
+
+
+def test_noise_is_the_same_on_both_devices():
+    keys = torch.from_numpy(noise_keys(np.arange(9, dtype=np.uint64), np.arange(9)))
+    ids = torch.arange(4096, dtype=torch.int32)
+    assert torch.allclose(gumbel(keys, ids), gumbel(keys.cuda(), ids.cuda()).cpu(), atol=1e-5, rtol=1e-5)
+
+
+def test_adapters_share_a_captured_batch_with_rows_that_have_none(checkpoint, open_runtime, tmp_path):
+    peft = pytest.importorskip("peft")
+    import copy
+
+    folder, base = checkpoint("qwen3")
+    torch.manual_seed(0)
+    model = peft.get_peft_model(copy.deepcopy(base), peft.LoraConfig(r=4, target_modules="all-linear")).eval()
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data.normal_(0, 0.2)
+    model.save_pretrained(tmp_path)
+    runtime = open_runtime(folder, lora_slots=2, lora_max_rank=8)
+    runtime.load_adapter(str(tmp_path), 2)
+    driver = Driver(runtime)
+    sequences = [driver.sequence(tokens(9), ALL, adapter_slot=slot) for slot in (0, 2, 1)]
+    driver.prefill(sequences)
+    got = table(driver.decode(sequences))
+    models = (base, model, base)
+    expected = [reference(m, s.prompt + s.output[:-1])[-1] for m, s in zip(models, sequences, strict=True)]
+    assert relative_error(got, np.array(expected)) < 2 * BF16
+
+
+@pytest.mark.parametrize("setting", [{"weight_quantization": "fp8"}, {"kv_dtype": "fp8"}], ids=str)
+@pytest.mark.slow
+def test_eight_bit_options_stay_close(setting, checkpoint, open_runtime):
+    folder, model = checkpoint("qwen3")
+    driver = Driver(open_runtime(folder, **setting))
+    sequence = driver.sequence(tokens(30), ALL)
+    driver.prefill([sequence])
+    got = table(driver.decode([sequence]))
+    assert relative_error(got, reference(model, sequence.prompt + sequence.output[:-1])[-1:]) < 0.15
+
+
+def test_the_pool_takes_the_memory_it_is_given(checkpoint, open_runtime):
+    runtime = open_runtime(checkpoint("qwen3")[0], num_pages=0, gpu_memory_utilization=0.5, max_num_seqs=4096)
+    free, total = torch.cuda.mem_get_info()
+    assert free >= 0.45 * total
+    assert runtime.limits.n_pages > 100_000

@@ -1,0 +1,59 @@
+"""Every family that can be served, as small random models of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+    "pad_token_id": None,
+}
+
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama2": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
+    "llama3": ("Llama", {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 32}),
+    "mistral": ("Mistral", {"sliding_window": 7}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    "qwen2-yarn": ("Qwen2", {"rope_parameters": _YARN}),
+    "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+}
+
+
+def build_model(name: str, **changes: Any) -> Any:
+    """A random model of transformers whose logits differ enough from each other to be worth comparing.
+    `changes` override the shape."""
+    kind, extra = FAMILIES[name]
+    torch.manual_seed(sum(name.encode()))
+    config = getattr(transformers, f"{kind}Config")(**_SHAPE | extra | changes)
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            spread = 0.3 if parameter.dim() > 1 else 0.2
+            parameter.normal_(1.0 if "norm" in parameter_name else 0.0, spread)
+    return model
