@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import celery.exceptions
+
 _SHOWN = 200
+_CELERYS = {"TimeLimitExceeded", "SoftTimeLimitExceeded", "TaskRevokedError", "WorkerLostError"}
 
 
 class PetioleError(Exception):
@@ -77,13 +80,16 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 
 def rebuild(error: Mapping[str, Any]) -> Exception:
-    """The exception that `describe` was given, or `GenerationFailed` where it was none of this module's."""
-    kind = globals().get(error.get("type", ""))
-    if isinstance(kind, type) and issubclass(kind, PetioleError):
+    """The exception that `describe` was given, or `GenerationFailed` where it was neither ours nor Celery's."""
+    name = error.get("type", "")
+    kind = getattr(celery.exceptions, name) if name in _CELERYS else globals().get(name)
+    if isinstance(kind, type) and (name in _CELERYS or issubclass(kind, PetioleError)):
         try:
-            return kind(*error.get("args", ()))
+            rebuilt: Exception = kind(*error.get("args", ()))
         except TypeError:
             pass
+        else:
+            return rebuilt
     return GenerationFailed(f"{error.get('type', 'error')}: {error.get('message', '')}")
 
 

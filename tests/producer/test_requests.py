@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from celery.exceptions import TimeLimitExceeded
 
 from gpu_worker.request import SamplingParams
 from tasks import InvalidRequest, chat, errors, generate
@@ -114,6 +115,7 @@ def test_at_most_one_constraint() -> None:
         errors.WorkersLost(3, "Once upon a"),
         errors.ModelChanged("begun with a, this is b"),
         errors.GenerationFailed("out of memory"),
+        TimeLimitExceeded(30),
     ],
 )
 def test_an_error_survives_a_json_backend_and_a_delta(error: Exception) -> None:
