@@ -1,9 +1,9 @@
-"""docs/performance.md from what was measured: `python -m bench.render`.
+"""docs/performance.md, and the tables of docs/scaling.md, from what was measured: `python -m bench.render`.
 
     bench/results/DEVICE/WORKLOAD.json   what a workload wrote with --json
     bench/results/notes.toml             what each workload shows, its pictures, and why a target was missed
 
-Nothing in the page is written by hand: a figure without a JSON file behind it cannot be in it.
+Nothing in the first is written by hand: a figure without a JSON file behind it cannot be in it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from bench.report import number
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 PAGE = ROOT / "docs" / "performance.md"
+SCALING = ROOT / "docs" / "scaling.md"
 DEVICES = {"cpu": "On the CPU", "cuda": "On a GPU"}
 HEAD = """# Performance
 
@@ -146,9 +147,54 @@ def unexplained(results: Path = RESULTS) -> Iterator[str]:
 
 def markdown(head: Row, rows: Sequence[Row]) -> str:
     """A table; figures are aligned by their headings."""
-    figures = {"value", "peer", "floor", "ratio", "spread"}
-    rule = ["---:" if name in figures else "---" for name in head]
+    words = {"", "unit", "target", "measured"}
+    rule = ["---" if name in words else "---:" for name in head]
     return "\n".join("| " + " | ".join(cell or " " for cell in row) + " |" for row in (head, rule, *rows))
+
+
+# ---------------------------------------------------------------- docs/scaling.md
+
+BUSY = 0.7
+ANSWERS = (1, 64, 256, 1024)
+TOKENS_A_DELTA = (1, 5)
+
+
+def scaling(text: str, results: Path = RESULTS) -> str:
+    """`docs/scaling.md` with its two tables made anew; the prose around them is by hand."""
+    path = results / "cpu" / "redis_cost.json"
+    if not path.exists():
+        return text
+    figures = {r["name"]: r["value"] for r in json.loads(path.read_text())["results"]}
+    for name, block in (("costs", costs(figures)), ("full", full(figures))):
+        opening, closing = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
+        before, _, rest = text.partition(opening)
+        text = before + opening + block + closing + rest.partition(closing)[2]
+    return text
+
+
+def costs(figures: Mapping[str, float]) -> str:
+    """What Redis counted, side by side."""
+    names = [name.partition(": ")[2] for name in figures if name.startswith("commands: ")]
+    kinds = ("commands", "bytes in", "bytes out", "processor us")
+    rows = [(name, *(number(figures[f"{kind}: {name}"]) for kind in kinds)) for name in names]
+    return markdown(("", "commands", "bytes in", "bytes out", "processor time, us"), rows)
+
+
+def full(figures: Mapping[str, float]) -> str:
+    """Tasks and tokens a second at which one Redis is busy for `BUSY` of its time, with one reader a task."""
+    task = figures["processor us: a task with one reader, without its deltas"]
+    delta = figures["processor us: a delta with one reader"]
+    rows = []
+    for answer in ANSWERS:
+        row = [f"{answer:,}"]
+        for tokens in TOKENS_A_DELTA:
+            tasks = BUSY * 1e6 / (task + delta * max(1, answer / tokens))
+            row += [number(tasks), number(tasks * answer)]
+        rows.append(row)
+    head = ["tokens of an answer"]
+    for tokens in TOKENS_A_DELTA:
+        head += [f"tasks/s, {tokens} token{'s' * (tokens > 1)} a delta", "tokens/s"]
+    return markdown(head, rows)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -160,7 +206,8 @@ def main(argv: list[str] | None = None) -> None:
         print(text)
     else:
         PAGE.write_text(text)
-        print(f"wrote {PAGE.relative_to(ROOT)}")
+        SCALING.write_text(scaling(SCALING.read_text()))
+        print(f"wrote {PAGE.relative_to(ROOT)} and the tables of {SCALING.relative_to(ROOT)}")
     for missing in unexplained():
         print(f"missed, and no cause in notes.toml: {missing}")
 

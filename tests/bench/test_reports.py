@@ -104,3 +104,8 @@ def test_the_committed_page_is_what_the_committed_results_make() -> None:
 
 def test_every_missed_target_has_its_cause() -> None:
     assert list(render.unexplained()) == []
+
+
+def test_the_tables_of_the_scaling_page_are_those_of_the_results() -> None:
+    text = render.SCALING.read_text()
+    assert render.scaling(text) == text
