@@ -1,8 +1,8 @@
 """Everything at once: workers die, stop and start, Redis restarts, connections are cut, garbage floods the queue.
 
-After it every task has exactly one result, equal token for token to an undisturbed run; every reader, whenever it came,
-has read exactly that; no key stays without a time to live; nobody holds a message. `PETIOLE_CHAOS_MINUTES` says for how
-long, `PETIOLE_CHAOS_SEED` repeats a run.
+After it every task has exactly one result, equal token for token to an undisturbed run; every reader, whenever it
+came, has read exactly that; no key stays without a time to live; nobody holds a message.
+`PETIOLE_CHAOS_MINUTES` says for how long, `PETIOLE_CHAOS_SEED` repeats a run.
 """
 
 from __future__ import annotations
