@@ -5,8 +5,8 @@ Blocking, a step takes their sum; pipelined, the longer of the two. The engine i
 threads. The floor of each figure is that ideal, with the engine's own host time (measured with both at zero)
 counted to the host.
 
-With `--plots FOLDER` it also draws the two timelines of some steps, from a trace of each engine, and leaves the
-traces there as Chrome JSON (chrome://tracing, ui.perfetto.dev).
+With `--plots FOLDER` it also draws the two timelines of some steps, from a trace of each engine; `--traces FOLDER`
+keeps the traces, as Chrome JSON (chrome://tracing, ui.perfetto.dev).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from bench import report
@@ -52,7 +53,9 @@ def slept(seconds: float, rounds: int = 50) -> float:
 
 
 def main(argv: list[str] | None = None) -> None:
-    options = report.arguments(__doc__).parse_args(argv)
+    parser = report.arguments(__doc__)
+    parser.add_argument("--traces", metavar="FOLDER", help="write the traces of both engines here")
+    options = parser.parse_args(argv)
     steps = 30 if options.quick else 150
     result = report.Report("Overlap: a model that sleeps 10 ms a step")
     own = step_s("off", 0.0, 0.0, steps)
@@ -75,8 +78,14 @@ def main(argv: list[str] | None = None) -> None:
             )
     if options.plots and not options.quick:
         plot(Path(options.plots) / "overlap.png", curves, device)
-    if options.plots:
-        draw_timelines(Path(options.plots))
+    if options.plots or options.traces:
+        tracers = {title: traced(pipeline) for title, pipeline in (("blocking", "off"), ("pipelined", "on"))}
+        if options.plots:
+            draw_timelines(Path(options.plots) / "timeline.png", tracers)
+        if options.traces:
+            Path(options.traces).mkdir(parents=True, exist_ok=True)
+            for title, tracer in tracers.items():
+                tracer.save(Path(options.traces) / f"trace-{title}.json")
     result.finish(options.json)
 
 
@@ -109,20 +118,23 @@ COLOURS = {
 }
 
 
-def draw_timelines(folder: Path, first: int = 20, count: int = 5) -> None:
-    """Some steps of each engine, host above device, and their traces."""
+def traced(pipeline: str) -> Tracer:
+    """A trace of 40 steps: 4 ms of device and 2 ms of host each."""
+    tracer = Tracer()
+    step_s(pipeline, 0.004, 0.002, 40, tracer)
+    return tracer
+
+
+def draw_timelines(path: Path, tracers: Mapping[str, Tracer], first: int = 20, count: int = 5) -> None:
+    """Some steps of each engine, host above device."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
     from matplotlib.patches import Patch
 
-    folder.mkdir(parents=True, exist_ok=True)
-    figure, axes = pyplot.subplots(2, 1, figsize=(10, 4.2), sharex=True)
-    for axis, pipeline, title in zip(axes, ("off", "on"), ("blocking", "pipelined"), strict=True):
-        tracer = Tracer()
-        step_s(pipeline, 0.004, 0.002, 40, tracer)
-        tracer.save(folder / f"trace-{title}.json")
+    figure, axes = pyplot.subplots(len(tracers), 1, figsize=(10, 4.2), sharex=True)
+    for axis, (title, tracer) in zip(axes, tracers.items(), strict=True):
         spans = [span for span in tracer.spans() if span["name"] in COLOURS]
         origin = min(span["ts"] for span in spans if span["args"].get("step") == first)
         for span in spans:
@@ -134,10 +146,11 @@ def draw_timelines(folder: Path, first: int = 20, count: int = 5) -> None:
                     axis.text(left + width / 2, y, str(span["args"]["step"] - first), ha="center", va="center")
         axis.set_yticks([2, 1, 0], ["host", "compute", "copy"])
         axis.set_title(title, loc="left")
-    axes[1].set_xlabel("milliseconds; the numbers are steps")
+    axes[-1].set_xlabel("milliseconds; the numbers are steps")
     axes[0].legend(handles=[Patch(color=c, label=n) for n, c in COLOURS.items()], ncol=6, fontsize=8)
     figure.tight_layout()
-    figure.savefig(folder / "timeline.png", dpi=110)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":
