@@ -5,11 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+
 from gpu_worker.config import EngineConfig
 from gpu_worker.constraints import compile_constraint
 from gpu_worker.preparation import ConstraintCompiler
+from gpu_worker.request import SamplingParams
 from gpu_worker.runtime.device import open_device
-from gpu_worker.runtime.interface import Runtime
+from gpu_worker.runtime.interface import PENDING, Int32Array, PageUpdates, RowBinding, Runtime, StepBatch
 from gpu_worker.text import Tokenizer, load_tokenizer
 from gpu_worker.tracing import Tracer
 
@@ -48,4 +51,40 @@ def load_parts(
         compiler: ConstraintCompiler = partial(compile_constraint, tokenizer=tokenizer)
     else:
         tokenizer, compiler = load_text(config)
-    return Parts(runtime or load_runtime(config, tracer), tokenizer, compiler)
+    if runtime is None:
+        runtime = load_runtime(config, tracer)
+        warm_up(runtime)
+    return Parts(runtime, tokenizer, compiler)
+
+
+def warm_up(runtime: Runtime, prompt_tokens: int = 16, decodes: int = 3) -> None:
+    """Run a prefill and some decodes in both slots, so that the first request does not pay for what happens once
+    (kernels, buffers, caches). Row 1 and the first pages hold nothing yet, and whoever takes them writes first."""
+    limits = runtime.limits
+    n = min(prompt_tokens, limits.max_model_len - decodes, (limits.n_pages - 1) * limits.page_size - decodes)
+    if n < 1:
+        return
+    pages = np.arange(-(-(n + decodes) // limits.page_size), dtype=np.int32)
+    updates = PageUpdates(np.full_like(pages, 1), pages, pages + 1)
+    sampling = SamplingParams(temperature=1.0, top_p=0.9)
+    binding = RowBinding(1, sampling, 1, np.ones(n, np.int32), np.empty(0, np.int32))
+    for step in range(1 + decodes):
+        start, length = (0, n) if step == 0 else (n + step - 1, 1)
+        batch = StepBatch(
+            kind="prefill" if step == 0 else "decode",
+            rows=_one(1),
+            starts=_one(start),
+            lengths=_one(length),
+            token_ids=np.ones(n, np.int32) if step == 0 else _one(PENDING),
+            outputs=_one(1),
+            pending=_one(PENDING),
+            bindings=[binding] if step == 0 else [],
+            pages=updates if step == 0 else PageUpdates(*(np.empty(0, np.int32) for _ in range(3))),
+        )
+        runtime.launch_forward(step % 2, batch)
+        runtime.launch_sampling(step % 2, batch, None).wait()
+    runtime.synchronize()
+
+
+def _one(value: int) -> Int32Array:
+    return np.array([value], np.int32)

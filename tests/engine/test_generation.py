@@ -11,6 +11,7 @@ from support.toy_engine import Expected, Watch, expected, request, toy_engine
 from support.toy_runtime import ToyRuntime, toy_continuation
 
 from gpu_worker import Delta, FinishReason, InvalidRequest
+from gpu_worker.loading import warm_up
 
 SHARED = [9, 8, 7, 6, 5, 4, 3, 2, 1, 9, 8, 7]
 REQUESTS = [
@@ -304,3 +305,11 @@ def test_finish_reasons() -> None:
             result = engine.generate([r])[0]
             assert result.stop_reason == reason
             assert Expected.of(result) == expected(r)
+
+
+def test_a_warm_up_leaves_no_trace() -> None:
+    runtime = ToyRuntime()
+    warm_up(runtime)
+    assert runtime.steps == 4
+    with toy_engine(runtime=runtime) as engine:
+        assert [Expected.of(result) for result in engine.generate(REQUESTS)] == [expected(r) for r in REQUESTS]
