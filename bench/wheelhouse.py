@@ -47,16 +47,9 @@ PACKAGES = (
 )
 PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in (31, 28, 27, 24, 17)))
 LIMIT_MIB = 64
-_UNUSED = (
-    "data/cutlass/test",
-    "data/cutlass/examples",
-    "data/cutlass/tools/profiler",
-    "data/cutlass/docs",
-    "data/cutlass/media",
-    "fused_moe/",
-    "data/csrc/nv_internal",
-    "data/csrc/trtllm",
-)
+_WHOLE = ("flashinfer/data/csrc/", "flashinfer/data/cutlass/")
+"""Source trees of which only the top level (csrc) or the headers (cutlass) are compiled for the kernels in use."""
+_UNUSED = ("flashinfer/moe_ep/", "flashinfer/experimental/")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -88,11 +81,24 @@ def download(package: str, python: str, folder: Path) -> None:
 def trim(wheel: Path) -> None:
     """Drop what Petiole never calls; the wheel stays installable (its record lists more than there is)."""
     slim = wheel.with_suffix(".slim")
-    with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(slim, "w", zipfile.ZIP_DEFLATED) as target:
+    with (
+        zipfile.ZipFile(wheel) as source,
+        zipfile.ZipFile(slim, "w", zipfile.ZIP_DEFLATED, compresslevel=4) as target,
+    ):
         for item in source.infolist():
-            if not any(part in item.filename for part in _UNUSED):
+            if is_used(item.filename):
                 target.writestr(item, source.read(item))
     slim.replace(wheel)
+
+
+def is_used(name: str) -> bool:
+    """Whether a file of FlashInfer's wheel is needed for attention, paging, norms, RoPE and activations."""
+    if name.startswith(_UNUSED):
+        return False
+    csrc, cutlass = _WHOLE
+    if name.startswith(csrc):
+        return "/" not in name.removeprefix(csrc)
+    return not name.startswith(cutlass) or name.startswith(cutlass + "include/")
 
 
 if __name__ == "__main__":
