@@ -52,6 +52,7 @@ class Preparer:
         self.compile_constraint = compile_constraint
         self.proposer = proposer
         self.adapter_key = adapter_key
+        self.eos_token_ids = limits.eos_token_ids | (tokenizer.eos_token_ids if tokenizer else frozenset())
 
     def prepare(self, stream: OutputStream, arrival: int, arrival_s: float) -> ScheduledSequence:
         """Raises InvalidRequest."""
@@ -59,7 +60,7 @@ class Preparer:
         prompt = self._prompt(request)
         self._check_request(request)
         check_sampling(request.sampling, self.limits)
-        rules = StopRules.of(request.sampling, self.limits.eos_token_ids, len(prompt), self.limits.max_model_len)
+        rules = StopRules.of(request.sampling, self.eos_token_ids, len(prompt), self.limits.max_model_len)
         self._check_fits(request, len(prompt), rules)
         constraint = self._constraint(request)
         stream.open(self._text_tokenizer(request))
@@ -85,16 +86,17 @@ class Preparer:
         given = (request.prompt is not None) + (request.messages is not None)
         require(given == 1, "prompt", "exactly one of prompt and messages must be given", f"{given} of them")
         require(request.tools is None or request.messages is not None, "tools", "needs messages", "a prompt")
+        limit = self.limits.max_model_len - 1
         if request.messages is not None:
             tokenizer = self._tokenizer("messages")
-            field, tokens = "messages", tokenizer.apply_chat_template(request.messages, request.tools)
+            field = "messages"
+            tokens = tokenizer.apply_chat_template(request.messages, request.tools, max_tokens=limit)
         elif isinstance(request.prompt, str):
             require(request.prompt != "", "prompt", "must not be empty", "an empty string")
-            field, tokens = "prompt", self._tokenizer("prompt").encode(request.prompt)
+            field, tokens = "prompt", self._tokenizer("prompt").encode(request.prompt, max_tokens=limit)
         else:
             field, tokens = "prompt", check_token_ids("prompt", request.prompt, self.limits.vocab_size)
         require(len(tokens) > 0, field, "must not be empty", "0 tokens")
-        limit = self.limits.max_model_len - 1
         require(len(tokens) <= limit, field, f"must have at most {limit} tokens", f"{len(tokens)} tokens")
         return tokens
 
