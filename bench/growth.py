@@ -211,12 +211,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=0, help="of the model on the CPU; 0: torch decides")
     options = parser.parse_args(argv)
     bench = Bench(Report("What one more costs"), threads=options.threads, quick=options.quick)
-    curves: dict[str, tuple[str, list[Point]]] = {}
+    curves: dict[str, tuple[str, bool, list[Point]]] = {}
 
     def measure(what: str, unit: str, points: Iterator[Point], divide: bool) -> None:
         """`divide`: the cost should be proportional to the size, so that of one is reported as well."""
         found = list(points)
-        curves[what] = unit, found
+        curves[what] = unit, divide, found
         for size, cost in found:
             one = cost / size if divide else cost
             name = f"{int(size):,} {what}"

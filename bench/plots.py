@@ -71,6 +71,7 @@ def hit_rate(path: Path, rates: Mapping[str, Sequence[float]]) -> None:
     figure, axes = pyplot.subplots(figsize=(5.2, 3.4))
     for name, values in rates.items():
         axes.plot(range(1, len(values) + 1), values, "o-", label=f"cache {name}")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("turn of the conversation")
     axes.set_ylabel("cached share of the prompt")
     axes.set_ylim(0, 1)
@@ -106,13 +107,22 @@ def _window(spans: Iterable[Span]) -> tuple[float, float]:
     return starts[middle], starts[min(len(starts) - 1, middle + SHOWN_STEPS)]
 
 
-def growth(path: Path, curves: Mapping[str, tuple[str, Sequence[tuple[float, float]]]]) -> None:
-    """curves: what grows -> (unit, (size, cost)). Linear growth has the slope of the dotted line."""
-    figure, panels = pyplot.subplots(1, len(curves), figsize=(3.6 * len(curves), 3.4), squeeze=False)
-    for axes, (name, (unit, points)) in zip(panels[0], curves.items(), strict=True):
+def growth(path: Path, curves: Mapping[str, tuple[str, bool, Sequence[tuple[float, float]]]]) -> None:
+    """curves: what grows -> (unit, whether the cost is that of all together, (size, cost)).
+
+    The dotted line is linear growth in all: a slope for the cost of all together, a level for the cost of one.
+    """
+    columns = 3
+    rows = -(-len(curves) // columns)
+    figure, panels = pyplot.subplots(rows, columns, figsize=(3.6 * columns, 3.2 * rows), squeeze=False)
+    for axes in panels.flat[len(curves) :]:
+        axes.set_visible(False)
+    for axes, (name, (unit, whole, points)) in zip(panels.flat, curves.items(), strict=False):
         sizes, costs = [size for size, _ in points], [cost for _, cost in points]
         axes.loglog(sizes, costs, "o-", color="tab:blue")
-        axes.loglog(sizes, [costs[-1] * size / sizes[-1] for size in sizes], "k:", label="linear")
+        linear = [costs[-1] * size / sizes[-1] for size in sizes] if whole else [costs[0]] * len(sizes)
+        axes.loglog(sizes, linear, "k:", label="linear")
+        axes.set_ylim(min(costs) / 3, max(costs) * 3)
         axes.set_xlabel(name)
         axes.set_ylabel(unit)
         axes.grid(alpha=0.3, which="both")
