@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def watchdog() -> Iterator[None]:
-    faulthandler.dump_traceback_later(240, exit=True)
+    limit_s = 240 + float(os.environ.get("PETIOLE_STRESS_SECONDS", "0"))
+    faulthandler.dump_traceback_later(limit_s, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
