@@ -10,6 +10,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
+from matplotlib.ticker import MaxNLocator
 
 Span = Mapping[str, Any]
 COLOURS = {
@@ -71,7 +72,7 @@ def hit_rate(path: Path, rates: Mapping[str, Sequence[float]]) -> None:
     figure, axes = pyplot.subplots(figsize=(5.2, 3.4))
     for name, values in rates.items():
         axes.plot(range(1, len(values) + 1), values, "o-", label=f"cache {name}")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("turn of the conversation")
     axes.set_ylabel("cached share of the prompt")
     axes.set_ylim(0, 1)
