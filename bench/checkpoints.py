@@ -114,6 +114,35 @@ def write(shape: Shape, folder: Path) -> None:
     write_tokenizer(shape.vocab_size, folder)
 
 
+def write_adapter(shape: Shape, folder: Path, *, rank: int = 16, seed: int = 0) -> None:
+    """A random LoRA adapter on all projections of every layer, in PEFT's format."""
+    import torch
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(seed)
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    q, kv = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
+    sizes = {
+        "self_attn.q_proj": (q, hidden),
+        "self_attn.k_proj": (kv, hidden),
+        "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, q),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    tensors = {}
+    for i in range(shape.n_layers):
+        for name, (outputs, inputs) in sizes.items():
+            prefix = f"base_model.model.model.layers.{i}.{name}"
+            tensors[f"{prefix}.lora_A.weight"] = torch.empty(rank, inputs).normal_(0, 0.02, generator=generator)
+            tensors[f"{prefix}.lora_B.weight"] = torch.empty(outputs, rank).normal_(0, 0.02, generator=generator)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    described = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(described))
+
+
 def config(shape: Shape) -> dict[str, object]:
     return {
         "architectures": ["Qwen3ForCausalLM"],

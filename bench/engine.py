@@ -8,10 +8,11 @@ what the shape's bytes and operations need at the rates measured at the start.
 from __future__ import annotations
 
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 from bench import floors, load
-from bench.checkpoints import QWEN3_06B, SMALL, SMALL_LONG, TINY, Shape, checkpoint
+from bench.checkpoints import QWEN3_06B, SMALL, SMALL_LONG, TINY, Shape, checkpoint, write_adapter
 from bench.report import Report, arguments, compare, percentile, progress
 from gpu_worker import Constraint, Engine, EngineConfig, Request, SamplingParams
 from gpu_worker.tracing import NO_TRACE, Tracer
@@ -309,6 +310,34 @@ def speculative(bench: Bench) -> None:
             )
 
 
+def lora_mix(bench: Bench) -> None:
+    """Requests of four adapters and of none in the same batches, against the same requests without adapters."""
+    n, output, adapters = bench.pick(3, 32), bench.pick(4, 48), bench.pick(1, 4)
+    with checkpoint(SMALL) as model, tempfile.TemporaryDirectory() as folder:
+        names = [f"{folder}/{i}" for i in range(adapters)]
+        for i, name in enumerate(names):
+            write_adapter(SMALL, Path(name), seed=i)
+        with bench.engine(model, SMALL, lora_slots=adapters, lora_max_rank=16) as engine:
+            mixed: list[str | None] = [None, *names]
+
+            def rate(chosen: list[str | None]) -> float:
+                asked = [
+                    replace(request, adapter=chosen[i % len(chosen)])
+                    for i, request in enumerate(load.requests(n, 64, output))
+                ]
+                return load.at_concurrency(engine, asked, n).tokens_per_s
+
+            rate(mixed)
+            ours, peer, spread = compare(lambda: rate(mixed), lambda: rate([None]), rounds=bench.pick(1, 3))
+    bench.report.add(
+        f"{SMALL.name}, batch {n}: {adapters} adapters of rank 16 and none, mixed, against none",
+        ours,
+        "tokens/s",
+        peer=peer,
+        spread=spread,
+    )
+
+
 WORKLOADS: dict[str, Callable[[Bench], None]] = {
     "offline": offline,
     "arrivals": arrivals,
@@ -318,6 +347,7 @@ WORKLOADS: dict[str, Callable[[Bench], None]] = {
     "long": long_among_short,
     "constrained": constrained,
     "speculative": speculative,
+    "lora": lora_mix,
 }
 
 
