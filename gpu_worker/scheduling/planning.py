@@ -19,6 +19,9 @@ from gpu_worker.scheduling.pipeline import PipelineState
 from gpu_worker.scheduling.scheduled import ScheduledSequence
 from gpu_worker.scheduling.state import SchedulerState
 
+HEADROOM_TOKENS = 16
+"""What must be left for each running sequence when another starts: with less, the newcomer is soon preempted."""
+
 
 class Planner:
     """Chooses. `last_kind`: of the step launched last; `left_out`: the best-ranked sequence that got no pages."""
@@ -215,7 +218,7 @@ class Planner:
         spare = 0
         if state.num_allocated:
             promised = (self._new_pages(s, s.prefill_target - s.scheduled_position) for s in state.prefilling)
-            spare = len(state.running) + sum(promised)
+            spare = len(state.running) * manager.pages_needed(HEADROOM_TOKENS) + sum(promised)
         wanted = target + spare * manager.table.page_size
         limit = manager.table.max_pages_per_row * manager.table.page_size
         if wanted > limit and manager.pages_available < manager.pages_needed(wanted):
