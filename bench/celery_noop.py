@@ -58,11 +58,15 @@ def worker(folder: Path, name: str, *command: str, **environment: str) -> Iterat
         process.wait(60)
 
 
-def throughput(app: Celery, task: str, options: dict[str, Any], tasks: int) -> float:
-    """Tasks a second: the queue is filled first, then the clock runs from the first result to the last."""
+def throughput(app: Celery, node: str, task: str, options: dict[str, Any], tasks: int) -> float:
+    """Tasks a second: the queue is filled while the worker does not consume, then the clock runs to the last."""
+    queue = app.conf.task_default_queue
+    app.send_task(task, kwargs=options).get(timeout=120)  # it is ready, and warm
+    while not app.control.cancel_consumer(queue, destination=[node], reply=True, timeout=5):
+        pass
     results = [app.send_task(task, kwargs=options) for _ in range(tasks)]
-    results[0].get(timeout=120)
     began = time.perf_counter()
+    app.control.add_consumer(queue, destination=[node], reply=False)
     for result in reversed(results):  # the last first: waiting for each in turn would measure the producer
         result.get(timeout=120)
     return tasks / (time.perf_counter() - began)
@@ -84,15 +88,13 @@ def main(argv: list[str] | None = None) -> int:
         def noop() -> float:
             environment = {"PETIOLE_BROKER_URL": url, "PETIOLE_QUEUE": "bench-noop"}
             with worker(folder, "noop", "-A", "noop_app", "worker", "-c", "8", **environment):
-                throughput(apps["bench-noop"], "noop", {}, 20)
-                return throughput(apps["bench-noop"], "noop", {}, tasks)
+                return throughput(apps["bench-noop"], "noop@bench", "noop", {}, tasks)
 
         def petiole() -> float:
             environment = {"PETIOLE_BROKER_URL": url, "PETIOLE_QUEUE": "bench-petiole", "PETIOLE_DEVICE": "cpu"}
             generation = {"prompt": "Count from 1 to 5.", "max_tokens": 1, "temperature": 0}
             with worker(folder, "petiole", "-A", "tasks", "worker", **environment):
-                throughput(apps["bench-petiole"], "tasks.generate", generation, 20)
-                return throughput(apps["bench-petiole"], "tasks.generate", generation, tasks)
+                return throughput(apps["bench-petiole"], "petiole@bench", "tasks.generate", generation, tasks)
 
         ours, theirs, spread = compare(petiole, noop, rounds=rounds)
         report.add(

@@ -17,6 +17,7 @@ from typing import Any
 
 import redis
 from kombu import Connection, Consumer, Exchange, Producer, Queue
+from kombu import transport as transports
 from kombu.asynchronous import Hub, set_event_loop
 from kombu.transport import redis as stock
 
@@ -33,8 +34,9 @@ BODY = {"prompt": "Count from 1 to 100.", "max_tokens": 64}
 
 def consume(url: str, transport: type, messages: int) -> float:
     """Messages a second: put, then take and acknowledge them through an event loop."""
+    transports.TRANSPORT_ALIASES["redis"] = f"{transport.__module__}:{transport.__name__}"
     queue = Queue("bench-transport", Exchange("bench-transport"), routing_key="bench-transport")
-    with Connection(url, transport=transport) as connection:
+    with Connection(url) as connection:
         queue(connection.default_channel).declare()
         producer = Producer(connection.default_channel)
         for _ in range(messages):
@@ -48,7 +50,7 @@ def consume(url: str, transport: type, messages: int) -> float:
         message.ack()
         done += 1
 
-    with Connection(url, transport=transport) as connection:
+    with Connection(url) as connection:
         connection.transport.register_with_event_loop(connection.connection, hub)
         channel = connection.default_channel
         channel.basic_qos(0, PREFETCH, False)

@@ -1,0 +1,68 @@
+"""What is too big, too much or too full fails alone, or waits; the worker lives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.fake_engine import expected
+from support.site import Site, eventually
+
+
+def test_urgent_tasks_overtake_the_queue(own_site: Site) -> None:
+    site = own_site
+    worker = site.worker("-c", "1", PETIOLE_MAX_NUM_SEQS=1)
+    blocker = site.generate("blocker", max_tokens=300)
+    site.streaming(blocker)
+    order: list[str] = []
+    late = site.generate("late", max_tokens=1, submission={"priority": 9})
+    soon = site.generate("soon", max_tokens=1, submission={"priority": 0})
+    eventually(lambda: late.state == soon.state == "SUCCESS", "both are done")
+    for line in worker.output.splitlines():
+        order += [name for name, result in (("late", late), ("soon", soon)) if f"{result.id}] received" in line]
+    assert order == ["soon", "late"]
+
+
+def test_a_task_of_another_priority_is_seen_while_the_worker_is_idle(own_site: Site) -> None:
+    own_site.worker()
+    for priority in (9, 6, 3, 0):
+        assert own_site.get(own_site.generate("idle", max_tokens=1, submission={"priority": priority}), 5)
+
+
+def test_a_full_redis_is_survived(tmp_path: Path) -> None:
+    with Site(tmp_path, options=("--maxmemory", "64mb", "--maxmemory-policy", "noeviction")) as site:
+        worker = site.worker(PETIOLE_FAKE_STEP_MS=5)
+        result = site.generate("through", max_tokens=300, seed=3)
+        site.streaming(result, 20)
+        site.redis.config_set("maxmemory", "1mb")
+        eventually(lambda: "Redis does not take them" in worker.output, "the worker says so")
+        held = len(site.tokens(result))
+        site.redis.config_set("maxmemory", "64mb")
+        assert held < 300
+        assert site.get(result, 60)["token_ids"] == site.tokens(result) == expected("through", 3, 300)
+        assert site.get(site.generate("after", max_tokens=2, seed=1))["token_ids"] == expected("after", 1, 2)
+        assert worker.alive()
+
+
+def test_a_task_that_ends_while_redis_is_full_keeps_its_result(tmp_path: Path) -> None:
+    with Site(tmp_path, options=("--maxmemory", "64mb", "--maxmemory-policy", "noeviction")) as site:
+        worker = site.worker()
+        result = site.generate("ends", max_tokens=100, seed=3)
+        site.streaming(result, 5)
+        site.redis.config_set("maxmemory", "1mb")
+        eventually(lambda: "Redis does not take them" in worker.output, "the worker says so")
+        site.redis.config_set("maxmemory", "64mb")
+        assert site.get(result, 60)["token_ids"] == expected("ends", 3, 100)
+        eventually(lambda: site.held() == 0, "acknowledged")
+        assert worker.alive()
+
+
+def test_foreign_tasks_run_beside_the_engine(own_site: Site) -> None:
+    site = own_site
+    site.worker("-I", "support.foreign_tasks")
+    running = site.generate("beside", max_tokens=300, seed=1)
+    assert site.get(site.app.send_task("foreign.add", args=[2, 3])) == 5
+    failing = site.app.send_task("foreign.fail")
+    with pytest.raises(RuntimeError, match="as it should"):
+        site.get(failing)
+    assert site.get(running)["token_ids"] == expected("beside", 1, 300)
