@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpu_worker.runtime.native.draw import draw
 from gpu_worker.runtime.noise import gumbel
 
 _TOP_P_PREFIX = 512
@@ -75,9 +76,17 @@ def choose(logits: Tensor, choice: Choice | None) -> Tensor:
         noise = gumbel(choice.keys, ids.int())
         sampled = ids.gather(1, (_keep(values, choice, values) + noise).argmax(-1, keepdim=True)).squeeze(1)
     else:
-        token_ids = torch.arange(logits.shape[-1], dtype=torch.int32, device=logits.device)
-        sampled = (_filter(scaled, choice) + gumbel(choice.keys, token_ids)).argmax(-1)
+        sampled = draw_token(_filter(scaled, choice), choice.keys)
     return torch.where(drawn, sampled, best)
+
+
+def draw_token(scores: Tensor, keys: Tensor) -> Tensor:
+    """int64 [O]: argmax of scores [O, V] plus noise."""
+    drawn = draw(scores, keys)
+    if drawn is not None:
+        return drawn
+    token_ids = torch.arange(scores.shape[-1], dtype=torch.int32, device=scores.device)
+    return (scores + gumbel(keys, token_ids)).argmax(-1)
 
 
 def likeliest(logits: Tensor) -> Tensor:

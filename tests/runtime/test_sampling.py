@@ -8,6 +8,7 @@ import torch
 
 from gpu_worker.request import SamplingParams
 from gpu_worker.runtime.interface import PENDING, PageUpdates, RowBinding, StepBatch
+from gpu_worker.runtime.native.draw import draw as compiled_draw
 from gpu_worker.runtime.noise import gumbel, noise_keys
 from gpu_worker.runtime.rows import RowStates, choice_of
 from gpu_worker.runtime.sampling import apply_bits, apply_penalties, choose
@@ -202,3 +203,16 @@ def test_packed_masks_forbid_the_rest():
     logits = apply_bits(torch.zeros(2, 70), torch.tensor([1]), torch.from_numpy(bits))
     assert logits[0].isfinite().all()
     assert logits[1].isfinite().nonzero().flatten().tolist() == [0, 31, 32, 69]
+
+
+def test_compiled_drawing_gives_the_tokens_of_torch():
+    generator = torch.Generator().manual_seed(3)
+    keys = torch.from_numpy(noise_keys(np.arange(400, dtype=np.uint64), np.arange(400)))
+    for vocab, spread in ((1, 1.0), (33, 2.0), (1000, 0.0), (5003, 4.0)):
+        scores = torch.randn(400, vocab, generator=generator) * spread
+        scores[:, 1::3] = float("-inf")
+        compiled = compiled_draw(scores, keys)
+        if compiled is None:
+            pytest.skip("no C compiler")
+        plain = (scores + gumbel(keys, torch.arange(vocab, dtype=torch.int32))).argmax(-1)
+        assert (compiled == plain).float().mean() > 0.995  # all but ties to the last bit of a logarithm

@@ -1,4 +1,4 @@
-"""Compiles `decoder.c` for the processor at hand, once, and keeps the result in the user's cache.
+"""Compiles the C files beside it for the processor at hand, once, and keeps the result in the user's cache.
 
 There is nothing to install: with a C compiler on the machine the CPU path is several times faster, without one the
 torch path computes the same. `PETIOLE_NATIVE=off` takes the torch path on purpose.
@@ -19,7 +19,9 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-_SOURCE = Path(__file__).with_name("decoder.c")
+_FOLDER = Path(__file__).parent
+_SOURCES = ("decoder.c", "draw.c")
+_HEADERS = ("vectors.h",)
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11")
 _TIMEOUT_S = 120
 
@@ -46,14 +48,14 @@ def load_library() -> ctypes.CDLL | None:
 
 
 def _compiled(compiler: str) -> Path:
-    source = _SOURCE.read_bytes()
+    source = b"".join((_FOLDER / name).read_bytes() for name in (*_SOURCES, *_HEADERS))
     key = hashlib.sha256(source + repr((compiler, _FLAGS, _processor())).encode()).hexdigest()[:16]
-    target = _cache_folder() / f"decoder-{key}.so"
+    target = _cache_folder() / f"native-{key}.so"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
             made = Path(scratch) / target.name
-            command = [compiler, *_FLAGS, "-o", str(made), str(_SOURCE), "-lm"]
+            command = [compiler, *_FLAGS, "-o", str(made), *(str(_FOLDER / name) for name in _SOURCES), "-lm"]
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
             made.replace(target)  # atomic: two workers may build at once
     return target

@@ -10,23 +10,18 @@
  *
  * Vectors are those of the compiler (vector_size), not of one instruction set.
  */
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 #include <omp.h>
 
-#define LANES 16
-#define NB 4  /* weight rows of a block: what `sum4` adds up */
-#define MB 6  /* input rows of a block: NB * MB accumulators fit the registers */
-#define TILE 96 /* input rows that stay in the second-level cache while the weights pass by */
-#define INLINE static inline __attribute__((always_inline))
+#include "vectors.h"
 
-typedef float vf __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef int32_t vi __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef uint32_t vu __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef uint16_t vh __attribute__((vector_size(2 * LANES), aligned(2)));
-typedef int8_t vb __attribute__((vector_size(LANES), aligned(1)));
+#define NB 4  /* weight rows of a block: what `sum4` adds up */
+/* Input rows of a block: NB * MB accumulators must fit the registers. */
+#ifdef __AVX512F__
+#define MB 6
+#else
+#define MB 1
+#endif
+#define TILE 96 /* input rows that stay in the second-level cache while the weights pass by */
 
 enum { F32 = 0, BF16 = 1, INT8 = 2 };
 
@@ -54,12 +49,6 @@ typedef struct {
   int64_t n_slots, columns;
   const int32_t *table; /* [rows, columns] */
 } Model;
-
-INLINE vf load(const float *p) { return *(const vf *)p; }
-INLINE void store(float *p, vf v) { *(vf *)p = v; }
-INLINE vf splat(float x) { return x - (vf){0}; }
-
-INLINE vf pick(vi where, vf yes, vf no) { return (vf)(((vi)yes & where) | ((vi)no & ~where)); }
 
 /* What compilers of today make of the general form is several times slower than the instruction for it. */
 #ifdef __AVX512F__
@@ -94,48 +83,6 @@ INLINE uint16_t to_bf16(float x) { /* round to nearest even */
   uint32_t bits;
   memcpy(&bits, &x, 4);
   return (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-}
-
-typedef float v8 __attribute__((vector_size(32)));
-typedef float v4 __attribute__((vector_size(16), aligned(4)));
-
-INLINE v4 fold(vf v) {
-  union { vf v; v8 h[2]; } a = {v};
-  union { v8 v; v4 h[2]; } b = {a.h[0] + a.h[1]};
-  return b.h[0] + b.h[1];
-}
-
-INLINE float sum(vf v) {
-  v4 c = fold(v);
-  return (c[0] + c[2]) + (c[1] + c[3]);
-}
-
-/* Four sums at once, each in the order of `sum`. */
-INLINE v4 sum4(vf a, vf b, vf c, vf d) {
-  v4 p = fold(a), q = fold(b), r = fold(c), t = fold(d);
-  v4 pq = __builtin_shufflevector(p, q, 0, 4, 1, 5) + __builtin_shufflevector(p, q, 2, 6, 3, 7);
-  v4 rt = __builtin_shufflevector(r, t, 0, 4, 1, 5) + __builtin_shufflevector(r, t, 2, 6, 3, 7);
-  return __builtin_shufflevector(pq, rt, 0, 1, 4, 5) + __builtin_shufflevector(pq, rt, 2, 3, 6, 7);
-}
-
-/* e^x, to about one unit in the last place; 0 below -87. */
-INLINE vf vexp(vf x) {
-  vi small = x < -87.0f;
-  x = pick(small, splat(-87.0f), x);
-  x = pick(x > 88.0f, splat(88.0f), x);
-  vf rounded = x * 1.44269504f + 12582912.0f; /* the sum's low bits hold the nearest integer */
-  vi n = (vi)rounded - 0x4B400000;
-  vf t = rounded - 12582912.0f;
-  vf r = x - t * 0.693359375f;
-  r = r - t * -2.12194440e-4f;
-  vf p = splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  return pick(small, (vf){0}, p * (vf)((n + 127) << 23));
 }
 
 /* ---------------------------------------------------------------- linear maps */
@@ -182,7 +129,8 @@ INLINE void block(int kind, int nb, int mb, const Linear *l, const char *w, cons
 #define BLOCK_CASE(kind, nb, mb) \
   case mb: block(kind, nb, mb, l, w, x, y, n0, add); break;
 #define BLOCKS(kind, nb) \
-  switch (mb) { BLOCK_CASE(kind, nb, 1) BLOCK_CASE(kind, nb, 2) BLOCK_CASE(kind, nb, 3) BLOCK_CASE(kind, nb, 4) \
+  switch (mb) { /* constants, so that each case is unrolled */ \
+    BLOCK_CASE(kind, nb, 1) BLOCK_CASE(kind, nb, 2) BLOCK_CASE(kind, nb, 3) BLOCK_CASE(kind, nb, 4) \
     BLOCK_CASE(kind, nb, 5) BLOCK_CASE(kind, nb, 6) }
 #define BLOCK_FUNCTION(name, kind) \
   static void name(int nb, int mb, const Linear *l, const char *w, const float *x, float *y, int n0, int add) { \
