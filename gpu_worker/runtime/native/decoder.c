@@ -210,64 +210,75 @@ static void keep(int kind, char *pool, int64_t at, const float *x, int n) {
 
 /* ---------------------------------------------------------------- attention */
 
-/* One position's queries of one group of heads, q [group, d], over the row's cached positions [first, last].
- * scores: [group, stride] scratch. */
-INLINE void attend(int kind, int d, const Model *m, const char *keys, const char *values, const int32_t *pages,
-                   int64_t first, int64_t last, int head, const float *q, float *out, float *scores, int64_t stride) {
-  const int group = m->heads / m->kv_heads, ps = m->page_size;
-  const int64_t token = (int64_t)m->kv_heads * d, n = last - first + 1;
-  for (int64_t j = 0; j < n; j++) {
-    int64_t p = first + j, slot = ps == 1 ? pages[p] : (int64_t)pages[p / ps] * ps + p % ps;
-    int64_t at = slot * token + (int64_t)head * d;
-    for (int g = 0; g < group; g++) {
-      vf acc = {0};
-      for (int c = 0; c < d; c += LANES) acc += widen(kind, keys, at + c) * load(q + g * d + c);
-      scores[g * stride + j] = sum(acc) * m->scale;
-    }
+INLINE int64_t slot_of(const Model *m, const int32_t *pages, int64_t p) {
+  return m->page_size == 1 ? pages[p] : (int64_t)pages[p / m->page_size] * m->page_size + p % m->page_size;
+}
+
+/* s [n]: scores -> unnormalised weights, padded with zeros to whole vectors; returns their sum. */
+static float softmax(float *s, int64_t n) {
+  const int64_t padded = (n + LANES - 1) / LANES * LANES;
+  float most = s[0];
+  for (int64_t j = 1; j < n; j++) most = s[j] > most ? s[j] : most;
+  for (int64_t j = n; j < padded; j++) s[j] = -INFINITY;
+  vf sums = {0};
+  for (int64_t j = 0; j < padded; j += LANES) {
+    vf e = vexp(load(s + j) - most);
+    store(s + j, e);
+    sums += e;
   }
-  float total[group];
-  for (int g = 0; g < group; g++) {
-    float *s = scores + g * stride;
-    float most = s[0];
-    for (int64_t j = 1; j < n; j++) most = s[j] > most ? s[j] : most;
-    int64_t padded = (n + LANES - 1) / LANES * LANES;
-    for (int64_t j = n; j < padded; j++) s[j] = -INFINITY;
-    vf sums = {0};
-    for (int64_t j = 0; j < padded; j += LANES) {
-      vf e = vexp(load(s + j) - most);
-      store(s + j, e);
-    }
-    for (int64_t j = n; j < padded; j++) s[j] = 0;
-    for (int64_t j = 0; j < padded; j += LANES) sums += load(s + j);
-    total[g] = sum(sums);
-    for (int c = 0; c < d; c += LANES) store(out + g * d + c, (vf){0});
-  }
+  return sum(sums);
+}
+
+/* `nq` queries [nq, d] of one position and one key head, over the row's cached positions [first, last].
+ * keys, values: the layer's, at that head. scores: [nq, stride] scratch. */
+INLINE void attend(int kind, int d, int nq, const Model *m, const char *keys, const char *values,
+                   const int32_t *pages, int64_t first, int64_t last, const float *q, float *out, float *scores,
+                   int64_t stride) {
+  const int64_t token = (int64_t)m->kv_heads * m->head_dim, n = last - first + 1;
   for (int64_t j = 0; j < n; j++) {
-    int64_t p = first + j, slot = ps == 1 ? pages[p] : (int64_t)pages[p / ps] * ps + p % ps;
-    int64_t at = slot * token + (int64_t)head * d;
+    const int64_t at = slot_of(m, pages, first + j) * token;
+    vf acc[2] = {{0}, {0}};
+#pragma GCC unroll 8
     for (int c = 0; c < d; c += LANES) {
-      vf v = widen(kind, values, at + c);
-      for (int g = 0; g < group; g++) store(out + g * d + c, load(out + g * d + c) + scores[g * stride + j] * v);
+      vf k = widen(kind, keys, at + c);
+#pragma GCC unroll 2
+      for (int i = 0; i < nq; i++) acc[i] += k * load(q + i * d + c);
     }
+    for (int i = 0; i < nq; i++) scores[i * stride + j] = sum(acc[i]) * m->scale;
   }
-  for (int g = 0; g < group; g++)
-    for (int c = 0; c < d; c += LANES) store(out + g * d + c, load(out + g * d + c) * (1.0f / total[g]));
+  float total[2];
+  for (int i = 0; i < nq; i++) total[i] = softmax(scores + i * stride, n);
+  for (int from = 0; from < d; from += 128) { /* as many sums as the registers hold */
+    const int width = d - from < 128 ? d - from : 128;
+    vf acc[2][128 / LANES];
+#pragma GCC unroll 2
+    for (int i = 0; i < nq; i++)
+#pragma GCC unroll 8
+      for (int c = 0; c < 128 / LANES; c++) acc[i][c] = (vf){0};
+    for (int64_t j = 0; j < n; j++) {
+      const int64_t at = slot_of(m, pages, first + j) * token + from;
+#pragma GCC unroll 8
+      for (int c = 0; c < width / LANES; c++) {
+        vf v = widen(kind, values, at + c * LANES);
+#pragma GCC unroll 2
+        for (int i = 0; i < nq; i++) acc[i][c] += scores[i * stride + j] * v;
+      }
+    }
+    for (int i = 0; i < nq; i++)
+      for (int c = 0; c < width / LANES; c++) store(out + i * d + from + c * LANES, acc[i][c] * (1.0f / total[i]));
+  }
 }
 
-#define ATTEND(kind, d) attend(kind, d, m, keys, values, pages, first, last, head, q, out, scores, stride)
-
-static void attend_any(const Model *m, const char *keys, const char *values, const int32_t *pages, int64_t first,
-                       int64_t last, int head, const float *q, float *out, float *scores, int64_t stride) {
-  if (m->kv_kind == F32) {
-    if (m->head_dim == 64) ATTEND(F32, 64);
-    else if (m->head_dim == 128) ATTEND(F32, 128);
-    else ATTEND(F32, m->head_dim);
-  } else {
-    if (m->head_dim == 64) ATTEND(BF16, 64);
-    else if (m->head_dim == 128) ATTEND(BF16, 128);
-    else ATTEND(BF16, m->head_dim);
-  }
-}
+#define ATTEND(kind, d, nq) attend(kind, d, nq, m, keys, values, pages, first, last, q, out, scores, stride)
+#define ATTEND_WIDTH(kind, nq) \
+  { if (m->head_dim == 64) ATTEND(kind, 64, nq); else if (m->head_dim == 128) ATTEND(kind, 128, nq); \
+    else ATTEND(kind, m->head_dim, nq); }
+#define ATTEND_FUNCTION(name, nq) \
+  static void name(const Model *m, const char *keys, const char *values, const int32_t *pages, int64_t first, \
+                   int64_t last, const float *q, float *out, float *scores, int64_t stride) { \
+    if (m->kv_kind == F32) ATTEND_WIDTH(F32, nq) else ATTEND_WIDTH(BF16, nq) }
+ATTEND_FUNCTION(attend_one, 1)
+ATTEND_FUNCTION(attend_two, 2)
 
 /* ---------------------------------------------------------------- the forward */
 
@@ -315,10 +326,16 @@ static void attention(const Model *m, const Layer *l, int64_t i, const Step *s, 
     if (last - first + 1 + LANES > *stride) {
       *stride = (last - first + 1 + LANES) * 2;
       free(*scores);
-      *scores = malloc(sizeof(float) * group * *stride);
+      *scores = malloc(sizeof(float) * 2 * *stride);
     }
-    attend_any(m, m->keys + bytes, m->values + bytes, m->table + s->rows[t] * m->columns, first, last, head,
-               s->qkv + t * wide + head * group * d, s->mixed + (t * m->heads + head * group) * d, *scores, *stride);
+    const char *keys = m->keys + bytes + (int64_t)head * d * size_of(m->kv_kind);
+    const char *values = m->values + bytes + (int64_t)head * d * size_of(m->kv_kind);
+    const int32_t *pages = m->table + s->rows[t] * m->columns;
+    const float *q = s->qkv + t * wide + head * group * d;
+    float *out = s->mixed + (t * m->heads + head * group) * d;
+    int g = 0;
+    for (; g + 2 <= group; g += 2) attend_two(m, keys, values, pages, first, last, q + g * d, out + g * d, *scores, *stride);
+    if (g < group) attend_one(m, keys, values, pages, first, last, q + g * d, out + g * d, *scores, *stride);
   }
 }
 
