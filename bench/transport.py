@@ -35,6 +35,7 @@ BODY = {"prompt": "Count from 1 to 100.", "max_tokens": 64}
 def consume(url: str, transport: type, messages: int) -> float:
     """Messages a second: put, then take and acknowledge them through an event loop."""
     transports.TRANSPORT_ALIASES["redis"] = f"{transport.__module__}:{transport.__name__}"
+    transports._transport_cache.clear()
     queue = Queue("bench-transport", Exchange("bench-transport"), routing_key="bench-transport")
     with Connection(url) as connection:
         queue(connection.default_channel).declare()

@@ -16,6 +16,9 @@ LOOK_AHEAD = 4
 ETA_TASKS = 1000
 """Every task with an `eta` that a worker holds raises its prefetch by one. Not without end."""
 
+STORE_RETRIES = 40
+"""With Celery's pauses of up to ten seconds: a result backend may be away for about five minutes."""
+
 
 def configure(app: Any) -> None:
     """Make `app`'s worker a Petiole worker."""
@@ -31,6 +34,8 @@ def configure(app: Any) -> None:
     conf.worker_cancel_long_running_tasks_on_connection_loss = False
     conf.worker_enable_prefetch_count_reduction = False
     conf.result_backend_always_retry = True
+    if conf.result_backend_max_retries == float("inf"):  # of a result that is too big there is no end
+        conf.result_backend_max_retries = STORE_RETRIES
     conf.worker_consumer = "tasks.worker.consumer:Consumer"
     app.steps["worker"].add(EngineStep)
     transport.install()

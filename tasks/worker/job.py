@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+STORE_AGAIN_S = 300.0
+
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
@@ -224,8 +226,29 @@ class Job:
                     failure, value, _ = delivery.target(*delivery.args)
             except BaseException:  # Reject, or something that Celery lets through: the request knows what to do
                 failure, value = True, ExceptionInfo()
+            if failure and outcome.result is not None and self._store_again():
+                failure, value = False, outcome.result
         runtime_s = time.monotonic() - (self.admitted_at or self.taken_at)
         self.pool.mailbox.post(lambda: self._settle((bool(failure), value, runtime_s)))
+
+    def _store_again(self) -> bool:
+        """A success that the backend would not take (it was full, or gone for long) is no failure of the task."""
+        request = self.delivery.request
+        backend, assumed = request.task.backend, self.outcome
+        assert assumed is not None
+        give_up_at = time.monotonic() + STORE_AGAIN_S
+        while not self.pool.draining and time.monotonic() < give_up_at:
+            try:
+                if backend.get_task_meta(self.task_id, cache=False)["status"] in states.READY_STATES:
+                    return False  # a failure that Celery has stored, such as a callback that could not be sent
+                store = not request.ignore_result
+                backend.mark_as_done(self.task_id, assumed.result, request._context, store_result=store)
+            except Exception as error:
+                logger.error("task %s: its result cannot be stored yet: %s", self.task_id, error)
+                time.sleep(1.0)
+            else:
+                return True
+        return False
 
     def _replay(self) -> None:
         """Callbacks are sent before the result is stored, so a stored result means that they were."""

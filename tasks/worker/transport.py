@@ -61,6 +61,7 @@ def install() -> None:
         transports.TRANSPORT_ALIASES[alias] = f"{__name__}:Transport"
     if hasattr(stock, "SentinelChannel"):
         transports.TRANSPORT_ALIASES["sentinel"] = f"{__name__}:SentinelTransport"
+    transports._transport_cache.clear()  # a connection that was made before would keep the stock one
 
 
 _base: Any = virtual.QoS

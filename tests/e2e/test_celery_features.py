@@ -10,6 +10,9 @@ from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 from support.fake_engine import expected
 from support.site import Site, Worker, eventually
 
+from tasks import fleet
+from tasks.schemas import stream_keys
+
 pytestmark = pytest.mark.usefixtures("worker")
 LONG = 3000
 
@@ -169,6 +172,20 @@ def test_ignored_results_are_not_stored(site: Site) -> None:
 def test_a_task_id_of_ones_own(site: Site) -> None:
     assert site.get(site.generate("mine", max_tokens=1, submission={"task_id": "my-own-id"}))
     assert site.tokens("my-own-id")
+
+
+def test_the_fleet_view_shows_the_worker(site: Site, worker: Worker) -> None:
+    (report,) = eventually(lambda: fleet.workers(site.redis), "a report")
+    assert (report.worker, report.state, report.slots, report.lost) == ("w0@test", "ready", 8, False)
+
+
+def test_cancelling_by_the_flag_ends_a_running_task(site: Site) -> None:
+    result = site.generate("flagged", max_tokens=LONG)
+    site.streaming(result)
+    site.redis.hset(stream_keys(result.id).state, "cancel", 1)
+    with pytest.raises(TaskRevokedError):
+        site.get(result)
+    assert site.log(result)[-1]["finish_reason"] == "cancelled"
 
 
 def test_nothing_stays_behind(site: Site, worker: Worker) -> None:

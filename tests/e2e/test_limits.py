@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from support.fake_engine import expected
-from support.site import Site, eventually
+from support.site import RedisServer, Site, eventually
+
+from tasks.connections import connect
 
 
 def test_urgent_tasks_overtake_the_queue(own_site: Site) -> None:
@@ -55,6 +57,24 @@ def test_a_task_that_ends_while_redis_is_full_keeps_its_result(tmp_path: Path) -
         assert site.get(result, 60)["token_ids"] == expected("ends", 3, 100)
         eventually(lambda: site.held() == 0, "acknowledged")
         assert worker.alive()
+
+
+def test_a_result_backend_that_is_full_for_a_while_gets_the_result_later(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    results = RedisServer(tmp_path / "results", "--maxmemory-policy", "noeviction")
+    try:
+        with Site(tmp_path, PETIOLE_RESULT_BACKEND=results.url) as site:
+            site.app.conf.result_backend = results.url
+            worker = site.worker()
+            full = connect(results.url)
+            full.config_set("maxmemory", 1)
+            result = site.generate("stored later", max_tokens=3, seed=1)
+            eventually(lambda: "cannot be stored yet" in worker.output, "the worker says so")
+            full.config_set("maxmemory", 0)
+            assert site.get(result)["token_ids"] == expected("stored later", 1, 3)
+            assert worker.alive()
+    finally:
+        results.kill()
 
 
 def test_foreign_tasks_run_beside_the_engine(own_site: Site) -> None:
