@@ -12,7 +12,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from gpu_worker.constraints import ConstraintState
 
 
 class FinishReason(StrEnum):
@@ -70,14 +73,15 @@ class Request:
 
     `priority`: smaller runs first. `deadline_s`: seconds from admission after which the request ends with what
     it has and finish reason `deadline`. `resume_token_ids`: tokens that earlier attempts already delivered; the
-    engine continues after them and they count as output. `salt` separates prefix caches of tenants.
+    engine continues after them and they count as output. `salt` separates prefix caches of tenants. `constraint`
+    may also be a state of the caller's own, such as a skill's (`gpu_worker.constraints.SkillConstraint`).
     """
 
     prompt: str | Sequence[int] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
     sampling: SamplingParams = SamplingParams()
-    constraint: Constraint | None = None
+    constraint: Constraint | ConstraintState | None = None
     adapter: str | None = None
     images: Sequence[bytes] = ()
     priority: int = 0
