@@ -105,7 +105,7 @@ class ModelRuntime:
         on_cuda = self._torch_device.type == "cuda"
         options = LoadOptions(
             device=self._torch_device,
-            dtype=_dtype(self.config, model_config),
+            dtype=_dtype(self.config, model_config, self._torch_device),
             max_positions=self._max_model_len + 1,
             quantization=_quantization(self.config, self._torch_device),
             kernels=FlashInferKernels() if on_cuda else TorchKernels(),
@@ -344,9 +344,12 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len or model.max_position
 
 
-def _dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
-    name = model.dtype if config.dtype == "auto" else config.dtype
-    return _DTYPES.get(name, torch.bfloat16)
+def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
+    """The checkpoint's own type, but bfloat16 where the device's kernels do not take that."""
+    known = _DTYPES if device.type == "cpu" else {k: v for k, v in _DTYPES.items() if k != "float32"}
+    if config.dtype != "auto" and config.dtype not in known:
+        raise ModelError(f"dtype: must be {', '.join(known)} or auto on {device.type}, got {config.dtype}")
+    return known.get(model.dtype if config.dtype == "auto" else config.dtype, torch.bfloat16)
 
 
 def _quantization(config: EngineConfig, device: torch.device) -> Quantization:
