@@ -74,7 +74,7 @@ def throughput(app: Celery, node: str, task: str, options: dict[str, Any], tasks
 
 def main(argv: list[str] | None = None) -> int:
     options = arguments(__doc__).parse_args(argv)
-    tasks, rounds = (300, 3) if options.quick else (2000, 5)
+    tasks, rounds = (50, 1) if options.quick else (2000, 5)
     url = f"redis+socket://{embedded.socket_path()}?virtual_host=0"
     report = Report("One-token generations against a no-op task on Celery's threads pool (embedded Redis)")
     with tempfile.TemporaryDirectory() as name:

@@ -144,7 +144,7 @@ def cpu_a_delta(client: redis.Redis, streams: int, steps: int, interval_s: float
 
 def main(argv: list[str] | None = None) -> int:
     options = arguments(__doc__).parse_args(argv)
-    messages, rounds, repeats = (2000, 100, 3) if options.quick else (10_000, 1000, 7)
+    messages, rounds, repeats = (300, 10, 1) if options.quick else (10_000, 1000, 7)
     url = f"redis+socket://{embedded.socket_path()}?virtual_host=0"
     client = connect(url.replace("virtual_host=0", "virtual_host=9"))
     report = Report("The transport against kombu's own, and the script that publishes (embedded Redis)")
