@@ -18,6 +18,7 @@ from tasks.connections import LOST
 from tasks.definitions import parse
 from tasks.errors import InvalidRequest, ModelChanged, PetioleError, WorkersLost
 from tasks.schemas import ChatRequest, GenerateRequest, stream_keys
+from tasks.settings import scheme
 from tasks.worker import scripts
 from tasks.worker.attempts import Begun
 from tasks.worker.job import Job
@@ -162,5 +163,8 @@ def _retries(job: Job) -> int:
 
 
 def _priority(job: Job) -> int:
+    """The engine's: smaller runs first, as on Redis. On RabbitMQ the higher number wins."""
     priority = (job.delivery.message.get("delivery_info") or {}).get("priority")
-    return priority if type(priority) is int else 0
+    if type(priority) is not int:
+        return 0
+    return -priority if scheme(job.pool.settings.broker_url).startswith("amqp") else priority

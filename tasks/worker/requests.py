@@ -9,7 +9,7 @@ from typing import Any
 from gpu_worker.request import Constraint, Request, SamplingParams
 from tasks.schemas import ChatRequest, GenerateRequest
 
-# Celery's priorities on Redis: 0 is the highest and the default. Petiole keeps that convention everywhere.
+# Celery's priorities on Redis: 0 is the highest and the default. The engine has the same convention.
 HIGHEST_PRIORITY = 0
 
 

@@ -1,0 +1,37 @@
+"""Eager tasks run the engine here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tasks.definitions import generate
+from tasks.errors import InvalidRequest
+from tasks.settings import settings
+from tasks.worker import local
+
+
+@pytest.fixture(autouse=True)
+def fake_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("PETIOLE_ENGINE_FACTORY", "support.fake_engine:FakeEngine")
+    settings.cache_clear()
+    monkeypatch.setattr(local, "_engines", [])
+    yield
+    for engine in local._engines:
+        engine.shutdown(drain=False)
+    settings.cache_clear()
+
+
+def test_apply_generates_in_this_process() -> None:
+    from support.fake_engine import expected
+
+    result = generate.apply(kwargs={"prompt": "hello", "max_tokens": 3, "seed": 1})
+    assert result.get()["token_ids"] == expected("hello", 1, 3)
+
+
+def test_bad_options_fail_as_in_a_worker() -> None:
+    with pytest.raises(InvalidRequest, match="max_tokens"):
+        generate.apply(kwargs={"prompt": "hello", "max_tokens": 0}).get()
+    with pytest.raises(InvalidRequest, match="at most"):
+        generate.apply(kwargs={"prompt": "hello", "max_tokens": 10**6}).get()
