@@ -130,7 +130,7 @@ class Preparer:
             require(compiler is not None, "constraint", "needs a tokenizer", request.constraint.kind)
             state = cast(ConstraintCompiler, compiler)(request.constraint)
         else:  # a state made by the caller, such as a skill's
-            state = cast(ConstraintState, request.constraint)
+            state = request.constraint
         for position, token in enumerate(request.resume_token_ids):
             if not state.finished and not state.consume(token):
                 raise InvalidRequest(f"resume_token_ids[{position}]", "must match the constraint", token)
