@@ -7,7 +7,7 @@ Each stage is skipped when no output of the step uses it; with none used, sampli
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,7 +15,9 @@ from torch import Tensor
 from gpu_worker.runtime.native.draw import draw
 from gpu_worker.runtime.noise import gumbel
 
-_TOP_P_PREFIX = 512
+_PREFIXES = (512, 8192)
+"""Candidates to try before a CPU sorts a whole vocabulary."""
+
 NEG_INF = float("-inf")
 
 
@@ -34,6 +36,21 @@ class Choice:
     min_p: Tensor | None
     every_top_k: bool
     max_top_k: int
+
+    def at(self, outputs: Tensor) -> Choice:
+        """The same for some of the outputs."""
+
+        def some(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor[outputs]
+
+        return replace(
+            self,
+            temperature=self.temperature[outputs],
+            keys=self.keys[outputs],
+            top_k=some(self.top_k),
+            top_p=some(self.top_p),
+            min_p=some(self.min_p),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,24 +115,49 @@ def likeliest(logits: Tensor) -> Tensor:
 
 def _filter(scaled: Tensor, choice: Choice) -> Tensor:
     """-inf where top-k, top-p or min-p says no; [O, V]."""
-    if choice.top_k is None and choice.top_p is None:
-        if choice.min_p is None:
-            return scaled
+    kept = scaled if choice.top_k is None and choice.top_p is None else _filter_by_rank(scaled, choice)
+    if choice.min_p is not None:
         floor = scaled.amax(-1, keepdim=True) + choice.min_p.log()[:, None]
-        return scaled.masked_fill(scaled < floor, NEG_INF)
-    values, ids = _enough(scaled, choice)
+        kept = kept.masked_fill(scaled < floor, NEG_INF)
+    return kept
+
+
+def _filter_by_rank(scaled: Tensor, choice: Choice) -> Tensor:
+    """Top-k and top-p. A CPU looks which rows want it and how many candidates they need; CUDA just sorts."""
+    if scaled.device.type == "cpu":
+        ranked = (choice.temperature > 0) & (_limited(choice) | _nucleus(choice))
+        if not bool(ranked.all()):
+            rows = ranked.nonzero().squeeze(1)
+            kept = scaled.clone()
+            if len(rows):
+                kept[rows] = _filter_by_rank(scaled[rows], choice.at(rows))
+            return kept
+        values, ids = _enough(scaled, choice)
+    else:
+        values, ids = scaled.sort(dim=-1, descending=True)
     return torch.full_like(scaled, NEG_INF).scatter_(1, ids, _keep(values, choice, scaled))
 
 
+def _limited(choice: Choice) -> Tensor:
+    """bool [O]: has a top-k."""
+    return torch.zeros_like(choice.temperature, dtype=torch.bool) if choice.top_k is None else choice.top_k > 0
+
+
+def _nucleus(choice: Choice) -> Tensor:
+    """bool [O]: has a top-p."""
+    return torch.zeros_like(choice.temperature, dtype=torch.bool) if choice.top_p is None else choice.top_p < 1
+
+
 def _enough(scaled: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
-    """The likeliest tokens in descending order: a few hundred where a CPU may look whether these are enough."""
-    if scaled.device.type == "cpu" and scaled.shape[-1] > 2 * _TOP_P_PREFIX and choice.top_p is not None:
-        few = max(_TOP_P_PREFIX, choice.max_top_k)
-        values, ids = scaled.topk(min(few, scaled.shape[-1]), dim=-1)
-        mass = (values.logsumexp(-1) - scaled.logsumexp(-1)).exp()
-        drawn = choice.temperature > 0
-        limited = choice.top_k > 0 if choice.top_k is not None else torch.zeros_like(drawn)
-        if bool((~drawn | limited | ((choice.top_p < 1) & (mass > choice.top_p))).all()):
+    """The likeliest tokens in descending order, as many as every row's top-k or top-p can want."""
+    total = scaled.logsumexp(-1)
+    for few in _PREFIXES:
+        few = max(few, choice.max_top_k)
+        if 2 * few > scaled.shape[-1]:
+            break
+        values, ids = scaled.topk(few, dim=-1)
+        mass = (values.logsumexp(-1) - total).exp()
+        if choice.top_p is None or bool((_limited(choice) | (mass > choice.top_p)).all()):
             return values, ids
     return scaled.sort(dim=-1, descending=True)
 
@@ -123,7 +165,7 @@ def _enough(scaled: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
 def _keep(values: Tensor, choice: Choice, scaled: Tensor) -> Tensor:
     """Descending candidates [O, K] with -inf for those that the filters drop; `scaled` is what they came from."""
     rank = torch.arange(values.shape[-1], device=values.device)
-    limited = torch.zeros_like(choice.keys[:, 0], dtype=torch.bool) if choice.top_k is None else choice.top_k > 0
+    limited = _limited(choice)
     if choice.top_k is not None:
         values = values.masked_fill(limited[:, None] & (rank >= choice.top_k[:, None]), NEG_INF)
     if choice.top_p is not None:
