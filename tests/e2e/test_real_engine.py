@@ -95,33 +95,42 @@ def test_log_probabilities_come_with_their_tokens(site: Site) -> None:
     assert sum(len(delta["logprobs"]) for delta in site.log(result) if delta["token_ids"]) == 5
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"temperature": 0},
-        {"temperature": 1.2, "seed": 3},
-        {"temperature": 0.7, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
-    ],
-    ids=str,
-)
-def test_a_killed_workers_text_goes_on_as_if_nothing_had_happened(site: Site, options: dict[str, Any]) -> None:
-    """Same tokens, and each in the stream once: greedy, seeded, and with penalties over what came before."""
-    submission = {"task_id": f"survivor-{len(options)}-{options['temperature']}"}
-    long = {"max_tokens": 1200, "ignore_eos": True, **options}
-    result = site.generate("Count from 1 to 500.", submission=submission, **long)
-    site.streaming(result, 40)
-    victim = site.holder()
-    victim.kill()
-    site.start_worker()
-    value = site.get(result, 90)
-    assert value["attempt"] == 2
-    assert value["token_ids"] == site.tokens(result)
-    assert value["text"] == text_of(site, result)
-    site.redis.delete(*site.redis.keys(f"petiole:{{{result.id}}}:*"))
-    site.app.backend.forget(result.id)
-    undisturbed = site.get(site.generate("Count from 1 to 500.", submission=submission, **long), 60)
-    assert undisturbed["token_ids"] == value["token_ids"]
-    assert undisturbed["text"] == value["text"]
+INTERRUPTED: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "seeded": {"temperature": 1.2, "seed": 3},
+    "penalties": {"temperature": 0.7, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
+}
+
+
+def test_killed_workers_text_goes_on_as_if_nothing_had_happened(site: Site) -> None:
+    """Same tokens, and each in the stream once: greedy, sampled, and with penalties over what came before."""
+
+    def submit() -> dict[str, Any]:
+        return {
+            name: site.generate(
+                "Count from 1 to 500.", max_tokens=1200, ignore_eos=True, submission={"task_id": name}, **options
+            )
+            for name, options in INTERRUPTED.items()
+        }
+
+    interrupted = submit()
+    for result in interrupted.values():
+        site.streaming(result, 40)
+    for worker in site.workers:
+        worker.kill()
+    for worker in [site.start_worker(), site.start_worker()]:
+        worker.ready()
+    values = {name: site.get(result, 90) for name, result in interrupted.items()}
+    for name, result in interrupted.items():
+        assert values[name]["attempt"] == 2
+        assert values[name]["token_ids"] == site.tokens(result)
+        assert values[name]["text"] == text_of(site, result)
+        site.redis.delete(*site.redis.keys(f"petiole:{{{name}}}:*"))
+        result.forget()
+    for name, result in submit().items():
+        undisturbed = site.get(result, 90)
+        assert undisturbed["token_ids"] == values[name]["token_ids"]
+        assert undisturbed["text"] == values[name]["text"]
 
 
 def test_all_pages_are_free_or_cached_in_the_end(site: Site) -> None:
@@ -135,22 +144,16 @@ def test_all_pages_are_free_or_cached_in_the_end(site: Site) -> None:
     eventually(at_rest, "no page is held by a request")
 
 
-@pytest.mark.parametrize(
-    ("break_it", "says"),
-    [
-        (lambda folder: None, "nothing"),
-        (lambda folder: (folder.mkdir(), (folder / "config.json").write_text("{}")), "architecture"),
-        (lambda folder: truncated(folder), "truncated"),
-    ],
-    ids=["missing", "unknown", "truncated"],
-)
-def test_a_model_that_cannot_be_served_ends_the_worker_with_one_line(site: Site, break_it: Any, says: str) -> None:
-    folder = site.folder / says
-    break_it(folder)
-    worker = site.start_worker(PETIOLE_MODEL=str(folder))
-    assert worker.ended(60) != 0
-    assert len([line for line in worker.output.splitlines() if "cannot be served" in line]) == 1
-    assert "Traceback" not in worker.output
+def test_a_model_that_cannot_be_served_ends_the_worker_with_one_line(site: Site) -> None:
+    unknown = site.folder / "unknown"
+    unknown.mkdir()
+    (unknown / "config.json").write_text("{}")
+    truncated(site.folder / "truncated")
+    folders = [site.folder / name for name in ("missing", "unknown", "truncated")]
+    for worker in [site.start_worker(PETIOLE_MODEL=str(folder)) for folder in folders]:
+        assert worker.ended(60) != 0
+        assert len([line for line in worker.output.splitlines() if "cannot be served" in line]) == 1
+        assert "Traceback" not in worker.output
 
 
 def truncated(folder: Path) -> None:

@@ -247,16 +247,6 @@ def test_a_retry_of_celerys_starts_a_new_stream(own_site: Site) -> None:
     assert site.tokens("again") == expected("again", 1, 5)
 
 
-def test_a_model_that_cannot_be_loaded_ends_the_worker_with_one_line(own_site: Site) -> None:
-    worker = own_site.start_worker(
-        PETIOLE_ENGINE_FACTORY="gpu_worker.engine:Engine", PETIOLE_MODEL=str(own_site.folder / "nothing")
-    )
-    eventually(lambda: not worker.alive(), "the worker ends", 60.0)
-    assert worker.process.returncode != 0
-    assert [line for line in worker.output.splitlines() if "cannot be served" in line]
-    assert "Traceback" not in worker.output
-
-
 def test_without_redis_a_worker_says_so_and_waits(own_site: Site) -> None:
     site = own_site
     site.server.kill()
