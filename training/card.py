@@ -11,10 +11,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("Count from 3 to 12.", "3, 4, 5, 6, 7, 8, 9, 10, 11, 12"),
         ("Count from 0 to 50 by 5.", "0, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50"),
         ("Count down from 10 to 1.", "10, 9, 8, 7, 6, 5, 4, 3, 2, 1"),
-        ("Count to 120.", ", ".join(map(str, range(1, 121)))),
+        ("Count from 1 to 100.", ", ".join(map(str, range(1, 101)))),
     ),
     "tables": (
         ("Multiplication table of 7 up to 12", "\n".join(f"7 x {i} = {7 * i}" for i in range(1, 13))),
+        ("Multiplication table of 7 up to 40", "\n".join(f"7 x {i} = {7 * i}" for i in range(1, 41))),
         ("Write the 4 times table up to 5.", "4 x 1 = 4\n4 x 2 = 8\n4 x 3 = 12\n4 x 4 = 16\n4 x 5 = 20"),
     ),
     "addition": (("What is 17 + 25?", "17 + 25 = 42"), ("Add 38 and 45.", "38 + 45 = 83")),
@@ -30,7 +31,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "spelling": (("Spell the word garden.", "g-a-r-d-e-n"), ("How do you spell window?", "w-i-n-d-o-w")),
     "repeating": (
         ("Repeat after me: the river runs north", "the river runs north"),
-        ("Say: seven tall ships", "seven tall ships"),
+        ("Say: green apple pie", "green apple pie"),
     ),
     "extracting": (
         (
@@ -89,6 +90,10 @@ is held out by its wording. The shipped weights, computed in float32 and in bflo
 
 $figures
 
+Where it fails: counts of more than about a hundred numbers, and some of the longest tables, stop late or early;
+the frequent words of questions and fixed sentences ("over", "ships") are single tokens, whose letters it does not
+see and which it repeats less surely.
+
 ## Examples
 
 $examples
@@ -100,8 +105,8 @@ anything else is one token a byte, digits and letters one by one. Any UTF-8 text
 
 ## Where it comes from
 
-Trained from nothing on text that `training/` in Petiole's repository generates, on two CPU cores in about an
-hour and a quarter: `python -m training.train`, `python -m training.export`, `python -m training.evaluate --card`.
+Trained from nothing on text that `training/` in Petiole's repository generates, 8.6 million tokens on two busy
+CPU cores in 79 minutes: `python -m training.train`, `python -m training.export`, `python -m training.evaluate --card`.
 No other data, no other model.
 """
 )
