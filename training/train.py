@@ -1,4 +1,4 @@
-"""Train `petiole-tiny` from nothing: `python -m training.train --minutes 70`.
+"""Train `petiole-tiny` from nothing: `python -m training.train --minutes 79`.
 
 The budget is wall time, since it is usually all that a CPU owner knows: the learning rate warms up, holds, and
 falls to zero over the last part of it. Examples are drawn anew at every step, so a training answer that comes
@@ -162,11 +162,11 @@ def train(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--minutes", type=float, default=70, help="wall time of the whole run, resumptions included"
+        "--minutes", type=float, default=79, help="wall time of the whole run, resumptions included"
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--checkpoint", type=Path, default=DEFAULT_CHECKPOINT)
-    parser.add_argument("--step-tokens", type=int, default=6000)
+    parser.add_argument("--step-tokens", type=int, default=4500)
     parser.add_argument("--batch-tokens", type=int, default=1500)
     parser.add_argument("--save-every-s", type=float, default=120)
     parser.add_argument("--log-every-s", type=float, default=30)
