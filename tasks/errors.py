@@ -48,6 +48,17 @@ class ModelChanged(PetioleError, RuntimeError):  # noqa: N818
     """The task was begun with a model or adapter that this worker does not serve, so it cannot go on here."""
 
 
+class ResultTooLarge(PetioleError, ValueError):  # noqa: N818
+    """The result's JSON has more bytes than `PETIOLE_RESULT_MAX_BYTES`. All of the output is in the stream."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(size, limit)
+        self.size, self.limit = size, limit
+
+    def __str__(self) -> str:
+        return f"the result has {self.size} bytes as JSON, and the limit is {self.limit}; its stream has all of it"
+
+
 class WorkersLost(PetioleError, RuntimeError):  # noqa: N818
     """The task was being generated when `deaths` workers died, so it is not tried again.
 

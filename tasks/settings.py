@@ -90,6 +90,12 @@ class Settings(EngineSettings, BaseSettings):
     result_backend: str = Field(default="", description="Celery's result backend; empty: the Redis of the streams")
     queue: str = Field(default="petiole", min_length=1, description="the Celery queue of generation tasks")
     result_expires_s: int = Field(default=86_400, ge=1, description="seconds that results are kept")
+    result_max_bytes: int = Field(
+        default=64 * 2**20,
+        ge=1024,
+        le=500 * 2**20,
+        description="largest result, as JSON; a larger one fails its task",
+    )
     stream_ttl_s: int = Field(
         default=3_600, ge=1, description="seconds that a stream stays readable after its last delta"
     )

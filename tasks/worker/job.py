@@ -33,7 +33,7 @@ from gpu_worker.handle import Handle
 from gpu_worker.request import Delta, FinishReason, Request
 from tasks.worker.attempts import Begun
 from tasks.worker.publisher import Piece, Stream
-from tasks.worker.results import Outcome, at_hand, failed, logprobs_json, recorded, succeeded
+from tasks.worker.results import Outcome, at_hand, failed, logprobs_json, recorded, succeeded, within
 
 if TYPE_CHECKING:
     from tasks.worker.pool import EnginePool
@@ -176,7 +176,8 @@ class Job:
         elif error is not None:
             self.end(failed(error))
         else:
-            self.end(succeeded(handle.result(), self.begun.attempt, self.begun.written))
+            outcome = succeeded(handle.result(), self.begun.attempt, self.begun.written)
+            self.end(within(self.pool.settings.result_max_bytes, outcome))
 
     # ------------------------------------------------------------ publisher
 

@@ -6,6 +6,7 @@ in place (`take_result`): a dictionary to return or an exception to raise.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,12 @@ from gpu_worker.request import Result
 from tasks import errors
 
 _at_hand = threading.local()
+
+_MOST_BYTES = 12
+"""Of a character's or a token id's JSON, with its separator: a character may be two escapes of six."""
+
+_OF_THE_REST = 16_384
+"""More than the JSON of everything else in a result without log probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,22 @@ def succeeded(result: Result, attempt: int, before: Written) -> Outcome:
     if result.logprobs is not None:
         value["logprobs"] = (before.logprobs + logprobs_json(result.logprobs))[-len(result.token_ids) :]
     return Outcome(value, None, value["finish_reason"], result.stop_reason)
+
+
+def within(limit_bytes: int, outcome: Outcome) -> Outcome:
+    """`outcome`, or the failure of a result that is too big to be stored.
+
+    Decided before the end is written, so that stream, record and stored result agree, and no backend is asked to
+    take what it never will. Only a result that may be too big is encoded to find out.
+    """
+    result = outcome.result
+    if result is None:
+        return outcome
+    bound = _OF_THE_REST + _MOST_BYTES * (len(result["text"]) + len(result["token_ids"]))
+    if bound <= limit_bytes and "logprobs" not in result:
+        return outcome
+    size = len(json.dumps(result))
+    return outcome if size <= limit_bytes else failed(errors.ResultTooLarge(size, limit_bytes))
 
 
 def logprobs_json(logprobs: Sequence[Any]) -> list[dict[str, Any]]:

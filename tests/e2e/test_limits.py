@@ -9,6 +9,7 @@ from support.fake_engine import expected
 from support.site import RedisServer, Site, eventually
 
 from tasks.connections import connect
+from tasks.errors import ResultTooLarge
 
 
 def test_urgent_tasks_overtake_the_queue(own_site: Site) -> None:
@@ -75,6 +76,22 @@ def test_a_result_backend_that_is_full_for_a_while_gets_the_result_later(tmp_pat
             assert worker.alive()
     finally:
         results.kill()
+
+
+def test_a_result_that_is_too_big_fails_that_task_alone_and_at_once(own_site: Site) -> None:
+    site = own_site
+    worker = site.worker(PETIOLE_RESULT_MAX_BYTES=4096)
+    big = site.generate("big", max_tokens=600, seed=1)
+    beside = site.generate("beside", max_tokens=50, seed=2)
+    with pytest.raises(ResultTooLarge) as caught:
+        site.get(big)
+    assert caught.value.size > caught.value.limit == 4096
+    assert site.tokens(big) == expected("big", 1, 600)
+    last = site.log(big)[-1]
+    assert (last["finish_reason"], last["error"]["type"]) == ("error", "ResultTooLarge")
+    assert site.get(beside)["token_ids"] == expected("beside", 2, 50)
+    assert "cannot be stored yet" not in worker.output
+    eventually(lambda: site.held() == 0, "acknowledged")
 
 
 def test_foreign_tasks_run_beside_the_engine(own_site: Site) -> None:

@@ -6,11 +6,13 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tasks import errors
 from tasks.worker.attempts import Begun
 from tasks.worker.requests import engine_request, seed_of
-from tasks.worker.results import Outcome, Written, at_hand, recorded, take_result
+from tasks.worker.results import Outcome, Written, at_hand, recorded, take_result, within
 
 DELTAS = [{"index": 0, "token_ids": [1, 2], "text": "ab"}, {"index": 2, "token_ids": [3], "text": "c"}]
 
@@ -64,6 +66,29 @@ def test_a_recorded_failure_is_the_failure() -> None:
     outcome = recorded(json.loads(json.dumps(Outcome(error=error).record)), Written())
     assert isinstance(outcome.error, errors.InvalidRequest)
     assert outcome.error.args == error.args
+
+
+@given(
+    text=st.text(max_size=50).map(lambda part: part * 50),
+    token_ids=st.lists(st.integers(0, 2**20), max_size=300),
+    logprobs=st.none() | st.lists(st.just({"token_id": 1, "logprob": -3.4e38, "top": []}), max_size=300),
+    limit=st.integers(1024, 40_000),
+)
+def test_a_result_fails_exactly_if_its_json_is_larger_than_the_limit(
+    text: str, token_ids: list[int], logprobs: list[dict[str, Any]] | None, limit: int
+) -> None:
+    result = {"text": text, "token_ids": token_ids, "finish_reason": "stop"}
+    if logprobs is not None:
+        result["logprobs"] = logprobs
+    outcome = within(limit, Outcome(result, None, "stop"))
+    size = len(json.dumps(result))
+    if size <= limit:
+        assert outcome.result == result
+    else:
+        assert isinstance(outcome.error, errors.ResultTooLarge)
+        assert (outcome.error.size, outcome.error.limit) == (size, limit)
+        again = recorded(json.loads(json.dumps(outcome.record)), Written())
+        assert str(again.error) == str(outcome.error)
 
 
 def test_the_body_of_a_task_finds_its_own_outcome_and_no_other() -> None:
