@@ -163,8 +163,8 @@ class Runtime(Protocol):
     preparation threads, it keys adapter slots and cached KV; without it the adapter's own name does.
 
     `launch_forward` and `launch_sampling` enqueue and return; neither waits for the device. A slot's buffers
-    belong to a step from `launch_forward` until its transfer has been waited for. Slots are 0 and 1; each has
-    staging for prefill and for decode.
+    belong to a step from `launch_forward` until its transfer has been waited for. Slots are 0 and 1; either
+    takes any kind of step.
     """
 
     @property

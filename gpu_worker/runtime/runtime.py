@@ -41,6 +41,7 @@ from gpu_worker.runtime.interface import ModelLimits, PageUpdates, StepBatch, To
 from gpu_worker.runtime.kv import KVCache, decide_n_pages, free_bytes, last_writes, new_kv_cache
 from gpu_worker.runtime.rows import OutputPlan, RowStates, choice_of
 from gpu_worker.runtime.sampling import apply_bits, apply_penalties, choose, count_accepted, logprobs
+from gpu_worker.runtime.slots import DecodeSlot, check_shared_stream
 from gpu_worker.runtime.transfer import RenderBuffer
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -65,7 +66,6 @@ class Staging:
 
     token_ids: Tensor
     accepted: Tensor
-    host: Mapping[str, Tensor]
     sources: Mapping[str, Tensor] = field(default_factory=dict)
     logits: Callable[[], Tensor] | None = None
     plan: OutputPlan | None = None
@@ -127,9 +127,8 @@ class ModelRuntime:
             else None
         )
         self._states = RowStates(self._n_rows, model.vocab_size, device)
-        self._staging = {
-            (slot, prefill): self._new_staging() for slot in range(N_SLOTS) for prefill in (False, True)
-        }
+        self._slots = tuple(self._new_slot(slot_id) for slot_id in range(N_SLOTS))
+        check_shared_stream(self._slots)
         n_pages = decide_n_pages(
             config,
             model,
@@ -161,16 +160,18 @@ class ModelRuntime:
         with torch.inference_mode():
             return CudaExecutor(*parts, self.config, self._device, self._stream, cuda_capture(self._stream))
 
-    def _new_staging(self) -> Staging:
+    def _new_slot(self, slot_id: int) -> DecodeSlot[Staging]:
+        """One staging serves every kind of step: a slot belongs to one step at a time."""
         n_outputs = self._n_rows * (1 + self.config.speculative_tokens)
-        return Staging(
+        staging = Staging(
             token_ids=torch.zeros(n_outputs, dtype=torch.int32, device=self._torch_device),
             accepted=torch.zeros(self._n_rows, dtype=torch.int32, device=self._torch_device),
-            host={
-                "token_ids": self._device.host_buffer((n_outputs,), torch.int32),
-                "accepted": self._device.host_buffer((self._n_rows,), torch.int32),
-            },
         )
+        host = {
+            "token_ids": self._device.host_buffer((n_outputs,), torch.int32),
+            "accepted": self._device.host_buffer((self._n_rows,), torch.int32),
+        }
+        return DecodeSlot(slot_id, self._stream, RenderBuffer(host, self._copy_stream), staging)
 
     @property
     def limits(self) -> ModelLimits:
@@ -190,7 +191,7 @@ class ModelRuntime:
     # -- steps
 
     def launch_forward(self, slot_id: int, batch: StepBatch) -> None:
-        staging = self._staging[slot_id, batch.kind == "prefill"]
+        staging = self._slots[slot_id].staging
         self._states.bind(batch.bindings)
         staging.plan = self._states.plan_outputs(batch)
         inputs = lay_out(batch, self._states.adapters(batch.rows))
@@ -205,15 +206,15 @@ class ModelRuntime:
         self._enqueue(forward, batch.kind)
 
     def launch_sampling(self, slot_id: int, batch: StepBatch, mask: TokenMask | None) -> Transfer:
-        staging = self._staging[slot_id, batch.kind == "prefill"]
+        slot = self._slots[slot_id]
+        staging, render = slot.staging, slot.render
         plan = staging.plan
         assert plan is not None, "launch_forward comes first"
         sources: dict[str, Tensor] = {"token_ids": staging.token_ids, "accepted": staging.accepted}
         lengths = {"token_ids": plan.n, "accepted": batch.size}
-        host = dict(staging.host)
         k = plan.top_logprobs
         if k is not None:
-            self._add_logprobs(plan.n, k, sources, host)
+            render = render.extended(self._add_logprobs(plan.n, k, sources))
             lengths |= dict.fromkeys(("logprobs", "top_ids", "top_logprobs"), plan.n)
         staging.sources = sources
 
@@ -221,7 +222,7 @@ class ModelRuntime:
             self._sample(staging, plan, batch, mask)
 
         self._enqueue(sample, "sample")
-        return RenderBuffer(host, self._copy_stream).start_transfer(self._stream.record(), sources, lengths)
+        return render.start_transfer(self._stream.record(), sources, lengths)
 
     def _enqueue(self, task: Callable[[], None], label: str) -> None:
         def run() -> None:
@@ -293,7 +294,9 @@ class ModelRuntime:
         if plan.penalized:
             self._states.count(rows, token_ids, self._up(within) < accepted[self._up(owner)])
 
-    def _add_logprobs(self, n: int, k: int, sources: dict[str, Tensor], host: dict[str, Tensor]) -> None:
+    def _add_logprobs(self, n: int, k: int, sources: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Room for log-probabilities on the device, into `sources`, and on the host, returned."""
+        host = {}
         for name, shape, dtype in (
             ("logprobs", (n,), torch.float32),
             ("top_ids", (n, k), torch.int32),
@@ -301,6 +304,7 @@ class ModelRuntime:
         ):
             sources[name] = torch.empty(shape, dtype=dtype, device=self._torch_device)
             host[name] = self._device.host_buffer(shape, dtype)
+        return host
 
     def _up(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array))

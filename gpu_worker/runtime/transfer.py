@@ -61,6 +61,10 @@ class RenderBuffer:
         self._host = dict(host)
         self._copy_stream = copy_stream
 
+    def extended(self, host: Mapping[str, HostArray]) -> RenderBuffer:
+        """The same with further destinations, for a step that has more to say than most."""
+        return RenderBuffer({**self._host, **host}, self._copy_stream)
+
     def start_transfer(
         self, ready: Event, sources: Mapping[str, HostArray], lengths: Mapping[str, int]
     ) -> TransferHandle:
