@@ -6,7 +6,12 @@ FROM python:3.12-slim AS cpu
 # An index with CPU-only builds of torch makes this image gigabytes smaller.
 ARG PIP_EXTRA_INDEX_URL=""
 ENV PIP_NO_CACHE_DIR=1 PYTHONUNBUFFERED=1
-RUN useradd --create-home --uid 10001 petiole
+# gcc compiles the CPU's decoder on first use; without it torch computes everything, slower.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home --uid 10001 petiole
 WORKDIR /srv/petiole
 COPY pyproject.toml README.md LICENSE ./
 COPY cache cache

@@ -3,11 +3,11 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo test lint format bench chaos clean
+.PHONY: help demo test lint format bench chaos wheelhouse clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -42,6 +42,9 @@ bench: $(VENV)/.dev  ## a quick round of every benchmark
 
 chaos: $(VENV)/.dev  ## an hour of killed workers, cut connections and bad messages
 	PETIOLE_CHAOS_MINUTES=60 $(BIN)/python -m pytest tests/chaos -s
+
+wheelhouse: $(VENV)/.dev  ## what a CUDA machine without internet needs beside torch, into ./wheelhouse
+	$(BIN)/python -m bench.wheelhouse wheelhouse
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
