@@ -10,6 +10,7 @@ turns a checkpoint into the model folder.
 """
 
 import argparse
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from training.model import Qwen3, Shape
 from training.optimizer import optimizers
 from training.skills import DRAWS
 
-DEFAULT_CHECKPOINT = Path("/tmp/petiole-tiny/checkpoint.pt")
+DEFAULT_CHECKPOINT = Path(tempfile.gettempdir()) / "petiole-tiny" / "checkpoint.pt"
 MATRIX_LR, OTHER_LR = 0.02, 0.003
 WARMUP_STEPS = 60
 DECAY_SHARE = 0.6
