@@ -228,8 +228,8 @@ def long_among_short(bench: Bench) -> None:
     length, chunk = bench.pick(512, 16_384), bench.pick(128, 512)
     shape = SMALL_LONG
     tracer = Tracer()
-    options = {"max_num_seqs": 32, "chunk_size": chunk, "prefix_cache": "off", "max_num_batched_tokens": 2 * chunk}
-    with checkpoint(shape) as model, bench.engine(model, shape, tracer, **options) as engine:
+    options = {"max_num_seqs": 256, "chunk_size": chunk, "max_num_batched_tokens": 2 * chunk}
+    with checkpoint(shape) as model, bench.engine(model, shape, tracer, prefix_cache="off", **options) as engine:
         warm = load.submit(engine, load.requests(1, length, 2)[0])
         seconds = load.finished([warm]).seconds
         per_second, n = 8.0, max(8, min(200, int(seconds * 8)))

@@ -51,11 +51,11 @@ def measure(shape: Shape, report: Report | None = None) -> Machine:
 def read_bandwidth(n_bytes: int) -> float:
     """The better of a sum and a dot product over an array of this size, capped at 512 MB."""
     array = torch.ones(max(1, min(n_bytes, 1 << 29) // 4))
-    number = max(1, int(2e8 // (4 * len(array))))
-    fastest = min(best_of(work, rounds=4, number=number) for work in (array.sum, lambda: torch.dot(array, array)))
+    number = max(1, int(5e7 // (4 * len(array))))
+    fastest = min(best_of(work, rounds=12, number=number) for work in (array.sum, lambda: torch.dot(array, array)))
     return 4 * len(array) / fastest
 
 
 def matrix_rate(dtype: str) -> float:
     a = torch.randn(_SIDE, _SIDE).to(getattr(torch, dtype))
-    return 2.0 * _SIDE**3 / best_of(lambda: a @ a, rounds=6)
+    return 2.0 * _SIDE**3 / best_of(lambda: a @ a, rounds=12)
