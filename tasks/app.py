@@ -6,6 +6,7 @@ the transport and the pool. A producer never imports that package; the pool stan
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -48,7 +49,22 @@ def configuration(settings: Settings) -> dict[str, Any]:
     }
     if scheme(settings.broker_url) in {"amqp", "amqps"}:
         config["task_default_queue_type"] = "quorum"
+    if settings.weights:
+        config["task_routes"] = [tenant_route(settings)]
     return config
+
+
+def tenant_route(settings: Settings) -> Callable[..., dict[str, str] | None]:
+    """A task with the header `tenant` goes to that tenant's queue, if the settings give it a share."""
+    queues = {tenant: f"{settings.queue}.{tenant}" for tenant in settings.weights}
+
+    def route(
+        name: str, args: object, kwargs: object, options: dict[str, Any], **_: object
+    ) -> dict[str, str] | None:
+        tenant = (options.get("headers") or {}).get("tenant")
+        return {"queue": queues[tenant]} if isinstance(tenant, str) and tenant in queues else None
+
+    return route
 
 
 def celery_url(url: str) -> str:

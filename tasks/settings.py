@@ -108,11 +108,25 @@ class Settings(EngineSettings, BaseSettings):
     drain_seconds: float = Field(
         default=20.0, ge=0, description="warm shutdown: time to finish before tasks are handed back"
     )
+    tenant_weights: str = Field(
+        default="", description="shares of tenants' queues on Redis, such as acme=2,initech=0.5; empty: one queue"
+    )
     max_attempts: int = Field(default=3, ge=1, description="workers that one task may kill before it is given up")
 
     engine_factory: str = Field(
         default="gpu_worker.engine:Engine", description="the engine that a worker runs, as module:callable"
     )
+
+    @field_validator("tenant_weights")
+    @classmethod
+    def _weights_can_be_read(cls, value: str) -> str:
+        parse_weights(value)
+        return value
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The tenants that have a share of their own; none on RabbitMQ, which has its own order of queues."""
+        return {} if scheme(self.broker_url) in {"amqp", "amqps"} else parse_weights(self.tenant_weights)
 
     def engine(self) -> dict[str, Any]:
         """The keyword arguments of `EngineConfig`."""
@@ -139,6 +153,17 @@ def settings() -> Settings:
         first = error.errors(include_url=False)[0]
         name = PREFIX + ".".join(map(str, first["loc"])).upper()
         raise InvalidSettings(f"{name}: {first['msg']}, got {first['input']!r}") from None
+
+
+def parse_weights(text: str) -> dict[str, float]:
+    """`acme=2,initech=0.5` as a dictionary."""
+    weights: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        found = re.fullmatch(r"([A-Za-z0-9_-]{1,64})=([0-9]+(?:\.[0-9]+)?)", part)
+        if found is None or not 0.001 <= float(found[2]) <= 1000:
+            raise ValueError("must be NAME=WEIGHT,...; letters, digits, - and _; weights from 0.001 to 1000")
+        weights[found[1]] = float(found[2])
+    return weights
 
 
 def scheme(url: str) -> str:

@@ -23,6 +23,7 @@ STORE_RETRIES = 40
 def configure(app: Any) -> None:
     """Make `app`'s worker a Petiole worker."""
     from tasks.worker import transport
+    from tasks.worker.fairness import tenant_queues
     from tasks.worker.quarantine import put_aside
     from tasks.worker.steps import EngineStep
 
@@ -31,6 +32,9 @@ def configure(app: Any) -> None:
         conf.worker_concurrency = settings().max_num_seqs + LOOK_AHEAD
     if not conf.worker_eta_task_limit:
         conf.worker_eta_task_limit = ETA_TASKS
+    if settings().weights and not conf.task_queues:  # -Q still chooses among them
+        names = tenant_queues(conf.task_default_queue, settings().weights)
+        conf.task_queues = {name: {"exchange": name, "routing_key": name} for name in names}
     conf.worker_cancel_long_running_tasks_on_connection_loss = False
     conf.worker_enable_prefetch_count_reduction = False
     conf.result_backend_always_retry = True

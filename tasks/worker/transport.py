@@ -14,6 +14,10 @@ Only consuming differs:
 It waits on the first queue's list of priority 0; other queues and priorities are looked at when that wakes up, and
 every `WAIT_S`. Redis 6.2 or later.
 
+How many it holds is the prefetch, and `URGENT` more that only messages more urgent than one of those held may use:
+so a worker that is full of what can wait still hears of what cannot. Where tenants have weights, messages are
+taken one by one, each from the queue that `fairness` says.
+
 kombu finds the class through its table of aliases, which `install` changes in the worker's process only: so
 `redis://`, `rediss://` and `redis+socket://` URLs, failover lists and TLS options mean what they always meant.
 """
@@ -35,13 +39,16 @@ from kombu.transport import virtual
 from redis.exceptions import ReadOnlyError
 
 from tasks.settings import settings
+from tasks.worker.fairness import FairShares, tenant_queues
 from tasks.worker.ledger import Ledger, Taken
 
 logger = logging.getLogger(__name__)
 
 WAIT_S = 0.5
+SHARED_WAIT_S = 0.05
 FULL_PAUSE_S = 1.0
 TAKEN_A_CALL = 64
+URGENT = 2
 
 Quarantine = Callable[[bytes, str, str], None]
 
@@ -71,6 +78,19 @@ class QoS(stock.QoS):
     """kombu's bookkeeping of what is delivered; the ledger has the truth in Redis."""
 
     channel: Channel
+
+    def can_consume(self) -> bool:
+        return bool(_base.can_consume(self)) or self.urgent_credit() > 0
+
+    def urgent_credit(self) -> int:
+        """How many may be taken beyond the prefetch, if they are more urgent than `least_urgent`."""
+        room = self.prefetch_count + URGENT - (len(self._delivered) - len(self._dirty))
+        return room if room > 0 and self.least_urgent() > 0 else 0
+
+    def least_urgent(self) -> int:
+        """The lowest priority, which is the highest number, among the messages that are held."""
+        held = (message for tag, message in self._delivered.items() if tag not in self._dirty)
+        return max((_priority(message) for message in held), default=0)
 
     def append(self, message: Any, delivery_tag: str) -> None:
         _base.append(self, message, delivery_tag)
@@ -102,18 +122,27 @@ class QoS(stock.QoS):
         self._dirty.clear()
 
 
+def _priority(message: Any) -> int:
+    priority = message.properties.get("priority")
+    return priority if type(priority) is int else 0
+
+
 class LeasedChannel:
     """What differs from kombu's channel. Mixed into it, with and without Sentinel."""
 
     QoS = QoS
     ledger: Ledger
     deferred = False
+    fair = False
     _full_until = 0.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         me: Any = self
         self.ledger = Ledger(prefix=me.global_keyprefix, visibility_timeout_s=settings().visibility_timeout_s)
+        self.fair = bool(settings().weights)
+        if self.fair:
+            me._queue_cycle = FairShares(tenant_queues(settings().queue, settings().weights))
         channels.add(self)
 
     # ------------------------------------------------------------ waiting
@@ -127,9 +156,10 @@ class LeasedChannel:
         if not queues:
             return
         key = me.global_keyprefix + me._q_for_pri(queues[0], 0)
+        wait_s = SHARED_WAIT_S if self.fair else WAIT_S
         me._in_poll = me.client.connection
         me._brpop_sent_at = time.monotonic()
-        me.client.connection.send_command("BLMOVE", key, key, "RIGHT", "RIGHT", WAIT_S)
+        me.client.connection.send_command("BLMOVE", key, key, "RIGHT", "RIGHT", wait_s)
 
     def _brpop_read(self, **options: Any) -> bool:
         me: Any = self
@@ -156,12 +186,26 @@ class LeasedChannel:
         me: Any = self
         if me._closing:
             return 0
-        credit = me.qos.can_consume_max_estimate() if me.qos.prefetch_count else TAKEN_A_CALL
         if self.ledger.lost:
             self._lost()
+        delivered = 0
+        while taken := self._take(most=1 if self.fair else TAKEN_A_CALL):
+            delivered += taken
+            if not self.fair or delivered >= TAKEN_A_CALL:
+                break
+        return delivered
+
+    def _take(self, most: int) -> int:
+        me: Any = self
+        credit, steps = most, list(me.priority_steps)
+        if me.qos.prefetch_count:
+            credit = min(most, me.qos.can_consume_max_estimate())
+            if not credit:
+                credit = min(most, me.qos.urgent_credit())
+                steps = [step for step in steps if step < me.priority(me.qos.least_urgent())]
         queues = {
             me.global_keyprefix + me._q_for_pri(queue, priority): queue
-            for priority in me.priority_steps
+            for priority in steps
             for queue in me._queue_cycle.consume(len(me.active_queues))
         }
         if not queues or not credit:
@@ -171,10 +215,10 @@ class LeasedChannel:
                 while orphans:
                     orphans[-1].close(client)
                     orphans.pop()
-                taken = self.ledger.take(client, list(queues), min(credit, TAKEN_A_CALL))
+                taken = self.ledger.take(client, list(queues), credit)
                 if taken is None:
                     self._lost()
-                    taken = self.ledger.take(client, list(queues), min(credit, TAKEN_A_CALL)) or []
+                    taken = self.ledger.take(client, list(queues), credit) or []
         except redis.ResponseError as error:
             self._refused(error)
             return 0

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from support.fake_engine import expected
-from support.site import RedisServer, Site, eventually
+from support.site import RedisServer, Site, Worker, eventually
 
+from tasks.app import configuration
 from tasks.connections import connect
 from tasks.errors import ResultTooLarge
+from tasks.settings import Settings
 
 
 def test_urgent_tasks_overtake_the_queue(own_site: Site) -> None:
@@ -103,3 +107,44 @@ def test_foreign_tasks_run_beside_the_engine(own_site: Site) -> None:
     with pytest.raises(RuntimeError, match="as it should"):
         site.get(failing)
     assert site.get(running)["token_ids"] == expected("beside", 1, 300)
+
+
+def received(worker: Worker, names: dict[str, str]) -> list[str]:
+    """The names of the tasks in the order in which the worker took them; `names` by task id."""
+    found = (re.search(r"\[(\S+)\] received", line) for line in worker.output.splitlines())
+    return [names[match[1]] for match in found if match and match[1] in names]
+
+
+def test_a_worker_that_is_full_of_what_can_wait_still_takes_what_cannot(own_site: Site) -> None:
+    site = own_site
+    worker = site.worker(PETIOLE_MAX_NUM_SEQS=1)
+    blocker = site.generate("blocker", max_tokens=300, submission={"priority": 9})
+    site.streaming(blocker)
+    flood = [site.generate(f"f{i}", max_tokens=100, submission={"priority": 9}) for i in range(10)]
+    eventually(lambda: site.held() == 5, "slot and look-ahead are full")
+    urgent = site.generate("urgent", max_tokens=2, seed=1, submission={"priority": 0})
+    eventually(lambda: site.held() == 6, "taken nevertheless")
+    assert not site.log(flood[-1])
+    assert site.get(urgent)["token_ids"] == expected("urgent", 1, 2)
+    for result in flood:
+        site.get(result)
+    assert worker.alive()
+
+
+def test_tenants_share_slots_by_weight(tmp_path: Path) -> None:
+    weights = "big=3,small=1"
+    with Site(tmp_path, PETIOLE_TENANT_WEIGHTS=weights) as site:
+        site.app.conf.update(configuration(Settings(broker_url=site.url, tenant_weights=weights)))
+        worker = site.worker("-c", "1", PETIOLE_MAX_NUM_SEQS=1)
+        site.streaming(site.generate("blocker", max_tokens=600))
+        names = {}
+        for tenant, count in [("big", 24), ("small", 24), ("nobody", 8)]:
+            for i in range(count):
+                submission = {"headers": {"tenant": tenant}, "task_id": f"{tenant}-{i}"}
+                names[site.generate("x", max_tokens=1, submission=submission).id] = tenant
+        assert [site.redis.llen(queue) for queue in ("petiole.big", "petiole.small", "petiole")] == [24, 24, 8]
+        eventually(lambda: len(received(worker, names)) == len(names), "all are taken")
+        first = Counter(received(worker, names)[:20])
+        for tenant, share in {"big": 12, "small": 4, "nobody": 4}.items():
+            assert abs(first[tenant] - share) <= 1, first
+        eventually(lambda: site.held() == 0, "all are done")
