@@ -28,7 +28,7 @@ from contextlib import nullcontext
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from gpu_worker.errors import EngineError
+from gpu_worker.errors import EngineError, ModelError
 
 if TYPE_CHECKING:
     import torch
@@ -358,11 +358,14 @@ class CudaDevice:
 
 
 def open_device(kind: Literal["auto", "cpu", "cuda"]) -> Device:
-    """The device of an engine. "auto": CUDA where torch sees one, else the CPU."""
+    """The device of an engine. "auto": CUDA where torch sees one, else the CPU. Raises ModelError."""
     if kind == "cpu":
         return CpuDevice()
     import torch
 
-    if kind == "cuda" or torch.cuda.is_available():
+    if torch.cuda.is_available():
         return CudaDevice()
+    if kind == "cuda":
+        why = "sees no GPU" if torch.version.cuda else "was built without CUDA"
+        raise ModelError(f"the device is to be cuda, but torch {torch.__version__} {why}")
     return CpuDevice()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.toy_engine import request, toy_engine
 
+from gpu_worker.errors import ModelError
 from gpu_worker.runtime.device import CpuDevice, DeviceError, open_device
 from gpu_worker.runtime.transfer import RenderBuffer
 from gpu_worker.tracing import NO_TRACE, Tracer
@@ -111,3 +112,12 @@ def test_a_trace_names_every_stage_of_every_step_with_its_slot(tmp_path: Path) -
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {"engine", "compute", "copy"}
     assert NO_TRACE.spans() == []
+
+
+def test_cuda_without_a_gpu_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for version, why in ((None, "was built without CUDA"), ("13.0", "sees no GPU")):
+        monkeypatch.setattr("torch.version.cuda", version)
+        with pytest.raises(ModelError, match=rf"cuda, but torch \S+ {why}"):
+            open_device("cuda")
+    assert open_device("auto").kind == "cpu"
