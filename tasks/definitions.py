@@ -29,6 +29,7 @@ class GenerationTask(Task):  # type: ignore[misc]
     """A task whose output can be read while it is made."""
 
     abstract = True
+    throws = (InvalidRequest,)  # the caller's mistake: a worker logs one line at INFO, and no traceback
     schema: type[GenerateRequest] | type[ChatRequest]
 
     def stream(
