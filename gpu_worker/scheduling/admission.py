@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from sortedcontainers import SortedDict
 
 from gpu_worker.scheduling.scheduled import ScheduledSequence
 
 
 class WaitingQueue:
-    """Sequences without a row, best rank first. Cancelled ones are taken out at once."""
+    """Sequences without a row, best rank first. All that is done to one of n costs O(log n)."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int], ScheduledSequence]] = []
+        self._by_rank: SortedDict[tuple[int, int], ScheduledSequence] = SortedDict()
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._by_rank)
 
     def __iter__(self) -> Iterator[ScheduledSequence]:
-        """Best rank first. Lazily: usually only the first few are looked at."""
-        heap = self._heap.copy()
-        while heap:
-            yield heapq.heappop(heap)[1]
+        """Best rank first. Whoever is looked at may be taken out meanwhile."""
+        rank = next(iter(self._by_rank), None)
+        while rank is not None:
+            yield self._by_rank[rank]
+            rank = next(self._by_rank.irange(rank, inclusive=(False, True)), None)
 
     def push(self, seq: ScheduledSequence) -> None:
-        heapq.heappush(self._heap, (seq.rank, seq))
+        self._by_rank[seq.rank] = seq
 
     def remove(self, seq: ScheduledSequence) -> None:
         """Take one out, wherever it is."""
-        self._heap.remove((seq.rank, seq))
-        heapq.heapify(self._heap)
+        del self._by_rank[seq.rank]
 
     def first(self) -> ScheduledSequence | None:
-        return self._heap[0][1] if self._heap else None
+        return self._by_rank.peekitem(0)[1] if self._by_rank else None
 
     def earliest_arrival_s(self) -> float:
-        return min(seq.arrival_s for _, seq in self._heap)
+        return float(min(seq.arrival_s for seq in self._by_rank.values()))
 
 
 @dataclass(slots=True)
