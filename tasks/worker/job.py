@@ -34,6 +34,7 @@ from gpu_worker.request import Delta, FinishReason, Request
 from tasks.worker.attempts import Begun
 from tasks.worker.publisher import Piece, Stream
 from tasks.worker.results import Outcome, at_hand, failed, logprobs_json, recorded, succeeded, within
+from tasks.worker.started import store_started
 
 if TYPE_CHECKING:
     from tasks.worker.pool import EnginePool
@@ -272,7 +273,7 @@ class Job:
         with self._storing:
             if self.outcome is None and not (self.revoked or self.too_late) and not request.ignore_result:
                 meta = {"pid": os.getpid(), "hostname": request.hostname}
-                request.task.backend.store_result(self.task_id, meta, states.STARTED, request=request._context)
+                store_started(request.task.backend, self.task_id, meta, request._context)
 
     # ------------------------------------------------------------ consumer's thread
 
