@@ -259,16 +259,23 @@ def against_plain(report: Report, case: Case, threads: int) -> None:
                 lambda request: plain.delay(request["prompt"], request["max_tokens"]), case
             )
     ours_s, ours_each = min(ours)
+    judged = case.shape is QWEN3_06B  # the target is for this shape; a smaller one flatters us
     name = (
         f"{case.shape.name}, {case.n} tasks at once, {case.prompt} in, {case.output} out, against a plain worker"
     )
-    report.add(f"{name}: tokens a second", total / ours_s, "tokens/s", peer=total / seconds, target=PLAIN_RATE)
+    report.add(
+        f"{name}: tokens a second",
+        total / ours_s,
+        "tokens/s",
+        peer=total / seconds,
+        target=PLAIN_RATE if judged else None,
+    )
     report.add(
         f"{name}: median completion time",
         statistics.median(ours_each),
         "s",
         peer=statistics.median(each),
-        target=1 / PLAIN_RATE,
+        target=1 / PLAIN_RATE if judged else None,
         better="lower",
         samples=ours_each,
     )
