@@ -21,6 +21,8 @@ COPY bench bench
 # hadolint ignore=DL3013
 RUN PIP_EXTRA_INDEX_URL="${PIP_EXTRA_INDEX_URL}" pip install '.[worker,cli]'
 USER 10001
+# Made here so that a volume mounted on it belongs to the worker's user.
+RUN mkdir -p /home/petiole/.cache/huggingface
 CMD ["celery", "-A", "tasks", "worker", "--loglevel", "INFO"]
 
 # --- gpu ------------------------------------------------------------------------------------------
@@ -43,4 +45,6 @@ COPY bench bench
 # hadolint ignore=DL3013
 RUN pip install '.[gpu,cli]'
 USER 10001
+# Made here so that a volume mounted on it belongs to the worker's user.
+RUN mkdir -p /home/petiole/.cache/huggingface
 CMD ["celery", "-A", "tasks", "worker", "--loglevel", "INFO"]
