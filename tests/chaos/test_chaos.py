@@ -1,7 +1,8 @@
 """Everything at once: workers die, stop and start, Redis restarts, connections are cut, garbage floods the queue.
 
 After it every task has exactly one result, equal token for token to an undisturbed run; every reader, whenever it
-came, has read exactly that; no key stays without a time to live; nobody holds a message.
+came, has read exactly that; no key stays without a time to live; nobody holds a message; all pages are free; and
+the worker that is never ended, only stopped and cut off, is no bigger than a fresh one.
 `PETIOLE_CHAOS_MINUTES` says for how long, `PETIOLE_CHAOS_SEED` repeats a run.
 """
 
@@ -31,6 +32,11 @@ from tasks.streaming import stream
 MINUTES = float(os.environ.get("PETIOLE_CHAOS_MINUTES", "1"))
 WORKERS = 3
 LEASE_S = 2
+GROWTH_MIB = 32
+"""Of a worker through any number of tasks and accidents: buffers, Celery's list of what was revoked."""
+
+OTHER_KEYS = 40
+"""More than the keys that are not some task's: queues, leases, bindings, quarantine, the fleet view."""
 BINARIES = {"embedded": embedded.server_binary(), "system": shutil.which("redis-server")}
 
 
@@ -96,13 +102,15 @@ class Chaos:
         return [worker for worker in self.site.workers if worker.alive()]
 
     def victim(self) -> Worker:
-        return self.random.choice(self.alive())
+        """Anybody but the one whose memory is looked at in the end."""
+        self.tend()
+        return self.random.choice([worker for worker in self.alive() if worker is not self.site.workers[0]])
 
     def kill(self) -> None:
         self.victim().kill()
 
     def stop_for_longer_than_the_lease(self) -> None:
-        worker = self.victim()
+        worker = self.random.choice(self.alive())
         if worker not in [stopped for _, stopped in self.stopped]:
             worker.signal(signal.SIGSTOP)
             self.stopped.append((time.monotonic(), worker))
@@ -158,6 +166,7 @@ def test_chaos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, binary: str) -> 
         tasks, readers = run(site, chaos, MINUTES * 60 / sum(map(bool, BINARIES.values())))
         settle(site, chaos)
         verify(site, tasks, readers, chaos.revoked)
+        verify_rest(site, chaos)
         print(f"{len(tasks)} tasks, {len(readers)} readers; {chaos.done}")
         proxy.close()
     connections._streams.cache_clear()
@@ -227,7 +236,39 @@ def verify(site: Site, tasks: dict[str, int], readers: list[Reader], revoked: se
     for reader in readers:
         reader.join(PATIENCE_S)
         assert reader.error is None, f"{reader.task_id}: {reader.error!r}"
-        assert reader.tokens == site.tokens(reader.task_id)
+        seen = (
+            f"{reader.task_id}: {len(reader.tokens)} tokens, {reader.reason}, revoked: {reader.task_id in revoked}"
+        )
+        assert not reader.is_alive(), seen
+        assert reader.tokens == site.tokens(reader.task_id), seen
         assert reader.text == "".join(f"w{token} " for token in reader.tokens)
         assert reader.reason in ({"length"} if reader.task_id not in revoked else {"length", "cancelled"})
     assert site.without_ttl() <= {"petiole:owners"}
+
+
+def verify_rest(site: Site, chaos: Chaos) -> None:
+    """Nothing is left of all that: no page, no job, no owner, no key, no memory."""
+    survivor, fresh = site.workers[0], site.start_worker().ready()
+    assert survivor.alive()
+
+    def at_rest() -> bool:
+        stats = site.app.control.inspect(timeout=3).stats() or {}
+        pools = [worker["pool"] for worker in stats.values()]
+        return len(pools) == len(chaos.alive()) and all(
+            pool["jobs"] == pool["engine"]["running"] == pool["engine"]["waiting"] == 0
+            and pool["engine"]["pages_free"] == pool["engine"]["pages_total"]
+            for pool in pools
+        )
+
+    eventually(at_rest, "all pages are free")
+    eventually(lambda: site.redis.scard("petiole:owners") <= len(chaos.alive()), "the dead own nothing")
+    of_tasks = ("petiole:{", "celery-task-meta-")
+    others = [key.decode() for key in site.redis.keys("*") if not key.decode().startswith(of_tasks)]
+    assert len(others) <= OTHER_KEYS, others
+    print(f"survivor {resident_mib(survivor):.0f} MiB, fresh {resident_mib(fresh):.0f} MiB, {len(others)} keys")
+    assert resident_mib(survivor) - resident_mib(fresh) <= GROWTH_MIB
+
+
+def resident_mib(worker: Worker) -> float:
+    status = Path(f"/proc/{worker.process.pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
