@@ -64,7 +64,10 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     def on_start(self) -> None:
         """Load the model before the first message is taken."""
+        begun = time.monotonic()
+        logger.warning("loading %s", self.settings.model)  # a warning: seen at Celery's default level
         self.engine = self._load()
+        logger.warning("serving %s after %.1f s", self.settings.model, time.monotonic() - begun)
         self.engine.on_fatal = self._on_fatal
         client = connections.streams()
         self.publisher = Publisher(
