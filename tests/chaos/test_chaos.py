@@ -240,7 +240,12 @@ def verify(site: Site, tasks: dict[str, int], readers: list[Reader], revoked: se
             f"{reader.task_id}: {len(reader.tokens)} tokens, {reader.reason}, revoked: {reader.task_id in revoked}"
         )
         assert not reader.is_alive(), seen
-        assert reader.tokens == site.tokens(reader.task_id), seen
+        written = site.tokens(reader.task_id)
+        if reader.task_id in revoked and reader.reason == "cancelled":
+            # A stored REVOKED ends a reader, too, even if the worker that stored it died before it acknowledged
+            # and another one writes on: what was read is then the beginning of what is in the log.
+            written = written[: len(reader.tokens)]
+        assert reader.tokens == written, seen
         assert reader.text == "".join(f"w{token} " for token in reader.tokens)
         assert reader.reason in ({"length"} if reader.task_id not in revoked else {"length", "cancelled"})
     assert site.without_ttl() <= {"petiole:owners"}
