@@ -31,7 +31,7 @@ from tasks.schemas import stream_keys
 from tasks.settings import Settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 PERSISTENT = ("--save", "", "--appendonly", "yes", "--appendfsync", "everysec")
 
 
