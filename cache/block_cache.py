@@ -26,16 +26,15 @@ from numpy.typing import ArrayLike
 
 from cache.errors import (
     ConservationError,
-    EvictionError,
     MisalignedError,
     PageSizeError,
     StaleNodeError,
     UnlockWithoutLockError,
 )
-from cache.eviction import EvictionHeap
+from cache.ledger import CacheLedger
 from cache.namespace import DEFAULT_NAMESPACE, CacheNamespace
 from cache.pool import PagePool, Pages
-from cache.prefix import NO_PAGES, CacheStats, InsertResult, MatchResult, Peek
+from cache.prefix import NO_PAGES, InsertResult, MatchResult, Peek
 from cache.tokens import CacheTokens, Codes, ImageIdentity, TokensLike, as_tokens, page_boundary
 
 _NONE, _INDEXED, _DETACHED = 0, 1, 2
@@ -50,19 +49,16 @@ class BlockChain:
     namespace: CacheNamespace
 
 
-class BlockCache:
+class BlockCache(CacheLedger[int, Pages]):
     """Prefix cache over hashed blocks; `max_cached_pages` caps it (None: all memory, 0: no reuse)."""
 
     def __init__(self, page_table: PagePool, max_cached_pages: int | None = None) -> None:
         size = page_table.page_size
         if size != 1 and size % 16:
             raise PageSizeError(f"the block cache needs page_size 1 or a multiple of 16, got {size}")
-        if max_cached_pages is not None and max_cached_pages < 0:
-            raise MisalignedError(f"max_cached_pages must not be negative, got {max_cached_pages}")
-        self.page_table = page_table
+        self._accessed = np.zeros(page_table.n_pages, dtype=np.int64)
+        super().__init__(page_table, max_cached_pages, self._accessed.item)
         self.block_size = size
-        self.max_cached_pages = max_cached_pages
-        self.stats = CacheStats()
         self.hash_to_block_id: dict[int, int] = {}
         n = page_table.n_pages
         self._tokens = np.empty((n, size), dtype=np.int64)
@@ -71,24 +67,12 @@ class BlockCache:
         self._refs = np.zeros(n, dtype=np.int32)  # locks
         self._children = np.zeros(n, dtype=np.int32)  # indexed blocks that build on this one
         self._state = np.zeros(n, dtype=np.int8)
-        self._accessed = np.zeros(n, dtype=np.int64)
         self._namespaces: dict[int, CacheNamespace] = {}  # of first blocks
         self._images: dict[int, tuple[ImageIdentity, ...]] = {}  # of blocks with images
-        self._heap: EvictionHeap[int] = EvictionHeap(self._accessed.item)
-        self._clock = 0
-        self._cached = 0
-        self._reclaimable = 0
-
-    @property
-    def total_cached_pages(self) -> int:
-        return self._cached
 
     @property
     def node_count(self) -> int:
         return self._cached
-
-    def evictable_page_count(self) -> int:
-        return self._reclaimable
 
     @classmethod
     def compute_hash(cls, token_ids: ArrayLike, prefix: int = -1) -> int:
@@ -184,7 +168,7 @@ class BlockCache:
         """Index new blocks behind a chain, as far as the cap allows and no hash is taken by other content."""
         start, size = len(chain.pages), self.block_size
         prefix, hashes = chain.hash, []
-        for i in range(start, self._make_room(chain, len(codes) // size)):
+        for i in range(start, start + self._make_room(len(codes) // size - start, chain.pages)):
             prefix = _chain(codes[i * size : (i + 1) * size].tobytes(), prefix)
             if prefix in self.hash_to_block_id:
                 break
@@ -212,19 +196,6 @@ class BlockCache:
         self.stats.inserted_pages += len(new)
         self._heap.push(int(new[-1]))
         return BlockChain(np.concatenate([chain.pages, new]), hashes[-1], chain.namespace)
-
-    def _make_room(self, chain: BlockChain, end: int) -> int:
-        """How many blocks the sequence may have in the cache under the cap, after evicting others for it."""
-        excess = (
-            0 if self.max_cached_pages is None else self._cached + end - len(chain.pages) - self.max_cached_pages
-        )
-        if excess <= 0:
-            return end
-        self._pin(chain.pages)
-        if evictable := min(excess, self._reclaimable):
-            self.evict(evictable)
-        self._unpin(chain.pages)
-        return max(len(chain.pages), end - (excess - evictable))
 
     # --- locks ---------------------------------------------------------------------------------------------
 
@@ -266,10 +237,8 @@ class BlockCache:
 
     # --- evicting ------------------------------------------------------------------------------------------
 
-    def evict(self, needed_pages: int) -> int:
-        """Free exactly `needed_pages`, ends of chains first, least recently used first."""
-        if needed_pages > self._reclaimable:
-            raise EvictionError(f"cannot evict {needed_pages} pages: {self._reclaimable} are evictable")
+    def _take_oldest(self, needed_pages: int) -> tuple[Pages, int]:
+        """Exactly `needed_pages`, ends of chains first."""
         gone: list[int] = []
         while len(gone) < needed_pages:
             page = self._heap.pop()
@@ -283,10 +252,7 @@ class BlockCache:
         self._state[gone] = _NONE
         self._cached -= len(gone)
         self._reclaimable -= len(gone)
-        self.page_table.release_pages(np.array(gone, dtype=np.int64))
-        self.stats.evictions += len(gone)
-        self.stats.evicted_pages += len(gone)
-        return len(gone)
+        return np.array(gone, dtype=np.int64), len(gone)
 
     def _unindex(self, page: int) -> int:
         """Take a block out of the table of hashes; returns its parent."""
@@ -360,8 +326,7 @@ class BlockCache:
         return np.flatnonzero(self._state == _INDEXED)
 
     def _touch(self, pages: Pages) -> None:
-        self._clock += 1
-        self._accessed[pages] = self._clock
+        self._accessed[pages] = self._tick()
 
     # --- conservation --------------------------------------------------------------------------------------
 
@@ -371,14 +336,13 @@ class BlockCache:
     def check(self) -> None:
         indexed = self._indexed()
         free_to_go = indexed[self._refs[indexed] == 0]
-        facts = {
-            "cached blocks": (self._cached, int(np.count_nonzero(self._state))),
-            "reclaimable blocks (B3)": (self._reclaimable, len(free_to_go)),
-            "hashed blocks (B1)": (len(self.hash_to_block_id), len(indexed)),
-        }
-        for fact, (kept, counted) in facts.items():
-            if kept != counted:
-                raise ConservationError(f"{fact}: {kept} kept, {counted} counted")
+        self._agree(
+            {
+                "cached blocks": (self._cached, int(np.count_nonzero(self._state))),
+                "reclaimable blocks (B3)": (self._reclaimable, len(free_to_go)),
+                "hashed blocks (B1)": (len(self.hash_to_block_id), len(indexed)),
+            }
+        )
         children, held_below = np.zeros_like(self._children), np.zeros_like(self._refs)
         np.add.at(children, self._parents[indexed], 1)
         np.add.at(held_below, self._parents[indexed], self._refs[indexed])

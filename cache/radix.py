@@ -20,42 +20,40 @@ from numpy.typing import ArrayLike
 
 from cache.errors import (
     ConservationError,
-    EvictionError,
     MisalignedError,
     PageSizeError,
     StaleNodeError,
     UnlockWithoutLockError,
 )
-from cache.eviction import EvictionHeap
+from cache.ledger import CacheLedger
 from cache.namespace import DEFAULT_NAMESPACE, CacheNamespace
 from cache.pool import PagePool, Pages
-from cache.prefix import NO_PAGES, CacheStats, InsertResult, MatchResult, Peek
+from cache.prefix import NO_PAGES, InsertResult, MatchResult, Peek
 from cache.tokens import Codes, ImageIdentity, TokensLike, as_tokens, boundary, kept_tokens
-from cache.tree import TreeNode, check_node, common_length, compact, join, path_to_root, split, subtree, unwritable
+from cache.tree import (
+    TreeNode,
+    check_node,
+    compact,
+    join,
+    path_pages,
+    path_to_root,
+    split,
+    subtree,
+    unwritable,
+    walk,
+)
 
 
-class RadixPrefixCache:
+class RadixPrefixCache(CacheLedger[TreeNode, TreeNode]):
     """Prefix cache over pages of one position; `max_cached_pages` caps it (None: all memory, 0: no reuse)."""
 
     def __init__(self, page_table: PagePool, max_cached_pages: int | None = None) -> None:
         if page_table.page_size != 1:
             raise PageSizeError(f"the radix cache needs page_size 1, got {page_table.page_size}")
-        if max_cached_pages is not None and max_cached_pages < 0:
-            raise MisalignedError(f"max_cached_pages must not be negative, got {max_cached_pages}")
-        self.page_table = page_table
-        self.max_cached_pages = max_cached_pages
-        self.stats = CacheStats()
+        super().__init__(page_table, max_cached_pages, lambda node: node.last_access_time)
         self._trees: dict[CacheNamespace, TreeNode] = {}
         self._detached: set[TreeNode] = set()  # roots of what is locked but no longer matchable
-        self._heap: EvictionHeap[TreeNode] = EvictionHeap(lambda node: node.last_access_time)
-        self._clock = 0
-        self._cached = 0
-        self._reclaimable = 0
         self._nodes = 0
-
-    @property
-    def total_cached_pages(self) -> int:
-        return self._cached
 
     @property
     def node_count(self) -> int:
@@ -66,16 +64,13 @@ class RadixPrefixCache:
         """Namespaces with something cached."""
         return len(self._trees)
 
-    def evictable_page_count(self) -> int:
-        return self._reclaimable
-
     # --- finding -------------------------------------------------------------------------------------------
 
     def peek(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> Peek:
         root = self._trees.get(namespace or DEFAULT_NAMESPACE)
         if root is None:
             return Peek(0, 0)
-        node, inside, kv, _ = _walk(root, as_tokens(tokens).codes, 0)
+        node, inside, kv, _ = walk(root, as_tokens(tokens).codes, 0)
         reclaimable, length = 0, inside
         while node.parent is not None:
             reclaimable += 0 if node.lock_ref else length
@@ -89,13 +84,13 @@ class RadixPrefixCache:
         if root is None:
             self.stats.record_lookup(0, tokens.kv_length, 0)
             return MatchResult(NO_PAGES, 0, 0, None, tokens)
-        node, inside, kv, depth = _walk(root, tokens.codes, 0)
+        node, inside, kv, depth = walk(root, tokens.codes, 0)
         self.stats.record_lookup(kv, tokens.kv_length, depth)
         if kv == 0:
             return MatchResult(NO_PAGES, 0, 0, None, tokens)
         node = self._land(node, inside)
         self._touch(node)
-        return MatchResult(_path_pages(node), kv, tokens.token_index(kv), node, tokens)
+        return MatchResult(path_pages(node), kv, tokens.token_index(kv), node, tokens)
 
     # --- inserting -----------------------------------------------------------------------------------------
 
@@ -121,8 +116,8 @@ class RadixPrefixCache:
         else:
             ns = namespace or DEFAULT_NAMESPACE
             start, inside = self._trees.get(ns) or TreeNode(None, namespace=ns), 0
-        node, inside, kv, _ = _walk(start, codes, from_page_idx, inside)
-        end = self._make_room(node, codes, kv)
+        node, inside, kv, _ = walk(start, codes, from_page_idx, inside)
+        end = boundary(codes, kv + self._make_room(len(codes) - kv, node))
         if end > kv:
             self.page_table.adopt_pages(given[kv:end])
             self.stats.inserted_pages += end - kv
@@ -137,18 +132,6 @@ class RadixPrefixCache:
         node = self._land(node, inside)
         self._touch(node)
         return InsertResult(node, 0, kv, kv)
-
-    def _make_room(self, node: TreeNode, codes: Codes, kv: int) -> int:
-        """How far the sequence may be inserted under the cap, after evicting others for it."""
-        end = len(codes)
-        if self.max_cached_pages is None or self._cached + end - kv <= self.max_cached_pages:
-            return end
-        self._pin(node)
-        excess = min(self._cached + end - kv - self.max_cached_pages, self._reclaimable)
-        if excess > 0:
-            self.evict(excess)
-        self._unpin(node)
-        return boundary(codes, min(end, kv + max(self.max_cached_pages - self._cached, 0)))
 
     def _grow(self, parent: TreeNode, codes: Codes, pages: Pages, images: tuple[ImageIdentity, ...]) -> TreeNode:
         """Hang a new leaf below a node (the root of a new namespace included)."""
@@ -214,14 +197,9 @@ class RadixPrefixCache:
 
     # --- evicting ------------------------------------------------------------------------------------------
 
-    def evict(self, needed_pages: int) -> int:
-        """Free exactly `needed_pages` by trimming the least recently used leaves from their tails.
-
-        (An image goes as a whole, so a few more may be freed.)
-        """
-        if needed_pages > self._reclaimable:
-            raise EvictionError(f"cannot evict {needed_pages} pages: {self._reclaimable} are evictable")
-        freed: list[Pages] = []
+    def _take_oldest(self, needed_pages: int) -> tuple[Pages, int]:
+        """Exactly `needed_pages`, by trimming leaves from their tails (an image goes as a whole: some more)."""
+        taken: list[Pages] = []
         missing = needed_pages
         while missing > 0:
             leaf = self._heap.pop()
@@ -230,19 +208,13 @@ class RadixPrefixCache:
                 continue
             pages = leaf.physical_pages
             keep = boundary(leaf.codes, len(pages) - missing) if missing < len(pages) else 0
-            freed.append(pages[keep:])
+            taken.append(pages[keep:])
             missing -= len(pages) - keep
             if keep:
                 self._trim(leaf, keep)
             else:
                 self._drop_leaf(leaf)
-        if not freed:
-            return 0
-        gone = freed[0] if len(freed) == 1 else np.concatenate(freed)
-        self.page_table.release_pages(gone)
-        self.stats.evictions += len(freed)
-        self.stats.evicted_pages += len(gone)
-        return len(gone)
+        return taken[0] if len(taken) == 1 else np.concatenate(taken), len(taken)
 
     def _trim(self, leaf: TreeNode, keep: int) -> None:
         dropped = len(leaf.physical_pages) - keep
@@ -389,9 +361,9 @@ class RadixPrefixCache:
 
     def _touch(self, node: TreeNode | None) -> None:
         """Make a node and its ancestors the most recently used ones."""
-        self._clock += 1
+        now = self._tick()
         while node is not None:
-            node.last_access_time = self._clock
+            node.last_access_time = now
             node = node.parent
 
     # --- conservation --------------------------------------------------------------------------------------
@@ -407,14 +379,13 @@ class RadixPrefixCache:
     def check(self) -> None:
         nodes = self.nodes()
         unlocked = [node for node in nodes if node.lock_ref == 0]
-        facts = {
-            "node count": (self._nodes, len(nodes)),
-            "cached pages": (self._cached, sum(node.total_kv_length for node in nodes)),
-            "reclaimable pages (R3)": (self._reclaimable, sum(node.total_kv_length for node in unlocked)),
-        }
-        for fact, (kept, counted) in facts.items():
-            if kept != counted:
-                raise ConservationError(f"{fact}: {kept} kept, {counted} counted")
+        self._agree(
+            {
+                "node count": (self._nodes, len(nodes)),
+                "cached pages": (self._cached, sum(node.total_kv_length for node in nodes)),
+                "reclaimable pages (R3)": (self._reclaimable, sum(node.total_kv_length for node in unlocked)),
+            }
+        )
         for node in nodes:
             check_node(node)
         for node in unlocked:
@@ -425,23 +396,3 @@ class RadixPrefixCache:
         for namespace, root in self._trees.items():
             if root.namespace != namespace or root.parent is not None or not root.children:
                 raise ConservationError(f"the root of {namespace} is empty or misplaced")
-
-
-def _walk(node: TreeNode, codes: Codes, kv: int, inside: int = 0) -> tuple[TreeNode, int, int, int]:
-    """Follow `codes` from position `kv` on; (last node, how far into it, position reached, nodes walked)."""
-    depth = 0
-    n = len(codes)
-    while kv < n and inside == len(node.codes):
-        child = node.children.get(codes.item(kv))
-        if child is None:
-            break
-        node = child
-        inside = common_length(node.codes, codes, kv)
-        kv += inside
-        depth += 1
-    return node, inside, kv, depth
-
-
-def _path_pages(node: TreeNode) -> Pages:
-    pages = [n.physical_pages for n in reversed(path_to_root(node)[:-1])]
-    return pages[0] if len(pages) == 1 else np.concatenate(pages)

@@ -84,12 +84,33 @@ def path_to_root(node: TreeNode) -> list[TreeNode]:
     return path
 
 
+def path_pages(node: TreeNode) -> Pages:
+    """The pages of the prefix that ends with the node, root first."""
+    pages = [n.physical_pages for n in reversed(path_to_root(node)[:-1])]
+    return pages[0] if len(pages) == 1 else np.concatenate(pages)
+
+
 def subtree(node: TreeNode) -> list[TreeNode]:
     """The node and all below it, parents before children."""
     found = [node]
     for visited in found:
         found.extend(visited.children.values())
     return found
+
+
+def walk(node: TreeNode, codes: Codes, kv: int, inside: int = 0) -> tuple[TreeNode, int, int, int]:
+    """Follow `codes` from position `kv` on; (last node, how far into it, position reached, nodes walked)."""
+    depth = 0
+    n = len(codes)
+    while kv < n and inside == len(node.codes):
+        child = node.children.get(codes.item(kv))
+        if child is None:
+            break
+        node = child
+        inside = common_length(node.codes, codes, kv)
+        kv += inside
+        depth += 1
+    return node, inside, kv, depth
 
 
 def common_length(segment: Codes, codes: Codes, start: int) -> int:
