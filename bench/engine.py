@@ -109,8 +109,9 @@ def arrivals(bench: Bench) -> None:
             name = f"arrivals at {share:.0%} of it"
             add(bench, f"{name}: TTFT, median", run.ttft_ms(0.5), run.ttfts_ms)
             add(bench, f"{name}: TTFT, 99 of 100", run.ttft_ms(0.99))
-            add(bench, f"{name}: ITL, median", percentile(gaps, 0.5))
-            add(bench, f"{name}: ITL, 99 of 100", percentile(gaps, 0.99))
+            if gaps:  # none where every answer came whole
+                add(bench, f"{name}: ITL, median", percentile(gaps, 0.5))
+                add(bench, f"{name}: ITL, 99 of 100", percentile(gaps, 0.99))
             bench.curves.setdefault("latency", {})[f"{share:.0%}"] = (run.ttfts_ms, gaps)
 
 
@@ -185,8 +186,8 @@ def chat(bench: Bench) -> None:
     """Conversations that grow: each turn's prompt is all that was said before and a question."""
     conversations, turns = bench.pick(2, 8), bench.pick(2, 6)
     system = load.prompts(1, bench.pick(32, 256))[0]
-    medians = {}
-    for mode in ("radix", "block", "off"):
+    uncached: float | None = None
+    for mode in ("off", "radix", "block"):
         page_size = 16 if mode == "block" else 1
         with (
             checkpoint(SMALL) as model,
@@ -209,13 +210,13 @@ def chat(bench: Bench) -> None:
                 usage = [result.usage for result in results]
                 hit_rates.append(sum(u.cached_prompt_tokens for u in usage) / sum(u.prompt_tokens for u in usage))
             seconds = time.perf_counter() - start
-        medians[mode] = statistics.median(ttfts)
+        median = statistics.median(ttfts)
         name = f"chat, {conversations} x {turns} turns, cache {mode}"
         bench.report.add(f"{name}: turns a second", conversations * turns / seconds, "turns/s")
-        bench.report.add(
-            f"{name}: TTFT, median", medians[mode], "ms", peer=medians.get("off"), better="lower", samples=ttfts
-        )
-        if mode != "off":
+        bench.report.add(f"{name}: TTFT, median", median, "ms", peer=uncached, better="lower", samples=ttfts)
+        if mode == "off":
+            uncached = median
+        else:
             bench.report.add(f"{name}: hit rate of the last turn", hit_rates[-1], "", samples=hit_rates)
             bench.curves.setdefault("hit_rate", {})[mode] = hit_rates
 
@@ -230,30 +231,45 @@ def long_among_short(bench: Bench) -> None:
     tracer = Tracer()
     options = {"max_num_seqs": 256, "chunk_size": chunk, "max_num_batched_tokens": 2 * chunk}
     with checkpoint(shape) as model, bench.engine(model, shape, tracer, prefix_cache="off", **options) as engine:
-        warm = load.submit(engine, load.requests(1, length, 2)[0])
-        seconds = load.finished([warm]).seconds
-        per_second, n = 8.0, max(8, min(200, int(seconds * 8)))
-        shorts = load.requests(n, 32, 8, seed=2)
-        alone = load.poisson(engine, shorts, per_second)
-        long = load.submit(engine, load.requests(1, length, 2, seed=5)[0])
-        among = load.poisson(engine, shorts, per_second, seed=1)
-        load.finished([long])
-        during = [s for s in among.streams if s.submitted < long.stamps[0]]
+        seconds = load.at_concurrency(engine, load.requests(1, length, 2), 1).seconds
+        per_second, n = 8.0, bench.pick(8, 100)
+        alone = load.poisson(engine, load.requests(n, 32, 8, seed=2), per_second)
+        during = while_prefilled(engine, length, n, per_second)
     chunks = [s["dur"] / 1e3 for s in tracer.spans() if s["line"] == "compute" and s["name"] == "prefill"]
     one_chunk, before = max(chunks), alone.ttft_ms(0.99)
-    after = percentile([1e3 * s.ttft_s for s in during], 0.99)
     bench.report.add(f"{length}-token prompt, prefilled alone", seconds * 1e3, "ms", better="lower")
     add(bench, "short prompts alone: TTFT, 99 of 100", before, alone.ttfts_ms)
     add(bench, f"the longest chunk of {chunk} tokens", one_chunk)
     bench.report.add(
-        f"short prompts during it ({len(during)}): TTFT, 99 of 100, against twice that alone and one chunk",
-        after,
+        "short prompts during it: TTFT, 99 of 100, against twice that alone and one chunk",
+        during.ttft_ms(0.99),
         "ms",
         peer=2 * before + one_chunk,
         target=1.0,
         better="lower",
-        samples=[1e3 * s.ttft_s for s in during],
+        samples=during.ttfts_ms,
+        note=f"{len(during.streams)} prompts",
     )
+
+
+def while_prefilled(engine: Engine, length: int, n: int, per_second: float) -> load.Run:
+    """At least `n` short requests, each submitted before the first token of a long prompt ahead of it.
+
+    The first comes right behind the long prompt, the others as Poisson arrivals for as long as it is prefilled; on
+    a machine that is done with it sooner than `n` have come, another long prompt follows.
+    """
+    caught: list[load.Stream] = []
+    while len(caught) < n:
+        long = load.submit(engine, load.requests(1, length, 2, seed=len(caught))[0])
+        shorts = iter(load.requests(512, 32, 8, seed=len(caught) + 1))
+        gaps = iter(load.arrival_gaps(512, per_second, seed=len(caught)))
+        streams = [long]
+        while not long.stamps and (short := next(shorts, None)) is not None:
+            streams.append(load.submit(engine, short))
+            long.begun.wait(next(gaps))
+        load.finished(streams)
+        caught += [short for short in streams[1:] if short.submitted < long.stamps[0]]
+    return load.Run(caught)
 
 
 def constrained(bench: Bench) -> None:

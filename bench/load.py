@@ -26,12 +26,14 @@ class Stream:
     submitted: float
     stamps: list[float] = field(default_factory=list)
     tokens: int = 0
+    begun: threading.Event = field(default_factory=threading.Event)
     handle: Handle | None = None
 
     def on_delta(self, _: Handle, delta: Delta) -> None:
         if delta.token_ids:
             self.stamps.append(time.perf_counter())
             self.tokens += len(delta.token_ids)
+            self.begun.set()
 
     @property
     def ttft_s(self) -> float:

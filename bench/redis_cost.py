@@ -95,7 +95,7 @@ def main(argv: list[str] | None = None) -> None:
         report.add(f"{figure}: an idle worker, a second", idle.figures[figure] / idle.at, unit, better="lower")
         report.add(f"{figure}: a task with one reader, without its deltas", task, unit, better="lower")
         report.add(f"{figure}: a delta with one reader", delta, unit, better="lower")
-        whole = costs["unread"].figures[figure] / n
+        whole = max(0.0, costs["unread"].figures[figure] / n)
         report.add(f"{figure}: a task of {output} tokens that nobody reads", whole, unit, better="lower")
     report.add("tokens in a delta", n * (output - 1) / more, "")
     report.extra["calls_a_task"] = {

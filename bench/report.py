@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import statistics
@@ -70,6 +71,10 @@ class Measurement:
         return {**asdict(self), "ratio": self.ratio, "met": self.met}
 
 
+class NotFiniteError(ValueError):
+    """A figure that is no number: its samples are missing, or something was divided by nothing."""
+
+
 @dataclass
 class Report:
     """The results of one run, with all that is needed to repeat it."""
@@ -79,8 +84,12 @@ class Report:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def add(self, name: str, value: float, unit: str, **more: Any) -> Measurement:
-        self.results.append(Measurement(name, value, unit, **more))
-        return self.results[-1]
+        result = Measurement(name, value, unit, **more)
+        figures = (value, result.peer, result.floor, result.target, *(result.spread or ()), *result.samples)
+        if wrong := [figure for figure in figures if figure is not None and not math.isfinite(figure)]:
+            raise NotFiniteError(f"{name.strip()}: {wrong[0]} {unit} is not a finite number")
+        self.results.append(result)
+        return result
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -98,7 +107,7 @@ class Report:
         print(f"\n{self.title}\n{table(self.results)}")
         if json_path:
             Path(json_path).parent.mkdir(parents=True, exist_ok=True)
-            Path(json_path).write_text(json.dumps(self.as_json(), indent=1) + "\n")
+            Path(json_path).write_text(json.dumps(self.as_json(), indent=1, allow_nan=False) + "\n")
 
 
 def table(results: Iterable[Measurement]) -> str:

@@ -38,14 +38,18 @@ RESULTS = Path(__file__).parent / "results" / "cpu" / "redis_cost.json"
 
 @dataclass(frozen=True)
 class TimedModel:
-    """Seconds of a step: decode by batch, prefill by tokens; straight lines between what was measured."""
+    """Seconds of a step: decode by batch, prefill by tokens; straight lines between what was measured.
+
+    More work never takes less time: where the measurements say so, that is noise.
+    """
 
     decode: Sequence[tuple[int, float]]
     prefill: Sequence[tuple[int, float]]
 
     def seconds(self, kind: str, sequences: int, tokens: int) -> float:
         points, at = (self.prefill, tokens) if kind == "prefill" else (self.decode, sequences)
-        xs, ys = zip(*points, strict=True)
+        xs = [size for size, _ in points]
+        ys = np.maximum.accumulate([seconds for _, seconds in points])
         if at <= xs[-1]:
             return float(np.interp(at, xs, ys))
         slope = (ys[-1] - ys[-2]) / (xs[-1] - xs[-2])

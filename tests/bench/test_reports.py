@@ -9,7 +9,7 @@ import pytest
 
 from bench import render
 from bench.checkpoints import QWEN3_06B, SMALL, TINY, checkpoint
-from bench.report import Measurement, Report, compare, percentile
+from bench.report import Measurement, NotFiniteError, Report, compare, percentile
 
 
 def test_a_target_bounds_the_ratio_where_there_is_one() -> None:
@@ -41,6 +41,14 @@ def test_percentiles_of_nothing_are_not_numbers() -> None:
     assert percentile([3, 1, 2], 0.5) == 2
     assert percentile([3, 1, 2], 0.99) == 3
     assert percentile([], 0.5) != percentile([], 0.5)
+
+
+@pytest.mark.parametrize("figures", [{"value": float("nan")}, {"value": 1.0, "peer": float("inf")}])
+def test_a_figure_that_is_no_number_is_refused(figures: dict[str, float]) -> None:
+    report = Report("anything")
+    with pytest.raises(NotFiniteError, match="wait: "):
+        report.add("wait", unit="ms", **figures)
+    assert report.results == []
 
 
 def test_shapes_count_what_the_checkpoints_hold(tmp_path: Path) -> None:
