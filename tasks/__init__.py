@@ -10,7 +10,7 @@ Importing this package reads no settings, connects to nothing, and needs neither
 
 from tasks.app import app as celery_app
 from tasks.definitions import chat, generate
-from tasks.errors import InvalidRequest, StreamError, StreamExpired, StreamTimeout
+from tasks.errors import InvalidRequest, StreamError, StreamExpired, StreamTimeout, Unavailable
 from tasks.fleet import cancel
 from tasks.schemas import ChatRequest, GenerateRequest, GenerationResult, StreamDelta
 from tasks.streaming import astream, stream
@@ -24,6 +24,7 @@ __all__ = [
     "StreamError",
     "StreamExpired",
     "StreamTimeout",
+    "Unavailable",
     "astream",
     "cancel",
     "celery_app",

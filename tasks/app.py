@@ -17,9 +17,14 @@ from tasks.settings import EMBEDDED, Settings, scheme, settings, verified
 
 POOL = "tasks.worker.pool:EnginePool"
 
-# Seven seconds: a restart or failover of Redis passes unnoticed, but a web app is not held up for Celery's twenty.
+# Three seconds: a restart of Redis passes unnoticed, but a web app is not held up for Celery's twenty.
 # Workers keep Celery's patience.
-CALLERS_PATIENCE = {"max_retries": 10, "interval_start": 0, "interval_step": 0.2, "interval_max": 1.0}
+CALLERS_PATIENCE = {"max_retries": 6, "interval_start": 0, "interval_step": 0.2, "interval_max": 1.0}
+BACKENDS = {
+    "redis": "tasks.backend:RedisBackend",
+    "rediss": "tasks.backend:RedisBackend",
+    "sentinel": "tasks.backend:SentinelBackend",
+}
 
 
 def configuration(settings: Settings) -> dict[str, Any]:
@@ -32,6 +37,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "broker_url": celery_url(settings.broker_url),
         "result_backend": celery_url(settings.results_url),
         "result_backend_transport_options": {"retry_policy": CALLERS_PATIENCE},
+        "task_publish_retry_policy": CALLERS_PATIENCE,
         "result_expires": settings.result_expires_s,
         "task_default_queue": settings.queue,
         "task_serializer": "json",
@@ -83,6 +89,7 @@ def make_app() -> Celery:
     """
     first = _state.default_app is None and _state._tls.current_app is None
     app = Celery("petiole", include=["tasks.definitions"], set_as_current=first)
+    app.loader.override_backends = BACKENDS
     app.add_defaults(lambda: configuration(settings()))
     return app
 

@@ -13,11 +13,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from celery import Task
+from celery.result import AsyncResult
+from kombu.exceptions import OperationalError
 
 from tasks import streaming
 from tasks.app import app
-from tasks.errors import InvalidRequest
+from tasks.errors import InvalidRequest, Unavailable
 from tasks.schemas import ChatRequest, GenerateRequest, StreamDelta, validate
+from tasks.settings import redacted
 
 GENERATE, CHAT = "tasks.generate", "tasks.chat"
 SCHEMAS: dict[str, type[GenerateRequest] | type[ChatRequest]] = {GENERATE: GenerateRequest, CHAT: ChatRequest}
@@ -30,7 +33,26 @@ class GenerationTask(Task):  # type: ignore[misc]
 
     abstract = True
     throws = (InvalidRequest,)  # the caller's mistake: a worker logs one line at INFO, and no traceback
-    schema: type[GenerateRequest] | type[ChatRequest]
+
+    def apply_async(
+        self,
+        args: Sequence[object] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *more: Any,
+        **options: Any,
+    ) -> AsyncResult:
+        """Celery's own; what is wrong with the request raises `InvalidRequest` here and now.
+
+        But the next link of a chain and the body of a chord, which a worker sends on, are left to the worker that
+        gets them: what is wrong with them is not the failure of the task before.
+        """
+        sent_on = "parent_id" in options or isinstance(self.app.current_worker_task, GenerationTask)
+        if not sent_on:
+            parse(self.name, args or (), kwargs or {})
+        try:
+            return super().apply_async(args, kwargs, *more, **options)
+        except OperationalError as error:
+            raise Unavailable(redacted(str(self.app.conf.broker_url)), str(error)) from None
 
     def stream(
         self, *, timeout_s: float | None = None, submission: Submission | None = None, **options: Any
@@ -40,9 +62,8 @@ class GenerationTask(Task):  # type: ignore[misc]
         Bad options raise `InvalidRequest` here and now. `submission` are arguments of `apply_async`, such as
         `{"priority": 3}`; `timeout_s` is how long to wait for each delta.
         """
-        cancel_on_disconnect = validate(self.schema, options).cancel_on_disconnect
         result = self.apply_async(kwargs=options, **(submission or {}))
-        reader = streaming.Stream(result, timeout_s, cancel_on_disconnect, self.app)
+        reader = streaming.Stream(result, timeout_s, bool(options.get("cancel_on_disconnect")), self.app)
         reader.open()  # while the engine works
         return reader
 
@@ -50,9 +71,8 @@ class GenerationTask(Task):  # type: ignore[misc]
         self, *, timeout_s: float | None = None, submission: Submission | None = None, **options: Any
     ) -> AsyncIterator[StreamDelta]:
         """`stream` for asyncio. The submission itself runs in a thread: it may wait for the broker."""
-        cancel_on_disconnect = validate(self.schema, options).cancel_on_disconnect
         result = await asyncio.to_thread(self.apply_async, kwargs=options, **(submission or {}))
-        deltas = streaming.AsyncStream(result, timeout_s, cancel_on_disconnect, self.app)
+        deltas = streaming.AsyncStream(result, timeout_s, bool(options.get("cancel_on_disconnect")), self.app)
         async with contextlib.aclosing(deltas):
             async for delta in deltas:
                 yield delta
@@ -69,7 +89,7 @@ class GenerationTask(Task):  # type: ignore[misc]
         return take_result(self.request.id)
 
 
-@app.task(base=GenerationTask, bind=True, name=GENERATE, schema=GenerateRequest)  # type: ignore[untyped-decorator]
+@app.task(base=GenerationTask, bind=True, name=GENERATE)  # type: ignore[untyped-decorator]
 def generate(self: GenerationTask, *given: object, **options: Any) -> dict[str, Any]:
     """Continue `prompt`, text or token ids. The options are the fields of `tasks.schemas.GenerateRequest`.
 
@@ -79,7 +99,7 @@ def generate(self: GenerationTask, *given: object, **options: Any) -> dict[str, 
     return self.finished(given, options)
 
 
-@app.task(base=GenerationTask, bind=True, name=CHAT, schema=ChatRequest)  # type: ignore[untyped-decorator]
+@app.task(base=GenerationTask, bind=True, name=CHAT)  # type: ignore[untyped-decorator]
 def chat(self: GenerationTask, *given: object, **options: Any) -> dict[str, Any]:
     """Answer `messages`. The options are the fields of `tasks.schemas.ChatRequest`.
 

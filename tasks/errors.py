@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import celery.exceptions
+from kombu.exceptions import OperationalError
 
 _SHOWN = 200
 _CELERYS = {"TimeLimitExceeded", "SoftTimeLimitExceeded", "TaskRevokedError", "WorkerLostError"}
@@ -71,6 +72,17 @@ class WorkersLost(PetioleError, RuntimeError):  # noqa: N818
 
     def __str__(self) -> str:
         return f"{self.deaths} workers died while they worked on this task, after {len(self.text)} characters"
+
+
+class Unavailable(PetioleError, OperationalError):  # noqa: N818
+    """The broker or the result backend at `url`, which shows no password. Celery's callers catch its base."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(url, reason)
+        self.url, self.reason = url, reason
+
+    def __str__(self) -> str:
+        return f"{self.url} is not available: {self.reason}"
 
 
 class StreamError(PetioleError):

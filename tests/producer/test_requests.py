@@ -171,11 +171,6 @@ def test_what_a_chain_cannot_pass_on(given: list[object], options: dict[str, obj
     assert str(raised.value) == message
 
 
-def test_stream_refuses_bad_options_where_it_is_called() -> None:
-    with pytest.raises(InvalidRequest, match="max_tokens"):
-        generate.stream(prompt="x", max_tokens=0)
-
-
 def test_tasks_take_every_option() -> None:
     assert set(Options.model_fields) < set(GenerateRequest.model_fields)
     assert set(Options.model_fields) < set(ChatRequest.model_fields)
