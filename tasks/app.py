@@ -6,14 +6,19 @@ the transport and the pool. A producer never imports that package; the pool stan
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 from celery import Celery, _state
-from celery.signals import celeryd_init
+from celery.app.backends import by_url
+from celery.exceptions import ImproperlyConfigured
+from celery.signals import celeryd_after_setup, celeryd_init
 
-from tasks.settings import EMBEDDED, Settings, scheme, settings, verified
+from tasks.settings import EMBEDDED, Settings, invalid, misspelt, scheme, settings, verified
+
+logger = logging.getLogger(__name__)
 
 POOL = "tasks.worker.pool:EnginePool"
 
@@ -90,7 +95,17 @@ def make_app() -> Celery:
     first = _state.default_app is None and _state._tls.current_app is None
     app = Celery("petiole", include=["tasks.definitions"], set_as_current=first)
     app.loader.override_backends = BACKENDS
-    app.add_defaults(lambda: configuration(settings()))
+
+    def configure() -> dict[str, Any]:
+        config = configuration(settings())
+        try:
+            by_url(config["result_backend"], app.loader)
+        except (ImproperlyConfigured, ImportError) as error:
+            url = settings().results_url
+            raise invalid("result_backend", f"must be one that Celery can use here ({error})", url) from None
+        return config
+
+    app.add_defaults(configure)
     return app
 
 
@@ -103,3 +118,11 @@ def _become_a_worker(instance: Any = None, **_: object) -> None:
     if instance is not None and instance.app is app:
         app.conf.result_backend_transport_options = {}
         import_module("tasks.worker").configure(app)
+
+
+@celeryd_after_setup.connect(weak=False)  # type: ignore[untyped-decorator]
+def _warn_of_misspelt_settings(instance: Any = None, **_: object) -> None:
+    """Logging is set up now."""
+    if instance is not None and instance.app is app:
+        for line in misspelt():
+            logger.warning(line)

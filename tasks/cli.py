@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from kombu.exceptions import OperationalError
 
 from tasks import connections, fleet, settings
-from tasks.errors import PetioleError
+from tasks.errors import InvalidSettings, PetioleError
 from tasks.settings import PREFIX, Settings, redacted
 from tasks.streaming import stream
 from tasks.terminal import live, print_table, table_text
@@ -25,6 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["bench"]:  # it has options of its own
         return bench(arguments[1:])
     options = parser().parse_args(arguments)
+    for line in settings.misspelt():
+        print(f"petiole: {line}", file=sys.stderr)
     try:
         status: int = options.run(options)
     except KeyboardInterrupt:
@@ -32,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `petiole settings | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except InvalidSettings as error:
+        print(f"petiole: {error}", file=sys.stderr)
+        return error.exit_code
     except (PetioleError, OperationalError, *connections.LOST) as error:
         print(f"petiole: {str(error) or type(error).__name__}", file=sys.stderr)
         return 1

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import celery.exceptions
+from click import ClickException
 from kombu.exceptions import OperationalError
 
 _SHOWN = 200
@@ -37,8 +38,13 @@ class InvalidRequest(PetioleError, ValueError):  # noqa: N818 - the name that us
         return f"{self.field}: {self.limit}, got {self.value}"
 
 
-class InvalidSettings(PetioleError, ValueError):  # noqa: N818
-    """An environment variable that cannot be used, by its full name."""
+class InvalidSettings(PetioleError, ClickException, ValueError):  # noqa: N818
+    """An environment variable that cannot be used, by its full name.
+
+    Celery's commands, which are click's, end with this line and status 2.
+    """
+
+    exit_code = 2
 
 
 class GenerationFailed(PetioleError, RuntimeError):  # noqa: N818

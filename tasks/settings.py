@@ -7,6 +7,8 @@ its first call, so that `import tasks` is free of effects.
 
 from __future__ import annotations
 
+import difflib
+import os
 import re
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -19,7 +21,9 @@ from tasks.errors import InvalidSettings
 PREFIX = "PETIOLE_"
 EMBEDDED = "embedded"
 _LOCAL_REDIS = "redis://localhost:6379/0"
-_REDIS_SCHEMES = {"redis", "rediss", "redis+socket", "unix", EMBEDDED}
+_REDIS_SCHEMES = ("redis", "rediss", "redis+socket", "unix", EMBEDDED)
+_BROKER_SCHEMES = ("redis", "rediss", "redis+socket", "sentinel", "amqp", "amqps", EMBEDDED)
+_NOT_SETTINGS = {"PETIOLE_NATIVE", "PETIOLE_NO_PROGRESS"}  # the engine's own, read where they are used
 
 
 class EngineSettings(BaseModel):
@@ -49,7 +53,9 @@ class EngineSettings(BaseModel):
     prefix_cache: Literal["radix", "block", "off"] = Field(
         default="radix", description="how prompts share their beginnings"
     )
-    prefix_cache_max_pages: int | None = Field(default=None, description="pages that the prefix cache may keep")
+    prefix_cache_max_pages: int | None = Field(
+        default=None, ge=0, description="pages that the prefix cache may keep"
+    )
     pipeline: Literal["on", "off"] = Field(
         default="on", description="plan the next step while the device computes"
     )
@@ -117,6 +123,16 @@ class Settings(EngineSettings, BaseSettings):
         default="gpu_worker.engine:Engine", description="the engine that a worker runs, as module:callable"
     )
 
+    @field_validator("broker_url")
+    @classmethod
+    def _broker_is_served(cls, url: str) -> str:
+        return _must_be_one_of(_BROKER_SCHEMES, url)
+
+    @field_validator("redis_url")
+    @classmethod
+    def _streams_are_in_a_redis(cls, url: str) -> str:
+        return url and _must_be_one_of(_REDIS_SCHEMES, url)
+
     @field_validator("tenant_weights")
     @classmethod
     def _weights_can_be_read(cls, value: str) -> str:
@@ -151,8 +167,26 @@ def settings() -> Settings:
         return Settings()
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name = PREFIX + ".".join(map(str, first["loc"])).upper()
-        raise InvalidSettings(f"{name}: {first['msg']}, got {first['input']!r}") from None
+        limit = first["msg"].removeprefix("Value error, ").replace("Input should", "must")
+        raise invalid(str(first["loc"][0]), limit, first["input"]) from None
+
+
+def invalid(setting: str, limit: str, value: object) -> InvalidSettings:
+    return InvalidSettings(f"{PREFIX}{setting.upper()}: {limit}, got {redacted(repr(value))}")
+
+
+def misspelt() -> list[str]:
+    """A line for each variable of the environment that looks like a setting and is none."""
+    known = [name.upper() for name in Settings.model_fields]
+    lines = []
+    for variable in sorted(os.environ.keys() - _NOT_SETTINGS):
+        name = variable.removeprefix(PREFIX)
+        if name != variable and name not in known:
+            nearest = difflib.get_close_matches(name, known, 1)
+            lines.append(
+                f"{variable} is not a setting" + (f"; did you mean {PREFIX}{nearest[0]}?" if nearest else "")
+            )
+    return lines
 
 
 def parse_weights(text: str) -> dict[str, float]:
@@ -164,6 +198,12 @@ def parse_weights(text: str) -> dict[str, float]:
             raise ValueError("must be NAME=WEIGHT,...; letters, digits, - and _; weights from 0.001 to 1000")
         weights[found[1]] = float(found[2])
     return weights
+
+
+def _must_be_one_of(schemes: tuple[str, ...], url: str) -> str:
+    if "://" not in url or scheme(url) not in schemes:
+        raise ValueError(f"must begin with {', '.join(f'{known}://' for known in schemes)}")
+    return url
 
 
 def scheme(url: str) -> str:

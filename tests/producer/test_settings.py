@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from gpu_worker.config import EngineConfig
-from tasks.app import POOL, configuration
+from tasks.app import POOL, configuration, make_app
 from tasks.cli import settings_page
 from tasks.connections import redis_url
 from tasks.errors import InvalidSettings
-from tasks.settings import PREFIX, Settings, redacted, settings
+from tasks.settings import PREFIX, Settings, misspelt, redacted, settings
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +57,38 @@ def test_a_bad_value_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value:
     monkeypatch.setenv(PREFIX + name, value)
     with pytest.raises(InvalidSettings, match=f"^{PREFIX}{name}: .*, got '{value}'$"):
         settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("MAX_NUM_SEQS", "many", r"MAX_NUM_SEQS: must be a valid integer, .*, got 'many'"),
+        ("BROKER_URL", "sqs://key:secret@", r"BROKER_URL: must begin with redis://, .*, got 'sqs://key:\*\*\*@'"),
+        ("BROKER_URL", "localhost:6379", r"BROKER_URL: must begin with redis://, .*, got 'localhost:6379'"),
+        ("REDIS_URL", "http://host", r"REDIS_URL: must begin with redis://, .*, got 'http://host'"),
+        (
+            "RESULT_BACKEND",
+            "foo://host",
+            r"RESULT_BACKEND: must be one that Celery can use here .*, got 'foo://host'",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", [["tasks.cli", "settings"], ["celery", "-A", "tasks", "worker"]])
+def test_a_wrong_setting_is_one_line_and_status_2(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], name: str, value: str, message: str
+) -> None:
+    monkeypatch.setenv(PREFIX + name, value)
+    ran = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert re.fullmatch(f"(petiole|Error): {PREFIX}{message}\n", ran.stderr)
+
+
+def test_a_misspelt_setting_is_named_with_the_nearest_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"PETIOLE_MAX_NUM_SEQ": "3", "PETIOLE_XYZ": "", "PETIOLE_NATIVE": "off"})
+    assert misspelt() == [
+        "PETIOLE_MAX_NUM_SEQ is not a setting; did you mean PETIOLE_MAX_NUM_SEQS?",
+        "PETIOLE_XYZ is not a setting",
+    ]
 
 
 @pytest.mark.parametrize(
