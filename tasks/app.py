@@ -80,11 +80,13 @@ def tenant_route(settings: Settings) -> Callable[..., dict[str, str] | None]:
 
 def celery_url(url: str) -> str:
     """`url` as Celery understands it: `embedded://` becomes the socket of a server that now runs."""
-    if scheme(url) != EMBEDDED:
-        return verified(url)
-    from tasks import embedded
+    if scheme(url) == EMBEDDED:
+        from tasks import embedded
 
-    return f"redis+socket://{embedded.socket_path()}?virtual_host=0"
+        return f"redis+socket://{embedded.socket_path()}?virtual_host=0"
+    if scheme(url) == "unix":
+        return url.replace("unix://", "redis+socket://", 1).replace("db=", "virtual_host=")
+    return verified(url)
 
 
 def make_app() -> Celery:
