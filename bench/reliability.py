@@ -26,7 +26,7 @@ from tasks.worker import scripts
 from tasks.worker.attempts import Begun
 from tasks.worker.leases import LeaseKeeper
 from tasks.worker.ledger import Ledger
-from tasks.worker.publisher import Piece, Publisher, Stream
+from tasks.worker.publisher import Publisher, Stream
 from tasks.worker.results import succeeded
 
 BATCH = 64
@@ -44,8 +44,7 @@ class Held:
         self.stream.admit()
 
     def on_delta(self, handle: Handle, delta: Delta) -> None:
-        piece = Piece(delta.index, delta.token_ids, delta.text)
-        self.stream.push(piece, last=delta.finish_reason is not None)
+        self.stream.push(delta)
 
     def on_done(self, handle: Handle) -> None:
         self.stream.finish(succeeded(handle.result(), self.begun.attempt, self.begun.written))

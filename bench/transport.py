@@ -23,11 +23,12 @@ from kombu.asynchronous import Hub, set_event_loop
 from kombu.transport import redis as stock
 
 from bench.report import Report, arguments, compare
+from gpu_worker.request import Delta
 from tasks import embedded
 from tasks.connections import connect
 from tasks.schemas import stream_keys
 from tasks.worker import transport as leased
-from tasks.worker.publisher import Piece, Publisher, Stream
+from tasks.worker.publisher import Publisher, Stream
 from tasks.worker.results import Outcome, Written
 
 PREFETCH = 68
@@ -99,7 +100,7 @@ def script(client: redis.Redis, streams: int, rounds: int) -> float:
     began = time.perf_counter()
     for step in range(rounds):
         for stream in all_streams:
-            stream.pieces.append(Piece(step, (1234,), " word"))
+            stream.pieces.append(Delta(step, (1234,), " word"))
         publisher.flush(all_streams)
     elapsed = time.perf_counter() - began
     client.flushdb()
@@ -156,7 +157,7 @@ def cpu_a_delta(client: redis.Redis, streams: int, steps: int, interval_s: float
     for step in range(steps):
         for stream, text in pairs:
             token = ids[step % len(ids)]
-            stream.push(Piece(step, (token,), text.push((token,)).text))
+            stream.push(Delta(step, (token,), text.push((token,)).text))
     detokenize = time.thread_time() - began
     for stream, _ in pairs:
         stream.finish(Outcome({"finish_reason": "length"}, None, "length"))

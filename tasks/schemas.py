@@ -41,7 +41,7 @@ class StreamKeys(NamedTuple):
 
     log: str  # list: every delta, as JSON
     channel: str  # pub/sub: the same deltas
-    state: str  # hash: attempt, head, deaths, model, adapter, done, cancel
+    state: str  # hash: attempt, deaths, model, adapter, done, cancel
     interest: str  # string with a short TTL: a reader is there (see `cancel_on_disconnect`)
 
 

@@ -32,8 +32,8 @@ from gpu_worker.errors import EngineError, HandedBack
 from gpu_worker.handle import Handle
 from gpu_worker.request import Delta, FinishReason, Request
 from tasks.worker.attempts import Begun
-from tasks.worker.publisher import Piece, Stream
-from tasks.worker.results import Outcome, at_hand, failed, logprobs_json, recorded, succeeded, within
+from tasks.worker.publisher import Stream
+from tasks.worker.results import Outcome, at_hand, failed, recorded, succeeded, within
 from tasks.worker.started import store_started
 
 if TYPE_CHECKING:
@@ -160,10 +160,7 @@ class Job:
 
     def _on_delta(self, handle: Handle, delta: Delta) -> None:
         assert self.stream is not None
-        logprobs = None if delta.logprobs is None else logprobs_json(delta.logprobs)
-        values = getattr(delta, "values", None)
-        piece = Piece(delta.index, delta.token_ids, delta.text, logprobs, None if values is None else list(values))
-        self.stream.push(piece, last=delta.finish_reason is not None)
+        self.stream.push(delta)
 
     def _on_done(self, handle: Handle) -> None:
         assert self.stream is not None

@@ -23,41 +23,24 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii as quote
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import redis
 
+from gpu_worker.request import Delta
 from tasks.connections import LOST
 from tasks.schemas import INTEREST_TTL_S, stream_keys
 from tasks.worker import scripts
-from tasks.worker.results import Outcome, Written
+from tasks.worker.results import Outcome, Written, logprobs_json
 
 logger = logging.getLogger(__name__)
 
-_ADMITTED, _PAYLOAD, _LAST, _RELEASED, _REFRESH, _INTEREST = 1, 2, 4, 8, 16, 32
+LOOK_S = 0.5
+"""How often a stream's call also refreshes TTLs and looks for a cancel flag and for readers."""
+
 _STALE, _GAP, _FLAGGED = 1, 2, 3
 _STREAMS_A_CALL = 64
 _CALLS_AHEAD = 2
-
-
-class Piece(NamedTuple):
-    """What the engine's text thread hands over: tokens [start, start + len(token_ids)) and their text."""
-
-    start: int
-    token_ids: Sequence[int]
-    text: str
-    logprobs: list[dict[str, Any]] | None = None
-    values: list[Any] | None = None
-
-
-class Flushed(NamedTuple):
-    """What one script call says of a stream: its first `sent` pieces, and which of its turns."""
-
-    stream: Stream
-    sent: int
-    admitted: bool
-    last: bool
-    released: bool
 
 
 class Listener(Protocol):
@@ -76,6 +59,17 @@ class Listener(Protocol):
         """The task shall end: somebody asks for it, or nobody reads it. May be called more than once."""
 
 
+class Call:
+    """One script call: its arguments, and what it will have done for each stream: how many of its pieces and
+    entries are in the log then, and what else was asked for (see publish.lua)."""
+
+    def __init__(self, ttl_ms: int) -> None:
+        self.keys: list[str] = []
+        self.args: list[str | int] = [ttl_ms]
+        self.turns: list[str | int] = []
+        self.parts: list[tuple[Stream, int, int, str]] = []
+
+
 class Stream:
     """One attempt at one task's stream. Written by any thread, under the publisher's lock."""
 
@@ -89,34 +83,28 @@ class Stream:
         *,
         needs_reader: bool = False,
     ) -> None:
-        self.task_id, self.attempt, self.listener = task_id, attempt, listener
-        self.keys = stream_keys(task_id)
+        self.task_id, self.listener = task_id, listener
         self._publisher = publisher
-        self._head = f"{attempt}/"
+        keys = stream_keys(task_id)
+        self._keys = keys.log, keys.state
+        self._attempt = str(attempt)
         self._begins = f'{{"task_id":{quote(task_id)},"attempt":{attempt},"index":'
-        # What earlier attempts wrote is kept as a piece that was sent: should Redis lose its log, it is sent
-        # again.
-        self.pieces: list[Piece] = []
-        if before.token_ids:
-            self.pieces.append(
-                Piece(0, before.token_ids, before.text, before.logprobs or None, before.values or None)
-            )
-        self.sent = len(self.pieces)
-        self.first_token_at = self.sent
-        self.admitted = self.released = self.closed = False
-        self.admitted_sent = False
+        # What earlier attempts wrote is kept as sent: should Redis lose its log, it is sent again.
+        self.pieces: list[Delta] = list(before.deltas)
+        self.sent = self.entries = self.first_token_at = len(self.pieces)
+        self.admitted = self.admitted_sent = self.released = self.closed = False
         self.final: tuple[Outcome, str] | None = None
-        self.refresh_at = 0.0
+        self.look_at = 0.0
         self.reader_since = time.monotonic() + INTEREST_TTL_S if needs_reader else float("inf")
 
     @property
     def end(self) -> int:
         """The index after the last token."""
-        return self.pieces[-1].start + len(self.pieces[-1].token_ids) if self.pieces else 0
+        return self.pieces[-1].index + len(self.pieces[-1].token_ids) if self.pieces else 0
 
-    def push(self, piece: Piece, *, last: bool = False) -> None:
-        """A piece of the output. The `last` one waits for `finish`, so that both make one delta."""
-        self._publisher._add(self, piece, last)
+    def push(self, delta: Delta) -> None:
+        """A piece of the output. The last one waits for `finish`, so that both make one entry of the log."""
+        self._publisher._add(self, delta)
 
     def admit(self) -> None:
         """The attempt runs now: if nobody ends it or hands it back, its worker has died over it."""
@@ -135,59 +123,56 @@ class Stream:
 
     # ------------------------------------------------------------ publisher's thread
 
-    def encode(self, now: float, keys: list[str], args: list[Any]) -> Flushed:
-        """Append this stream's part of a script call. Returns what the call says if it succeeds."""
+    def join(self, call: Call, now: float) -> None:
+        """Append to a script call what this stream has."""
         # The pieces are read last: all of them are there when the end is.
-        final, released, admitted = self.final, self.released, self.admitted
-        count = len(self.pieces)
-        chunk = self.pieces[self.sent : count]
-        index = after = chunk[0].start if chunk else self.end
-        flags = 0
-        if admitted and not self.admitted_sent:
-            flags = _ADMITTED
-        if now >= self.refresh_at or final is not None:
-            flags |= _REFRESH
-            self.refresh_at = now + self._publisher.refresh_s
-        if now >= self.reader_since:
-            flags |= _INTEREST
-        payload = ""
-        if chunk or final is not None:
-            flags |= _PAYLOAD
-            if chunk:
-                after = chunk[-1].start + len(chunk[-1].token_ids)
-            payload = self._payload(index, chunk, final)
-        elif released:
-            flags |= _RELEASED
-        keys += (self.keys.log, self.keys.state)
-        if final is None:
-            args += (flags, f"{self._head}{index}", f"{self._head}{after}", payload)
-        else:
-            args += (flags | _LAST, f"{self._head}{index}", f"{self._head}{after}/done", payload, final[1])
-        return Flushed(self, count, admitted, final is not None, bool(flags & _RELEASED))
+        final = self.final
+        does = self._does(now, final is not None)
+        count, entries, payload = len(self.pieces), self.entries, ""
+        if count > self.sent or final is not None:
+            entries += 1
+            payload = self._payload(self.pieces[self.sent : count], final)
+        if does:
+            call.turns += (len(call.parts), does, "" if final is None else final[1])
+        call.keys += self._keys
+        call.args += (self._attempt, entries, payload)
+        call.parts.append((self, count, entries, does))
 
-    def _payload(self, index: int, chunk: Sequence[Piece], final: tuple[Outcome, str] | None) -> str:
-        """The delta as JSON, written by hand: it is the hot path."""
-        if len(chunk) == 1:
-            _, ids, text, logprobs, values = chunk[0]
-            extras = "" if final is None and logprobs is None and values is None else _extras(chunk, final)
-            token_ids = str(ids[0]) if len(ids) == 1 else ",".join(map(str, ids))
-        else:
-            text = "".join([piece.text for piece in chunk])
-            token_ids = ",".join([str(token) for piece in chunk for token in piece.token_ids])
-            extras = _extras(chunk, final)
+    def _does(self, now: float, last: bool) -> str:
+        """What the script shall do beside writing a delta. Mostly nothing."""
+        released, admitted = self.released and not last, self.admitted and not self.admitted_sent
+        look = last or now >= self.look_at or not self.entries  # a log's first entry needs a TTL
+        if not (look or released or admitted):
+            return ""
+        if look:
+            self.look_at = now + LOOK_S
+        read = look and now >= self.reader_since
+        words = {"admitted": admitted, "last": last, "released": released, "look": look, "read": read}
+        return " ".join(word for word, true in words.items() if true)
+
+    def _payload(self, chunk: Sequence[Delta], final: tuple[Outcome, str] | None) -> str:
+        """One entry of the log as JSON, written by hand: it is the hot path."""
+        ids: list[int] = []
+        text, extras = "", final is not None
+        for delta in chunk:
+            ids += delta.token_ids
+            text += delta.text
+            extras = extras or delta.logprobs is not None or delta.values is not None
+        tokens = str(ids[0]) if len(ids) == 1 else ",".join(map(str, ids))
+        index = chunk[0].index if chunk else self.end
         reason = "null" if final is None else quote(final[0].finish_reason)
         return (
-            f'{self._begins}{index},"token_ids":[{token_ids}],"text":{quote(text)},'
-            f'"finish_reason":{reason}{extras}}}'
+            f'{self._begins}{index},"token_ids":[{tokens}],"text":{quote(text)},'
+            f'"finish_reason":{reason}{_extras(chunk, final) if extras else ""}}}'
         )
 
 
-def _extras(chunk: Sequence[Piece], final: tuple[Outcome, str] | None) -> str:
+def _extras(chunk: Sequence[Delta], final: tuple[Outcome, str] | None) -> str:
     extras = ""
-    if any(piece.logprobs is not None for piece in chunk):
-        extras += f',"logprobs":{json.dumps([entry for piece in chunk for entry in piece.logprobs or ()])}'
-    if any(piece.values is not None for piece in chunk):
-        values = [value for piece in chunk for value in piece.values or [None] * len(piece.token_ids)]
+    if any(delta.logprobs is not None for delta in chunk):
+        extras += f',"logprobs":{json.dumps([e for delta in chunk for e in logprobs_json(delta.logprobs or ())])}'
+    if any(delta.values is not None for delta in chunk):
+        values = [value for delta in chunk for value in delta.values or [None] * len(delta.token_ids)]
         extras += f',"values":{json.dumps(values)}'
     if final is not None:
         record = final[0].record
@@ -203,7 +188,6 @@ class Publisher:
     def __init__(self, client: redis.Redis, *, interval_s: float, ttl_s: float) -> None:
         self.interval_s = interval_s
         self.ttl_ms = int(ttl_s * 1000)
-        self.refresh_s = max(1.0, ttl_s / 4)
         self._pipe = scripts.Pipe(client, "publish")
         self._changed = threading.Condition()
         self._dirty: dict[Stream, None] = {}
@@ -231,11 +215,11 @@ class Publisher:
         since = self._failing_since
         return 0.0 if since is None else time.monotonic() - since
 
-    def _add(self, stream: Stream, piece: Piece, last: bool) -> None:
+    def _add(self, stream: Stream, delta: Delta) -> None:
         with self._changed:
             first = len(stream.pieces) == stream.first_token_at
-            stream.pieces.append(piece)
-            if not last:
+            stream.pieces.append(delta)
+            if delta.finish_reason is None:
                 self._due(stream, urgent=first)
 
     def _mark(self, stream: Stream, *, urgent: bool) -> None:
@@ -283,19 +267,15 @@ class Publisher:
 
     def flush(self, batch: Sequence[Stream]) -> None:
         """Write what these streams have. While the server runs one call, the next is put together."""
-        on_their_way: deque[list[Flushed]] = deque()
+        on_their_way: deque[Call] = deque()
         try:
             for start in range(0, len(batch), _STREAMS_A_CALL):
-                keys: list[str] = []
-                args: list[Any] = [self.ttl_ms]
-                now = time.monotonic()
-                call = [
-                    stream.encode(now, keys, args)
-                    for stream in batch[start : start + _STREAMS_A_CALL]
-                    if not stream.closed
-                ]
-                if call:
-                    self._pipe.send(keys, args)
+                call, now = Call(self.ttl_ms), time.monotonic()
+                for stream in batch[start : start + _STREAMS_A_CALL]:
+                    if not stream.closed:
+                        stream.join(call, now)
+                if call.parts:
+                    self._pipe.send(call.keys, [*call.args, *call.turns])
                     on_their_way.append(call)
                 if len(on_their_way) > _CALLS_AHEAD:
                     self._answered(on_their_way[0], self._pipe.receive())
@@ -309,44 +289,44 @@ class Publisher:
             return
         self._recovered()
 
-    def _answered(self, call: Sequence[Flushed], reply: Sequence[int]) -> None:
-        unexpected = {reply[i]: (reply[i + 1], reply[i + 2]) for i in range(0, len(reply), 3)}
-        for position, part in enumerate(call):
-            code, at = unexpected.get(position, (0, 0)) if unexpected else (0, 0)
+    def _answered(self, call: Call, reply: Sequence[int]) -> None:
+        unexpected = {reply[i]: reply[i + 1 : i + 4] for i in range(0, len(reply), 4)}
+        for position, (stream, sent, entries, does) in enumerate(call.parts):
+            code, length, end = unexpected.get(position, (0, 0, 0)) if unexpected else (0, 0, 0)
             if code == _STALE:
-                part.stream.closed = True
-                part.stream.listener.on_stale()
+                stream.closed = True
+                stream.listener.on_stale()
             elif code == _GAP:
-                self._rewind(part.stream, at)
+                self._rewind(stream, length, end)
             else:
-                self._sent(part)
+                stream.sent, stream.entries = sent, entries
+                if does:
+                    self._done(stream, does)
                 if code:
-                    part.stream.listener.on_cancel(flagged=code == _FLAGGED)
+                    stream.listener.on_cancel(flagged=code == _FLAGGED)
 
-    def _sent(self, part: Flushed) -> None:
-        stream = part.stream
-        stream.sent, stream.admitted_sent = part.sent, part.admitted
-        if part.last:
+    def _done(self, stream: Stream, does: str) -> None:
+        stream.admitted_sent = stream.admitted_sent or "admitted" in does
+        if "last" in does:
             stream.closed = True
             stream.listener.on_finished()
-        elif part.released:
+        elif "released" in does:
             stream.closed = True
             stream.listener.on_released()
-        elif stream.released:
-            self._mark(stream, urgent=True)
 
-    def _rewind(self, stream: Stream, at: int) -> None:
-        """The log ends at `at`: go on with the piece that begins there."""
+    def _rewind(self, stream: Stream, entries: int, end: int) -> None:
+        """The log has so many entries and ends there: go on with the piece that begins there."""
         with self._changed:
-            starts = [piece.start for piece in stream.pieces]
-            if at not in starts and at != stream.end:
-                logger.error("stream %s: the log ends at %d, inside what this attempt wrote", stream.task_id, at)
+            starts = [piece.index for piece in stream.pieces]
+            if end not in starts and end != stream.end:
+                logger.error("stream %s: the log ends at %d, inside what this attempt wrote", stream.task_id, end)
                 stream.closed = True
                 stream.listener.on_stale()
                 return
-            stream.sent = starts.index(at) if at in starts else len(starts)
+            stream.sent = starts.index(end) if end in starts else len(starts)
+            stream.entries = entries
             stream.admitted_sent = False
-            stream.refresh_at = 0.0
+            stream.look_at = 0.0
             self._due(stream, urgent=True)
 
     def _hold(self, streams: list[Stream], error: BaseException) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from gpu_worker import errors as engine_errors
-from gpu_worker.request import Result
+from gpu_worker.request import Delta, Result, TokenLogprobs
 from tasks import errors
 
 _at_hand = threading.local()
@@ -46,25 +46,43 @@ class Outcome:
         }
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Written:
-    """What a task's log holds: the output so far."""
+    """What a task's log holds: the output so far, entry by entry."""
 
-    token_ids: list[int] = field(default_factory=list)
-    text: str = ""
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
-    values: list[Any] = field(default_factory=list)
+    deltas: Sequence[Delta] = ()
 
     @classmethod
-    def of(cls, deltas: Sequence[Mapping[str, Any]]) -> Written:
-        """Join deltas that follow one another. A delta without logprobs or values adds none."""
-        written = cls()
-        for delta in deltas:
-            written.token_ids.extend(delta["token_ids"])
-            written.text += delta["text"]
-            written.logprobs.extend(delta.get("logprobs") or ())
-            written.values.extend(delta.get("values") or ())
-        return written
+    def of(cls, entries: Iterable[Mapping[str, Any]]) -> Written:
+        return cls([_delta(entry) for entry in entries])
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for delta in self.deltas for token in delta.token_ids]
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas)
+
+    @property
+    def logprobs(self) -> list[dict[str, Any]]:
+        return logprobs_json([entry for delta in self.deltas for entry in delta.logprobs or ()])
+
+
+def _delta(entry: Mapping[str, Any]) -> Delta:
+    """Without its finish reason: that stands in the record."""
+    logprobs, values = entry.get("logprobs"), entry.get("values")
+    return Delta(
+        entry["index"],
+        tuple(entry["token_ids"]),
+        entry["text"],
+        logprobs=logprobs
+        and tuple(
+            TokenLogprobs(one["token_id"], one["logprob"], tuple((token, value) for token, value in one["top"]))
+            for one in logprobs
+        ),
+        values=values and tuple(values),
+    )
 
 
 def succeeded(result: Result, attempt: int, before: Written) -> Outcome:

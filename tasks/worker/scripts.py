@@ -11,6 +11,7 @@ from importlib.resources import files
 from typing import Any, Protocol
 
 import redis
+from hiredis import pack_command
 
 
 class Script(Protocol):
@@ -48,7 +49,8 @@ class Pipe:
                 self._connection = self._client.connection_pool.get_connection()
                 self._connection.send_command("SCRIPT", "LOAD", self._text)
                 self._sha = self._connection.read_response()
-            self._connection.send_command("EVALSHA", self._sha, len(keys), *keys, *args)
+            command = pack_command(("EVALSHA", self._sha, len(keys), *keys, *args))
+            self._connection.send_packed_command((command,))
         except BaseException:
             self.close()
             raise

@@ -42,7 +42,8 @@ def test_the_verdict(left: dict[str, Any], verdict: str) -> None:
 
 
 def test_the_log_gives_back_what_was_written() -> None:
-    assert begun(log=[json.dumps(delta).encode() for delta in DELTAS]).written == Written([1, 2, 3], "abc")
+    written = begun(log=[json.dumps(delta).encode() for delta in DELTAS]).written
+    assert (written.token_ids, written.text) == ([1, 2, 3], "abc")
 
 
 def test_a_recorded_result_is_the_result() -> None:

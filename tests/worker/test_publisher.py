@@ -13,11 +13,12 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from gpu_worker.request import Delta, FinishReason, TokenLogprobs
 from tasks.schemas import stream_keys
 from tasks.worker import publisher as module
 from tasks.worker import scripts
 from tasks.worker.attempts import Begun
-from tasks.worker.publisher import Piece, Publisher, Stream
+from tasks.worker.publisher import Publisher, Stream
 from tasks.worker.results import Outcome, Written
 
 TASK = "a-task"
@@ -75,7 +76,7 @@ def written(client: redis.Redis) -> list[int]:
 
 def test_a_delta_has_the_fields_of_the_wire_format(publisher: Publisher, client: redis.Redis) -> None:
     stream, _ = attempt(publisher, client)
-    stream.push(Piece(0, (5,), 'é"\n'))
+    stream.push(Delta(0, (5,), 'é"\n'))
     publisher.flush([stream])
     assert log(client) == [
         {"task_id": TASK, "attempt": 1, "index": 0, "token_ids": [5], "text": 'é"\n', "finish_reason": None}
@@ -85,7 +86,7 @@ def test_a_delta_has_the_fields_of_the_wire_format(publisher: Publisher, client:
 def test_pieces_between_two_flushes_become_one_delta(publisher: Publisher, client: redis.Redis) -> None:
     stream, heard = attempt(publisher, client)
     for i in range(5):
-        stream.push(Piece(i, (i,), f"{i} "))
+        stream.push(Delta(i, (i,), f"{i} "))
     stream.finish(END)
     publisher.flush([stream])
     (delta,) = log(client)
@@ -96,22 +97,23 @@ def test_pieces_between_two_flushes_become_one_delta(publisher: Publisher, clien
 
 def test_logprobs_and_values_travel_with_their_tokens(publisher: Publisher, client: redis.Redis) -> None:
     stream, _ = attempt(publisher, client)
-    stream.push(Piece(0, (1,), "a", [{"token_id": 1, "logprob": -0.5, "top": []}], [0.25]))
-    stream.push(Piece(1, (2,), "b", [{"token_id": 2, "logprob": -1.5, "top": []}], None))
+    stream.push(Delta(0, (1,), "a", None, (TokenLogprobs(1, -0.5, ((7, -1.0),)),), ((0.25,),)))
+    stream.push(Delta(1, (2,), "b", None, (TokenLogprobs(2, -1.5),)))
     publisher.flush([stream])
     (delta,) = log(client)
     assert [entry["token_id"] for entry in delta["logprobs"]] == [1, 2]
-    assert delta["values"] == [0.25, None]
+    assert delta["logprobs"][0]["top"] == [[7, -1.0]]
+    assert delta["values"] == [[0.25], None]
 
 
 def test_an_older_attempt_cannot_write_and_is_told(publisher: Publisher, client: redis.Redis) -> None:
     old, old_heard = attempt(publisher, client)
-    old.push(Piece(0, (1,), "a"))
+    old.push(Delta(0, (1,), "a"))
     publisher.flush([old])
     new, new_heard = attempt(publisher, client)
-    old.push(Piece(1, (2,), "zombie"))
+    old.push(Delta(1, (2,), "zombie"))
     old.finish(END)
-    new.push(Piece(1, (2,), "b"))
+    new.push(Delta(1, (2,), "b"))
     new.finish(END)
     publisher.flush([old, new])
     assert (old_heard.words, new_heard.words) == (["stale"], ["finished"])
@@ -130,27 +132,29 @@ def test_a_finished_task_stays_finished(publisher: Publisher, client: redis.Redi
 
 def test_a_call_whose_reply_was_lost_is_repeated_without_harm(publisher: Publisher, client: redis.Redis) -> None:
     stream, heard = attempt(publisher, client)
-    stream.push(Piece(0, (1, 2), "ab"))
+    lost = Flaky(publisher._pipe, ["after"])
+    publisher._pipe = lost  # type: ignore[assignment]
+    stream.push(Delta(0, (1, 2), "ab"))
     publisher.flush([stream])
-    stream.sent = 0  # as if no reply had come
-    stream.push(Piece(2, (3,), "c"))
+    stream.push(Delta(2, (3,), "c"))
     publisher.flush([stream])
     publisher.flush([stream])
     assert written(client) == [1, 2, 3]
+    lost.faults.append("after")
     stream.finish(END)
     publisher.flush([stream])
-    stream.closed = False
+    assert heard.words == []
     publisher.flush([stream])
-    assert heard.words == ["finished", "finished"]
+    assert heard.words == ["finished"]
     assert len([delta for delta in log(client) if delta["finish_reason"]]) == 1
 
 
 def test_what_redis_has_forgotten_is_sent_again(publisher: Publisher, client: redis.Redis) -> None:
     stream, _ = attempt(publisher, client)
-    stream.push(Piece(0, (1,), "a"))
+    stream.push(Delta(0, (1,), "a"))
     publisher.flush([stream])
     client.flushall()
-    stream.push(Piece(1, (2,), "b"))
+    stream.push(Delta(1, (2,), "b"))
     publisher.flush([stream])
     publisher.flush([stream])
     assert written(client) == [1, 2]
@@ -160,11 +164,11 @@ def test_what_redis_has_forgotten_is_sent_again(publisher: Publisher, client: re
 
 def test_what_earlier_attempts_wrote_is_sent_again_too(publisher: Publisher, client: redis.Redis) -> None:
     first, _ = attempt(publisher, client)
-    first.push(Piece(0, (1, 2), "ab"))
+    first.push(Delta(0, (1, 2), "ab"))
     publisher.flush([first])
     second, _ = attempt(publisher, client)
     client.flushall()
-    second.push(Piece(2, (3,), "c"))
+    second.push(Delta(2, (3,), "c"))
     publisher.flush([second])
     publisher.flush([second])
     assert written(client) == [1, 2, 3]
@@ -184,9 +188,9 @@ def test_a_task_handed_back_or_never_admitted_counts_none(
     stream, heard = attempt(publisher, client)
     if admitted:
         stream.admit()
-        stream.push(Piece(0, (1,), "a"))
+        stream.push(Delta(0, (1,), "a"))
         publisher.flush([stream])
-        stream.push(Piece(1, (2,), "b"))
+        stream.push(Delta(1, (2,), "b"))
         stream.release()
         publisher.flush([stream])
         publisher.flush([stream])
@@ -198,7 +202,7 @@ def test_a_task_handed_back_or_never_admitted_counts_none(
 
 def test_a_retry_of_celerys_begins_a_new_stream(publisher: Publisher, client: redis.Redis) -> None:
     stream, _ = attempt(publisher, client)
-    stream.push(Piece(0, (1,), "a"))
+    stream.push(Delta(0, (1,), "a"))
     stream.finish(END)
     publisher.flush([stream])
     begun = begin(client, retries=1)
@@ -210,7 +214,7 @@ def test_the_model_is_the_one_that_wrote_the_first_token(publisher: Publisher, c
     assert begin(client, model="second").model == "first"
     stream, _ = attempt(publisher, client)
     assert client.hget(KEYS.state, "model") == b"m"
-    stream.push(Piece(0, (1,), "a"))
+    stream.push(Delta(0, (1,), "a"))
     publisher.flush([stream])
     begun = begin(client, model="other")
     assert begun.verdict(model="other", adapter="", max_attempts=3) == "model_changed"
@@ -220,7 +224,7 @@ def test_the_model_is_the_one_that_wrote_the_first_token(publisher: Publisher, c
 def test_the_cancel_flag_reaches_the_listener(publisher: Publisher, client: redis.Redis) -> None:
     stream, heard = attempt(publisher, client)
     client.hset(KEYS.state, "cancel", 1)
-    stream.push(Piece(0, (1,), "a"))
+    stream.push(Delta(0, (1,), "a"))
     publisher.flush([stream])
     assert heard.words == ["flagged"]
     assert begin(client).verdict(model="m", adapter="", max_attempts=3) == "cancelled"
@@ -230,13 +234,14 @@ def test_a_stream_that_nobody_reads_is_cancelled_after_a_grace(
     publisher: Publisher, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "INTEREST_TTL_S", 0)
+    monkeypatch.setattr(module, "LOOK_S", 0)
     stream, heard = attempt(publisher, client, needs_reader=True)
     client.set(KEYS.interest, 1)
-    stream.push(Piece(0, (1,), "a"))
+    stream.push(Delta(0, (1,), "a"))
     publisher.flush([stream])
     assert heard.words == []
     client.delete(KEYS.interest)
-    stream.push(Piece(1, (2,), "b"))
+    stream.push(Delta(1, (2,), "b"))
     publisher.flush([stream])
     assert heard.words == ["unread"]
 
@@ -264,12 +269,12 @@ def test_the_first_token_and_the_end_do_not_wait_for_the_interval(running: Publi
     listening.subscribe(KEYS.channel)
     listening.get_message(timeout=1)
     stream, heard = attempt(running, client)
-    stream.push(Piece(0, (1,), "first"))
+    stream.push(Delta(0, (1,), "first"))
     message = listening.get_message(timeout=10)
     assert message is not None
     assert json.loads(message["data"])["text"] == "first"
-    stream.push(Piece(1, (2,), "later"))
-    stream.push(Piece(2, (3,), "last"), last=True)
+    stream.push(Delta(1, (2,), "later"))
+    stream.push(Delta(2, (3,), "last", FinishReason.LENGTH))
     stream.finish(END)
     assert heard.any.wait(10)
     assert [delta["text"] for delta in log(client)] == ["first", "laterlast"]
@@ -280,7 +285,7 @@ def test_closing_flushes_what_is_there(client: redis.Redis) -> None:
     publisher.start()
     stream, _ = attempt(publisher, client)
     for i in range(3):
-        stream.push(Piece(i, (i,), "x"))
+        stream.push(Delta(i, (i,), "x"))
     publisher.close()
     assert written(client) == [0, 1, 2]
 
@@ -330,7 +335,7 @@ def test_the_log_is_the_output_whatever_fails(
     stream, heard = attempt(publisher, client)
     total = 0
     for step, length in enumerate(lengths):
-        stream.push(Piece(total, tuple(range(total, total + length)), "x" * length))
+        stream.push(Delta(total, tuple(range(total, total + length)), "x" * length))
         total += length
         if step in flush_after:
             publisher.flush([stream])

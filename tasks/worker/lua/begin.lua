@@ -16,27 +16,23 @@ for i = 1, #KEYS / 2 do
   local known = redis.call('HGET', state, 'retries')
   if known and retries > tonumber(known) then
     redis.call('DEL', log)
-    redis.call('HDEL', state, 'head', 'running', 'done', 'model', 'adapter', 'deaths')
+    redis.call('HDEL', state, 'running', 'done', 'model', 'adapter', 'deaths')
   end
-  local was = redis.call('HMGET', state, 'running', 'done', 'cancel', 'model', 'adapter', 'deaths', 'head')
+  local was = redis.call('HMGET', state, 'running', 'done', 'cancel', 'model', 'adapter', 'deaths')
   local attempt, deaths = 0, tonumber(was[6] or 0)
-  local written = was[7] and string.match(was[7], '/(%d+)') or '0'
+  local entries = redis.call('LRANGE', log, 0, -1)
   if not was[2] then
     attempt = redis.call('HINCRBY', state, 'attempt', 1)
     if was[1] then
       deaths = redis.call('HINCRBY', state, 'deaths', 1)
       redis.call('HDEL', state, 'running')
     end
-    redis.call('HSET', state, 'retries', retries, 'head', attempt .. '/' .. written)
-    if written == '0' then
+    redis.call('HSET', state, 'retries', retries)
+    if #entries == 0 then
       redis.call('HSET', state, 'model', model, 'adapter', adapter)
     end
     redis.call('PEXPIRE', state, ttl)
     redis.call('PEXPIRE', log, ttl)
-  end
-  local entries = {}
-  if was[2] or attempt > 1 then
-    entries = redis.call('LRANGE', log, 0, -1)
   end
   replies[i] = {attempt, deaths, was[3] or '', was[4] or '', was[5] or '', was[2] or '', entries}
 end

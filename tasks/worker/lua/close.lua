@@ -5,15 +5,18 @@
 -- The caller owns no attempt, so the next one is taken here; a task that is done is left alone.
 local ttl, head, middle, tail, done = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local log, state = KEYS[1], KEYS[2]
-local was = redis.call('HMGET', state, 'done', 'head')
-if was[1] then
+if redis.call('HEXISTS', state, 'done') == 1 then
   return 0
 end
-local attempt = redis.call('HINCRBY', state, 'attempt', 1)
-local written = was[2] and string.match(was[2], '/(%d+)') or '0'
-local payload = head .. attempt .. middle .. written .. tail
+local attempt, index = redis.call('HINCRBY', state, 'attempt', 1), 0
+local entry = redis.call('LINDEX', log, -1)
+if entry then
+  local last = cjson.decode(entry)
+  index = last.index + #last.token_ids
+end
+local payload = head .. attempt .. middle .. index .. tail
 redis.call('RPUSH', log, payload)
-redis.call('HSET', state, 'done', done, 'head', attempt .. '/' .. written .. '/done')
+redis.call('HSET', state, 'done', done)
 redis.call('HDEL', state, 'running')
 redis.call('PEXPIRE', log, ttl)
 redis.call('PEXPIRE', state, ttl)
