@@ -108,10 +108,8 @@ class Decoder:
         q = q.view(n, config.n_heads, config.head_dim)
         k = k.view(n, config.n_kv_heads, config.head_dim)
         v = v.view(n, config.n_kv_heads, config.head_dim)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q = self.kernels.rms_norm(q, layer.q_norm, config.rms_norm_eps)
-            k = self.kernels.rms_norm(k, layer.k_norm, config.rms_norm_eps)
-        q, k = self.kernels.rotate(q, k, step.positions, self.rotary)
+        norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
+        q, k = self.kernels.rotate(q, k, norms, config.rms_norm_eps, step.positions, self.rotary)
         return self._apply(i, "out", layer.out, step.attention.attend(i, q, k, v), step)
 
     def _apply(self, i: int, name: LinearName, linear: Linear, x: Tensor, step: Forward) -> Tensor:

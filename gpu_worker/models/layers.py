@@ -74,17 +74,19 @@ class Fp8Linear:
         return self.weight.shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
-        scale = x.abs().amax(dim=-1, keepdim=True).float().clamp_min(1e-12) / FP8_MAX
-        y = torch._scaled_mm(
-            (x.float() / scale).to(torch.float8_e4m3fn),
+        from gpu_worker.runtime.fused.layers import quantize_rows
+
+        values, scale = quantize_rows(x)
+        y: Tensor = torch._scaled_mm(
+            values,
             self.weight.t(),
             scale_a=scale,
             scale_b=self.scale,
-            bias=self.bias,
-            out_dtype=x.dtype,
+            out_dtype=torch.bfloat16,  # the only one with a scale for each row
             use_fast_accum=True,
         )
-        return y if isinstance(y, Tensor) else y[0]
+        y = y.to(x.dtype)
+        return y if self.bias is None else y + self.bias
 
 
 FP8_MAX = 448.0
@@ -102,6 +104,10 @@ def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight.float() / scale[:, None]).round().clamp(-127, 127).to(torch.int8), scale
 
 
+HeadNorms = tuple[Tensor, Tensor] | None
+"""The weights [D] of the norms of queries and of keys, where the model has them."""
+
+
 class Kernels(Protocol):
     """The element-wise parts of a decoder layer, each one pass over its input where the device can."""
 
@@ -113,8 +119,11 @@ class Kernels(Protocol):
         """residual += x in place, then its norm."""
         ...
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotary embedding of q [T, Hq, D] and k [T, Hkv, D] at `positions` [T]; may work in place."""
+    def rotate(
+        self, q: Tensor, k: Tensor, norms: HeadNorms, eps: float, positions: Tensor, table: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Each head's norm, where the model has one, then rotary embedding of q [T, Hq, D] and k [T, Hkv, D] at
+        `positions` [T]; may work in place."""
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
@@ -134,7 +143,11 @@ class TorchKernels:
         residual += x
         return self.rms_norm(residual, weight, eps)
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    def rotate(
+        self, q: Tensor, k: Tensor, norms: HeadNorms, eps: float, positions: Tensor, table: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if norms is not None:
+            q, k = self.rms_norm(q, norms[0], eps), self.rms_norm(k, norms[1], eps)
         cos, sin = table[positions].unsqueeze(1).chunk(2, dim=-1)
         return _rotate(q, cos, sin), _rotate(k, cos, sin)
 

@@ -23,6 +23,7 @@ from gpu_worker.models.config import ModelConfig, read_json
 from gpu_worker.models.decoder import LinearName
 from gpu_worker.models.loading import resolve_model
 from gpu_worker.models.safetensors import SafetensorsFile
+from gpu_worker.runtime.device import upload
 
 _PARTS: dict[LinearName, tuple[str, ...]] = {
     "qkv": ("q_proj", "k_proj", "v_proj"),
@@ -154,7 +155,7 @@ class GroupedDeltas:
     def __init__(self, bank: AdapterBank, adapter_slots: np.ndarray) -> None:
         self._bank = bank
         self._groups = [
-            (int(slot), torch.from_numpy(np.flatnonzero(adapter_slots == slot)).to(bank.device))
+            (int(slot), upload(np.flatnonzero(adapter_slots == slot), bank.device))
             for slot in np.unique(adapter_slots)
             if slot
         ]

@@ -19,19 +19,20 @@ from gpu_worker.runtime.attention.flashinfer import (
     AppendWrappers,
     FlashInferAttention,
     Geometry,
-    Placement,
     batch_ladder,
-    gather_pages,
     host_page_counts,
     new_workspace,
 )
-from gpu_worker.runtime.device import Device, Stream
+from gpu_worker.runtime.device import Device, Stream, staged, upload
 from gpu_worker.runtime.graphs import Capture, DecodeGraphs
-from gpu_worker.runtime.inputs import StepInputs
+from gpu_worker.runtime.inputs import StepInputs, lay_out
+from gpu_worker.runtime.interface import PageUpdates, StepBatch
 from gpu_worker.runtime.kv import KVCache
+from gpu_worker.runtime.sampling import Choice, choose
 
 _WRAPPER_BYTES = 8 * 2**20
 _SLACK_BYTES = 512 * 2**20
+_NO_PAGES = PageUpdates(*(np.zeros(0, dtype=np.int32) for _ in range(3)))
 
 
 def require_flashinfer() -> None:
@@ -54,10 +55,10 @@ def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int) -> in
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """A slot's captured decodes, and wrappers for its prefill and its verify, which may be in flight together."""
+    """A slot's captured decodes, and the wrappers of its other steps: one step at a time has the slot."""
 
     graphs: DecodeGraphs
-    append: dict[str, AppendWrappers]
+    append: AppendWrappers
 
 
 class CudaExecutor:
@@ -78,28 +79,39 @@ class CudaExecutor:
         self._geometry = Geometry(decoder.config, cache, decoder.dtype)
         sizes = batch_ladder(config.graph_batch_sizes, config.max_num_seqs)
         workspace = new_workspace(cache.keys.device)
-        self._device = device
-        self._slots = [self._new_slot(sizes, workspace) for _ in range(2)]
+        self._slots = [self._new_slot(sizes, workspace, device) for _ in range(2)]
+        device.synchronize()  # all this was made on another stream than the one that uses it
         for slot in self._slots:
             slot.graphs.capture(stream, capture)
+        stream.enqueue(self._warm_up)
+        stream.synchronize()
 
-    def _new_slot(self, sizes: list[int], workspace: Tensor) -> _Slot:
+    def _new_slot(self, sizes: list[int], workspace: Tensor, device: Device) -> _Slot:
         model = (self._decoder, self._geometry, self._pending, self._bank)
-        graphs = DecodeGraphs(*model, sizes, workspace, self._device)
-        kinds = ("prefill", "other")
-        return _Slot(graphs, {kind: AppendWrappers(self._geometry, workspace) for kind in kinds})
+        graphs = DecodeGraphs(*model, sizes, workspace, device)
+        return _Slot(graphs, AppendWrappers(self._geometry, workspace))
 
     def forward(self, slot_id: int, inputs: StepInputs) -> Callable[[], Tensor]:
         slot = self._slots[slot_id]
         if inputs.kind == "decode" and len(inputs.batch_rows) <= slot.graphs.largest:
             return slot.graphs.run(inputs)
-        return self._append(slot.append["prefill" if inputs.kind == "prefill" else "other"], inputs)
+        return self._append(slot.append, inputs)
+
+    def _warm_up(self) -> None:
+        """Compile and load what no graph holds, on row 0: an eager step, and sampling with every filter."""
+        one = np.ones(1, dtype=np.int32)
+        batch = StepBatch("prefill", 0 * one, 0 * one, 2 * one, np.zeros(2, np.int32), one, -one, (), _NO_PAGES)
+        with torch.inference_mode():
+            for slot in self._slots:
+                logits = self._append(slot.append, lay_out(batch, 0 * one))()
+            keys, half = self._up(np.zeros((1, 2), np.int32)), self._up(one / np.float32(2))
+            choose(logits, Choice(half, keys, self._up(one.astype(np.int64)), half, half, True, 1))
 
     def _append(self, wrappers: AppendWrappers, inputs: StepInputs) -> Callable[[], Tensor]:
         rows, positions = self._up(inputs.rows), self._up(inputs.positions.astype(np.int32))
         token_ids = self._up(inputs.token_ids)
         token_ids = torch.where(token_ids < 0, self._pending[rows], token_ids)
-        attention = self._plan(wrappers, inputs, positions)
+        attention = self._plan(wrappers, inputs, rows, positions)
         deltas = None
         if self._bank is not None and inputs.adapters.any():
             deltas = GroupedDeltas(self._bank, np.repeat(inputs.adapters, inputs.lengths))
@@ -107,23 +119,21 @@ class CudaExecutor:
         outputs = hidden[self._up(inputs.output_inputs)]
         return lambda: self._decoder.head_output(outputs).float()
 
-    def _plan(self, wrappers: AppendWrappers, inputs: StepInputs, positions: Tensor) -> FlashInferAttention:
-        size = len(inputs.batch_rows)
+    def _plan(
+        self, wrappers: AppendWrappers, inputs: StepInputs, rows: Tensor, positions: Tensor
+    ) -> FlashInferAttention:
+        from gpu_worker.runtime.fused.layers import gather_pages, token_slots
+
+        size, table = len(inputs.batch_rows), self._cache.table
         indptr, last = host_page_counts(inputs.starts + inputs.lengths, self._cache.page_size)
         lengths = np.zeros(size + 1, dtype=np.int32)
         np.cumsum(inputs.lengths, out=lengths[1:])
-        owners = self._up(np.repeat(np.arange(size, dtype=np.int32), inputs.lengths))
-        on_device = self._up(indptr)
-        indices = gather_pages(self._cache, self._up(inputs.batch_rows), on_device, int(indptr[-1]))
-        pinned = [self._pin(array) for array in (lengths, indptr, last)]
-        wrappers.plan(pinned[0], pinned[1], indices, pinned[2])
-        placement = Placement(owners, positions, indices, on_device, self._up(last))
-        return FlashInferAttention(self._geometry, placement, wrappers.wrappers)
+        indices = torch.empty(int(indptr[-1]), dtype=torch.int32, device=table.device)
+        gather_pages(table, self._up(inputs.batch_rows.astype(np.int32)), self._up(indptr), indices)
+        on_host = [staged(array, table.device) for array in (lengths, indptr, last)]
+        wrappers.plan(on_host[0], on_host[1], indices, on_host[2])
+        slots = token_slots(table, rows, positions, self._cache.page_size)
+        return FlashInferAttention(self._geometry, slots, wrappers.wrappers)
 
     def _up(self, array: np.ndarray) -> Tensor:
-        return self._pin(array).to(self._cache.keys.device, non_blocking=True)
-
-    def _pin(self, array: np.ndarray) -> Tensor:
-        """Pinned memory of torch's pool, which keeps it until copies out of it are done."""
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-        return tensor.pin_memory() if self._device.kind == "cuda" else tensor
+        return upload(array, self._cache.keys.device)

@@ -26,11 +26,12 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from gpu_worker.errors import EngineError, ModelError
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import torch
 
 Task = Callable[[], object]
@@ -355,6 +356,20 @@ class CudaDevice:
 
     def close(self) -> None:
         self.spans.clear()
+
+
+def staged(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Where copies to `device` do not block: pinned memory of torch's, which keeps it until they are done."""
+    import numpy as np
+    import torch
+
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor if device.type == "cpu" else tensor.pin_memory()
+
+
+def upload(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A copy on `device`, in order of the current stream. The caller does not wait."""
+    return staged(array, device).to(device, non_blocking=True)
 
 
 def open_device(kind: Literal["auto", "cpu", "cuda"]) -> Device:

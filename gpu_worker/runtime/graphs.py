@@ -21,7 +21,12 @@ from torch import Tensor
 
 from gpu_worker.models.decoder import Decoder, Forward
 from gpu_worker.models.lora import AdapterBank, GatheredDeltas
-from gpu_worker.runtime.attention.flashinfer import DecodeWrappers, Geometry, gather_pages, host_page_counts
+from gpu_worker.runtime.attention.flashinfer import (
+    DecodeWrappers,
+    FlashInferAttention,
+    Geometry,
+    host_page_counts,
+)
 from gpu_worker.runtime.device import CudaStream, Device, Stream
 from gpu_worker.runtime.inputs import StepInputs
 
@@ -59,7 +64,7 @@ def cuda_capture(stream: CudaStream) -> Capture:
 
 
 def new_decode_buffers(most: int, vocab_size: int, host: Device, device: torch.device) -> DecodeBuffers:
-    shape = (_FIELDS, most + 1)
+    shape = (_FIELDS, -(-(most + 1) // 4) * 4)  # each field begins at a multiple of 16 bytes
     return DecodeBuffers(
         host=host.host_buffer(shape, torch.int32),
         device=torch.zeros(shape, dtype=torch.int32, device=device),
@@ -84,8 +89,8 @@ class DecodeGraphs:
         self._sizes = sizes
         self._buffers = new_decode_buffers(sizes[-1], decoder.config.vocab_size, host, geometry.device)
         n_indices = sizes[-1] * geometry.cache.table.shape[1]  # shared pages count for every row that shares them
-        indices = torch.zeros(n_indices, dtype=torch.int32, device=geometry.device)
-        self._wrappers = {size: DecodeWrappers(geometry, size, workspace, indices) for size in sizes}
+        self._indices = torch.zeros(n_indices, dtype=torch.int32, device=geometry.device)
+        self._wrappers = {size: DecodeWrappers(geometry, size, workspace, self._indices) for size in sizes}
         self._replays: dict[tuple[int, bool], Callable[[], object]] = {}
 
     @property
@@ -107,14 +112,18 @@ class DecodeGraphs:
             work()
 
     def _forward(self, size: int, adapted: bool) -> None:
+        from gpu_worker.runtime.fused.layers import token_slots
+
+        cache = self._geometry.cache
         rows, positions = self._buffers.field(_ROWS, size), self._buffers.field(_POSITIONS, size)
         tokens = self._buffers.field(_TOKENS, size).long()
         token_ids = torch.where(tokens < 0, self._pending[rows.long()], tokens)
         deltas = None
         if adapted and self._bank is not None:
             deltas = GatheredDeltas(self._bank, self._buffers.field(_ADAPTERS, size).long())
-        step = Forward(positions, self._wrappers[size].attention(positions), deltas)
-        hidden = self._decoder.forward(self._decoder.embed(token_ids), step)
+        slots = token_slots(cache.table, rows, positions, cache.page_size)
+        attention = FlashInferAttention(self._geometry, slots, self._wrappers[size].wrappers)
+        hidden = self._decoder.forward(self._decoder.embed(token_ids), Forward(positions, attention, deltas))
         self._buffers.logits[:size].copy_(self._decoder.head_output(hidden))
 
     def run(self, inputs: StepInputs) -> Callable[[], Tensor]:
@@ -131,6 +140,8 @@ class DecodeGraphs:
 
     def _prepare(self, size: int, rows: np.ndarray, starts: np.ndarray) -> None:
         """Fill the slot's buffers for `rows`, padded to `size`, and plan the attention over them."""
+        from gpu_worker.runtime.fused.layers import gather_pages
+
         n, host = len(rows), self._buffers.host.numpy()
         host[_ROWS, :size] = 0
         host[_POSITIONS, :size] = 0
@@ -141,11 +152,9 @@ class DecodeGraphs:
         host[_INDPTR, : size + 1] = indptr
         host[_LAST, :size] = last
         self._buffers.device.copy_(self._buffers.host, non_blocking=True)
-        indices = gather_pages(
-            self._geometry.cache,
-            self._buffers.field(_ROWS, size),
-            self._buffers.field(_INDPTR, size + 1),
-            int(indptr[-1]),
+        rows_on_device = self._buffers.field(_ROWS, size)
+        gather_pages(
+            self._geometry.cache.table, rows_on_device, self._buffers.field(_INDPTR, size + 1), self._indices
         )
-        pinned = self._buffers.host
+        pinned, indices = self._buffers.host, self._indices[: int(indptr[-1])]
         self._wrappers[size].plan(pinned[_INDPTR, : size + 1], indices, pinned[_LAST, :size])

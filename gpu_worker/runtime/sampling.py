@@ -83,6 +83,10 @@ def apply_bits(logits: Tensor, outputs: Tensor, bits: Tensor) -> Tensor:
 
 def choose(logits: Tensor, choice: Choice | None) -> Tensor:
     """int64 [O] from float32 [O, V]."""
+    if choice is not None and logits.device.type == "cuda":
+        from gpu_worker.runtime.fused.choose import choose as choose_on_cuda
+
+        return choose_on_cuda(logits, choice)
     best = likeliest(logits)
     if choice is None:
         return best
@@ -123,18 +127,15 @@ def _filter(scaled: Tensor, choice: Choice) -> Tensor:
 
 
 def _filter_by_rank(scaled: Tensor, choice: Choice) -> Tensor:
-    """Top-k and top-p. A CPU looks which rows want it and how many candidates they need; CUDA just sorts."""
-    if scaled.device.type == "cpu":
-        ranked = (choice.temperature > 0) & (_limited(choice) | _nucleus(choice))
-        if not bool(ranked.all()):
-            rows = ranked.nonzero().squeeze(1)
-            kept = scaled.clone()
-            if len(rows):
-                kept[rows] = _filter_by_rank(scaled[rows], choice.at(rows))
-            return kept
-        values, ids = _enough(scaled, choice)
-    else:
-        values, ids = scaled.sort(dim=-1, descending=True)
+    """Top-k and top-p, with as few candidates as the rows that want them need."""
+    ranked = (choice.temperature > 0) & (_limited(choice) | _nucleus(choice))
+    if not bool(ranked.all()):
+        rows = ranked.nonzero().squeeze(1)
+        kept = scaled.clone()
+        if len(rows):
+            kept[rows] = _filter_by_rank(scaled[rows], choice.at(rows))
+        return kept
+    values, ids = _enough(scaled, choice)
     return torch.full_like(scaled, NEG_INF).scatter_(1, ids, _keep(values, choice, scaled))
 
 

@@ -1,58 +1,142 @@
-"""FlashInfer's interface in plain torch on the CPU, as strict about shapes and types as the real one.
+"""FlashInfer's interface in plain torch on the CPU, as strict as the real one (0.7.2) about types and shapes, and
+the project's own Triton kernels likewise.
 
 It shows that plans, page lists, padding and buffers are right, without a GPU; tests/gpu shows the same with one.
+What the real plan copies without waiting, this one keeps to copy when the wrapper runs: so whoever fills a pinned
+buffer again too early, or plans one wrapper twice for two steps in flight, gets wrong tokens here as well.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import types
 
 import torch
 
+WORKSPACE_BYTES = 128 * 2**20
+CUDA_CORE_GROUPS = {1, 2, 3, 4, 6, 8, 16}
+
 
 def check_int32(*tensors):
     for tensor in tensors:
         assert tensor.dtype == torch.int32, tensor.dtype
+        assert tensor.is_contiguous()
+        assert tensor.dim() == 1
+
+
+def check_dense_rows(*tensors):
+    """The last dimension without gaps, and every row where a vector of 16 bytes may begin."""
+    for tensor in tensors:
+        assert tensor.stride(-1) == 1
+        assert all(stride * tensor.element_size() % 16 == 0 for stride in tensor.stride()[:-1])
+        assert tensor.storage_offset() * tensor.element_size() % 16 == 0
+
+
+# ---------------------------------------------------------------- flashinfer.norm, flashinfer.activation
 
 
 def rmsnorm(x, weight, eps):
+    check_dense_rows(x, weight)
+    assert x.dim() in (2, 3)
+    assert weight.shape == x.shape[-1:]
+    assert weight.dtype == x.dtype
     wide = x.float()
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
 
 def fused_add_rmsnorm(x, residual, weight, eps):
+    check_dense_rows(x, residual)
+    assert x.dim() == residual.dim() == 2
+    assert x.dtype == residual.dtype
     residual += x
     x.copy_(rmsnorm(residual, weight, eps))
 
 
-def apply_rope_with_cos_sin_cache_inplace(positions, query, key, head_size, cos_sin_cache, is_neox=True):
-    assert cos_sin_cache.dtype == torch.float32
-    check_int32(positions)
-    cos, sin = cos_sin_cache[positions.long()][:, None].chunk(2, dim=-1)
-    for x in (query.view(len(query), -1, head_size), key.view(len(key), -1, head_size)):
-        low, high = x.float().chunk(2, dim=-1)
-        x.copy_(torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1))
-
-
 def silu_and_mul(x):
+    assert x.is_contiguous()
     gate, up = x.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate) * up
 
 
-def append_paged_kv_cache(k, v, owners, positions, pages, indices, indptr, last_page_len, layout):
-    check_int32(owners, positions, indices, indptr, last_page_len)
-    page_size = pages[0].shape[1]
-    at = indices[(indptr[owners.long()] + positions // page_size).long()].long()
-    pages[0][at, positions.long() % page_size] = k
-    pages[1][at, positions.long() % page_size] = v
+# ---------------------------------------------------------------- gpu_worker.runtime.fused.layers
+
+
+def rotate(q, k, norms, eps, positions, table):
+    assert table.dtype == torch.float32
+    assert positions.shape == q.shape[:1]
+    assert q.stride(2) == k.stride(2) == 1
+    cos, sin = table[positions.long()][:, None].chunk(2, dim=-1)
+    for x, norm in zip((q, k), norms or (None, None), strict=True):
+        wide = x.float()
+        if norm is not None:
+            wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * norm.float()
+        low, high = wide.chunk(2, dim=-1)
+        x.copy_(torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1))
+
+
+def gather_pages(table, rows, indptr, pages):
+    check_int32(rows, indptr, pages)
+    assert len(indptr) == len(rows) + 1
+    assert int(indptr[-1]) <= len(pages)
+    for i, row in enumerate(rows.tolist()):
+        first, end = int(indptr[i]), int(indptr[i + 1])
+        pages[first:end] = table[row, : end - first]
+
+
+def token_slots(table, rows, positions, page_size):
+    assert rows.shape == positions.shape
+    return table[rows.long(), positions.long() // page_size].long() * page_size + positions.long() % page_size
+
+
+def store_kv(k, v, keys, values, slots):
+    assert slots.dtype == torch.int64
+    assert keys.is_contiguous()
+    assert k.stride(1) == v.stride(1) == k.shape[2]
+    for source, target in ((k, keys), (v, values)):
+        largest = torch.finfo(target.dtype).max
+        target[slots] = source.clamp(-largest, largest).to(target.dtype)
+
+
+def quantize_rows(x):
+    scale = x.float().abs().amax(-1, keepdim=True).clamp_min(1e-12) / 448.0
+    return (x.float() / scale).to(torch.float8_e4m3fn), scale
+
+
+# ---------------------------------------------------------------- the wrappers
 
 
 class _Wrapper:
     """Attends from what its buffers hold when it runs, as a captured kernel does."""
 
+    def __init__(self, workspace, layout, backend):
+        assert layout == "NHD"
+        assert backend == "fa2", "what is compiled ahead, and takes any head size"
+        assert workspace.dtype == torch.uint8
+        assert workspace.numel() >= WORKSPACE_BYTES
+        assert not workspace[::4096].any(), "it must be zero before its first use"
+        self._copies = []
+
+    def _copy_later(self, target, source):
+        self._copies.append((target, source))
+
+    def _land(self):
+        for target, source in self._copies:
+            target.copy_(source)
+        self._copies.clear()
+
     def _attend(self, q, pages, queries):
         """queries: how many of the last positions each row asks from."""
+        self._land()
+        check_dense_rows(q)
+        assert isinstance(pages, tuple)
+        for p in pages:
+            assert p.dim() == 4
+            assert p.is_contiguous()
+            assert p.dtype == self.kv_dtype
+        assert q.dtype == self.q_dtype
+        assert q.shape[1:] == (self.n_heads, self.head_dim)
+        assert pages[0].shape[1:] == (self.page_size, self.n_kv_heads, self.head_dim)
         outputs, at = [], 0
         for row, n in enumerate(queries):
             first, end = int(self.indptr[row]), int(self.indptr[row + 1])
@@ -77,9 +161,12 @@ class _Wrapper:
             at += n
         return torch.cat(outputs)
 
-    def _set(self, sizes, settings):
-        _, _, _, self.page_size = sizes
-        self.scale, self.window_left = settings["sm_scale"], settings["window_left"]
+    def _set(self, sizes, *, q_data_type, kv_data_type, sm_scale, window_left):
+        self.n_heads, self.n_kv_heads, self.head_dim, self.page_size = sizes
+        assert self.n_heads % self.n_kv_heads == 0
+        assert math.isclose(sm_scale, self.head_dim**-0.5)
+        self.scale, self.window_left = sm_scale, window_left
+        self.q_dtype, self.kv_dtype = q_data_type, kv_data_type
 
 
 class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
@@ -95,19 +182,26 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         paged_kv_last_page_len_buffer,
         backend,
     ):
-        assert workspace.numel() >= 128 * 2**20
-        assert not workspace[::4096].any()
+        super().__init__(workspace, layout, backend)
+        assert use_cuda_graph
+        check_int32(paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
+        assert len(paged_kv_indptr_buffer) == len(paged_kv_last_page_len_buffer) + 1
         self.indptr, self.indices = paged_kv_indptr_buffer, paged_kv_indices_buffer
         self.last_page_len = paged_kv_last_page_len_buffer
+        self.use_tensor_cores = use_tensor_cores
 
     def plan(self, indptr, indices, last_page_len, *sizes, **settings):
         check_int32(indptr, indices, last_page_len)
-        assert len(indptr) == len(self.indptr)
+        assert len(indptr) == len(self.indptr), "the batch size is fixed"
+        assert len(last_page_len) == len(self.last_page_len)
         assert len(indices) == int(indptr[-1]) <= len(self.indices)
-        self.indptr.copy_(indptr)
-        self.last_page_len.copy_(last_page_len)
-        self.indices[: len(indices)].copy_(indices)
-        self._set(sizes, settings)
+        assert int(last_page_len.min()) >= 1
+        group = sizes[0] // sizes[1]
+        assert self.use_tensor_cores or group in CUDA_CORE_GROUPS
+        self._copy_later(self.indptr, indptr)
+        self._copy_later(self.last_page_len, last_page_len)
+        self._copy_later(self.indices[: len(indices)], indices)
+        self._set(sizes, **settings)
 
     def run(self, q, pages):
         assert len(q) == len(self.last_page_len)
@@ -116,31 +210,35 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
 
 class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
     def __init__(self, workspace, layout, *, backend):
-        pass
+        super().__init__(workspace, layout, backend)
 
     def plan(self, lengths, indptr, indices, last_page_len, *sizes, causal, **settings):
         check_int32(lengths, indptr, indices, last_page_len)
         assert causal
+        assert len(lengths) == len(indptr) == len(last_page_len) + 1
+        assert len(indices) == int(indptr[-1])
         self.queries = lengths.diff().tolist()
-        self.indptr, self.indices, self.last_page_len = indptr.clone(), indices.clone(), last_page_len.clone()
-        self._set(sizes, settings)
+        assert min(self.queries) >= 1
+        self.indptr, self.last_page_len = torch.empty_like(indptr), torch.empty_like(last_page_len)
+        self.indices = torch.empty_like(indices)
+        self._copies.clear()
+        self._copy_later(self.indptr, indptr)
+        self._copy_later(self.last_page_len, last_page_len)
+        self._copy_later(self.indices, indices)
+        self._set(sizes, **settings)
 
     def run(self, q, pages):
+        assert len(q) == sum(self.queries)
         return self._attend(q, pages, self.queries)
 
 
 def install(monkeypatch):
-    def module(name, **members):
+    def module(name, *members):
         made = types.ModuleType(name)
-        made.__dict__.update(members)
+        made.__dict__.update({member.__name__: member for member in members})
         monkeypatch.setitem(sys.modules, name, made)
 
-    module(
-        "flashinfer",
-        BatchDecodeWithPagedKVCacheWrapper=BatchDecodeWithPagedKVCacheWrapper,
-        BatchPrefillWithPagedKVCacheWrapper=BatchPrefillWithPagedKVCacheWrapper,
-    )
-    module("flashinfer.norm", rmsnorm=rmsnorm, fused_add_rmsnorm=fused_add_rmsnorm)
-    module("flashinfer.rope", apply_rope_with_cos_sin_cache_inplace=apply_rope_with_cos_sin_cache_inplace)
-    module("flashinfer.activation", silu_and_mul=silu_and_mul)
-    module("flashinfer.page", append_paged_kv_cache=append_paged_kv_cache)
+    module("flashinfer", BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper)
+    module("flashinfer.norm", rmsnorm, fused_add_rmsnorm)
+    module("flashinfer.activation", silu_and_mul)
+    module("gpu_worker.runtime.fused.layers", rotate, gather_pages, token_slots, store_kv, quantize_rows)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.layers import HeadNorms
 from gpu_worker.runtime.interface import Int32Array
 from gpu_worker.runtime.kv import KVCache
 
@@ -39,10 +40,12 @@ class FlashInferKernels:
         fused_add_rmsnorm(x, residual, weight, eps)
         return x
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-        from flashinfer.rope import apply_rope_with_cos_sin_cache_inplace
+    def rotate(
+        self, q: Tensor, k: Tensor, norms: HeadNorms, eps: float, positions: Tensor, table: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        from gpu_worker.runtime.fused.layers import rotate
 
-        apply_rope_with_cos_sin_cache_inplace(positions, q, k, q.shape[-1], table)
+        rotate(q, k, norms, eps, positions, table)
         return q, k
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
@@ -96,40 +99,21 @@ def host_page_counts(lengths: Int32Array, page_size: int) -> tuple[Int32Array, I
     return indptr, (lengths - (counts - 1) * page_size).astype(np.int32)
 
 
-def gather_pages(cache: KVCache, rows: Tensor, indptr: Tensor, total: int) -> Tensor:
-    """int32 [total]: the pages of `rows` [B], one row after another. indptr: int32 [B + 1] on the device."""
-    entry = torch.arange(total, device=rows.device, dtype=torch.int32)
-    owner = torch.searchsorted(indptr[1:], entry, right=True)
-    return cache.table[rows[owner].long(), (entry - indptr[owner]).long()]
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where a step's positions lie in the pool, as `append_paged_kv_cache` wants it; all int32 on the device."""
-
-    owners: Tensor
-    positions: Tensor
-    indices: Tensor
-    indptr: Tensor
-    last_page_len: Tensor
-
-
 @dataclass(frozen=True, slots=True)
 class FlashInferAttention:
-    """One step's attention; `wrappers` by window, all planned. See `models.decoder.Attention`."""
+    """One step's attention; `wrappers` by window, all planned; slots: int64 [T], where the step's positions go.
+    See `models.decoder.Attention`."""
 
     geometry: Geometry
-    placement: Placement
+    slots: Tensor
     wrappers: Mapping[int, Any]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        from flashinfer.page import append_paged_kv_cache
+        from gpu_worker.runtime.fused.layers import store_kv
 
-        pages, at = self.geometry.pages(layer), self.placement
-        if k.dtype != pages[0].dtype:
-            k, v = k.to(pages[0].dtype), v.to(pages[0].dtype)
-        append_paged_kv_cache(k, v, at.owners, at.positions, pages, at.indices, at.indptr, at.last_page_len, "NHD")
-        out: Tensor = self.wrappers[self.geometry.config.windows[layer]].run(q, pages)
+        cache, window = self.geometry.cache, self.geometry.config.windows[layer]
+        store_kv(k, v, cache.keys[layer], cache.values[layer], self.slots)
+        out: Tensor = self.wrappers[window].run(q, self.geometry.pages(layer))
         return out.reshape(q.shape[0], -1)
 
 
@@ -144,7 +128,6 @@ class DecodeWrappers:
         self.indices = indices
         self.indptr = torch.zeros(size + 1, dtype=torch.int32, device=geometry.device)
         self.last_page_len = torch.ones(size, dtype=torch.int32, device=geometry.device)
-        self._owners = torch.arange(size, dtype=torch.int32, device=geometry.device)
         self.wrappers = {
             window: BatchDecodeWithPagedKVCacheWrapper(
                 workspace,
@@ -166,20 +149,20 @@ class DecodeWrappers:
                 indptr, indices, last_page_len, *self.geometry.sizes, **self.geometry.plan_settings(window)
             )
 
-    def attention(self, positions: Tensor) -> FlashInferAttention:
-        at = Placement(self._owners, positions, self.indices, self.indptr, self.last_page_len)
-        return FlashInferAttention(self.geometry, at, self.wrappers)
-
 
 class AppendWrappers:
-    """Prefill and verify of one slot: any number of positions for each row, one causal pass."""
+    """Prefill and verify of one slot: any number of positions for each row, one causal pass.
+
+    The backend is named: "auto" takes another kernel on Hopper, which few installations have compiled, which
+    takes minutes to compile, and whose sums differ from those of the decode.
+    """
 
     def __init__(self, geometry: Geometry, workspace: Tensor) -> None:
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
         self.geometry = geometry
         self.wrappers = {
-            window: BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="auto")
+            window: BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
             for window in geometry.windows
         }
 
