@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -89,13 +90,19 @@ def celery_url(url: str) -> str:
     return verified(url)
 
 
+class App(Celery):  # type: ignore[misc]
+    @cached_property
+    def Worker(self) -> Any:  # noqa: N802 - Celery's name
+        return self.subclass_with_self("tasks.worker.program:Worker")
+
+
 def make_app() -> Celery:
     """A Celery app whose settings are read, and whose embedded Redis is started, at its first use.
 
     In a process that has a Celery app of its own, that one stays the current app.
     """
     first = _state.default_app is None and _state._tls.current_app is None
-    app = Celery("petiole", include=["tasks.definitions"], set_as_current=first)
+    app = App("petiole", include=["tasks.definitions"], set_as_current=first)
     app.loader.override_backends = BACKENDS
 
     def configure() -> dict[str, Any]:

@@ -6,6 +6,7 @@ import this package.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from tasks.settings import settings
@@ -22,7 +23,7 @@ STORE_RETRIES = 40
 
 def configure(app: Any) -> None:
     """Make `app`'s worker a Petiole worker."""
-    from tasks.worker import transport
+    from tasks.worker import program, transport
     from tasks.worker.fairness import tenant_queues
     from tasks.worker.quarantine import put_aside
     from tasks.worker.steps import EngineStep
@@ -35,13 +36,16 @@ def configure(app: Any) -> None:
     if settings().weights and not conf.task_queues:  # -Q still chooses among them
         names = tenant_queues(conf.task_default_queue, settings().weights)
         conf.task_queues = {name: {"exchange": name, "routing_key": name} for name in names}
+    conf.broker_connection_max_retries = None
     conf.worker_cancel_long_running_tasks_on_connection_loss = False
     conf.worker_enable_prefetch_count_reduction = False
     conf.result_backend_always_retry = True
     if conf.result_backend_max_retries == float("inf"):  # of a result that is too big there is no end
         conf.result_backend_max_retries = STORE_RETRIES
     conf.worker_consumer = "tasks.worker.consumer:Consumer"
+    app.amqp.Connection = program.Connection
     app.steps["worker"].add(EngineStep)
+    logging.getLogger("celery.app.trace").addFilter(program.figures_for_text)
     transport.install()
     ttl_ms = settings().stream_ttl_s * 1000
     transport.quarantine = lambda message, queue, reason: put_aside(app, message, queue, reason, None, ttl_ms)

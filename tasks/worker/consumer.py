@@ -8,12 +8,15 @@ is not the message's fault and goes its usual way.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import redis
+from celery.exceptions import CPendingDeprecationWarning
 from celery.utils.time import maybe_iso8601
 from celery.worker.consumer import Consumer as StockConsumer
+from celery.worker.state import maybe_shutdown
 
 from tasks.settings import settings
 from tasks.worker.quarantine import put_aside
@@ -21,9 +24,33 @@ from tasks.worker.quarantine import put_aside
 logger = logging.getLogger(__name__)
 
 
+CONNECTING_PAUSES_S = (1, 1, 5)
+"""Before the second try to connect, more before each one that follows, and at most."""
+
+
 class Consumer(StockConsumer):  # type: ignore[misc]
     def __init__(self, *args: Any, pool: Any = None, **kwargs: Any) -> None:
         super().__init__(*args, pool=pool, **kwargs)
+
+    def ensure_connected(self, conn: Any) -> Any:
+        """Wait for the broker for as long as it takes, with a line for each try."""
+        conf = self.app.conf
+        if not (conf.broker_connection_retry and conf.broker_connection_retry_on_startup):
+            return super().ensure_connected(conn)
+
+        def report(error: Exception, pause_s: float) -> None:
+            reason = str(error).rstrip(".")
+            logger.error("no connection to %s: %s; trying again in %.0f s", conn.as_uri(), reason, pause_s)
+
+        most = conf.broker_connection_max_retries
+        connected = conn.ensure_connection(report, most, *CONNECTING_PAUSES_S, callback=maybe_shutdown)
+        self.first_connection_attempt = False
+        return connected
+
+    def on_connection_error_after_connected(self, exc: Exception) -> None:
+        with warnings.catch_warnings():  # of a default that a later Celery will change
+            warnings.simplefilter("ignore", CPendingDeprecationWarning)
+            super().on_connection_error_after_connected(exc)
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], None]:
         handle = super().create_task_handler(*args, **kwargs)

@@ -49,7 +49,7 @@ def make_engine(settings: Settings) -> EngineLike:
     """Load, warm up and start the engine that the settings name."""
     module, _, name = settings.engine_factory.partition(":")
     if not name:
-        raise InvalidRequest("PETIOLE_ENGINE_FACTORY", "must be module:callable", settings.engine_factory)
+        raise InvalidRequest("engine_factory", "must be module:callable", settings.engine_factory)
     factory = getattr(import_module(module), name)
     engine: EngineLike = factory(EngineConfig(**settings.engine()))
     engine.start()

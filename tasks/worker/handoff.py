@@ -28,7 +28,7 @@ def hand_off(pool: EnginePool, drain_s: float) -> None:
         pool.intake.close()
         began = time.monotonic()
         if pool.engine.healthy and _busy(pool):
-            logger.info("finishing %d tasks, for %.0f s at most", len(pool.jobs), drain_s)
+            logger.info("finishing %s, for %.0f s at most", _tasks(len(pool.jobs)), drain_s)
             pool.mailbox.wait(lambda: not _busy(pool), drain_s, lambda: run_acknowledgements(pool.hub))
         pool.foreign.close()
         unfinished = list(pool.jobs.values())
@@ -40,8 +40,12 @@ def hand_off(pool: EnginePool, drain_s: float) -> None:
             lambda: run_acknowledgements(pool.hub),
         )
         if unfinished:
-            logger.info("gave %d tasks back after %.1f s", len(unfinished), time.monotonic() - began)
+            logger.info("gave %s back after %.1f s", _tasks(len(unfinished)), time.monotonic() - began)
         pool.close_threads()
+
+
+def _tasks(number: int) -> str:
+    return "1 task" if number == 1 else f"{number} tasks"
 
 
 def _busy(pool: EnginePool) -> bool:

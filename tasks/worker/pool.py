@@ -26,7 +26,7 @@ from gpu_worker.errors import InvalidRequest, ModelError
 from tasks import connections
 from tasks.definitions import GenerationTask
 from tasks.schemas import stream_keys
-from tasks.settings import Settings, settings
+from tasks.settings import PREFIX, Settings, settings
 from tasks.worker import handoff
 from tasks.worker.engines import EngineLike, make_engine
 from tasks.worker.foreign import ForeignTasks
@@ -39,6 +39,7 @@ from tasks.worker.quarantine import end_stream
 logger = logging.getLogger(__name__)
 
 COMPLETION_THREADS = 3
+EX_USAGE = 2
 EX_SOFTWARE = 70
 
 
@@ -87,7 +88,10 @@ class EnginePool(BasePool):  # type: ignore[misc]
     def _load(self) -> EngineLike:
         try:
             return make_engine(self.settings)
-        except (ModelError, InvalidRequest, ImportError, OSError) as error:
+        except InvalidRequest as error:
+            logger.critical("%s%s: %s, got %s", PREFIX, error.field.upper(), error.limit, error.value)
+            raise WorkerShutdown(EX_USAGE) from None
+        except (ModelError, ImportError, OSError) as error:
             logger.critical("the model cannot be served: %s", " ".join(str(error).split()))
             raise WorkerShutdown(EX_SOFTWARE) from None
 

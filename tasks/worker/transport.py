@@ -304,7 +304,11 @@ class LeasedChannel:
             except (*me.connection_errors, redis.ResponseError) as error:
                 logger.warning("messages could not be given back yet: %s", error)
                 orphans.append(self.ledger)
-        super().close()  # type: ignore[misc]
+        try:
+            super().close()  # type: ignore[misc]
+        except me.connection_errors:  # the queues of this connection alone cannot be deleted now
+            me.auto_delete_queues.clear()
+            super().close()  # type: ignore[misc]
 
     def own_client(self, timeout_s: float) -> redis.Redis:
         """A client like this channel's, with one connection that nobody else uses."""

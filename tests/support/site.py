@@ -95,7 +95,7 @@ class Worker:
         command = [sys.executable, "-m", "celery", "-A", "tasks", "worker", "-l", "INFO", "-n", self.node]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*command, "--without-gossip", "--without-mingle", *arguments],
+                [*command, *arguments],
                 cwd=REPOSITORY,
                 env=environment,
                 stdout=log,
@@ -177,7 +177,7 @@ class Site:
 
     # ------------------------------------------------------------ workers
 
-    def start_worker(self, *arguments: str, **environment: Any) -> Worker:
+    def start_worker(self, *arguments: str, gossip: bool = False, **environment: Any) -> Worker:
         paths = [str(REPOSITORY / "tests"), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
         full = {
             **os.environ,
@@ -187,12 +187,13 @@ class Site:
             "PYTHONUNBUFFERED": "1",
             "PYTHONWARNINGS": "ignore",
         }
-        worker = Worker(self.folder, f"w{len(self.workers)}", full, *arguments)
+        alone = () if gossip else ("--without-gossip", "--without-mingle")
+        worker = Worker(self.folder, f"w{len(self.workers)}", full, *alone, *arguments)
         self.workers.append(worker)
         return worker
 
-    def worker(self, *arguments: str, **environment: Any) -> Worker:
-        return self.start_worker(*arguments, **environment).ready()
+    def worker(self, *arguments: str, **options: Any) -> Worker:
+        return self.start_worker(*arguments, **options).ready()
 
     # ------------------------------------------------------------ tasks
 

@@ -1,0 +1,95 @@
+"""What a worker says in its log, and how it ends."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.site import Site, eventually
+
+from tasks.worker.program import Connection, figures_for_text
+from tasks.worker.results import Outcome, at_hand
+
+RESULT = {
+    "text": "a secret",
+    "token_ids": [1, 2],
+    "finish_reason": "stop",
+    "usage": {"prompt_tokens": 9, "cached_prompt_tokens": 8, "completion_tokens": 2},
+    "timing": {"queue_ms": 1.2, "prefill_ms": 3.0, "ttft_ms": 4.2, "total_ms": 15.0},
+}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with Site(tmp_path) as site:
+        yield site
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://localhost:6379/0", "redis://localhost:6379/0"),
+        ("redis://:secret@localhost:6379/0", "redis://:**@localhost:6379/0"),
+        ("redis://user:secret@localhost:6379/0", "redis://user:**@localhost:6379/0"),
+        ("redis+socket:///run/r.sock", "redis+socket:///run/r.sock"),
+    ],
+)
+def test_a_url_shows_a_password_only_where_there_is_one(url: str, shown: str) -> None:
+    assert Connection(url).as_uri() == shown
+
+
+def trace_record(name: str) -> logging.LogRecord:
+    facts = {"id": "t", "name": name, "return_value": "a secret", "runtime": 0.0}
+    form = "Task %(name)s[%(id)s] succeeded in %(runtime)ss: %(return_value)s"
+    return logging.LogRecord("celery.app.trace", logging.INFO, "", 0, form, (facts,), None)
+
+
+def test_a_generation_is_logged_with_its_figures_and_without_its_text() -> None:
+    record = trace_record("tasks.generate")
+    with at_hand("t", Outcome(RESULT)):
+        assert figures_for_text(record)
+    assert record.getMessage() == (
+        "Task tasks.generate[t] succeeded in 0.015s: "
+        "2 tokens (stop), TTFT 4 ms, waited 1 ms, prompt 9 tokens, 8 cached"
+    )
+
+
+def test_other_tasks_are_logged_as_they_were() -> None:
+    record = trace_record("mine.add")
+    assert figures_for_text(record)
+    assert record.getMessage().endswith("succeeded in 0.0s: a secret")
+
+
+@pytest.mark.e2e
+def test_a_redis_that_comes_back_leaves_a_line_for_each_try_and_no_traceback(site: Site) -> None:
+    worker = site.worker(gossip=True)
+    site.server.kill()
+    eventually(lambda: worker.output.count("trying again in") >= 2, "it has tried twice")
+    site.server.start()
+    eventually(lambda: worker.output.count("Connected to") == 2, "it is back")
+    assert site.get(site.generate(max_tokens=2))["finish_reason"] == "length"
+    assert "Traceback" not in worker.output
+    assert "Warning:" not in worker.output
+
+
+@pytest.mark.e2e
+def test_one_interrupt_is_a_warm_shutdown_that_succeeds(site: Site) -> None:
+    worker = site.worker()
+    result = site.generate("long", max_tokens=400)
+    site.streaming(result)
+    worker.signal(signal.SIGINT)
+    assert worker.ended() == 0
+    assert site.get(result)["usage"]["completion_tokens"] == 400
+    assert "finishing 1 task," in worker.output
+    assert f"[{result.id}] succeeded in " in worker.output
+
+
+@pytest.mark.e2e
+def test_a_setting_that_only_the_engine_can_refuse_is_one_line_and_status_2(site: Site) -> None:
+    worker = site.start_worker(PETIOLE_ENGINE_FACTORY="gpu_worker.engine:Engine", PETIOLE_PAGE_SIZE=7)
+    assert worker.ended() == 2
+    assert "PETIOLE_PAGE_SIZE: must be 1 with prefix_cache=radix, got 7" in worker.output
+    assert "Traceback" not in worker.output
