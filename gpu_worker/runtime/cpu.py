@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -16,30 +17,60 @@ from gpu_worker.runtime.kv import KVCache
 from gpu_worker.runtime.native.forward import native_decoder
 
 
+class ValueDecoder(Protocol):
+    """A decoder whose `n_values` is not 0: it decodes numbers beside each token (coordinates, sizes), and reads
+    those of the tokens that it is fed. Of a prompt's tokens they are 0."""
+
+    def embed_values(self, token_ids: Tensor, values: Tensor) -> Tensor:
+        """int64 [T], float32 [T, n_values] -> [T, hidden]."""
+        ...
+
+    def decode_values(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+        """Hidden states whose logits gave `token_ids`: [O, hidden], int [O] -> float32 [O, n_values]."""
+        ...
+
+
 class CpuExecutor:
     """Forward and logits of one decoder over one KV pool. See `runtime.Executor`.
 
-    Steps with adapters take the torch path: the compiled one knows none.
+    Models that decode values take the torch path: the compiled one knows none.
     """
 
-    def __init__(self, decoder: Decoder, cache: KVCache, bank: AdapterBank | None, pending: Tensor) -> None:
-        self._decoder, self._cache, self._bank, self._pending = decoder, cache, bank, pending
-        self._native = native_decoder(decoder, cache)
+    def __init__(
+        self, decoder: Decoder, cache: KVCache, bank: AdapterBank | None, pending: Tensor, pending_values: Tensor
+    ) -> None:
+        self._decoder, self._cache, self._bank = decoder, cache, bank
+        self._pending, self._pending_values = pending.numpy(), pending_values.numpy()
+        self._outputs = [torch.empty(0)] * 2
+        self._native = None if decoder.n_values else native_decoder(decoder, cache, bank)
 
     def forward(self, slot_id: int, inputs: StepInputs) -> Callable[[], Tensor]:
-        token_ids = torch.from_numpy(inputs.token_ids)
-        if len(inputs.pending_inputs):
-            rows = torch.from_numpy(inputs.rows[inputs.pending_inputs])
-            token_ids[torch.from_numpy(inputs.pending_inputs)] = self._pending[rows]
-        hidden = self._hidden(inputs, token_ids)
+        at = inputs.pending_inputs
+        inputs.token_ids[at] = self._pending[inputs.rows[at]]
+        hidden = self._hidden(inputs, torch.from_numpy(inputs.token_ids))
         outputs = hidden if inputs.samples_all else hidden[torch.from_numpy(inputs.output_inputs)]
+        self._outputs[slot_id] = outputs
         return lambda: self._logits(outputs)
+
+    def decode_values(self, slot_id: int, token_ids: Tensor) -> Tensor:
+        """float32 [O, n_values], beside the tokens that the slot's step has sampled."""
+        return cast(ValueDecoder, self._decoder).decode_values(self._outputs[slot_id], token_ids)
+
+    def _embed(self, inputs: StepInputs, token_ids: Tensor) -> Tensor:
+        if not self._decoder.n_values:
+            return self._decoder.embed(token_ids)
+        values, at = inputs.values, inputs.pending_inputs
+        if values is None:
+            values = np.zeros((len(token_ids), self._decoder.n_values), np.float32)
+        values[at] = self._pending_values[inputs.rows[at]]
+        return cast(ValueDecoder, self._decoder).embed_values(token_ids, torch.from_numpy(values))
 
     def _hidden(self, inputs: StepInputs, token_ids: Tensor) -> Tensor:
         rows, positions = torch.from_numpy(inputs.rows), torch.from_numpy(inputs.positions)
         adapted = self._bank is not None and bool(inputs.adapters.any())
-        if self._native is not None and not adapted:
-            return self._native.forward(self._native.embed(token_ids), positions, rows)
+        if self._native is not None:
+            adapters = np.repeat(inputs.adapters, inputs.lengths) if adapted else None
+            return self._native.forward(self._native.embed(token_ids), positions, rows, adapters)
         attention = PagedAttention(
             cache=self._cache,
             windows=self._decoder.config.windows,
@@ -52,7 +83,7 @@ class CpuExecutor:
         deltas = None
         if self._bank is not None and adapted:
             deltas = GroupedDeltas(self._bank, np.repeat(inputs.adapters, inputs.lengths))
-        return self._decoder.forward(self._decoder.embed(token_ids), Forward(positions, attention, deltas))
+        return self._decoder.forward(self._embed(inputs, token_ids), Forward(positions, attention, deltas))
 
     def _logits(self, hidden: Tensor) -> Tensor:
         if self._native is not None:

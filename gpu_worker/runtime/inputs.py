@@ -16,19 +16,20 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpu_worker.runtime.interface import PENDING, Int32Array, StepBatch, StepKind
+from gpu_worker.runtime.interface import PENDING, Float32Array, Int32Array, StepBatch, StepKind
 
 Int64Array = npt.NDArray[np.int64]
+
+_NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """rows, positions, token_ids: [T], PENDING where a token comes from its row's pending buffer; pending_inputs:
-    where that is; output_inputs: [O]; known_pending: [B'] rows and what to write to their pending buffers;
-    adapters: [B], the adapter slot of each sequence."""
+    where that is; output_inputs: [O]; known_pending: [B'] rows and what to write to their pending buffers, and
+    `pending_values` beside it; adapters: [B], the adapter slot of each sequence; values: as in `StepBatch`."""
 
     kind: StepKind
-
     rows: Int64Array
     positions: Int64Array
     token_ids: Int64Array
@@ -40,6 +41,8 @@ class StepInputs:
     starts: Int32Array
     lengths: Int32Array
     adapters: Int32Array
+    values: Float32Array | None = None
+    pending_values: Float32Array | None = None
 
     @property
     def samples_all(self) -> bool:
@@ -47,7 +50,9 @@ class StepInputs:
 
 
 def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:
-    """A copy: the batch's arrays are not looked at again."""
+    """`token_ids` is a copy: who runs the step writes the pending ones into it."""
+    if batch.kind == "decode":
+        return _lay_out_decode(batch, adapters)
     lengths, starts = batch.lengths, batch.starts
     first = np.cumsum(lengths) - lengths
     total = int(lengths.sum())
@@ -66,7 +71,28 @@ def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:
         known_pending_rows=batch.rows[known].astype(np.int64),
         known_pending=batch.pending[known].astype(np.int64),
         batch_rows=batch.rows.astype(np.int64),
-        starts=starts.copy(),
-        lengths=lengths.copy(),
+        starts=starts,
+        lengths=lengths,
+        adapters=adapters,
+        values=batch.values,
+        pending_values=None if batch.pending_values is None else batch.pending_values[known],
+    )
+
+
+def _lay_out_decode(batch: StepBatch, adapters: Int32Array) -> StepInputs:
+    """The same where each row has one position, one output and a pending input."""
+    rows, every = batch.rows.astype(np.int64), np.arange(batch.size)
+    return StepInputs(
+        kind=batch.kind,
+        rows=rows,
+        positions=batch.starts.astype(np.int64),
+        token_ids=batch.token_ids.astype(np.int64),
+        pending_inputs=every,
+        output_inputs=every,
+        known_pending_rows=_NONE,
+        known_pending=_NONE,
+        batch_rows=rows,
+        starts=batch.starts,
+        lengths=batch.lengths,
         adapters=adapters,
     )

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.request import SamplingParams
+from gpu_worker.runtime.device import upload
 from gpu_worker.runtime.interface import Int32Array, RowBinding, StepBatch
 from gpu_worker.runtime.noise import noise_keys
 from gpu_worker.runtime.sampling import NEG_INF, Choice, Penalties
@@ -33,17 +34,25 @@ _PARAMETERS = np.dtype(
         ("frequency", np.float32),
         ("seed", np.uint64),
         ("logprobs", np.int32),
-        ("penalized", np.bool_),
         ("biased", np.bool_),
-        ("adapter", np.int32),
     ],
     align=True,  # torch takes a field's array only if its stride is a multiple of its element
 )
 
 
+class Uses:
+    """Bits: which stages of sampling a row asks for. A step's are those of its outputs, ORed."""
+
+    DRAW, TOP_K, TOP_P, MIN_P, PENALTIES, BIAS, LOGPROBS = (1 << bit for bit in range(7))
+
+
+_NO_DRAFTS = np.empty(0, np.int64)
+_NO_PAIRS = np.empty((0, 2), np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """The outputs of one step, on the host. O outputs over B rows.
+    """The outputs of one step, on the host. O outputs over B rows; `uses`: what any of them asks for.
 
     rows, positions: int64 [O], the latter of the tokens to be drawn; drafts: int64 [O], the draft behind each
     output's own input, -1 for a row's last output; draft_pairs: (output, token) for each draft that precedes an
@@ -56,39 +65,35 @@ class OutputPlan:
     drafts: npt.NDArray[np.int64]
     draft_pairs: npt.NDArray[np.int64]
     verifies: bool
+    uses: int
 
     @property
     def n(self) -> int:
         return len(self.rows)
 
     @property
-    def penalized(self) -> bool:
-        return bool(self.parameters["penalized"].any())
-
-    @property
-    def biased(self) -> bool:
-        return bool(self.parameters["biased"].any())
-
-    @property
     def top_logprobs(self) -> int | None:
         """The largest k that an output asks for; None when none asks."""
-        most = int(self.parameters["logprobs"].max(initial=-1))
-        return most if most >= 0 else None
+        return int(self.parameters["logprobs"].max()) if self.uses & Uses.LOGPROBS else None
 
 
 class RowStates:
-    """All rows. Host methods run on the engine thread, device methods in stream order."""
+    """All rows. Host methods run on the engine thread, device methods in stream order.
 
-    def __init__(self, n_rows: int, vocab_size: int, device: torch.device) -> None:
+    The next inputs lie here: pending: int64 [rows], token ids; pending_values: float32 [rows, n_values], what the
+    model decoded beside them.
+    """
+
+    def __init__(self, n_rows: int, vocab_size: int, device: torch.device, n_values: int = 0) -> None:
         self._n_rows, self._vocab_size, self._device = n_rows, vocab_size, device
         self._parameters = np.zeros(n_rows, dtype=_PARAMETERS)
-        self._parameters["logprobs"] = -1
-        self._parameters["repetition"] = 1
-        self._parameters["top_p"] = 1
+        self._uses = np.zeros(n_rows, dtype=np.uint8)
+        self._adapters = np.zeros(n_rows, dtype=np.int32)
         self._seen: Tensor | None = None
         self._counts: Tensor | None = None
         self._bias: Tensor | None = None
         self.pending = torch.zeros(n_rows, dtype=torch.int64, device=device)
+        self.pending_values = torch.zeros((n_rows, n_values), dtype=torch.float32, device=device)
 
     # -- host
 
@@ -106,23 +111,28 @@ class RowStates:
                 s.frequency_penalty,
                 binding.seed & 0xFFFFFFFFFFFFFFFF,
                 -1 if s.logprobs is None else s.logprobs,
-                is_penalized(s),
                 is_biased(s),
-                binding.adapter_slot,
             )
+            self._uses[binding.row] = uses_of(s)
+            self._adapters[binding.row] = binding.adapter_slot
 
     def adapters(self, rows: Int32Array) -> Int32Array:
-        return self._parameters["adapter"][rows]
+        return self._adapters[rows]
 
     def plan_outputs(self, batch: StepBatch) -> OutputPlan:
-        rows = np.repeat(batch.rows, batch.outputs).astype(np.int64)
-        parameters = self._parameters[rows]
-        ends = batch.starts + batch.lengths
-        within = _ramp(batch.outputs)
-        positions = np.repeat(ends - batch.outputs + 1, batch.outputs).astype(np.int64) + within
-        verifies = bool((batch.outputs > 1).any())
-        drafts, pairs = _drafts(batch, within) if verifies else (np.empty(0, np.int64), np.empty((0, 2), np.int64))
-        return OutputPlan(rows, parameters, positions, drafts, pairs, verifies)
+        drafts, pairs, verifies = _NO_DRAFTS, _NO_PAIRS, False
+        if batch.kind == "decode":  # one output for each row
+            rows, positions = batch.rows.astype(np.int64), batch.starts + np.int64(1)
+        else:
+            rows = np.repeat(batch.rows, batch.outputs).astype(np.int64)
+            first = batch.starts + batch.lengths - batch.outputs + 1
+            within = _ramp(batch.outputs)
+            positions = np.repeat(first, batch.outputs).astype(np.int64) + within
+            verifies = bool((batch.outputs > 1).any())
+            if verifies:
+                drafts, pairs = _drafts(batch, within)
+        uses = int(np.bitwise_or.reduce(self._uses[rows]))
+        return OutputPlan(rows, self._parameters[rows], positions, drafts, pairs, verifies, uses)
 
     # -- device, in stream order
 
@@ -161,10 +171,11 @@ class RowStates:
             self._counts = torch.zeros(shape, dtype=torch.int32, device=self._device)
             self._seen = torch.zeros(shape, dtype=torch.bool, device=self._device)
         counts = np.bincount(binding.output_token_ids, minlength=self._vocab_size)[: self._vocab_size]
-        self._counts[binding.row] = torch.from_numpy(counts.astype(np.int32)).to(self._device)
-        prompt = torch.from_numpy(binding.prompt_token_ids.astype(np.int64)).to(self._device)
+        self._counts[binding.row] = upload(counts.astype(np.int32), self._device)
+        prompt = binding.prompt_token_ids.astype(np.int64)
+        known = prompt[(prompt >= 0) & (prompt < self._vocab_size)]
         self._seen[binding.row] = False
-        self._seen[binding.row, prompt[(prompt >= 0) & (prompt < self._vocab_size)]] = True
+        self._seen[binding.row].index_fill_(0, upload(known, self._device), True)
 
     def _set_bias(self, row: int, sampling: SamplingParams) -> None:
         if self._bias is None:
@@ -176,7 +187,29 @@ class RowStates:
         for token, value in sampling.logit_bias.items():
             dense[token] += value
         dense[np.asarray(sampling.banned_token_ids, dtype=np.int64)] = NEG_INF
-        self._bias[row] = torch.from_numpy(dense).to(self._device)
+        self._bias[row] = upload(dense, self._device)
+
+
+def write_rows(target: Tensor, rows: Tensor, values: Tensor) -> None:
+    """target[rows] = values. For the few rows of a step numpy is ten times as fast on a CPU."""
+    if target.device.type == "cpu":
+        target.numpy()[rows.numpy()] = values.numpy()
+    else:
+        target[rows] = values
+
+
+def uses_of(s: SamplingParams) -> int:
+    """A greedy row has no use for filters."""
+    drawn = s.temperature > 0
+    return (
+        Uses.DRAW * drawn
+        | Uses.TOP_K * (drawn and s.top_k > 0)
+        | Uses.TOP_P * (drawn and s.top_p < 1)
+        | Uses.MIN_P * (drawn and s.min_p > 0)
+        | Uses.PENALTIES * is_penalized(s)
+        | Uses.BIAS * is_biased(s)
+        | Uses.LOGPROBS * (s.logprobs is not None)
+    )
 
 
 def is_penalized(s: SamplingParams) -> bool:
@@ -189,18 +222,18 @@ def is_biased(s: SamplingParams) -> bool:
 
 def choice_of(plan: OutputPlan, upload: Callable[[npt.NDArray[Any]], Tensor]) -> Choice | None:
     """The step's `Choice` on the device, to be made in stream order; None when all is greedy."""
-    p = plan.parameters
-    drawn, top_k = p["temperature"] > 0, p["top_k"]
-    if not drawn.any():
+    p, uses = plan.parameters, plan.uses
+    if not uses & Uses.DRAW:
         return None
+    top_k = p["top_k"]
     return Choice(
         temperature=upload(p["temperature"]),
         keys=upload(noise_keys(p["seed"], plan.positions)),
-        top_k=upload(top_k) if (top_k > 0).any() else None,
-        top_p=upload(p["top_p"]) if (p["top_p"] < 1).any() else None,
-        min_p=upload(p["min_p"]) if (p["min_p"] > 0).any() else None,
-        every_top_k=bool((top_k[drawn] > 0).all()),
-        max_top_k=int(top_k.max()),
+        top_k=upload(top_k) if uses & Uses.TOP_K else None,
+        top_p=upload(p["top_p"]) if uses & Uses.TOP_P else None,
+        min_p=upload(p["min_p"]) if uses & Uses.MIN_P else None,
+        every_top_k=bool(uses & Uses.TOP_K) and bool((top_k[p["temperature"] > 0] > 0).all()),
+        max_top_k=int(top_k.max()) if uses & Uses.TOP_K else 0,
     )
 
 

@@ -7,7 +7,7 @@ arrays only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,13 +34,13 @@ from gpu_worker.models.registry import architecture
 from gpu_worker.runtime.attention.flashinfer import FlashInferKernels
 from gpu_worker.runtime.cpu import CpuExecutor
 from gpu_worker.runtime.cuda import CudaExecutor, require_flashinfer, working_bytes
-from gpu_worker.runtime.device import CudaStream, Device, open_device
+from gpu_worker.runtime.device import CudaStream, Device, open_device, upload
 from gpu_worker.runtime.graphs import cuda_capture
 from gpu_worker.runtime.inputs import StepInputs, lay_out
 from gpu_worker.runtime.interface import ModelLimits, PageUpdates, StepBatch, TokenMask, Transfer
 from gpu_worker.runtime.kv import KVCache, decide_n_pages, free_bytes, last_writes, new_kv_cache
-from gpu_worker.runtime.rows import OutputPlan, RowStates, choice_of
-from gpu_worker.runtime.sampling import apply_bits, apply_penalties, choose, count_accepted, logprobs
+from gpu_worker.runtime.outputs import OutputSampler
+from gpu_worker.runtime.rows import OutputPlan, RowStates, write_rows
 from gpu_worker.runtime.slots import DecodeSlot, check_shared_stream
 from gpu_worker.runtime.transfer import RenderBuffer
 
@@ -59,14 +59,12 @@ class Executor(Protocol):
 
 @dataclass(slots=True)
 class Staging:
-    """What one slot holds for the step it belongs to. token_ids: int32 [max outputs]; accepted: int32 [rows].
+    """What one slot holds for the step it belongs to.
 
-    `sources` keeps alive what the copy stream reads until the slot is used again.
+    `sources`: what sampling gave, on the device. The copy stream reads it: it lives until the slot is used again.
     """
 
-    token_ids: Tensor
-    accepted: Tensor
-    sources: Mapping[str, Tensor] = field(default_factory=dict)
+    sources: dict[str, Tensor] = field(default_factory=dict)
     logits: Callable[[], Tensor] | None = None
     plan: OutputPlan | None = None
 
@@ -126,7 +124,8 @@ class ModelRuntime:
             if config.lora_slots
             else None
         )
-        self._states = RowStates(self._n_rows, model.vocab_size, device)
+        self._states = RowStates(self._n_rows, model.vocab_size, device, self._decoder.n_values)
+        self._sampler = OutputSampler(self._states, self._up)
         self._slots = tuple(self._new_slot(slot_id) for slot_id in range(N_SLOTS))
         check_shared_stream(self._slots)
         n_pages = decide_n_pages(
@@ -156,22 +155,21 @@ class ModelRuntime:
     def _new_executor(self) -> Executor:
         parts = (self._decoder, self._cache, self._bank, self._states.pending)
         if not isinstance(self._stream, CudaStream):
-            return CpuExecutor(*parts)
+            return CpuExecutor(*parts, self._states.pending_values)
+        if self._decoder.n_values:
+            raise ModelError(f"{self._identity[0]} decodes values beside its tokens: served on the CPU only")
         with torch.inference_mode():
             return CudaExecutor(*parts, self.config, self._device, self._stream, cuda_capture(self._stream))
 
     def _new_slot(self, slot_id: int) -> DecodeSlot[Staging]:
         """One staging serves every kind of step: a slot belongs to one step at a time."""
-        n_outputs = self._n_rows * (1 + self.config.speculative_tokens)
-        staging = Staging(
-            token_ids=torch.zeros(n_outputs, dtype=torch.int32, device=self._torch_device),
-            accepted=torch.zeros(self._n_rows, dtype=torch.int32, device=self._torch_device),
-        )
+        n_outputs, n_values = self._n_rows * (1 + self.config.speculative_tokens), self._decoder.n_values
         host = {
             "token_ids": self._device.host_buffer((n_outputs,), torch.int32),
             "accepted": self._device.host_buffer((self._n_rows,), torch.int32),
+            "values": self._device.host_buffer((n_outputs, n_values), torch.float32),
         }
-        return DecodeSlot(slot_id, self._stream, RenderBuffer(host, self._copy_stream), staging)
+        return DecodeSlot(slot_id, self._stream, RenderBuffer(host, self._copy_stream), Staging())
 
     @property
     def limits(self) -> ModelLimits:
@@ -186,6 +184,7 @@ class ModelRuntime:
             max_batch_size=self._n_rows,
             eos_token_ids=ends,
             n_values=self._decoder.n_values,
+            device=self._device.kind,
         )
 
     # -- steps
@@ -201,7 +200,10 @@ class ModelRuntime:
             self._update_pages(batch.pages)
             staging.logits = self._executor.forward(slot_id, inputs)
             if len(inputs.known_pending):
-                self._states.pending[self._up(inputs.known_pending_rows)] = self._up(inputs.known_pending)
+                rows = self._up(inputs.known_pending_rows)
+                write_rows(self._states.pending, rows, self._up(inputs.known_pending))
+                if inputs.pending_values is not None:
+                    write_rows(self._states.pending_values, rows, self._up(inputs.pending_values))
 
         self._enqueue(forward, batch.kind)
 
@@ -210,19 +212,27 @@ class ModelRuntime:
         staging, render = slot.staging, slot.render
         plan = staging.plan
         assert plan is not None, "launch_forward comes first"
-        sources: dict[str, Tensor] = {"token_ids": staging.token_ids, "accepted": staging.accepted}
-        lengths = {"token_ids": plan.n, "accepted": batch.size}
-        k = plan.top_logprobs
-        if k is not None:
-            render = render.extended(self._add_logprobs(plan.n, k, sources))
+        staging.sources = sources = {}
+        lengths = {"token_ids": plan.n}
+        known = {} if plan.verifies else {"accepted": batch.outputs}
+        if plan.verifies:
+            lengths["accepted"] = batch.size
+        if self._decoder.n_values:
+            lengths["values"] = plan.n
+        if plan.top_logprobs is not None:
+            render = render.extended(self._logprobs_on_host(plan.n, plan.top_logprobs))
             lengths |= dict.fromkeys(("logprobs", "top_ids", "top_logprobs"), plan.n)
-        staging.sources = sources
 
         def sample() -> None:
-            self._sample(staging, plan, batch, mask)
+            assert staging.logits is not None
+            if plan.n:
+                sources.update(self._sampler.sample(plan, batch, staging.logits(), mask))
+                if "values" in lengths:
+                    sources["values"] = self._decode_values(slot_id, plan, sources["token_ids"])
 
         self._enqueue(sample, "sample")
-        return render.start_transfer(self._stream.record(), sources, lengths)
+        ready = None if self._copy_stream is self._stream else self._stream.record()
+        return render.start_transfer(ready, sources, lengths, known)
 
     def _enqueue(self, task: Callable[[], None], label: str) -> None:
         def run() -> None:
@@ -232,85 +242,29 @@ class ModelRuntime:
         self._stream.enqueue(run, label)
 
     def _update_pages(self, updates: PageUpdates) -> None:
-        if len(updates.rows):
+        table = self._cache.table
+        if table.device.type == "cpu":
+            table.numpy()[updates.rows, updates.columns] = updates.pages
+        elif len(updates.rows):
             rows, columns, pages = (self._up(array) for array in last_writes(updates))
-            self._cache.table[rows.long(), columns.long()] = pages
+            table[rows.long(), columns.long()] = pages
 
-    def _sample(
-        self,
-        staging: Staging,
-        plan: OutputPlan,
-        batch: StepBatch,
-        mask: TokenMask | None,
-    ) -> None:
-        assert staging.logits is not None
-        staging.accepted[: batch.size] = self._up(np.minimum(batch.outputs, 1))
-        if plan.n == 0:
-            return
-        logits = staging.logits()
-        rows = self._up(plan.rows)
-        logits = self._adjust(logits, rows, plan, mask)
-        token_ids = choose(logits, choice_of(plan, self._up))
-        targets = staging.sources
-        staging.token_ids[: plan.n] = token_ids
-        if "logprobs" in targets:
-            chosen, ids, top = logprobs(logits, token_ids, targets["top_ids"].shape[1])
-            targets["logprobs"].copy_(chosen)
-            targets["top_ids"].copy_(ids)
-            targets["top_logprobs"].copy_(top)
-        self._take(staging, plan, batch, rows, token_ids)
+    def _decode_values(self, slot_id: int, plan: OutputPlan, token_ids: Tensor) -> Tensor:
+        """float32 [O, n_values], which the rows' next forward embeds."""
+        assert isinstance(self._executor, CpuExecutor)
+        values = self._executor.decode_values(slot_id, token_ids)
+        write_rows(self._states.pending_values, self._up(plan.rows), values)
+        return values
 
-    def _adjust(self, logits: Tensor, rows: Tensor, plan: OutputPlan, mask: TokenMask | None) -> Tensor:
-        p = plan.parameters
-        if plan.biased:
-            logits = logits + self._states.bias(rows, self._up(p["biased"]))
-        if plan.penalized:
-            numbers = self._up(np.stack([p["repetition"], p["presence"], p["frequency"]]))
-            pairs = self._up(plan.draft_pairs) if plan.verifies else None
-            logits = apply_penalties(logits, self._states.penalties(rows, numbers, pairs))
-        if mask is not None and len(mask.outputs):
-            logits = apply_bits(logits, self._up(mask.outputs).long(), self._up(mask.bits))
-        return logits
-
-    def _take(self, staging: Staging, plan: OutputPlan, batch: StepBatch, rows: Tensor, token_ids: Tensor) -> None:
-        """Write the next inputs, count the tokens, and for a verify find out how many of them hold."""
-        if not plan.verifies:
-            self._states.pending[rows] = token_ids
-            if plan.penalized:
-                self._states.count(rows, token_ids, None)
-            return
-        outputs = self._up(batch.outputs).long()
-        width = int(batch.outputs.max())
-        owner = np.repeat(np.arange(batch.size), batch.outputs)
-        first = np.cumsum(batch.outputs) - batch.outputs
-        within = np.arange(plan.n) - first[owner]
-        accepted = count_accepted(
-            token_ids, self._up(plan.drafts), self._up(owner * width + within), width, outputs
-        )
-        staging.accepted[: batch.size] = accepted
-        sampled = self._up(np.flatnonzero(batch.outputs))
-        last = (self._up(first.astype(np.int64)) + accepted - 1)[sampled]
-        self._states.pending[self._up(batch.rows).long()[sampled]] = token_ids[last]
-        if plan.penalized:
-            self._states.count(rows, token_ids, self._up(within) < accepted[self._up(owner)])
-
-    def _add_logprobs(self, n: int, k: int, sources: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Room for log-probabilities on the device, into `sources`, and on the host, returned."""
-        host = {}
-        for name, shape, dtype in (
-            ("logprobs", (n,), torch.float32),
-            ("top_ids", (n, k), torch.int32),
-            ("top_logprobs", (n, k), torch.float32),
-        ):
-            sources[name] = torch.empty(shape, dtype=dtype, device=self._torch_device)
-            host[name] = self._device.host_buffer(shape, dtype)
-        return host
+    def _logprobs_on_host(self, n: int, k: int) -> dict[str, Tensor]:
+        return {
+            "logprobs": self._device.host_buffer((n,), torch.float32),
+            "top_ids": self._device.host_buffer((n, k), torch.int32),
+            "top_logprobs": self._device.host_buffer((n, k), torch.float32),
+        }
 
     def _up(self, array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-        if self._torch_device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self._torch_device, non_blocking=True)
+        return upload(array, self._torch_device)
 
     # -- the rest of the protocol
 

@@ -22,6 +22,8 @@ import numpy.typing as npt
 from gpu_worker.runtime.device import Event, Stream
 from gpu_worker.runtime.interface import StepOutput
 
+_NOTHING: Mapping[str, npt.NDArray[Any]] = {}
+
 
 class HostArray(Protocol):
     """A numpy array, or a host tensor of torch."""
@@ -66,29 +68,37 @@ class RenderBuffer:
         return RenderBuffer({**self._host, **host}, self._copy_stream)
 
     def start_transfer(
-        self, ready: Event, sources: Mapping[str, HostArray], lengths: Mapping[str, int]
+        self,
+        ready: Event | None,
+        sources: Mapping[str, HostArray],
+        lengths: Mapping[str, int],
+        known: Mapping[str, npt.NDArray[Any]] = _NOTHING,
     ) -> TransferHandle:
-        """Copy the first `lengths[name]` rows of each of `sources` once `ready` has completed."""
-        names = [name for name in sources if name in lengths]
+        """Copy the first `lengths[name]` rows of each of `sources` once `ready` has completed. `ready` None: the
+        copy stream is the stream that computes them. They may still be missing in `sources`; what has no rows may
+        be so for good. `known`: what the host knows without a copy."""
 
         def copy() -> None:
-            for name in names:
-                _copy(self._host[name], sources[name], lengths[name])
+            for name, n in lengths.items():
+                if n:
+                    _copy(self._host[name], sources[name], n)
 
-        self._copy_stream.wait_event(ready)
+        if ready is not None:
+            self._copy_stream.wait_event(ready)
         self._copy_stream.enqueue(copy, "copy")
-        return TransferHandle(self._copy_stream.record(), lambda: self._collect(names, lengths))
+        return TransferHandle(self._copy_stream.record(), lambda: self._collect(lengths, known))
 
-    def _collect(self, names: list[str], lengths: Mapping[str, int]) -> StepOutput:
-        views: dict[str, Any] = {name: _numpy(self._host[name])[: lengths[name]] for name in names}
-        return StepOutput(**views)
+    def _collect(self, lengths: Mapping[str, int], known: Mapping[str, npt.NDArray[Any]]) -> StepOutput:
+        return StepOutput(**known, **{name: _numpy(self._host[name])[:n] for name, n in lengths.items()})
 
 
-def _copy(target: HostArray, source: HostArray, n: int) -> None:
+def _copy(target: HostArray, source: Any, n: int) -> None:
     if isinstance(target, np.ndarray):
         target[:n] = source[:n]
+    elif source.device.type == "cpu":
+        target.numpy()[:n] = source.numpy()  # type: ignore[attr-defined]
     else:
-        target[:n].copy_(source[:n], non_blocking=True)
+        target[:n].copy_(source, non_blocking=True)
 
 
 def _numpy(array: Any) -> npt.NDArray[Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -58,38 +59,33 @@ class StepPayload:
 def make_batch(plan: StepPlan, starts: Int32Array, rows: Int32Array, table: PageTable) -> StepBatch:
     """Freeze a plan. `starts`: int32 [B], where each sequence's operation begins; its pages are reserved."""
     n = len(plan.sequences)
-    lengths = np.ones(n, np.int32) if plan.lengths is None else np.array(plan.lengths, np.int32)
-    pending = np.full(n, PENDING, np.int32)
-    bindings: list[RowBinding] = []
+    if plan.lengths is None:
+        ones, pending = _constant(n, 1), _constant(n, PENDING)
+        pages = page_updates(table, rows, starts, ones, _constant(0, 0))
+        return StepBatch("decode", rows, starts, ones, pending, ones, pending, [], pages)
+    lengths = np.array(plan.lengths, np.int32)
     if plan.kind == "prefill":
-        token_ids, outputs = _prefill_inputs(plan, starts, lengths, pending)
-        bindings = [_binding(seq) for seq in plan.sequences if not seq.bound]
-    elif plan.kind == "verify":
-        assert plan.drafts is not None
-        token_ids = np.array([t for drafts in plan.drafts for t in (PENDING, *drafts)], np.int32)
-        outputs = lengths
-    else:
-        token_ids, outputs = pending, lengths
-    bound_rows = np.array([binding.row for binding in bindings], np.int32)
-    return StepBatch(
-        kind=plan.kind,
-        rows=rows,
-        starts=starts,
-        lengths=lengths,
-        token_ids=token_ids,
-        outputs=outputs,
-        pending=pending,
-        bindings=bindings,
-        pages=page_updates(table, rows, starts, lengths, bound_rows),
-        **_known_values(plan, starts, lengths),
-    )
+        return _prefill_batch(plan, starts, lengths, rows, table)
+    assert plan.drafts is not None
+    token_ids = np.array([t for drafts in plan.drafts for t in (PENDING, *drafts)], np.int32)
+    pages = page_updates(table, rows, starts, lengths, _constant(0, 0))
+    return StepBatch("verify", rows, starts, lengths, token_ids, lengths, _constant(n, PENDING), [], pages)
 
 
-def _prefill_inputs(
-    plan: StepPlan, starts: Int32Array, lengths: Int32Array, pending: Int32Array
-) -> tuple[Int32Array, Int32Array]:
+@lru_cache(maxsize=1024)
+def _constant(n: int, value: int) -> Int32Array:
+    """Shared by every step of its size, hence read-only."""
+    array = np.full(n, value, np.int32)
+    array.setflags(write=False)
+    return array
+
+
+def _prefill_batch(
+    plan: StepPlan, starts: Int32Array, lengths: Int32Array, rows: Int32Array, table: PageTable
+) -> StepBatch:
     """Chunks of known tokens; a final chunk samples, unless it recomputes: then the known tail comes next."""
     outputs = np.zeros(len(plan.sequences), np.int32)
+    pending = np.full(len(plan.sequences), PENDING, np.int32)
     chunks = []
     for i, seq in enumerate(plan.sequences):
         end = int(starts[i]) + int(lengths[i])
@@ -99,13 +95,26 @@ def _prefill_inputs(
                 pending[i] = seq.last_token
             else:
                 outputs[i] = 1
-    return np.concatenate(chunks), outputs
+    bindings = [_binding(seq) for seq in plan.sequences if not seq.bound]
+    bound_rows = np.array([binding.row for binding in bindings], np.int32)
+    return StepBatch(
+        kind="prefill",
+        rows=rows,
+        starts=starts,
+        lengths=lengths,
+        token_ids=np.concatenate(chunks),
+        outputs=outputs,
+        pending=pending,
+        bindings=bindings,
+        pages=page_updates(table, rows, starts, lengths, bound_rows),
+        **_known_values(plan, starts, lengths),
+    )
 
 
 def _known_values(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> dict[str, Float32Array]:
     """What was decoded beside the tokens that a recompute feeds in again; zeros for a prompt's."""
     n_values = next((len(seq.values[0]) for seq in plan.sequences if seq.values), 0)
-    if plan.kind != "prefill" or not n_values:
+    if not n_values:
         return {}
     values = np.zeros((int(lengths.sum()), n_values), np.float32)
     pending = np.zeros((len(plan.sequences), n_values), np.float32)
@@ -137,7 +146,7 @@ def page_updates(
 ) -> PageUpdates:
     """The table entries that this step is the first to need."""
     size = table.page_size
-    if size == 1 and not len(bound_rows) and len(rows) == int(lengths.sum()):  # decode on pages of one token
+    if size == 1 and lengths is _constant(len(rows), 1):  # decode on pages of one token
         return PageUpdates(rows, starts, table.matrix[rows, starts])
     first = -(-starts // size)
     if len(bound_rows):

@@ -1,0 +1,78 @@
+"""From the logits of a step to its tokens: what they are, what the next step reads, what the host gets.
+
+Everything here runs in stream order. `RowStates` keeps what outlives a step; `sampling` has the arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from gpu_worker.runtime.interface import StepBatch, TokenMask
+from gpu_worker.runtime.rows import OutputPlan, RowStates, Uses, choice_of, write_rows
+from gpu_worker.runtime.sampling import apply_bits, apply_penalties, choose, count_accepted, logprobs
+
+Upload = Callable[[npt.NDArray[Any]], Tensor]
+
+
+class OutputSampler:
+    """Samples steps. `upload` brings an array to the device in stream order."""
+
+    def __init__(self, states: RowStates, upload: Upload) -> None:
+        self._states, self._up = states, upload
+
+    def sample(
+        self, plan: OutputPlan, batch: StepBatch, logits: Tensor, mask: TokenMask | None
+    ) -> dict[str, Tensor]:
+        """What goes to the host, by the names of `StepOutput`; `accepted` only where the host cannot know it.
+
+        logits: float32 [O, vocab]. Writes the rows' next inputs and counts the tokens.
+        """
+        rows = self._up(plan.rows)
+        logits = self._adjust(logits, rows, plan, mask)
+        token_ids = choose(logits, choice_of(plan, self._up))
+        outputs = {"token_ids": token_ids.int()}
+        k = plan.top_logprobs
+        if k is not None:
+            chosen, ids, top = logprobs(logits, token_ids, k)
+            outputs |= {"logprobs": chosen, "top_ids": ids.int(), "top_logprobs": top}
+        if plan.verifies:
+            outputs["accepted"] = self._verify(plan, batch, rows, token_ids).int()
+            return outputs
+        write_rows(self._states.pending, rows, token_ids)
+        if plan.uses & Uses.PENALTIES:
+            self._states.count(rows, token_ids, None)
+        return outputs
+
+    def _adjust(self, logits: Tensor, rows: Tensor, plan: OutputPlan, mask: TokenMask | None) -> Tensor:
+        p = plan.parameters
+        if plan.uses & Uses.BIAS:
+            logits = logits + self._states.bias(rows, self._up(p["biased"]))
+        if plan.uses & Uses.PENALTIES:
+            numbers = self._up(np.stack([p["repetition"], p["presence"], p["frequency"]]))
+            pairs = self._up(plan.draft_pairs) if plan.verifies else None
+            logits = apply_penalties(logits, self._states.penalties(rows, numbers, pairs))
+        if mask is not None and len(mask.outputs):
+            logits = apply_bits(logits, self._up(mask.outputs).long(), self._up(mask.bits))
+        return logits
+
+    def _verify(self, plan: OutputPlan, batch: StepBatch, rows: Tensor, token_ids: Tensor) -> Tensor:
+        """int64 [B]: how many outputs of each row hold. The last of those is the row's next input."""
+        outputs = self._up(batch.outputs).long()
+        width = int(batch.outputs.max())
+        owner = np.repeat(np.arange(batch.size), batch.outputs)
+        first = np.cumsum(batch.outputs) - batch.outputs
+        within = np.arange(plan.n) - first[owner]
+        accepted = count_accepted(
+            token_ids, self._up(plan.drafts), self._up(owner * width + within), width, outputs
+        )
+        sampled = self._up(np.flatnonzero(batch.outputs))
+        last = (self._up(first.astype(np.int64)) + accepted - 1)[sampled]
+        self._states.pending[self._up(batch.rows).long()[sampled]] = token_ids[last]
+        if plan.uses & Uses.PENALTIES:
+            self._states.count(rows, token_ids, self._up(within) < accepted[self._up(owner)])
+        return accepted
