@@ -18,6 +18,7 @@ WORKLOADS: dict[str, str] = {
     "scheduler": "the scheduler over a runtime that computes nothing",
     "overlap": "pipelined against blocking, with a model that sleeps",
     "models": "decode and prefill on the CPU against transformers and llama.cpp",
+    "batching": "a whole load at once, against transformers' generate and its continuous batching",
     "engine": "the engine driven directly: batches, arrivals, prefixes, chat, constraints, speculation",
     "transport": "the Redis transport against kombu's own",
     "celery_noop": "one-token generations against Celery's no-op task",

@@ -75,12 +75,17 @@ class NotFiniteError(ValueError):
     """A figure that is no number: its samples are missing, or something was divided by nothing."""
 
 
+class NotAvailableError(RuntimeError):
+    """A peer that this machine does not have, and why."""
+
+
 @dataclass
 class Report:
-    """The results of one run, with all that is needed to repeat it."""
+    """The results of one run, with all that is needed to repeat it. `absent`: peers it lacked, and why."""
 
     title: str
     results: list[Measurement] = field(default_factory=list)
+    absent: dict[str, str] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 
     def add(self, name: str, value: float, unit: str, **more: Any) -> Measurement:
@@ -99,12 +104,15 @@ class Report:
             "commit": commit(),
             "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
             "results": [result.as_json() for result in self.results],
+            "absent": self.absent,
             **self.extra,
         }
 
     def finish(self, json_path: str | None) -> None:
         """Print the table and, when asked, write the JSON."""
         print(f"\n{self.title}\n{table(self.results)}")
+        for peer, why in self.absent.items():
+            print(f"{peer}: {why}")
         if json_path:
             Path(json_path).parent.mkdir(parents=True, exist_ok=True)
             Path(json_path).write_text(json.dumps(self.as_json(), indent=1, allow_nan=False) + "\n")

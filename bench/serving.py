@@ -11,18 +11,18 @@ import asyncio
 import itertools
 import os
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench import load
 from bench.checkpoints import QWEN3_06B, SMALL, TINY, Shape, checkpoint
+from bench.peers import workers
 from bench.report import Report, arguments, compare, percentile, progress
 
 PATIENCE_S = 600.0
@@ -196,43 +196,9 @@ def through_broker(report: Report, case: Case, client: str, threads: int) -> See
     return last
 
 
-# ---------------------------------------------------------------- against a plain worker
+# ---------------------------------------------------------------- against workers as people write them
 
-
-@contextmanager
-def plain_worker(model: str, shape: Shape, threads: int) -> Iterator[Any]:
-    """bench/peers/plain_celery.py on the same Redis; its task, ready to be called."""
-    from gpu_worker.models.loading import resolve_model
-    from tasks import embedded
-
-    url = f"redis+socket://{embedded.socket_path()}?virtual_host=5"
-    environment = {
-        **os.environ,
-        "PLAIN_BROKER": url,
-        "PLAIN_MODEL": str(resolve_model(model)),
-        "PLAIN_DTYPE": shape.dtype,
-        "PLAIN_THREADS": str(threads),
-        "PYTHONPATH": os.pathsep.join(filter(None, [_repository(), os.environ.get("PYTHONPATH")])),
-    }
-    os.environ["PLAIN_BROKER"] = url
-    from bench.peers import plain_celery
-
-    command = [sys.executable, "-m", "celery", "-A", "bench.peers.plain_celery", "worker", "--concurrency", "1"]
-    process = subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        task = plain_celery.generate
-        task.delay([1, 2, 3], 2).get(timeout=300)
-        yield task
-    finally:
-        process.terminate()
-        process.wait()
-        plain_celery.app.close()
-
-
-def _repository() -> str:
-    return str(Path(__file__).resolve().parents[1])
+PEERS = {"a plain worker": workers.plain, "a worker that calls a model server": workers.server}
 
 
 def all_at_once(submit: Callable[[dict[str, Any]], Any], case: Case) -> tuple[float, list[float]]:
@@ -246,7 +212,8 @@ def all_at_once(submit: Callable[[dict[str, Any]], Any], case: Case) -> tuple[fl
     return completions[-1], completions
 
 
-def against_plain(report: Report, case: Case, threads: int) -> None:
+def against_others(report: Report, case: Case, threads: int) -> None:
+    """The target is for the Qwen3-0.6B shape and the plain worker; a smaller shape flatters us."""
     from tasks import generate
 
     total = case.n * case.output
@@ -255,61 +222,64 @@ def against_plain(report: Report, case: Case, threads: int) -> None:
             small = Case(case.shape, 2, 8, 4, 2, 1)
             all_at_once(lambda request: generate.delay(**request), small)
             ours = [all_at_once(lambda request: generate.delay(**request), case) for _ in range(case.rounds)]
-        with plain_worker(model, case.shape, threads) as plain:
-            seconds, each = all_at_once(
-                lambda request: plain.delay(request["prompt"], request["max_tokens"]), case
+        ours_s, ours_each = min(ours)
+        for peer, start in PEERS.items():
+            with start(model, case.shape, threads) as plain:
+                seconds, each = all_at_once(partial(ask, plain), case)
+            judged = case.shape is QWEN3_06B and peer == "a plain worker"
+            name = (
+                f"{case.shape.name}, {case.n} tasks at once, {case.prompt} in, {case.output} out, against {peer}"
             )
-    ours_s, ours_each = min(ours)
-    judged = case.shape is QWEN3_06B  # the target is for this shape; a smaller one flatters us
-    name = (
-        f"{case.shape.name}, {case.n} tasks at once, {case.prompt} in, {case.output} out, against a plain worker"
-    )
-    report.add(
-        f"{name}: tokens a second",
-        total / ours_s,
-        "tokens/s",
-        peer=total / seconds,
-        target=PLAIN_RATE if judged else None,
-    )
-    report.add(
-        f"{name}: median completion time",
-        statistics.median(ours_each),
-        "s",
-        peer=statistics.median(each),
-        target=1 / PLAIN_RATE if judged else None,
-        better="lower",
-        samples=ours_each,
-    )
+            report.add(
+                f"{name}: tokens a second",
+                total / ours_s,
+                "tokens/s",
+                peer=total / seconds,
+                target=PLAIN_RATE if judged else None,
+            )
+            report.add(
+                f"{name}: median completion time",
+                statistics.median(ours_each),
+                "s",
+                peer=statistics.median(each),
+                target=1 / PLAIN_RATE if judged else None,
+                better="lower",
+                samples=ours_each,
+            )
+
+
+def ask(task: Any, request: dict[str, Any]) -> Any:
+    return task.delay(request["prompt"], request["max_tokens"])
 
 
 # ---------------------------------------------------------------- the workload
 
 
-def cases(quick: bool, large: bool) -> list[Case]:
-    if quick:
-        return [Case(TINY, 4, 16, 8, 4, 1)]
-    chosen = [Case(TINY, 192, 32, 96, 64, 3, target=0.6), Case(SMALL, 64, 32, 48, 32, 2)]
-    return [*chosen, Case(QWEN3_06B, 16, 32, 24, 16, 2, target=0.9)] if large else chosen
+BROKER = {
+    "small": [Case(TINY, 192, 32, 96, 64, 3, target=0.6), Case(SMALL, 64, 32, 48, 32, 2)],
+    "large": [Case(QWEN3_06B, 16, 32, 24, 16, 3, target=0.9)],
+}
+OTHERS = {"small": Case(SMALL, 32, 64, 48, 32, 1), "large": Case(QWEN3_06B, 32, 32, 24, 32, 2)}
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--threads", type=int, default=0, help="of each engine; 0: torch decides")
     parser.add_argument("--client", choices=list(CLIENTS), default="asyncio", help="how the streams are read")
-    parser.add_argument("--no-large", action="store_true", help="leave out the Qwen3-0.6B shape")
-    parser.add_argument("--no-plain", action="store_true", help="leave out the plain Celery worker")
+    parser.add_argument("--only", choices=list(BROKER), help="the small shapes, or the Qwen3-0.6B shape")
+    parser.add_argument("--no-others", action="store_true", help="leave out the plain Celery workers")
     options = parser.parse_args(argv)
-    large = not options.no_large and not options.quick
+    chosen = [options.only] if options.only else list(BROKER)
+    brokered, beside = [case for key in chosen for case in BROKER[key]], [OTHERS[key] for key in chosen]
+    if options.quick:
+        brokered, beside = [Case(TINY, 4, 16, 8, 4, 1)], [Case(TINY, 2, 16, 4, 2, 1)]
     report = Report("End to end through Celery, with streaming readers (peer: the same engine driven directly)")
     latencies = {}
-    for case in progress(cases(options.quick, large), "through the broker"):
+    for case in progress(brokered, "through the broker"):
         seen = through_broker(report, case, options.client, options.threads)
         latencies[case.shape.name] = (seen.ttfts_ms, seen.gaps_ms)
-    if not options.no_plain:
-        case = Case(QWEN3_06B, 32, 32, 16, 32, 1) if large else Case(SMALL, 32, 64, 48, 32, 1)
-        if options.quick:
-            case = Case(TINY, 2, 16, 4, 2, 1)
-        against_plain(report, case, options.threads)
+    for case in [] if options.no_others else progress(beside, "beside other workers"):
+        against_others(report, case, options.threads)
     report.extra |= {"client": options.client, "threads": options.threads}
     if options.plots and not options.quick:
         from bench import plots

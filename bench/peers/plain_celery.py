@@ -1,14 +1,19 @@
 """A Celery worker for text generation as people write it today.
 
-One model in a global of the worker process, one prompt a task, `worker_prefetch_multiplier=1`, transformers'
-`generate` inside. Start it with
+One prompt a task, `worker_prefetch_multiplier=1`. Either with the model in a global of the worker process and
+transformers' `generate` inside, or with a task that only waits for a model server on the same machine:
 
-    PLAIN_BROKER=redis://... PLAIN_MODEL=folder celery -A bench.peers.plain_celery worker --concurrency 1
+    PLAIN_MODEL=folder celery -A bench.peers.plain_celery worker --concurrency 1
+    PLAIN_SERVER=http://localhost:PORT celery -A bench.peers.plain_celery worker --pool threads --concurrency 8
+
+`PLAIN_BROKER` is the Redis of both.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import urllib.request
 from typing import Any
 
 from celery import Celery
@@ -55,4 +60,13 @@ def generate(prompt: list[int], max_tokens: int) -> list[int]:
             pad_token_id=0,
         )
     tokens: list[int] = out[0, len(prompt) :].tolist()
+    return tokens
+
+
+@app.task(name="plain.ask")  # type: ignore[untyped-decorator]
+def ask(prompt: list[int], max_tokens: int) -> list[int]:
+    body = json.dumps({"prompt": prompt, "max_tokens": max_tokens}).encode()
+    request = urllib.request.Request(f"{os.environ['PLAIN_SERVER']}/v1/completions", body)
+    with urllib.request.urlopen(request) as answer:
+        tokens: list[int] = json.load(answer)["token_ids"]
     return tokens

@@ -1,0 +1,87 @@
+"""A whole load at once, beside what others make of it: one padded batch of `generate`, and continuous batching.
+
+Sides alternate in one process on the same threads. A peer that is not installed, or that refuses this device, is
+named below the table with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from bench import load
+from bench.checkpoints import QWEN3_06B, SMALL, Shape, checkpoint
+from bench.engine import Bench
+from bench.peers.transformers_peer import Transformers
+from bench.report import NotAvailableError, Report, arguments, compare, progress
+
+PEERS = {"generate": "transformers' generate", "continuous_batching": "transformers' continuous batching"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """`n` requests, all at once."""
+
+    shape: Shape
+    n: int
+    prompt: int
+    output: int
+    rounds: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.shape.name}, {self.n} at once, {self.prompt} in, {self.output} out"
+
+
+CASES = {"small": Case(SMALL, 32, 64, 32, 3), "large": Case(QWEN3_06B, 8, 32, 8, 1)}
+TINIEST = Case(SMALL, 2, 64, 4, 1)
+
+
+def measure(bench: Bench, case: Case) -> None:
+    with ExitStack() as stack:
+        model = stack.enter_context(checkpoint(case.shape))
+        try:
+            peer = Transformers(model, case.shape.dtype, bench.device)
+        except NotAvailableError as error:
+            bench.report.absent["transformers"] = str(error)
+            return
+        engine = stack.enter_context(bench.engine(model, case.shape, prefix_cache="off"))
+        asked = load.prompts(case.n, case.prompt)
+
+        def ours() -> float:
+            return load.at_concurrency(
+                engine, load.requests(case.n, case.prompt, case.output), case.n
+            ).tokens_per_s
+
+        for method, name in PEERS.items():
+            theirs: Callable[[], float] = partial(getattr(peer, method), asked, case.output)
+            try:
+                rate, other, spread = compare(ours, theirs, rounds=case.rounds)
+            except NotAvailableError as error:
+                bench.report.absent[name] = str(error)
+                continue
+            bench.report.add(f"{case.name}, against {name}", rate, "tokens/s", peer=other, spread=spread)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--threads", type=int, default=0, help="of the model on the CPU; 0: torch decides")
+    parser.add_argument("--only", choices=list(CASES))
+    options = parser.parse_args(argv)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    report = Report("A whole load at once, beside transformers")
+    bench = Bench(report, options.device, options.threads, options.quick)
+    chosen = [TINIEST] if options.quick else [case for key, case in CASES.items() if options.only in (None, key)]
+    for case in progress(chosen, "beside transformers"):
+        measure(bench, case)
+    report.finish(options.json)
+
+
+if __name__ == "__main__":
+    main()
