@@ -338,6 +338,7 @@ class Engine:
         counters, usage = state.counters, state.manager.usage()
         return {
             "model": self.limits.model,
+            "device": self.limits.device,
             "healthy": int(self.healthy),
             "paused": int(self._loop.paused),
             "slots": self.config.max_num_seqs,

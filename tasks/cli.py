@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 
+from celery.states import PENDING, READY_STATES
 from kombu.exceptions import OperationalError
 
 from tasks import connections, fleet, settings
@@ -18,12 +22,16 @@ from tasks.streaming import stream
 from tasks.terminal import live, print_table, table_text
 
 DRAIN_POLL_S = 0.5
+UNKNOWN_AFTER_S = 2.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["bench"]:  # it has options of its own
         return bench(arguments[1:])
+    if not arguments:
+        parser().print_help()
+        return 0
     options = parser().parse_args(arguments)
     for line in settings.misspelt():
         print(f"petiole: {line}", file=sys.stderr)
@@ -45,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(prog="petiole", description="LLM inference on a Celery fleet.")
+    root.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
     commands = root.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, run: object, help: str) -> argparse.ArgumentParser:
@@ -56,12 +65,13 @@ def parser() -> argparse.ArgumentParser:
     shown.add_argument("--markdown", action="store_true", help="the defaults, as the table in docs/settings.md")
     demo = command("demo", run_demo, "eight prompts at once through an embedded Redis and a real worker")
     demo.add_argument("--plain", action="store_true", help="plain text, as when not on a terminal")
-    status = command("status", show_status, "show the workers")
+    status = command("status", show_status, "show the workers, live on a terminal")
     status.add_argument("--json", action="store_true", help="print one JSON array and exit")
-    status.add_argument("--watch", action="store_true", help="go on until interrupted")
+    status.add_argument("--once", action="store_true", help="print one table and exit, as when not on a terminal")
     read = command("stream", read_stream, "print a task's stream, from its beginning to its end")
     read.add_argument("task_id")
     read.add_argument("--json", action="store_true", help="print every delta as JSON")
+    read.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after so long without a delta")
     cancel = command("cancel", cancel_tasks, "cancel tasks, wherever they are")
     cancel.add_argument("task_id", nargs="+")
     drain = command("drain", drain_workers, "let workers finish or hand back what they have, and end")
@@ -69,6 +79,15 @@ def parser() -> argparse.ArgumentParser:
     drain.add_argument("--wait", type=float, metavar="SECONDS", default=0.0, help="wait until they are gone")
     command("bench", None, "run benchmarks: see `petiole bench --help`")
     return root
+
+
+class Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        try:
+            print(f"petiole {version('petiole')}")
+        except PackageNotFoundError:
+            print("petiole, not installed")
+        parser.exit()
 
 
 def show_settings(options: argparse.Namespace) -> int:
@@ -113,14 +132,13 @@ def _is_default(current: Settings, name: str) -> bool:
 
 
 def show_status(options: argparse.Namespace) -> int:
-    if options.watch:
-        live(_status_text, every_s=fleet.REPORT_INTERVAL_S / 2)
-        return 0
+    if sys.stdout.isatty() and not (options.once or options.json):
+        return live(_status_now, every_s=fleet.REPORT_INTERVAL_S / 2)
     workers = fleet.workers()
     if options.json:
         print(json.dumps([worker.model_dump() | {"lost": worker.lost} for worker in workers], indent=2))
     else:
-        print(_status_text(workers))
+        print(_status(workers))
     return 0 if workers else 1
 
 
@@ -130,18 +148,28 @@ STATUS_COLUMNS = (
 )
 
 
-def _status_text(workers: list[fleet.WorkerReport] | None = None) -> str:
-    workers = fleet.workers() if workers is None else workers
+def _status_now() -> str:
+    """Who watches goes on watching while Redis is away."""
+    try:
+        return _status(fleet.workers())
+    except connections.LOST as error:
+        return str(error)
+
+
+def _status(workers: list[fleet.WorkerReport]) -> str:
     if not workers:
         return "No worker has reported within the last hour."
     return table_text(STATUS_COLUMNS, [_status_row(worker) for worker in workers])
 
 
 def _status_row(worker: fleet.WorkerReport) -> tuple[str, ...]:
+    seen = f"{worker.age_s or 0:.0f} s ago"
+    if worker.lost:  # what it reported last is no longer so
+        return (worker.worker, "lost", worker.model, worker.device, *[""] * (len(STATUS_COLUMNS) - 5), seen)
     in_use = worker.pages_total - worker.pages_free - worker.pages_cached
     return (
         worker.worker,
-        "lost" if worker.lost else worker.state,
+        worker.state,
         worker.model,
         worker.device,
         str(worker.running),
@@ -151,23 +179,41 @@ def _status_row(worker: fleet.WorkerReport) -> tuple[str, ...]:
         f"{worker.hit_rate:.0%}",
         f"{worker.tokens_per_s:.0f}",
         f"{worker.lease_age_s:.1f} s",
-        f"{worker.age_s or 0:.0f} s ago",
+        seen,
     )
 
 
 def read_stream(options: argparse.Namespace) -> int:
-    with stream(options.task_id) as deltas:
-        for delta in deltas:
-            text = delta.model_dump_json(exclude_none=True) + "\n" if options.json else delta.text
-            print(text, end="", flush=True)
+    silence = threading.Timer(UNKNOWN_AFTER_S, _say_if_unknown, [options.task_id])
+    silence.daemon = True
+    silence.start()
+    try:
+        with stream(options.task_id, timeout_s=options.timeout) as deltas:
+            for delta in deltas:
+                silence.cancel()
+                print(delta.model_dump_json() + "\n" if options.json else delta.text, end="", flush=True)
+    finally:
+        silence.cancel()
     if not options.json:
         print()
     return 0
 
 
+def _say_if_unknown(task_id: str) -> None:
+    with contextlib.suppress(*connections.LOST):
+        if fleet.state_of(task_id) == PENDING:
+            print(f"petiole: {task_id} is not known to any worker yet; waiting", file=sys.stderr)
+
+
 def cancel_tasks(options: argparse.Namespace) -> int:
     for task_id in options.task_id:
+        state = fleet.state_of(task_id)
+        if state in READY_STATES:
+            print(f"{task_id}: has ended ({state})")
+            continue
         fleet.cancel(task_id)
+        unknown = "not known to any worker; cancelled, should it wait in a queue"
+        print(f"{task_id}: {unknown if state == PENDING else 'cancelled'}")
     return 0
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import redis
 from celery import Celery
+from celery.states import PENDING, RECEIVED
 from pydantic import BaseModel, ConfigDict
 
 from tasks import connections
@@ -84,6 +85,13 @@ def workers(client: redis.Redis | None = None) -> list[WorkerReport]:
             continue
         found.append(WorkerReport.model_validate_json(message).model_copy(update={"age_s": round(age_s, 1)}))
     return sorted(found, key=lambda worker: worker.worker)
+
+
+def state_of(task_id: str, app: Celery = celery_app) -> str:
+    """Celery's; `PENDING` only if no worker has heard of the task: it waits in a queue, or there is none."""
+    keys, state = stream_keys(task_id), app.AsyncResult(task_id).state
+    begun = state == PENDING and connections.streams().exists(keys.log, keys.state)
+    return str(RECEIVED if begun else state)
 
 
 def cancel(task: Any, app: Celery = celery_app) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 Row = Sequence[str]
 
@@ -36,16 +37,27 @@ def table_text(columns: Row, rows: Sequence[Row]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def live(text: Callable[[], str], *, every_s: float) -> None:
-    """Show `text()` anew, in place on a terminal, until interrupted."""
-    if not is_rich():
-        while True:
-            print(text(), flush=True)
-            time.sleep(every_s)
-    from rich.live import Live
+def live(text: Callable[[], str], *, every_s: float) -> int:
+    """Show `text()` anew, in place where rich is installed, until interrupted: Ctrl-C is how it ends."""
+    try:
+        if not is_rich():
+            while True:
+                print(text(), flush=True)
+                time.sleep(every_s)
+        from rich.live import Live
+
+        with Live(_dimmed(text()), auto_refresh=False, screen=False) as view:
+            while True:
+                time.sleep(every_s)
+                view.update(_dimmed(text()), refresh=True)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _dimmed(text: str) -> Any:
+    """Lines about what is lost, dim."""
     from rich.text import Text
 
-    with Live(Text(text(), no_wrap=True), auto_refresh=False, screen=False) as view:
-        while True:
-            time.sleep(every_s)
-            view.update(Text(text(), no_wrap=True), refresh=True)
+    shown = Text(text, no_wrap=True)
+    shown.highlight_regex(r"(?m)^\S+ +lost .*$", "dim")
+    return shown

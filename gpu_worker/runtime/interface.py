@@ -154,6 +154,7 @@ class ModelLimits:
     max_batch_size: int
     eos_token_ids: frozenset[int] = field(default_factory=frozenset)
     n_values: int = 0
+    device: str = ""
 
 
 class Runtime(Protocol):

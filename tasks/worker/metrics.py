@@ -17,14 +17,13 @@ logger = logging.getLogger(__name__)
 
 
 def worker_report(
-    name: str, state: str, device: str, stats: dict[str, Any], tokens_per_s: float, lease_age_s: float
+    name: str, state: str, stats: dict[str, Any], tokens_per_s: float, lease_age_s: float
 ) -> fleet.WorkerReport:
     """The engine's figures under the fleet view's names."""
-    same = ("model", "slots", "running", "waiting", "pages_total", "pages_free", "pages_cached", "preemptions")
+    same = "model device slots running waiting pages_total pages_free pages_cached preemptions".split()
     return fleet.WorkerReport(
         worker=name,
         state=state,
-        device=device,
         hit_rate=float(stats.get("prefix_hit_rate", 0.0)),
         tokens_per_s=round(tokens_per_s, 1),
         lease_age_s=round(lease_age_s, 1),

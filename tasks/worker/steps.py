@@ -44,10 +44,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
         def report(tokens_per_s: float) -> WorkerReport:
             state = "draining" if pool.draining else "ready"
-            device = pool.settings.device
-            return worker_report(
-                worker.hostname, state, device, pool.engine.stats(), tokens_per_s, leases.lease_age_s
-            )
+            return worker_report(worker.hostname, state, pool.engine.stats(), tokens_per_s, leases.lease_age_s)
 
         self.reporter = Reporter(
             connections.streams(),

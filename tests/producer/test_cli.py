@@ -13,7 +13,7 @@ import redis
 
 from tasks import cli, connections, embedded, fleet
 from tasks.fleet import WORKERS_KEY, WorkerReport
-from tasks.schemas import stream_keys
+from tasks.schemas import StreamDelta, stream_keys
 from tasks.settings import settings
 
 Run = Callable[..., tuple[int, str, str]]
@@ -85,12 +85,12 @@ def test_status_shows_who_works_and_who_is_lost(run: Run, client: redis.Redis) -
     report(
         client, "b@host", model="petiole-tiny", slots=8, running=3, pages_total=100, pages_free=25, pages_cached=50
     )
-    report(client, "a@host")
-    lost = WorkerReport(worker="a@host").model_dump_json()
+    lost = WorkerReport(worker="a@host", running=5).model_dump_json()
     client.hset(WORKERS_KEY, "a@host", f"{client.time()[0] - 60}.0 {lost}")
     status, out, _ = run("status")
     assert status == 0
     header, first, second = out.splitlines()
+    assert first.split() == ["a@host", "lost", "60", "s", "ago"]
     assert header.split()[:3] == ["worker", "state", "model"]
     assert first.split()[:2] == ["a@host", "lost"]
     assert second.split()[:2] == ["b@host", "ready"]
@@ -128,10 +128,20 @@ def test_cancel_reaches_running_and_future_deliveries(
         "revoke",
         lambda self, task_id, terminate: revoked.append((task_id, terminate)),
     )
-    assert run("cancel", "t1", "t2")[0] == 0
+    client.hset(stream_keys("t1").state, "attempt", 1)
+    assert run("cancel", "t1", "t2")[:2] == (
+        0,
+        "t1: cancelled\nt2: not known to any worker; cancelled, should it wait in a queue\n",
+    )
     assert revoked == [("t1", True), ("t2", True)]
     assert client.hget(stream_keys("t1").state, "cancel") == b"1"
     assert client.ttl(stream_keys("t1").state) > 0
+
+
+def test_what_has_ended_cannot_be_cancelled(run: Run, client: redis.Redis) -> None:
+    client.set("celery-task-meta-t", json.dumps({"task_id": "t", "status": "SUCCESS", "result": {}}))
+    assert run("cancel", "t")[:2] == (0, "t: has ended (SUCCESS)\n")
+    assert not client.exists(stream_keys("t").state)
 
 
 def test_drain_asks_known_workers_only(run: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +162,31 @@ def test_stream_prints_what_the_task_said(run: Run, client: redis.Redis) -> None
     delta = {"task_id": "t", "attempt": 1, "index": 0, "token_ids": [1], "text": "Hello", "finish_reason": "stop"}
     client.rpush(stream_keys("t").log, json.dumps(delta))
     assert run("stream", "t")[:2] == (0, "Hello\n")
-    assert json.loads(run("stream", "t", "--json")[1]) == delta
+    shown = json.loads(run("stream", "t", "--json")[1])
+    assert shown == dict.fromkeys(StreamDelta.model_fields) | delta
+
+
+def test_stream_of_a_task_that_nobody_knows_says_so_and_ends_when_it_is_told_to(
+    run: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "UNKNOWN_AFTER_S", 0.0)
+    status, out, err = run("stream", "t", "--timeout", "1.5")
+    assert (status, out) == (1, "")
+    assert err == "petiole: t is not known to any worker yet; waiting\npetiole: task t: no delta for 1.5 s\n"
+
+
+def test_bare_petiole_prints_its_help(run: Run) -> None:
+    status, out, _ = run()
+    assert status == 0
+    assert out.startswith("usage: petiole ")
+
+
+def test_version(run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "version", lambda name: "1.2.3")
+    with pytest.raises(SystemExit) as ended:
+        run("--version")
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == "petiole 1.2.3\n"
 
 
 def test_petiole_is_a_program() -> None:

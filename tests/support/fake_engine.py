@@ -122,6 +122,7 @@ class FakeEngine:
             "waiting": len(self._waiting),
             "slots": self.config.max_num_seqs,
             "model": self.config.model,
+            "device": "none",
             "generated_tokens": self._total,
             "pages_total": 10_000,
             "pages_free": 10_000 - len(self._running),
