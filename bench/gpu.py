@@ -1,18 +1,25 @@
 """Decode on a CUDA device against the time to read its bytes, and prefill against the matrix rate.
 
-Then a workload of many sequences, beside transformers' own continuous batching.
+Also what the device waits for between two steps, where a step's time goes, and a workload of many sequences beside
+transformers' own continuous batching.
 
 Floors come from two rates measured in the same run: a large copy on the device (bytes read plus written) and a
-large bf16 matrix product. Weights are random; `--only` picks parts, each of which fits a few minutes.
+large bf16 matrix product. Weights are random. `--only` picks parts, each of which takes a minute at most; results
+are written after each, so that a run that is cut off still tells something.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import json
 import random
 import statistics
 import tempfile
+import threading
 import time
+import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,21 +28,22 @@ import torch
 from torch import Tensor
 
 from bench.checkpoints import QWEN3_06B, Shape, config
-from bench.driver import Driver
-from bench.report import Report, arguments
+from bench.driver import Driver, Stream
+from bench.report import Report, arguments, table
 from gpu_worker.config import EngineConfig
 from gpu_worker.engine import Engine
 from gpu_worker.request import Request, SamplingParams
 from gpu_worker.runtime.runtime import ModelRuntime
 
 QWEN3_8B = Shape("Qwen3-8B shape, bf16", "bfloat16", 151_936, 4096, 12_288, 36, 32, 8, 128, max_positions=16_384)
-SMALL = Shape(QWEN3_06B.name, "bfloat16", 151_936, 1024, 3072, 28, 16, 8, 128, max_positions=4096)
+SMALL = dataclasses.replace(QWEN3_06B, max_positions=4096)
 CONTEXT = 512
-PARTS = ("decode-8b", "decode-0.6b", "prefill-8b", "workload", "peer")
 
 
 @dataclass(frozen=True)
 class Card:
+    """bandwidth: bytes a second; rate: bf16 operations a second."""
+
     bandwidth: float
     rate: float
 
@@ -53,39 +61,44 @@ class RandomWeights:
 
 def main(argv: list[str] | None = None) -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--only", choices=PARTS, action="append")
+    parser.add_argument("--only", choices=list(PARTS), action="append", help="may be given several times")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         raise SystemExit("bench.gpu needs a CUDA device")
     report = Report("Models on a CUDA device")
-    card = measure_card()
+    card = Card(copy_bandwidth(), matrix_rate())
     report.add("copy on the device", card.bandwidth / 1e12, "TB/s")
     report.add("bf16 matrix product", card.rate / 1e12, "TFLOP/s")
-    wanted = options.only or (["decode-0.6b"] if options.quick else list(PARTS))
-    if "decode-8b" in wanted or "prefill-8b" in wanted:
-        with opened(QWEN3_8B, max_num_seqs=64, max_num_batched_tokens=8192, max_model_len=9216) as runtime:
-            if "decode-8b" in wanted:
-                decode(report, runtime, QWEN3_8B, card, {1: 1.2, 16: 1.2, 64: 1.2})
-            if "prefill-8b" in wanted:
-                prefill(report, runtime, QWEN3_8B, card)
-        torch.cuda.empty_cache()
-    if "decode-0.6b" in wanted:
-        with opened(SMALL, max_num_seqs=64, max_model_len=4096) as runtime:
-            decode(report, runtime, SMALL, card, {1: None, 16: None, 64: 1.6})
-        torch.cuda.empty_cache()
-    ours = workload(report) if "workload" in wanted or "peer" in wanted else 0.0
-    if "peer" in wanted:
-        peer(report, ours)
+    failed = []
+    for part in options.only or (["0.6b"] if options.quick else list(PARTS)):
+        seen, start = len(report.results), time.perf_counter()
+        try:
+            PARTS[part](report, card)
+        except Exception:  # the other parts are worth having all the same
+            traceback.print_exc()
+            failed.append(part)
+        release()
+        print(f"\n{part}, {time.perf_counter() - start:.0f} s\n{table(report.results[seen:])}", flush=True)
+        if options.json:
+            Path(options.json).write_text(json.dumps(report.as_json(), indent=1) + "\n")
     report.finish(options.json)
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+def release() -> None:
+    """Give back what closed runtimes held; their graphs and their decoders refer to each other."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 class opened:  # noqa: N801 - reads as what it is, a context
     """A runtime of random weights, closed at the end."""
 
-    def __init__(self, shape: Shape, **settings: object) -> None:
+    def __init__(self, shape: Shape, device: str = "cuda", **settings: object) -> None:
         self._folder = tempfile.TemporaryDirectory()
         (Path(self._folder.name) / "config.json").write_text(json.dumps(config(shape)))
-        engine = EngineConfig(model=self._folder.name, device="cuda", dtype="bfloat16", **settings)  # type: ignore[arg-type]
+        engine = EngineConfig(model=self._folder.name, device=device, dtype=shape.dtype, **settings)  # type: ignore[arg-type]
         self.config = engine
         self._runtime = ModelRuntime(engine, source=RandomWeights())
 
@@ -96,6 +109,9 @@ class opened:  # noqa: N801 - reads as what it is, a context
         self._runtime.close()
         del self._runtime
         self._folder.cleanup()
+
+
+# ---------------------------------------------------------------- the card
 
 
 def seconds(work: Callable[[], object], rounds: int = 20) -> float:
@@ -113,10 +129,6 @@ def seconds(work: Callable[[], object], rounds: int = 20) -> float:
     return statistics.median(times)
 
 
-def measure_card() -> Card:
-    return Card(copy_bandwidth(), matrix_rate())
-
-
 def copy_bandwidth() -> float:
     source = torch.empty(2**31, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
@@ -128,23 +140,33 @@ def matrix_rate(side: int = 8192) -> float:
     return float(2 * side**3 / seconds(lambda: a @ b, rounds=10))
 
 
+# ---------------------------------------------------------------- steps
+
+
+def prefilled(runtime: ModelRuntime, batch: int) -> tuple[Driver, list[Stream]]:
+    """Sequences with `CONTEXT` tokens each, a few steps decoded."""
+    driver = Driver(runtime)
+    sequences = [driver.sequence(tokens(CONTEXT)) for _ in range(batch)]
+    for sequence in sequences:
+        driver.prefill([sequence])
+    driver.decode_many(sequences, 20)
+    return driver, sequences
+
+
 def decode(
     report: Report, runtime: ModelRuntime, shape: Shape, card: Card, targets: dict[int, float | None]
 ) -> None:
-    """Wall time of a step with two in flight, as the engine runs it."""
+    """Wall time of a step with two in flight, as the engine runs it; and what the device alone takes."""
     for batch, target in targets.items():
-        driver = Driver(runtime)
-        sequences = [driver.sequence(tokens(CONTEXT)) for _ in range(batch)]
-        for sequence in sequences:
-            driver.prefill([sequence])
-        driver.decode_many(sequences, 20)
+        driver, sequences = prefilled(runtime, batch)
         rounds = []
         for _ in range(5):
             start = time.perf_counter()
-            driver.decode_many(sequences, 50)
-            rounds.append((time.perf_counter() - start) / 50)
+            driver.decode_many(sequences, 40)
+            rounds.append((time.perf_counter() - start) / 40)
         context = sequences[0].length
         floor = shape.decode_bytes(batch, context) / card.bandwidth
+        alone = device_seconds(runtime, driver, sequences)
         report.add(
             f"{shape.name}: decode step, batch {batch}, context {context}",
             statistics.median(rounds) * 1e3,
@@ -153,7 +175,25 @@ def decode(
             target=target,
             better="lower",
             samples=rounds,
+            note=f"{alone * 1e3:.3f} ms of it on the device",
         )
+
+
+def device_seconds(runtime: ModelRuntime, driver: Driver, sequences: list[Stream], rounds: int = 10) -> float:
+    """A step as the device runs it when the host is far ahead: two are enqueued while the device is kept busy."""
+    raw, ones = runtime._stream.raw, [1] * len(sequences)  # type: ignore[attr-defined]
+    times = []
+    for _ in range(rounds):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        with torch.cuda.stream(raw):
+            torch.cuda._sleep(20_000_000)  # some 10 ms
+        start.record(raw)
+        steps = [driver.launch("decode", sequences, [[-1]] * len(sequences), ones) for _ in range(2)]
+        end.record(raw)
+        for step in steps:
+            driver.finish_step(*step)
+        times.append(start.elapsed_time(end) / 2e3)
+    return statistics.median(times)
 
 
 def prefill(report: Report, runtime: ModelRuntime, shape: Shape, card: Card, length: int = 8192) -> None:
@@ -170,55 +210,184 @@ def prefill(report: Report, runtime: ModelRuntime, shape: Shape, card: Card, len
     report.add(name, rate / 1e12, "TFLOP/s", floor=card.rate / 1e12, target=0.55, samples=rounds)
 
 
+def kernels(report: Report, runtime: ModelRuntime, shape: Shape, batch: int, steps: int = 10) -> None:
+    """Where a decode step's time goes, kernel by kernel."""
+    driver, sequences = prefilled(runtime, batch)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        driver.decode_many(sequences, steps)
+    spent: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for event in profile.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            spent[event.name] += event.time_range.elapsed_us()
+            calls[event.name] += 1
+    name = f"{shape.name}, batch {batch}"
+    rows = [(kernel, us / steps, calls[kernel] / steps) for kernel, us in spent.most_common()]
+    report.extra.setdefault("kernels", {})[name] = rows
+    print(f"\n{name}: {sum(calls.values()) / steps:.0f} kernels, {sum(spent.values()) / steps:.0f} us a step")
+    for kernel, us, count in rows[:14]:
+        print(f"{us:9.1f} us {count:6.1f} x  {kernel[:90]}")
+
+
+def idle(report: Report, context: opened, runtime: ModelRuntime, batch: int = 64) -> None:
+    """The share of an engine's steps in which the device has nothing to do, pipelined and blocking."""
+    alone = device_seconds(runtime, *prefilled(runtime, batch))
+    for mode in ("on", "off"):
+        with Engine(dataclasses.replace(context.config, pipeline=mode), runtime=runtime) as engine:  # type: ignore[arg-type]
+            step = (generation_seconds(engine, batch, 232) - generation_seconds(engine, batch, 32)) / 200
+        name = f"device idle between steps, batch {batch}, pipeline {mode}"
+        share = 100 * max(0.0, 1 - alone / step)
+        note = f"a step takes {step * 1e3:.3f} ms, {alone * 1e3:.3f} of them on the device"
+        report.add(name, share, "%", target=3.0 if mode == "on" else None, better="lower", note=note)
+
+
+def generation_seconds(engine: Engine, batch: int, n_tokens: int) -> float:
+    """For prompts that the prefix cache knows: next to no prefill. Their context is that of `prefilled`."""
+    sampling = SamplingParams(max_tokens=n_tokens, temperature=0, ignore_eos=True)
+    prompts = [[i, *tokens(CONTEXT - 100)] for i in range(batch)]
+    engine.generate([Request(prompt=p, sampling=SamplingParams(max_tokens=1, temperature=0)) for p in prompts])
+    start = time.perf_counter()
+    engine.generate([Request(prompt=p, sampling=sampling) for p in prompts])
+    return time.perf_counter() - start
+
+
+def sampling(report: Report, card: Card) -> None:
+    """Drawing tokens on the device, against one read of the logits."""
+    from gpu_worker.runtime.sampling import Choice, choose
+
+    for batch in (1, 64, 256):
+        logits = torch.randn(batch, 151_936, device="cuda") * 3
+        keys = torch.randint(-(2**31), 2**31, (batch, 2), device="cuda", dtype=torch.int32)
+        full = {
+            "top_k": torch.full((batch,), 20, device="cuda"),
+            "top_p": torch.full((batch,), 0.95, device="cuda"),
+        }
+        for name, filters in (("plain", {}), ("top-p", {"top_p": full["top_p"]}), ("top-k and top-p", full)):
+            temperature = torch.full((batch,), 0.6, device="cuda")
+            choice = Choice(temperature, keys, filters.get("top_k"), filters.get("top_p"), None, False, 20)
+            took = seconds(lambda c=choice, x=logits: choose(x, c))  # type: ignore[misc]
+            floor = logits.nbytes / card.bandwidth
+            report.add(f"sampling, batch {batch}, {name}", took * 1e6, "us", floor=floor * 1e6, better="lower")
+
+
+# ---------------------------------------------------------------- many sequences
+
+
 def tokens(n: int) -> list[int]:
     return random.Random(n).choices(range(10, 150_000), k=n)
 
 
-def requests() -> list[Request]:
+def published() -> list[Request]:
     """256 sequences, 100 to 1,024 tokens in and out, as nano-vllm's benchmark draws them."""
     draw = random.Random(0)
-    made = []
-    for _ in range(256):
-        prompt = [draw.randint(0, 10_000) for _ in range(draw.randint(100, 1024))]
-        sampling = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=draw.randint(100, 1024))
-        made.append(Request(prompt=prompt, sampling=sampling))
-    return made
+    prompts = [[draw.randint(0, 10_000) for _ in range(draw.randint(100, 1024))] for _ in range(256)]
+    return [
+        Request(
+            prompt=prompt,
+            sampling=SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=draw.randint(100, 1024)),
+        )
+        for prompt in prompts
+    ]
 
 
-def workload(report: Report) -> float:
-    context = opened(SMALL, max_num_seqs=256, max_num_batched_tokens=16_384, chunk_size=4096, max_model_len=4096)
-    with context as runtime:
-        engine = Engine(context.config, runtime=runtime)
-        with engine:
-            engine.generate([Request(prompt=tokens(64), sampling=SamplingParams(max_tokens=8, ignore_eos=True))])
-            wanted = requests()
-            start = time.perf_counter()
-            results = engine.generate(wanted)
-            elapsed = time.perf_counter() - start
-    produced = sum(r.usage.completion_tokens for r in results)
-    report.add(
-        f"256 sequences, {produced} tokens out, {SMALL.name}", produced / elapsed, "tokens/s", target=24_000
-    )
-    torch.cuda.empty_cache()
-    return produced / elapsed
+def throughput(engine: Engine, requests: list[Request]) -> tuple[float, int]:
+    """(output tokens a second, output tokens)"""
+    start = time.perf_counter()
+    results = engine.generate(requests)
+    elapsed = time.perf_counter() - start
+    produced = sum(result.usage.completion_tokens for result in results)
+    return produced / elapsed, produced
 
 
-def peer(report: Report, ours: float) -> None:
-    """transformers' continuous batching over the same prompts (a quarter of them: it is slow)."""
+def workload(report: Report, card: Card) -> None:
+    """The published one, and one that transformers' continuous batching can be given as well."""
+    settings = {"max_num_seqs": 256, "max_num_batched_tokens": 16_384, "chunk_size": 4096, "max_model_len": 4096}
+    context = opened(SMALL, **settings)
+    with context as runtime, Engine(context.config, runtime=runtime) as engine:
+        engine.generate([Request(prompt=tokens(64), sampling=SamplingParams(max_tokens=8, ignore_eos=True))])
+        rate, produced = throughput(engine, published())
+        report.add(f"256 sequences, {produced} tokens out, {SMALL.name}", rate, "tokens/s", target=24_000)
+        report.extra["ours"] = throughput(engine, equal_lengths())[0]
+
+
+def equal_lengths() -> list[Request]:
+    """The same prompts, 256 tokens out of each: what a peer without a limit for each request can be given too."""
+    sampling = SamplingParams(temperature=0, ignore_eos=True, max_tokens=256)
+    return [dataclasses.replace(request, sampling=sampling) for request in published()]
+
+
+def beside_transformers(report: Report, card: Card) -> None:
+    if "ours" not in report.extra:
+        workload(report, card)
+        release()
+    rates: list[float] = []
+    prompts = [list(r.prompt) for r in equal_lengths()]  # type: ignore[arg-type]
+    thread = threading.Thread(target=lambda: rates.append(peer(prompts, 256)), daemon=True)
+    thread.start()
+    thread.join(timeout=150)
+    if not rates:
+        raise TimeoutError("transformers gave no result")
+    name = "256 sequences, 256 tokens out of each; peer: transformers"
+    report.add(name, report.extra["ours"], "tokens/s", peer=rates[0], target=4.0)
+
+
+def peer(prompts: list[list[int]], n_tokens: int) -> float:
+    """Output tokens a second, its own warm-up not counted."""
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-    torch.set_default_dtype(torch.bfloat16)
     shape = {k: v for k, v in config(SMALL).items() if k not in ("architectures", "model_type", "torch_dtype")}
-    model = Qwen3ForCausalLM(Qwen3Config(**shape)).to("cuda").eval()
-    torch.set_default_dtype(torch.float32)
-    model.set_attn_implementation("sdpa_paged")
-    prompts = [list(r.prompt) for r in requests()[:64]]  # type: ignore[arg-type]
-    settings = GenerationConfig(max_new_tokens=256, do_sample=False, eos_token_id=None, use_cuda_graph=False)
-    start = time.perf_counter()
-    outputs = model.generate_batch(inputs=prompts, generation_config=settings)
-    elapsed = time.perf_counter() - start
-    produced = sum(len(output.generated_tokens) for output in outputs.values())
-    report.add("throughput beside transformers", ours, "tokens/s", peer=produced / elapsed, target=4.0)
+    settings = Qwen3Config(**shape)
+    settings._attn_implementation = "sdpa"
+    with torch.device("cuda"):
+        model = Qwen3ForCausalLM(settings).to(torch.bfloat16).eval()
+    model.set_attn_implementation("paged|sdpa")
+    generation = GenerationConfig(max_new_tokens=n_tokens, do_sample=False, eos_token_id=-1)
+    outputs = list(model.generate_batch(inputs=prompts, generation_config=generation).values())
+    first, last = min(o.lifespan[0] for o in outputs), max(o.lifespan[1] for o in outputs)
+    return sum(len(o.generated_tokens) for o in outputs) / (last - first)
+
+
+# ---------------------------------------------------------------- parts
+
+
+def large(report: Report, card: Card) -> None:
+    settings = {"max_num_seqs": 64, "max_num_batched_tokens": 8192, "max_model_len": 9216}
+    with opened(QWEN3_8B, graph_batch_sizes=(1, 16, 64), **settings) as runtime:
+        decode(report, runtime, QWEN3_8B, card, {1: 1.2, 16: 1.2, 64: 1.2})
+        prefill(report, runtime, QWEN3_8B, card)
+        kernels(report, runtime, QWEN3_8B, 1)
+
+
+def small(report: Report, card: Card) -> None:
+    context = opened(SMALL, graph_batch_sizes=(1, 16, 64), max_num_seqs=64, max_model_len=4096)
+    with context as runtime:
+        decode(report, runtime, SMALL, card, {1: None, 16: None, 64: 1.6})
+        kernels(report, runtime, SMALL, 64)
+        idle(report, context, runtime)
+
+
+def large_fp8(report: Report, card: Card) -> None:
+    """Weights of eight bits: the floor is theirs."""
+    settings = {"max_num_seqs": 64, "max_model_len": 4096, "weight_quantization": "fp8"}
+    shape = dataclasses.replace(QWEN3_8B, name="Qwen3-8B shape, fp8 weights")
+    with opened(shape, graph_batch_sizes=(1, 64), **settings) as runtime:
+        for batch in (1, 64):
+            driver, sequences = prefilled(runtime, batch)
+            took = device_seconds(runtime, driver, sequences)
+            layers = shape.n_layers * shape.layer_parameters  # a byte each, half of bf16
+            floor = (shape.decode_bytes(batch, sequences[0].length) - layers) / card.bandwidth
+            name = f"{shape.name}: decode step on the device, batch {batch}"
+            report.add(name, took * 1e3, "ms", floor=floor * 1e3, better="lower")
+
+
+PARTS: dict[str, Callable[[Report, Card], None]] = {
+    "8b": large,
+    "0.6b": small,
+    "sampling": sampling,
+    "workload": workload,
+    "8b-fp8": large_fp8,
+    "peer": beside_transformers,
+}
 
 
 if __name__ == "__main__":
