@@ -21,6 +21,10 @@ from tasks.worker.ledger import Ledger, Names, restore
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 2.0
+"""At most: a short lease is swept as often as it is renewed, so that what it adds stays in proportion."""
+
+CONNECT_S = 0.5
+"""Between two tries to connect."""
 
 
 class LeaseKeeper:
@@ -37,12 +41,11 @@ class LeaseKeeper:
         connect: Callable[[], redis.Redis | None],
         heartbeat_age_s: Callable[[], float],
         visibility_timeout_s: float,
-        sweep_s: float = SWEEP_S,
     ) -> None:
         self._ledgers, self._connect, self._heartbeat_age_s = ledgers, connect, heartbeat_age_s
         self.visibility_timeout_s = visibility_timeout_s
         self.renew_s = visibility_timeout_s / 5
-        self.sweep_s = min(sweep_s, visibility_timeout_s)
+        self.sweep_s = min(SWEEP_S, self.renew_s)
         self.renewed_at = time.monotonic()
         self._stopped = threading.Event()
         self._hanging = False
@@ -63,7 +66,7 @@ class LeaseKeeper:
 
     def _run(self) -> None:
         renew_at = sweep_at = time.monotonic()
-        while not self._stopped.is_set():
+        while not self._stopped.wait(min(renew_at, sweep_at) - time.monotonic()):
             now = time.monotonic()
             try:
                 if self._client is None:
@@ -78,8 +81,8 @@ class LeaseKeeper:
             except (*LOST, redis.RedisError) as error:
                 logger.warning("leases: Redis does not answer: %s", error)
                 self._client = None
-                renew_at = now
-            self._stopped.wait(min(self.renew_s, self.sweep_s) / 2 if self._client else 0.5)
+            if self._client is None:
+                renew_at = sweep_at = now + CONNECT_S
 
     def _renew(self, client: redis.Redis) -> None:
         hanging = self._heartbeat_age_s() > self.visibility_timeout_s / 2
