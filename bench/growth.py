@@ -1,7 +1,9 @@
 """What one more costs, as there are more of them: nothing may grow faster than what it is counted by.
 
 Sequences side by side, tokens of a prompt, tokens in the prefix cache, tasks in the queue, readers of a stream.
-Each is measured where it is paid, with everything else held small, and divided by what should make it constant.
+Each is measured where it is paid, with everything else held small. The exponent of a curve is its slope on
+logarithmic axes over the larger half of the sizes, where what is constant no longer hides what grows: 1 is linear.
+A prompt in a model is counted by its operations, since attention makes those grow with the square of its length.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +34,10 @@ from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.stopping import StopRules
 
 Point = tuple[float, float]
+Count = Callable[[float], float]
+LINEAR = 1.1
+LONGEST_S = 90.0
+SHAPE = replace(SMALL_LONG, max_positions=33_280)
 SHARED, OWN = 256, 64
 DELTAS = 40
 
@@ -135,14 +142,22 @@ def step(scheduler: Scheduler, pipeline: PipelineState[ScheduledSequence]) -> No
 
 
 def prefill(bench: Bench, lengths: Sequence[int]) -> Iterator[Point]:
-    """Milliseconds to the first token of a prompt, with a model."""
+    """Milliseconds to the first token of a prompt, with a model; up to the length that would take too long."""
     with (
-        checkpoint(SMALL_LONG) as model,
-        bench.engine(model, SMALL_LONG, prefix_cache="off", max_num_seqs=2) as engine,
+        checkpoint(SHAPE) as model,
+        bench.engine(model, SHAPE, prefix_cache="off", max_num_seqs=2) as engine,
     ):
-        for length in progress(lengths, "prompt lengths"):
+        for length, following in zip(lengths, [*lengths[1:], 0], strict=True):
             runs = [load.at_concurrency(engine, load.requests(1, length, 1, seed=i), 1) for i in range(2)]
-            yield length, min(run.ttft_ms(0.5) for run in runs)
+            cost = min(run.ttft_ms(0.5) for run in runs)
+            yield length, cost
+            if cost * operations(following) / operations(length) > 1e3 * LONGEST_S:
+                break
+
+
+def operations(length: float) -> float:
+    """Of the prefill of one prompt."""
+    return SHAPE.operations(int(length), length / 2, 1)
 
 
 # ---------------------------------------------------------------- readers
@@ -206,38 +221,54 @@ def with_redis(sizes: Sequence[int]) -> Iterator[Point]:
 # ---------------------------------------------------------------- the workload
 
 
+def exponent(points: Sequence[Point], counted: Count | None) -> float:
+    """How the cost of all together grows with their number: 1 is linear."""
+    larger = points[len(points) // 2 - 1 :] if len(points) > 3 else points
+    sizes = [(counted or float)(size) for size, _ in larger]
+    costs = [cost if counted else cost * size for size, cost in larger]
+    return float(np.polyfit(np.log(sizes), np.log(costs), 1)[0])
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--threads", type=int, default=0, help="of the model on the CPU; 0: torch decides")
     options = parser.parse_args(argv)
     bench = Bench(Report("What one more costs"), threads=options.threads, quick=options.quick)
-    curves: dict[str, tuple[str, bool, list[Point]]] = {}
+    curves: dict[str, tuple[str, Count | None, list[Point]]] = {}
 
-    def measure(what: str, unit: str, points: Iterator[Point], divide: bool) -> None:
-        """`divide`: the cost should be proportional to the size, so that of one is reported as well."""
+    def measure(what: str, unit: str, points: Iterator[Point], counted: Count | None = None) -> None:
+        """`counted`: what the cost should be proportional to; without it, the cost of one should be constant."""
         found = list(points)
-        curves[what] = unit, divide, found
+        curves[what] = unit, counted, found
         for size, cost in found:
-            one = cost / size if divide else cost
-            name = f"{int(size):,} {what}"
-            note = f"{one * (1e3 if unit == 'ms' else 1):,.3g} us each" if divide else ""
-            bench.report.add(name, cost, unit, better="lower", note=note)
+            one = cost / size if counted else cost
+            note = f"{one * (1e3 if unit == 'ms' else 1):,.3g} us each" if counted else ""
+            bench.report.add(f"{int(size):,} {what}", cost, unit, better="lower", note=note)
+        if len(found) > 2:
+            bench.report.add(
+                f"  {what}: exponent",
+                exponent(found, counted),
+                "",
+                better="lower",
+                target=LINEAR,
+                note="against its operations" if counted is operations else "",
+            )
 
     def over(sizes: Sequence[int], cost: Callable[[int], float], what: str) -> Iterator[Point]:
         return ((size, cost(size)) for size in progress(sizes, what))
 
     pick = bench.pick
-    table = (
-        ("sequences", "us a step", (1, 8), (1, 4, 16, 64, 128, 256, 512), sequences, True),
-        ("prompt tokens on the host", "us", (16, 256), (16, 128, 1024, 4096, 32_768), prompt_on_the_host, True),
-        ("cached tokens", "us a prompt", (1000,), (1000, 10_000, 100_000, 1_000_000), cached_tokens, False),
-        ("waiting tasks", "us a task", (100,), (100, 1000, 10_000, 100_000), waiting_tasks, False),
+    table: tuple[tuple[str, str, Sequence[int], Sequence[int], Callable[[int], float], Count | None], ...] = (
+        ("sequences", "us a step", (1, 8), (1, 4, 16, 64, 128, 256, 512), sequences, float),
+        ("prompt tokens on the host", "us", (16, 256), (16, 128, 1024, 4096, 32_768), prompt_on_the_host, float),
+        ("cached tokens", "us a prompt", (1000,), (1000, 10_000, 100_000, 1_000_000), cached_tokens, None),
+        ("waiting tasks", "us a task", (100,), (100, 1000, 10_000, 100_000), waiting_tasks, None),
     )
-    for what, unit, quick, full, cost, divide in table:
-        measure(what, unit, over(pick(quick, full), cost, what), divide)
-    lengths = pick((16, 128), (16, 64, 256, 1024, 4096, 16_384))
-    measure("prompt tokens, 6.8 M shape", "ms", prefill(bench, lengths), True)
-    measure("readers of a stream", "us a delta", with_redis(pick((1, 4), (1, 10, 100, 1000))), False)
+    for what, unit, quick, full, cost, counted in table:
+        measure(what, unit, over(pick(quick, full), cost, what), counted)
+    lengths = pick((16, 128), (16, 64, 256, 1024, 4096, 16_384, 32_768))
+    measure("prompt tokens, 6.8 M shape", "ms", prefill(bench, lengths), operations)
+    measure("readers of a stream", "us a delta", with_redis(pick((1, 4), (1, 10, 100, 1000))))
     if options.plots and not options.quick:
         from bench import plots
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,21 +108,24 @@ def _window(spans: Iterable[Span]) -> tuple[float, float]:
     return starts[middle], starts[min(len(starts) - 1, middle + SHOWN_STEPS)]
 
 
-def growth(path: Path, curves: Mapping[str, tuple[str, bool, Sequence[tuple[float, float]]]]) -> None:
-    """curves: what grows -> (unit, whether the cost is that of all together, (size, cost)).
+def growth(
+    path: Path, curves: Mapping[str, tuple[str, Callable[[float], float] | None, Sequence[tuple[float, float]]]]
+) -> None:
+    """curves: what grows -> (unit, what the cost of all together is counted by, (size, cost)).
 
-    The dotted line is linear growth in all: a slope for the cost of all together, a level for the cost of one.
+    The dotted line is what is allowed: proportional to the count, or level where the cost is that of one.
     """
     columns = 3
     rows = -(-len(curves) // columns)
     figure, panels = pyplot.subplots(rows, columns, figsize=(3.6 * columns, 3.2 * rows), squeeze=False)
     for axes in panels.flat[len(curves) :]:
         axes.set_visible(False)
-    for axes, (name, (unit, whole, points)) in zip(panels.flat, curves.items(), strict=False):
+    for axes, (name, (unit, counted, points)) in zip(panels.flat, curves.items(), strict=False):
         sizes, costs = [size for size, _ in points], [cost for _, cost in points]
-        axes.loglog(sizes, costs, "o-", color="tab:blue")
-        linear = [costs[-1] * size / sizes[-1] for size in sizes] if whole else [costs[0]] * len(sizes)
-        axes.loglog(sizes, linear, "k:", label="linear")
+        axes.loglog(sizes, costs, "o-", color="tab:blue", label="measured")
+        last = counted(sizes[-1]) if counted else 1.0
+        allowed = [costs[-1] * counted(size) / last if counted else costs[0] for size in sizes]
+        axes.loglog(sizes, allowed, "k:", label="in proportion" if counted else "level")
         axes.set_ylim(min(costs) / 3, max(costs) * 3)
         axes.set_xlabel(name)
         axes.set_ylabel(unit)

@@ -1,7 +1,7 @@
 """A fleet on paper: the real scheduler and its admission, with a model that only says how long a step would take.
 
-    calibrate   the engine alone, on this machine: milliseconds of a decode step by batch, of a prefill by tokens
-    check       closed loop and Poisson arrivals: what the simulation says beside what the engine does
+    check       seconds of a decode step by batch and of a prefill by tokens, measured in turns with a closed loop;
+                then what the simulation says of that loop, and of Poisson arrivals, beside what the engine did
     fleet       workers that take tasks from one queue, as Celery's do: throughput, TTFT, and the load on Redis
 
 Everything happens in virtual time. A worker is the loop of `gpu_worker.loop` over the real `Scheduler`, two steps
@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 import json
 import statistics
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from bench.engine import Bench
 from bench.growth import enqueue, null_scheduler
 from bench.profiling import phases
 from bench.report import Report, arguments, percentile, progress
+from gpu_worker import Engine
 from gpu_worker.scheduling.scheduled import ScheduledSequence
 from gpu_worker.tracing import Tracer
 
@@ -157,47 +159,84 @@ def run(model: TimedModel, tasks: Sequence[Task], workers: int = 1, concurrency:
 # ---------------------------------------------------------------- against the engine
 
 
-def calibrate(bench: Bench) -> TimedModel:
-    """Milliseconds of steps, as the engine's loop sees them: from one launch to the next."""
-    decode, prefill = [], []
-    with checkpoint(TINY) as model:
-        for batch in progress(bench.pick((1, 4), (1, 8, 16, 32, 48, 64)), "decode steps"):
-            tracer = Tracer()
-            with bench.engine(model, TINY, tracer, prefix_cache="off") as engine:
-                load.at_concurrency(engine, load.requests(batch, 64, bench.pick(32, 120)), batch)
-            decode.append((batch, phases(tracer.spans())["step"] / 1e6))
-        with bench.engine(model, TINY, prefix_cache="off") as engine:
-            for tokens in bench.pick((32, 64), (64, 256, 1024)):
-                runs = [load.at_concurrency(engine, load.requests(1, tokens, 1, seed=i), 1) for i in range(8)]
-                prefill.append((tokens, statistics.median(run.ttft_ms(0.5) for run in runs) / 1e3))
-    return TimedModel(decode, prefill)
+PROMPT, OUTPUT = 64, 48
 
 
-def check(bench: Bench, model: TimedModel) -> None:
+@dataclass
+class Measured:
+    """petiole-tiny on this machine. Its speed drifts with what else runs, so everything is measured in turns."""
+
+    bench: Bench
+    engine: Engine
+    tracer: Tracer
+    decode: dict[int, list[float]] = field(default_factory=dict)
+    prefill: dict[int, list[float]] = field(default_factory=dict)
+    closed: list[float] = field(default_factory=list)
+
+    def round(self, i: int) -> None:
+        """Steps of each kind and size, and right after them the load that is to be reproduced."""
+        for batch in self.bench.pick((1, 4), (1, 8, 16, 32, 48, SLOTS)):
+            self.decode.setdefault(batch, []).append(self.decode_step_s(batch))
+        for n in self.bench.pick((1, 2), (1, 2, 4, 8, 16, 32)):
+            self.prefill.setdefault(n * PROMPT, []).append(self.prefill_step_s(n))
+        self.closed.append(self.closed_loop(i).tokens_per_s)
+
+    def decode_step_s(self, batch: int) -> float:
+        """From one launch to the next, in the steady state."""
+        self.tracer.reset()
+        load.at_concurrency(self.engine, load.requests(batch, PROMPT, self.bench.pick(32, 80)), batch)
+        return phases(self.tracer.spans())["step"] / 1e6
+
+    def prefill_step_s(self, n: int) -> float:
+        """On the device, of one step that holds the prompts of `n` requests."""
+        self.engine.pause()
+        self.tracer.reset()
+        streams = [load.submit(self.engine, request) for request in load.requests(n, PROMPT, 1)]
+        while int(self.engine.stats()["waiting"]) < n:
+            time.sleep(0.001)
+        self.engine.resume()
+        load.finished(streams)
+        return sum(s["dur"] for s in self.tracer.spans() if s["line"] == "compute") / 1e6
+
+    def closed_loop(self, seed: int) -> load.Run:
+        n = self.bench.pick(8, 256)
+        return load.at_concurrency(self.engine, load.requests(n, PROMPT, OUTPUT, seed=seed), SLOTS)
+
+    @property
+    def model(self) -> TimedModel:
+        def medians(samples: dict[int, list[float]]) -> list[tuple[int, float]]:
+            return [(size, statistics.median(seconds)) for size, seconds in sorted(samples.items())]
+
+        return TimedModel(medians(self.decode), medians(self.prefill))
+
+
+def check(bench: Bench) -> TimedModel:
     """The same load on the engine and on paper."""
-    n, prompt, output = bench.pick(8, 256), 64, bench.pick(8, 48)
-    with checkpoint(TINY) as folder, bench.engine(folder, TINY, prefix_cache="off") as engine:
-        measured = load.at_concurrency(engine, load.requests(n, prompt, output), SLOTS)
-        paper = run(model, [Task(0.0, prompt, output) for _ in range(n)], concurrency=SLOTS)
-        simulated = n * output / max(task.ended for task in paper)
-        add(bench, "closed loop of 64", "tokens/s", simulated, measured.tokens_per_s)
-        rate = 0.5 * measured.requests_per_s
-        measured = load.poisson(engine, load.requests(n, prompt, output, seed=1), rate)
-        arrived = np.cumsum(load.arrival_gaps(n, rate))
-        paper = run(model, [Task(float(at), prompt, output) for at in arrived])
-        durations = [1e3 * (task.ended - task.arrived) for task in paper]
-        seen = [1e3 * (stream.stamps[-1] - stream.submitted) for stream in measured.streams]
-        middle = statistics.median
-        add(bench, "arrivals at half of that: median completion", "ms", middle(durations), middle(seen))
-        ttfts = [1e3 * (task.first - task.arrived) for task in paper]
-        bench.report.add(
-            "arrivals at half of that: median TTFT", middle(ttfts), "ms", peer=middle(measured.ttfts_ms)
-        )
+    n, tracer, middle = bench.pick(8, 256), Tracer(), statistics.median
+    with checkpoint(TINY) as folder, bench.engine(folder, TINY, tracer, prefix_cache="off") as engine:
+        measured = Measured(bench, engine, tracer)
+        for i in progress(range(bench.pick(1, 5)), "steps and a closed loop, in turns"):
+            measured.round(i)
+        rate = 0.5 * middle(measured.closed) / OUTPUT
+        open_loop = load.poisson(engine, load.requests(n, PROMPT, OUTPUT, seed=99), rate)
+    model = measured.model
+    paper = run(model, [Task(0.0, PROMPT, OUTPUT) for _ in range(n)], concurrency=SLOTS)
+    simulated = n * OUTPUT / max(task.ended for task in paper)
+    add(bench, "closed loop of 64", "tokens/s", simulated, middle(measured.closed), measured.closed)
+    arrived = np.cumsum(load.arrival_gaps(n, rate))
+    paper = run(model, [Task(float(at), PROMPT, OUTPUT) for at in arrived])
+    durations = [1e3 * (task.ended - task.arrived) for task in paper]
+    seen = [1e3 * (stream.stamps[-1] - stream.submitted) for stream in open_loop.streams]
+    add(bench, "arrivals at half of that: median completion", "ms", middle(durations), middle(seen), seen)
+    ttfts = [1e3 * (task.first - task.arrived) for task in paper]
+    name = "arrivals at half of that: median TTFT"
+    bench.report.add(name, middle(ttfts), "ms", peer=middle(open_loop.ttfts_ms))
+    return model
 
 
-def add(bench: Bench, name: str, unit: str, simulated: float, measured: float) -> None:
+def add(bench: Bench, name: str, unit: str, simulated: float, measured: float, samples: Sequence[float]) -> None:
     """Off by so much, either way; the target is on the deviation."""
-    bench.report.add(name, simulated, unit, peer=measured)
+    bench.report.add(name, simulated, unit, peer=measured, samples=samples, note="peer: measured")
     off = abs(simulated / measured - 1)
     bench.report.add("  off by", off, "", target=None if bench.quick else WITHIN, better="lower")
 
@@ -208,21 +247,21 @@ def add(bench: Bench, name: str, unit: str, simulated: float, measured: float) -
 def fleets(bench: Bench, model: TimedModel, sizes: Sequence[int]) -> None:
     """Poisson arrivals at 80 % of what the fleet can do; Redis's share from bench/redis_cost.py's figures."""
     costs = redis_costs()
-    prompt, output, share = 64, 48, 0.8
-    paper = run(model, [Task(0.0, prompt, output) for _ in range(bench.pick(8, 256))], concurrency=SLOTS)
+    share = 0.8
+    paper = run(model, [Task(0.0, PROMPT, OUTPUT) for _ in range(bench.pick(8, 256))], concurrency=SLOTS)
     capacity = len(paper) / max(task.ended for task in paper)
     for workers in progress(sizes, "fleets"):
         rate = share * capacity * workers
         arrived = np.cumsum(load.arrival_gaps(bench.pick(16, 256) * workers, rate, seed=workers))
-        paper = run(model, [Task(float(at), prompt, output) for at in arrived], workers)
+        paper = run(model, [Task(float(at), PROMPT, OUTPUT) for at in arrived], workers)
         seconds = max(task.ended for task in paper)
         ttfts = [1e3 * (task.first - task.arrived) for task in paper]
         name = f"{workers} workers like this one, at {share:.0%}"
-        bench.report.add(name, len(paper) * output / seconds, "tokens/s")
+        bench.report.add(name, len(paper) * OUTPUT / seconds, "tokens/s")
         bench.report.add("  TTFT, median", statistics.median(ttfts), "ms")
         bench.report.add("  TTFT, 99 of 100", percentile(ttfts, 0.99), "ms")
         if costs:
-            deltas = output / costs["tokens in a delta"]
+            deltas = OUTPUT / costs["tokens in a delta"]
             busy = rate * (costs["task"] + deltas * costs["delta"]) / 1e6
             bench.report.add("  Redis is busy", busy, "of one core")
 
@@ -247,8 +286,7 @@ def main(argv: list[str] | None = None) -> None:
     bench = Bench(
         Report("Simulation: the real scheduler with a timed model"), "cpu", options.threads, options.quick
     )
-    model = calibrate(bench)
-    check(bench, model)
+    model = check(bench)
     fleets(bench, model, [1, 2] if options.quick else options.workers)
     bench.report.extra["model"] = {"decode": list(model.decode), "prefill": list(model.prefill)}
     bench.report.finish(options.json)
