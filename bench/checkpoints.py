@@ -114,7 +114,7 @@ def write(shape: Shape, folder: Path) -> None:
     write_tokenizer(shape.vocab_size, folder)
 
 
-def write_adapter(shape: Shape, folder: Path, *, rank: int = 16, seed: int = 0) -> None:
+def write_adapter(shape: Shape, folder: Path, *, rank: int = 16, seed: int = 0, spread: float = 0.02) -> None:
     """A random LoRA adapter on all projections of every layer, in PEFT's format."""
     import torch
     from safetensors.torch import save_file
@@ -135,8 +135,8 @@ def write_adapter(shape: Shape, folder: Path, *, rank: int = 16, seed: int = 0) 
     for i in range(shape.n_layers):
         for name, (outputs, inputs) in sizes.items():
             prefix = f"base_model.model.model.layers.{i}.{name}"
-            tensors[f"{prefix}.lora_A.weight"] = torch.empty(rank, inputs).normal_(0, 0.02, generator=generator)
-            tensors[f"{prefix}.lora_B.weight"] = torch.empty(outputs, rank).normal_(0, 0.02, generator=generator)
+            tensors[f"{prefix}.lora_A.weight"] = torch.empty(rank, inputs).normal_(0, spread, generator=generator)
+            tensors[f"{prefix}.lora_B.weight"] = torch.empty(outputs, rank).normal_(0, spread, generator=generator)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     described = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none"}

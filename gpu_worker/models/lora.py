@@ -132,10 +132,14 @@ class AdapterBank:
             return _Slots(a, tuple(b))
 
         self._slots = {(i, name): new(parts) for i in range(config.n_layers) for name, parts in _PARTS.items()}
+        self._ranks = [0] * (n_slots + 1)
+        self._versions = [0] * (n_slots + 1)
 
     def put(self, adapter: Adapter, slot: int) -> None:
         """Replace what lies in a slot. In stream order: earlier steps still use the old content."""
         r, most = adapter.rank, self.max_rank
+        self._ranks[slot] = r
+        self._versions[slot] += 1
         for slots in self._slots.values():
             for tensor in (slots.a, *slots.b):
                 tensor[slot].zero_()
@@ -147,6 +151,15 @@ class AdapterBank:
 
     def slots(self, layer: int, name: LinearName) -> _Slots:
         return self._slots[layer, name]
+
+    def version(self, slot: int) -> int:
+        """How often something was put into this slot."""
+        return self._versions[slot]
+
+    def matrices(self, layer: int, name: LinearName, slot: int) -> tuple[list[Tensor], list[Tensor]]:
+        """A [rank, in] and B [out, rank] of each part, at the adapter's own rank."""
+        slots, rank = self._slots[layer, name], self._ranks[slot]
+        return [a[:rank] for a in slots.a[slot].split(self.max_rank)], [b[slot, :, :rank] for b in slots.b]
 
 
 class GroupedDeltas:

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from bench.checkpoints import Shape, write_adapter
 from bench.driver import Driver
 from gpu_worker.request import SamplingParams
 from gpu_worker.runtime.native.build import load_library
 
 ALL = SamplingParams(temperature=0.0, logprobs=320)
+SHAPE = Shape("qwen3", "float32", 320, 64, 96, 3, 4, 2, 32)
 FAMILIES = ["qwen3", "mistral", "llama-biases"]
 
 
@@ -24,7 +26,7 @@ def cpu_path(monkeypatch):
 
 def prompts():
     random = np.random.default_rng(0)
-    return [random.integers(3, 320, n).tolist() for n in (1, 2, 3, 7, 20, 33, 50, 8)]
+    return [random.integers(3, 320, n).tolist() for n in (1, 2, 3, 7, 20, 33, 150, 8)]
 
 
 def trace(driver, sequences, chunk=0, steps=5):
@@ -52,8 +54,25 @@ def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch(family, settings, ch
 def test_a_prompt_gets_the_same_bits_in_chunks(family, checkpoint, open_runtime):
     driver = Driver(open_runtime(checkpoint(family)[0]))
     whole = [trace(driver, [driver.sequence(p, ALL)])[0] for p in prompts()]
-    for chunk in (1, 5):
+    for chunk in (1, 5, 64):
         assert [trace(driver, [driver.sequence(p, ALL)], chunk)[0] for p in prompts()] == whole
+
+
+def test_a_sequence_with_an_adapter_gets_the_same_bits_alone_and_in_a_batch(checkpoint, tmp_path, open_runtime):
+    runtime = open_runtime(checkpoint("qwen3")[0], lora_slots=3, lora_max_rank=12)
+    for slot, rank in ((1, 4), (2, 11), (3, 12)):
+        write_adapter(SHAPE, tmp_path / str(slot), rank=rank, seed=slot, spread=0.3)
+        runtime.load_adapter(str(tmp_path / str(slot)), slot)
+    driver = Driver(runtime)
+    slots = [0, 1, 1, 2, 0, 3, 2, 1]
+    alone = [
+        trace(driver, [driver.sequence(p, ALL, adapter_slot=s)])[0] for p, s in zip(prompts(), slots, strict=True)
+    ]
+    together = trace(
+        driver, [driver.sequence(p, ALL, adapter_slot=s) for p, s in zip(prompts(), slots, strict=True)]
+    )
+    assert together == alone
+    assert len({bits[0] for bits in alone}) == len(alone)
 
 
 def test_the_number_of_threads_changes_no_bit(checkpoint, open_runtime):

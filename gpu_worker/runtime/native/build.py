@@ -20,8 +20,8 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("decoder.c", "draw.c")
-_HEADERS = ("vectors.h",)
+_SOURCES = ("decoder.c", "attention.c", "adapters.c", "matrix.c", "draw.c")
+_HEADERS = ("adapters.h", "attention.h", "matrix.h", "vectors.h")
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11")
 _TIMEOUT_S = 120
 

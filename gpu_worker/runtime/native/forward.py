@@ -1,36 +1,27 @@
 """`NativeDecoder`: a decoder's weights and KV pool as `decoder.c` sees them.
 
-Activations are float32 whatever the weights are. The structures mirror those in the C file, field by field.
+Activations are float32 whatever the weights are. The structures mirror those in the C files, field by field.
 """
 
 from __future__ import annotations
 
 import ctypes
 from ctypes import c_float, c_int32, c_int64, c_void_p
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpu_worker.models.decoder import Decoder
-from gpu_worker.models.layers import DenseLinear, Int8Linear, Linear
+from gpu_worker.models.layers import DenseLinear
+from gpu_worker.models.lora import AdapterBank
+from gpu_worker.runtime.interface import Int32Array
 from gpu_worker.runtime.kv import KVCache
+from gpu_worker.runtime.native.adapters import MOST_PARTS, NativeAdapters
 from gpu_worker.runtime.native.build import load_library, wanted
+from gpu_worker.runtime.native.weights import KINDS, LinearStruct, Weights
 
-_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _LANES = 16
-
-
-class _Linear(ctypes.Structure):
-    _fields_ = [
-        ("weight", c_void_p),
-        ("scale", c_void_p),
-        ("bias", c_void_p),
-        ("n", c_int32),
-        ("k", c_int32),
-        ("kind", c_int32),
-        ("pad", c_int32),
-    ]
+_MAX_HEAD = 256
 
 
 class _Layer(ctypes.Structure):
@@ -39,11 +30,27 @@ class _Layer(ctypes.Structure):
         ("q_norm", c_void_p),
         ("k_norm", c_void_p),
         ("post_norm", c_void_p),
-        ("qkv", _Linear),
-        ("out", _Linear),
-        ("gate_up", _Linear),
-        ("down", _Linear),
+        ("qkv", LinearStruct),
+        ("out", LinearStruct),
+        ("gate_up", LinearStruct),
+        ("down", LinearStruct),
         ("window", c_int64),
+    ]
+
+
+class _Cache(ctypes.Structure):
+    _fields_ = [
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("kv_kind", c_int32),
+        ("page_size", c_int32),
+        ("scale", c_float),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("n_slots", c_int64),
+        ("columns", c_int64),
+        ("table", c_void_p),
     ]
 
 
@@ -52,22 +59,12 @@ class _Model(ctypes.Structure):
         ("n_layers", c_int32),
         ("hidden", c_int32),
         ("inner", c_int32),
-        ("heads", c_int32),
-        ("kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("kv_kind", c_int32),
-        ("page_size", c_int32),
         ("eps", c_float),
-        ("scale", c_float),
         ("rotary", c_void_p),
         ("norm", c_void_p),
         ("layers", c_void_p),
-        ("head", _Linear),
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        ("n_slots", c_int64),
-        ("columns", c_int64),
-        ("table", c_void_p),
+        ("head", LinearStruct),
+        ("cache", _Cache),
     ]
 
 
@@ -82,41 +79,47 @@ class _Step(ctypes.Structure):
         ("mixed", c_void_p),
         ("gates", c_void_p),
         ("acted", c_void_p),
+        ("adapters", c_void_p),
+        ("reduced", c_void_p),
+        ("reduced_stride", c_int64),
         ("n_threads", c_int32),
     ]
 
 
 class NativeDecoder:
-    """One decoder over one KV pool. Make it with `native_decoder`."""
+    """One decoder over one KV pool; takes its weights over. Make it with `native_decoder`."""
 
-    def __init__(self, library: ctypes.CDLL, decoder: Decoder, cache: KVCache) -> None:
+    def __init__(self, library: ctypes.CDLL, decoder: Decoder, cache: KVCache, bank: AdapterBank | None) -> None:
         self._library = library
-        self._decoder = decoder
-        self._kept: list[Any] = [decoder, cache]  # what the structures point into
-        self._embedding = decoder.embedding
+        self._decoder, self._cache = decoder, cache
+        self._weights = Weights(library)
+        self._adapters = NativeAdapters(library, bank) if bank is not None else None
+        head = decoder.head
+        self._tied = isinstance(head, DenseLinear) and head.weight.data_ptr() == decoder.embedding.data_ptr()
         config = decoder.config
-        layers = (_Layer * config.n_layers)(*(self._layer(i) for i in range(config.n_layers)))
-        self._kept.append(layers)
+        self._layers = (_Layer * config.n_layers)(*(self._layer(i) for i in range(config.n_layers)))
         self._model = _Model(
             n_layers=config.n_layers,
             hidden=config.hidden_size,
             inner=config.intermediate_size,
-            heads=config.n_heads,
-            kv_heads=config.n_kv_heads,
-            head_dim=config.head_dim,
-            kv_kind=_KINDS[cache.keys.dtype],
-            page_size=cache.page_size,
             eps=config.rms_norm_eps,
-            scale=config.head_dim**-0.5,
-            rotary=self._float(decoder.rotary),
-            norm=self._float(decoder.norm),
-            layers=ctypes.addressof(layers),
-            head=self._linear(decoder.head),
-            keys=cache.keys.data_ptr(),
-            values=cache.values.data_ptr(),
-            n_slots=cache.keys.shape[1],
-            columns=cache.table.shape[1],
-            table=cache.table.data_ptr(),
+            rotary=self._weights.floats(decoder.rotary),
+            norm=self._weights.floats(decoder.norm),
+            layers=ctypes.addressof(self._layers),
+            head=self._weights.linear(decoder.head),
+            cache=_Cache(
+                heads=config.n_heads,
+                kv_heads=config.n_kv_heads,
+                head_dim=config.head_dim,
+                kv_kind=KINDS[cache.keys.dtype],
+                page_size=cache.page_size,
+                scale=config.head_dim**-0.5,
+                keys=cache.keys.data_ptr(),
+                values=cache.values.data_ptr(),
+                n_slots=cache.keys.shape[1],
+                columns=cache.table.shape[1],
+                table=cache.table.data_ptr(),
+            ),
         )
         self._widths = (
             config.hidden_size,
@@ -124,24 +127,49 @@ class NativeDecoder:
             config.q_size,
             2 * config.intermediate_size,
             config.intermediate_size,
+            MOST_PARTS * bank.max_rank if bank is not None else 0,
         )
         self._scratch = torch.empty(0)
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """float32 [T, hidden]"""
-        return self._embedding[token_ids].float()
+        """int64 [T] -> float32 [T, hidden]"""
+        if not self._tied:
+            return self._decoder.embed(token_ids).float()
+        hidden = torch.empty(len(token_ids), self._model.hidden)
+        self._library.petiole_embed(
+            ctypes.byref(self._model.head),
+            c_int64(len(token_ids)),
+            c_void_p(token_ids.data_ptr()),
+            c_void_p(hidden.data_ptr()),
+        )
+        return hidden
 
-    def forward(self, hidden: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+    def forward(
+        self, hidden: Tensor, positions: Tensor, rows: Tensor, adapter_slots: Int32Array | None = None
+    ) -> Tensor:
         """All layers over `hidden`, float32 [T, hidden], in place. positions, rows: int64 [T]; a row's positions
-        ascend. Writes the KV of every position, and reads that of the row's earlier ones."""
-        t = hidden.shape[0]
-        if self._scratch.numel() < t * sum(self._widths):
-            self._scratch = torch.empty(t * sum(self._widths))
+        ascend; adapter_slots: [T]. Writes the KV of every position, and reads that of the row's earlier ones."""
+        t, width = hidden.shape[0], sum(self._widths)
+        if self._scratch.numel() < t * width:
+            self._scratch = torch.empty(t * width)
         at, parts = self._scratch.data_ptr(), []
-        for width in self._widths:
+        for part in self._widths:
             parts.append(at)
-            at += 4 * t * width
-        step = _Step(t, positions.data_ptr(), rows.data_ptr(), hidden.data_ptr(), *parts, torch.get_num_threads())
+            at += 4 * t * part
+        adapters = None
+        if self._adapters is not None and adapter_slots is not None and adapter_slots.any():
+            adapters = self._adapters.addresses(adapter_slots)
+        step = _Step(
+            t,
+            positions.data_ptr(),
+            rows.data_ptr(),
+            hidden.data_ptr(),
+            *parts[:-1],
+            None if adapters is None else adapters.ctypes.data,
+            parts[-1],
+            self._widths[-1],
+            torch.get_num_threads(),
+        )
         self._library.petiole_forward(ctypes.byref(self._model), ctypes.byref(step))
         return hidden
 
@@ -163,41 +191,24 @@ class NativeDecoder:
     def _layer(self, i: int) -> _Layer:
         layer = self._decoder.layers[i]
         return _Layer(
-            input_norm=self._float(layer.input_norm),
-            q_norm=self._float(layer.q_norm),
-            k_norm=self._float(layer.k_norm),
-            post_norm=self._float(layer.post_norm),
-            qkv=self._linear(layer.qkv),
-            out=self._linear(layer.out),
-            gate_up=self._linear(layer.gate_up),
-            down=self._linear(layer.down),
+            input_norm=self._weights.floats(layer.input_norm),
+            q_norm=self._weights.floats(layer.q_norm),
+            k_norm=self._weights.floats(layer.k_norm),
+            post_norm=self._weights.floats(layer.post_norm),
+            qkv=self._weights.linear(layer.qkv),
+            out=self._weights.linear(layer.out),
+            gate_up=self._weights.linear(layer.gate_up),
+            down=self._weights.linear(layer.down),
             window=self._decoder.config.windows[i],
         )
 
-    def _linear(self, linear: Linear) -> _Linear:
-        assert isinstance(linear, (DenseLinear, Int8Linear))
-        n, k = linear.weight.shape
-        scale = linear.scale if isinstance(linear, Int8Linear) else None
-        return _Linear(
-            weight=self._pointer(linear.weight),
-            scale=self._float(scale),
-            bias=self._float(linear.bias),
-            n=n,
-            k=k,
-            kind=_KINDS[linear.weight.dtype],
-        )
 
-    def _float(self, tensor: Tensor | None) -> int | None:
-        return None if tensor is None else self._pointer(tensor.float())
+def native_decoder(decoder: Decoder, cache: KVCache, bank: AdapterBank | None = None) -> NativeDecoder | None:
+    """The fast CPU path for this model, or None where torch must do: no compiler, or an unusual type or shape.
 
-    def _pointer(self, tensor: Tensor) -> int:
-        tensor = tensor.contiguous()
-        self._kept.append(tensor)
-        return tensor.data_ptr()
-
-
-def native_decoder(decoder: Decoder, cache: KVCache) -> NativeDecoder | None:
-    """The fast CPU path for this model, or None where torch must do: no compiler, or an unusual type or shape."""
-    usual = decoder.dtype in (torch.float32, torch.bfloat16) and decoder.config.head_dim % _LANES == 0
+    The decoder's weights are rearranged where they lie: after this only the fast path can use them.
+    """
+    width = decoder.config.head_dim
+    usual = decoder.dtype in (torch.float32, torch.bfloat16) and width % _LANES == 0 and width <= _MAX_HEAD
     library = load_library() if usual and wanted() else None
-    return None if library is None else NativeDecoder(library, decoder, cache)
+    return None if library is None else NativeDecoder(library, decoder, cache, bank)

@@ -1,4 +1,4 @@
-/* Vectors of 16 lanes in the compiler's own terms, and the arithmetic that both kernels share. */
+/* Vectors of 16 lanes in the compiler's own terms, and the arithmetic that the kernels share. */
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -13,6 +13,16 @@ typedef int32_t vi __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint16_t vh __attribute__((vector_size(2 * LANES), aligned(2)));
 typedef int8_t vb __attribute__((vector_size(LANES), aligned(1)));
+
+/* What compilers of today make of the general form is several times slower than the instruction for it. */
+#ifdef __AVX512F__
+#include <immintrin.h>
+INLINE vu widen_halves(const void *p) { return (vu)_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)); }
+INLINE vi widen_bytes(const void *p) { return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128(p)); }
+#else
+INLINE vu widen_halves(const void *p) { return __builtin_convertvector(*(const vh *)p, vu); }
+INLINE vi widen_bytes(const void *p) { return __builtin_convertvector(*(const vb *)p, vi); }
+#endif
 
 INLINE vf load(const float *p) { return *(const vf *)p; }
 INLINE void store(float *p, vf v) { *(vf *)p = v; }
@@ -34,13 +44,29 @@ INLINE float sum(vf v) {
   return (c[0] + c[2]) + (c[1] + c[3]);
 }
 
-/* Four sums at once, each in the order of `sum`. */
-INLINE v4 sum4(vf a, vf b, vf c, vf d) {
-  v4 p = fold(a), q = fold(b), r = fold(c), t = fold(d);
-  v4 pq = __builtin_shufflevector(p, q, 0, 4, 1, 5) + __builtin_shufflevector(p, q, 2, 6, 3, 7);
-  v4 rt = __builtin_shufflevector(r, t, 0, 4, 1, 5) + __builtin_shufflevector(r, t, 2, 6, 3, 7);
-  return __builtin_shufflevector(pq, rt, 0, 1, 4, 5) + __builtin_shufflevector(pq, rt, 2, 3, 6, 7);
+INLINE vf larger(vf a, vf b) { return pick(a > b, a, b); }
+
+INLINE float largest(vf v) {
+  v = larger(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  v = larger(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3));
+  v = larger(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1));
+  return v[0] > v[1] ? v[0] : v[1];
 }
+
+/* rows[i][j] <-> rows[j][i]: halves of 16 rows change places, then quarters, ... */
+#define EACH_LANE(of, step) \
+  of(step, 0), of(step, 1), of(step, 2), of(step, 3), of(step, 4), of(step, 5), of(step, 6), of(step, 7), \
+  of(step, 8), of(step, 9), of(step, 10), of(step, 11), of(step, 12), of(step, 13), of(step, 14), of(step, 15)
+#define TO_UPPER(step, lane) ((lane) & (step) ? LANES + (lane) - (step) : (lane))
+#define TO_LOWER(step, lane) ((lane) & (step) ? LANES + (lane) : (lane) + (step))
+#define EXCHANGE(step) \
+  _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++) { \
+    if (i & (step)) continue; \
+    vu a = rows[i], b = rows[i + (step)]; \
+    rows[i] = __builtin_shufflevector(a, b, EACH_LANE(TO_UPPER, step)); \
+    rows[i + (step)] = __builtin_shufflevector(a, b, EACH_LANE(TO_LOWER, step)); \
+  }
+INLINE void transpose(vu rows[LANES]) { EXCHANGE(8) EXCHANGE(4) EXCHANGE(2) EXCHANGE(1) }
 
 /* e^x, to about one unit in the last place; 0 below -87. */
 INLINE vf vexp(vf x) {

@@ -1,0 +1,23 @@
+/* LoRA adapters of a mixed batch. See adapters.c. */
+#pragma once
+#include "matrix.h"
+
+/* What an adapter adds to one linear map: y += B (A x), one B for each part of the map's outputs. */
+typedef struct {
+  Linear a;    /* [parts * rank, k] */
+  Linear b[3]; /* [outputs of the part, rank] */
+  int64_t parts;
+} Delta;
+
+/* Inputs `t` .. `t + n - 1` have the same adapter: its deltas, [layers][maps]. */
+typedef struct {
+  int64_t t, n;
+  const Delta *deltas;
+} Run;
+
+int64_t find_runs(int64_t t, const Delta *const *adapters, Run *runs);
+
+/* Adds what the adapters make of x [t, k] to y [t, n]. `at`: of the linear map in an adapter's deltas; reduced:
+ * [t, reduced_stride] for A x. Called by every thread of a region; ends with a barrier. */
+void add_deltas(const Run *runs, int64_t n_runs, int64_t at, const float *x, int64_t k, float *y, int64_t n,
+                float *reduced, int64_t reduced_stride, Bench *b);

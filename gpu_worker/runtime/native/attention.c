@@ -1,0 +1,176 @@
+/* Attention in blocks: a span of queries meets 128 cached positions at a time.
+ *
+ *              keys 0-127   128-255   256-383
+ *   query 250      all      up to 250    -        most, total, sums: carried from block to block, and
+ *   query 251      all      up to 251    -        rescaled when a later block has a higher score
+ *   ...
+ *   query 260      all         all     up to 260
+ *
+ * A block's keys and values are widened once for all queries of the span and all heads of the group. Blocks begin
+ * at multiples of 128 positions of the sequence, whoever asks; and a position that a query does not see has the
+ * weight 0, which changes no sum. So a query gets the same bits alone as among others.
+ */
+#include "attention.h"
+
+#define KEYS 128 /* at most KC */
+#define QUERIES 96 /* rows of a span: its queries, times the heads of a group */
+#define NOTHING -1e30f
+
+int64_t span_length(const Cache *c) {
+  const int64_t n = QUERIES / (c->heads / c->kv_heads);
+  return n ? n : 1;
+}
+
+/* Cuts a step into spans; returns their number, at most `t`. */
+int64_t find_spans(const Cache *c, int64_t t, const int64_t *rows, const int64_t *positions, Span *spans) {
+  const int64_t most = span_length(c);
+  int64_t n = 0;
+  for (int64_t i = 0; i < t; i++) {
+    Span *last = spans + n - 1;
+    if (n && last->row == rows[i] && last->first + last->n == positions[i] && last->n < most) last->n++;
+    else spans[n++] = (Span){i, 1, rows[i], positions[i]};
+  }
+  return n;
+}
+
+/* ---------------------------------------------------------------- a block of the cache, widened */
+
+INLINE float widen1(int kind, const char *base, int64_t i) {
+  if (kind == F32) return ((const float *)base)[i];
+  uint32_t bits = (uint32_t)((const uint16_t *)base)[i] << 16;
+  float out;
+  memcpy(&out, &bits, 4);
+  return out;
+}
+
+/* 16 keys at `at[j]` -> out[dimension * PANEL + j]. A pair of bfloat16 changes place as one lane. */
+INLINE void turn_keys(int kind, const char *at[LANES], int width, float *out) {
+  const int step = kind == F32 ? LANES : 2 * LANES, full = width / step * step;
+  for (int c = 0; c < full; c += step) {
+    vu rows[LANES];
+#pragma GCC unroll 16
+    for (int j = 0; j < LANES; j++) rows[j] = *(const vu *)(at[j] + c * size_of(kind));
+    transpose(rows);
+#pragma GCC unroll 16
+    for (int j = 0; j < LANES; j++) {
+      if (kind == F32) {
+        store(out + (c + j) * PANEL, (vf)rows[j]);
+        continue;
+      }
+      store(out + (c + 2 * j) * PANEL, (vf)(rows[j] << 16));
+      store(out + (c + 2 * j + 1) * PANEL, (vf)(rows[j] & 0xFFFF0000u));
+    }
+  }
+  for (int c = full; c < width; c++)
+    for (int j = 0; j < LANES; j++) out[c * PANEL + j] = widen1(kind, at[j], c);
+}
+
+INLINE void lay_value(int kind, const char *at, int width, float *out) {
+  for (int c = 0; c < width; c += LANES, at += LANES * size_of(kind)) {
+    vf wide;
+    if (kind == F32) wide = load((const float *)at);
+    else wide = (vf)(widen_halves(at) << 16);
+    store(out + c / PANEL * KEYS * PANEL + c % PANEL, wide);
+  }
+}
+
+/* Positions [base, base + n) of the span's row at one key head. */
+INLINE void widen_block(int kind, const Cache *c, int64_t layer, int64_t row, int head, int64_t base, int n, Desk *d) {
+  const int width = c->head_dim, padded = (int)parts(width, PANEL) * PANEL;
+  const int64_t size = size_of(kind), token = (int64_t)c->kv_heads * width, pool = layer * c->n_slots * token;
+  for (int j0 = 0; j0 < n; j0 += LANES) {
+    const char *keys[LANES];
+    for (int j = 0; j < LANES; j++) {
+      const int64_t position = base + smaller(j0 + j, n - 1); /* repeats the last: nobody looks at it */
+      const int64_t at = (pool + slot_of(c, row, position) * token + (int64_t)head * width) * size;
+      keys[j] = c->keys + at;
+      if (j0 + j < n) lay_value(kind, c->values + at, width, d->values + (j0 + j) * PANEL);
+    }
+    turn_keys(kind, keys, width, d->keys + j0 / PANEL * padded * PANEL + j0 % PANEL);
+  }
+}
+
+/* ---------------------------------------------------------------- softmax */
+
+/* scores [n] of positions base, base + 1, ... -> unnormalised weights, for a query that sees [first, last].
+ * Returns what the sums so far are to be multiplied by. */
+static float weigh(float *scores, int n, int64_t base, int64_t first, int64_t last, float *most, float *total) {
+  const int padded = (int)parts(n, LANES) * LANES;
+  vf highest = splat(*most);
+  if (first > base || last < base + padded - 1) {
+    vi lane;
+    for (int j = 0; j < LANES; j++) lane[j] = j;
+    const int from = first > base ? (int)smaller(first - base, KEYS) : 0;
+    const int to = last < base ? -1 : (int)smaller(last - base, KEYS);
+    for (int j = 0; j < padded; j += LANES) {
+      vi at = lane + j;
+      store(scores + j, pick((at >= from) & (at <= to), load(scores + j), splat(-INFINITY)));
+    }
+  }
+  for (int j = 0; j < padded; j += LANES) highest = larger(load(scores + j), highest);
+  const float now = largest(highest), by = now == *most ? 1.0f : vexp(splat(*most - now))[0];
+  vf sums = {0};
+  for (int j = 0; j < padded; j += LANES) {
+    vf e = vexp(load(scores + j) - now);
+    store(scores + j, e);
+    sums += e;
+  }
+  *most = now;
+  *total = *total * by + sum(sums);
+  return by;
+}
+
+void attend(const Cache *c, int64_t layer, int64_t window, const Span *s, int head, const float *queries,
+            int64_t q_stride, float *out, int64_t out_stride, Desk *d) {
+  const int width = c->head_dim, group = c->heads / c->kv_heads, m = (int)s->n * group;
+  const int padded = (int)parts(width, PANEL) * PANEL;
+  for (int i = 0; i < m; i++) {
+    const float *in = queries + i / group * q_stride + i % group * width;
+    for (int k = 0; k < width; k++) d->queries[i * KC + k] = in[k] * c->scale;
+    d->most[i] = NOTHING;
+    d->total[i] = 0;
+  }
+  memset(d->sums, 0, sizeof(float) * (size_t)(m * padded));
+  const int64_t end = s->first + s->n, seen = window && s->first >= window ? s->first - window + 1 : 0;
+  for (int64_t base = seen / KEYS * KEYS; base < end; base += KEYS) {
+    const int n = (int)smaller(KEYS, end - base);
+    if (c->kv_kind == F32) widen_block(F32, c, layer, s->row, head, base, n, d);
+    else widen_block(BF16, c, layer, s->row, head, base, n, d);
+    for (int j = 0; j < n; j += PANEL) multiply(m, width, d->queries, d->keys + j * padded, d->scores + j, KC, 0);
+    for (int i = 0; i < m; i++) {
+      const int64_t last = s->first + i / group, first = window && last >= window ? last - window + 1 : 0;
+      const float by = weigh(d->scores + i * KC, n, base, first, last, d->most + i, d->total + i);
+      if (by != 1.0f)
+        for (int k = 0; k < padded; k += LANES) store(d->sums + i * padded + k, load(d->sums + i * padded + k) * by);
+    }
+    for (int k = 0; k < padded; k += PANEL)
+      multiply(m, n, d->scores, d->values + k * KEYS, d->sums + k, padded, 1);
+  }
+  for (int i = 0; i < m; i++) {
+    float *to = out + i / group * out_stride + i % group * width;
+    const float by = 1.0f / d->total[i];
+    for (int k = 0; k < width; k++) to[k] = d->sums[i * padded + k] * by;
+  }
+}
+
+/* ---------------------------------------------------------------- memory */
+
+static float *floats(int64_t n) { return aligned_alloc(64, (size_t)parts(n * 4, 64) * 64); }
+
+Desk new_desk(const Cache *c, int64_t length) {
+  const int64_t m = length * (c->heads / c->kv_heads), width = parts(c->head_dim, PANEL) * PANEL;
+  Desk d = {floats(m * KC), floats(m * KC), floats(m * width), floats(KEYS * width), floats(KEYS * width),
+            floats(m),      floats(m)};
+  memset(d.values, 0, sizeof(float) * (size_t)(KEYS * width)); /* where a panel is wider than the head */
+  return d;
+}
+
+void free_desk(Desk *d) {
+  free(d->queries);
+  free(d->scores);
+  free(d->sums);
+  free(d->keys);
+  free(d->values);
+  free(d->most);
+  free(d->total);
+}

@@ -1,0 +1,42 @@
+/* Attention over the paged KV cache. See attention.c. */
+#pragma once
+#include "matrix.h"
+
+typedef struct {
+  int32_t heads, kv_heads, head_dim, kv_kind, page_size;
+  float scale;
+  const char *keys, *values; /* [layers, slots, kv_heads, head_dim] */
+  int64_t n_slots, columns;
+  const int32_t *table; /* [rows, columns] */
+} Cache;
+
+/* Positions `first` .. `first + n - 1` of one row: the step's inputs `t` .. `t + n - 1`. */
+typedef struct {
+  int64_t t, n, row, first;
+} Span;
+
+/* A thread's own memory. `width`: the head's, in whole panels; `m` = queries of a span times heads of a group. */
+typedef struct {
+  float *queries; /* [m][KC] */
+  float *scores;  /* [m][KC] */
+  float *sums;    /* [m][width] */
+  float *keys;    /* [KEYS / PANEL][width][PANEL], the head's dimension downwards */
+  float *values;  /* [width / PANEL][KEYS][PANEL] */
+  float *most, *total; /* [m] */
+} Desk;
+
+int64_t span_length(const Cache *c);
+int64_t find_spans(const Cache *c, int64_t t, const int64_t *rows, const int64_t *positions, Span *spans);
+Desk new_desk(const Cache *c, int64_t length);
+void free_desk(Desk *d);
+
+INLINE int64_t slot_of(const Cache *c, int64_t row, int64_t position) {
+  const int32_t *pages = c->table + row * c->columns;
+  if (c->page_size == 1) return pages[position];
+  return (int64_t)pages[position / c->page_size] * c->page_size + position % c->page_size;
+}
+
+/* One span and one key head. queries, out: of the span's first position, at the group's first head; `q_stride`,
+ * `out_stride`: from one position to the next. */
+void attend(const Cache *c, int64_t layer, int64_t window, const Span *s, int head, const float *queries,
+            int64_t q_stride, float *out, int64_t out_stride, Desk *d);

@@ -1,0 +1,41 @@
+/* Products with weights in panels. See matrix.c. */
+#pragma once
+#include "vectors.h"
+
+#define PANEL 32 /* outputs side by side: two vectors */
+#define KC 256   /* terms of a sum that are added up in registers in one go; the row length of packed inputs */
+#define ROWS 192 /* input rows that stay in the second-level cache while the weights pass by */
+
+enum { F32 = 0, BF16 = 1, INT8 = 2 };
+
+typedef struct {
+  const char *weight; /* whole panels: [n / PANEL][k][PANEL] */
+  const char *tail;   /* the panel of the last n % PANEL outputs, padded, or null */
+  const float *scale; /* [n], for INT8 */
+  const float *bias;  /* [n] or null */
+  int32_t n, k, kind, pad;
+} Linear;
+
+/* A thread's own memory for products of at most `rows` inputs of at most `k` terms. */
+typedef struct {
+  float *inputs; /* [ceil(k / KC)][rows][KC] */
+  const float *held; /* whose copy `inputs` is */
+  float *sums;   /* [rows][PANEL] */
+  float *panel;  /* [KC][PANEL] */
+} Bench;
+
+INLINE int64_t size_of(int kind) { return kind == F32 ? 4 : kind == BF16 ? 2 : 1; }
+INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t parts(int64_t n, int64_t size) { return (n + size - 1) / size; }
+
+Bench new_bench(int64_t rows, int64_t k);
+void free_bench(Bench *b);
+
+/* c [m, PANEL] (+)= x [m, kc] w [kc, PANEL]. Rows of x are KC apart, those of c `ldc`. */
+void multiply(int m, int kc, const float *x, const float *w, float *c, int64_t ldc, int add);
+
+/* y [m, n at panel p] (+)= x Wt + b, for m <= ROWS inputs. Forget `held` when x has changed. */
+void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, float *y, int64_t ldy, int add, Bench *b);
+
+/* y [m, n] (+)= x Wt + b. Called by every thread of a region; ends with a barrier. */
+void linear(const Linear *l, int64_t m, const float *x, float *y, int add, Bench *b);
