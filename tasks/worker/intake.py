@@ -23,7 +23,7 @@ from tasks.worker import scripts
 from tasks.worker.attempts import Begun
 from tasks.worker.job import Job
 from tasks.worker.requests import engine_request
-from tasks.worker.results import Outcome, failed
+from tasks.worker.results import Outcome, ended, failed
 
 if TYPE_CHECKING:
     from tasks.worker.pool import EnginePool
@@ -119,19 +119,22 @@ class Intake:
         model = pool.engine.limits.fingerprint
         adapter = _adapter(asked)
         verdict = begun.verdict(model=model, adapter=adapter, max_attempts=pool.settings.max_attempts)
+        if isinstance(asked, Asked):
+            job.asked_deadline_s = asked.deadline_s
         if verdict == "finished":
             job.replay(begun)
             return
         needs_reader = isinstance(asked, Asked) and asked.cancel_on_disconnect
         job.begin(begun, needs_reader=needs_reader)
-        if isinstance(asked, PetioleError):
+        if job.ending is not None:
+            job.end(ended(job.ending))
+        elif isinstance(asked, PetioleError):
             job.end(failed(asked))
         elif verdict == "poisoned":
             job.end(Outcome(error=WorkersLost(begun.deaths, begun.written.text)))
         elif verdict == "model_changed":
             job.end(failed(ModelChanged(_other_model(begun, model, adapter))))
         else:
-            job.asked_deadline_s = asked.deadline_s
             job.submit(
                 engine_request(
                     job.task_id,

@@ -7,15 +7,14 @@
 
 Who does what: the intake begins and submits, the engine's text thread reports what it makes, the publisher says
 whether the end was ours to write, a completion thread runs Celery's trace, and everything that touches Celery's
-request happens on the consumer's thread, in the order in which it was posted. A revoked task is announced by
-Celery itself; its trace never runs, so nothing can overwrite REVOKED.
+request happens on the consumer's thread, in the order in which it was posted. What a task's last delta says is
+what is stored for it, whichever delivery comes to store it: REVOKED, a failure or a result.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -33,7 +32,8 @@ from gpu_worker.handle import Handle
 from gpu_worker.request import Delta, FinishReason, Request
 from tasks.worker.attempts import Begun
 from tasks.worker.publisher import Stream
-from tasks.worker.results import Outcome, at_hand, failed, recorded, succeeded, within
+from tasks.worker.results import Outcome, at_hand, ended, failed, recorded, succeeded, within
+from tasks.worker.revoking import Ending
 from tasks.worker.started import store_started
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ class Job:
         self.handle: Handle | None = None
         self.stream: Stream | None = None
         self.outcome: Outcome | None = None
-        self.accepted = self.revoked = self.flagged = self.too_late = self.handing_back = self.over = False
+        self.ending: Ending | None = None
+        self.accepted = self.handing_back = self.over = False
         self._storing = threading.RLock()
 
     # ------------------------------------------------------------ limits
@@ -117,7 +118,7 @@ class Job:
 
     def begin(self, begun: Begun, *, needs_reader: bool = False) -> Stream:
         self.begun = begun
-        self.flagged = bool(begun.cancel)
+        self.ending = "revoked" if begun.cancel else self.ending or _ending(self.delivery.request)
         publisher = self.pool.publisher
         self.stream = Stream(
             publisher, self.task_id, begun.attempt, begun.written, self, needs_reader=needs_reader
@@ -129,7 +130,7 @@ class Job:
         self.handle = self.pool.engine.submit(
             request, on_admitted=self._on_admitted, on_delta=self._on_delta, on_done=self._on_done
         )
-        if self.revoked or self.flagged:
+        if self.ending is not None:
             self.handle.cancel()
         if self.handing_back:
             self.handle.hand_back()
@@ -143,7 +144,6 @@ class Job:
     def replay(self, begun: Begun) -> None:
         """An earlier delivery finished the task: store what was recorded, unless that was stored too."""
         assert begun.record is not None
-        self.begun = begun
         self.outcome = recorded(begun.record, begun.written)
         self.pool.run(self._replay)
 
@@ -151,8 +151,8 @@ class Job:
 
     def _on_admitted(self, handle: Handle) -> None:
         self.admitted_at = time.monotonic()
-        self.too_late = _too_late(self.delivery.request)
-        if self.too_late:
+        self.ending = self.ending or _ending(self.delivery.request)
+        if self.ending is not None:
             handle.cancel()
         if self.stream is not None:
             self.stream.admit()
@@ -175,7 +175,11 @@ class Job:
             self.end(failed(error))
         else:
             outcome = succeeded(handle.result(), self.begun.attempt, self.begun.written)
-            self.end(within(self.pool.settings.result_max_bytes, outcome))
+            if self.ending is not None and outcome.finish_reason == FinishReason.CANCELLED:
+                outcome = ended(self.ending)
+            elif not self._timed_out(outcome):
+                outcome = within(self.pool.result_max_bytes, outcome)
+            self.end(outcome)
 
     # ------------------------------------------------------------ publisher
 
@@ -194,27 +198,30 @@ class Job:
         self.pool.mailbox.post(lambda: None)
 
     def on_cancel(self, *, flagged: bool) -> None:
-        self.flagged = self.flagged or flagged
+        if flagged:
+            self.ending = self.ending or "revoked"
         if self.handle is not None:
             self.handle.cancel()
 
     # ------------------------------------------------------------ completion threads
 
     def _complete(self) -> None:
-        """The end is ours: run Celery's trace, which stores the result and sends links and callbacks."""
-        assert self.outcome is not None
+        """The end is written: run Celery's trace, which stores the result and sends links and callbacks."""
+        outcome = self.outcome
+        assert outcome is not None
         limit, kind = self._deadline
-        timed_out = self.outcome.finish_reason == FinishReason.DEADLINE
-        if self.revoked or self.too_late:
-            self.pool.mailbox.post(self._drop)
-        elif self.flagged and self.outcome.finish_reason == FinishReason.CANCELLED:
+        if outcome.revoked:
             self.pool.mailbox.post(self._announce)
-        elif timed_out and kind == "hard":
+        elif self._timed_out(outcome):
             self.pool.mailbox.post(lambda: self._time_out(limit or 0.0))
         else:
-            if timed_out and kind == "soft":
+            if outcome.finish_reason == FinishReason.DEADLINE and kind == "soft":
                 self.pool.mailbox.post(lambda: self.delivery.timeout_callback(True, limit or 0.0))
             self._trace()
+
+    def _timed_out(self, outcome: Outcome) -> bool:
+        """By Celery's hard limit, so that it fails and no result is stored."""
+        return outcome.finish_reason == FinishReason.DEADLINE and self._deadline[1] == "hard"
 
     def _trace(self) -> None:
         delivery, outcome = self.delivery, self.outcome
@@ -255,11 +262,7 @@ class Job:
         backend = request.task.backend
         stored = backend.get_task_meta(self.task_id, cache=False)
         if stored.get("status") not in states.READY_STATES:
-            assert self.begun is not None
-            if self.begun.cancel:
-                self.pool.mailbox.post(self._announce)
-            else:
-                self._trace()
+            self._complete()
             return
         if request.chord:  # counting a header task twice is harmless, not counting it is not
             backend.on_chord_part_return(request._context, stored["status"], stored["result"])
@@ -268,7 +271,7 @@ class Job:
     def _store_started(self) -> None:
         request = self.delivery.request
         with self._storing:
-            if self.outcome is None and not (self.revoked or self.too_late) and not request.ignore_result:
+            if self.outcome is None and self.ending is None and not request.ignore_result:
                 meta = {"pid": os.getpid(), "hostname": request.hostname}
                 store_started(request.task.backend, self.task_id, meta, request._context)
 
@@ -278,23 +281,24 @@ class Job:
         """The message came again, after a lost connection: the sequence goes on, for the new request object."""
         self.superseded.append(self.delivery)
         self.delivery = delivery
+        if delivery.request.ending is not None:
+            self.stop(delivery.request.ending)
         if self.accepted:
             delivery.accept_callback(os.getpid(), self.admitted_at or self.taken_at)
 
-    def terminate(self, signum: object = None) -> None:
-        """Celery's revoke, or the end of the worker. It has announced what it does with the task itself."""
-        if self.over:
-            return
-        if getattr(self.delivery.request, "_already_cancelled", False):
-            self.hand_back()
-            return
-        first, self.revoked = not self.revoked, True
-        if first:
-            if not self.accepted:
-                self._tell_accepted()
-            self.pool.run(lambda: self.pool.flag_cancel(self.task_id))
+    def stop(self, ending: Ending) -> None:
+        """Celery's revocation, or an `expires` that has passed."""
+        if self.ending is None and not self.over:
+            self.ending = ending
+            if ending == "revoked":
+                self.pool.run(lambda: self.pool.flag_cancel(self.task_id))
             if self.handle is not None:
                 self.handle.cancel()
+
+    def terminate(self, signum: object = None) -> None:
+        """The worker ends, and Celery cancels what it has."""
+        if not self.over:
+            self.hand_back()
 
     def hand_back(self) -> None:
         """Another worker shall go on. `over` once everything made here is in the log."""
@@ -308,17 +312,13 @@ class Job:
         if self.accepted or self.over:
             return
         request = self.delivery.request
-        if request is not None and request.revoked():  # revoked, or expired, while it waited in the engine
-            self.revoked = True
-            if self.handle is not None:
-                self.handle.cancel()
-            return
-        self._tell_accepted()
-        self.pool.run(self._store_started)
-
-    def _tell_accepted(self) -> None:
-        self.accepted = True
-        self.delivery.accept_callback(os.getpid(), self.admitted_at or time.monotonic())
+        request.revoked()  # while it waited in the engine
+        if request.ending is not None:
+            self.stop(request.ending)
+        if self.ending is None:
+            self.accepted = True
+            self.delivery.accept_callback(os.getpid(), self.admitted_at or time.monotonic())
+            self.pool.run(self._store_started)
 
     def _settle(self, outcome: tuple[bool, Any, float]) -> None:
         self._forget()
@@ -329,17 +329,17 @@ class Job:
         self.delivery.timeout_callback(False, limit_s)
 
     def _announce(self) -> None:
-        """The cancel flag ended it, and Celery's own revocation has not come here: say so in its place."""
-        if not self.revoked:
-            self.revoked = True
-            self.delivery.request._announce_revoked("terminated", True, signal.SIGTERM, False)
-        self._forget()
+        assert self.outcome is not None
+        with self._storing:
+            try:
+                self.delivery.request.announce(str(self.outcome.stop_reason), running=self.accepted)
+            finally:
+                self._forget()
 
     def _drop(self) -> None:
         """Acknowledge without a word: somebody else has said, or will say, how the task ended."""
         self._forget()
-        if not self.revoked:
-            _acknowledge(self.delivery)
+        _acknowledge(self.delivery)
 
     def _forget(self) -> None:
         self.over = True
@@ -348,10 +348,15 @@ class Job:
             _acknowledge(delivery)
 
 
-def _too_late(request: Any) -> bool:
-    """Revoked, or expired, while it waited in the engine. Only looks; `_accept` lets Celery announce it."""
-    expires = request.expires
-    return request.id in revoked or (expires is not None and datetime.now(expires.tzinfo) > expires)
+def _ending(request: Any) -> Ending | None:
+    """Only looks: Celery's own bookkeeping is the consumer's thread's."""
+    if (
+        request.ending is None
+        and request.expires is not None
+        and datetime.now(request.expires.tzinfo) > request.expires
+    ):
+        return "expired"
+    return "revoked" if request.id in revoked else request.ending
 
 
 def _acknowledge(delivery: Delivery) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 
 from celery.concurrency.base import BasePool
 from celery.exceptions import WorkerShutdown
-from celery.signals import task_revoked
 from celery.worker import state
 from kombu.asynchronous import get_event_loop
 
@@ -34,7 +33,7 @@ from tasks.worker.intake import Intake
 from tasks.worker.job import Delivery, Job
 from tasks.worker.mailbox import Mailbox
 from tasks.worker.publisher import Publisher
-from tasks.worker.quarantine import end_stream
+from tasks.worker.results import largest
 
 logger = logging.getLogger(__name__)
 
@@ -77,13 +76,10 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self.intake = Intake(self, client)
         self.foreign = ForeignTasks(self.mailbox)
         self._completions = ThreadPoolExecutor(COMPLETION_THREADS, thread_name_prefix="petiole-completion")
-        task_revoked.connect(self._on_revoked, weak=False)
+        GenerationTask.Request = "tasks.worker.revoking:Request"
+        self.result_max_bytes = min(self.settings.result_max_bytes, largest(self.app.backend))
         self.publisher.start()
         self.intake.start()
-
-    def _on_revoked(self, sender: Any = None, request: Any = None, expired: bool = False, **_: Any) -> None:
-        if isinstance(sender, GenerationTask):
-            self.close_stream(request.id, "expired" if expired else "revoked")
 
     def _load(self) -> EngineLike:
         try:
@@ -147,13 +143,6 @@ class EnginePool(BasePool):  # type: ignore[misc]
         client, key = connections.streams(), stream_keys(task_id).state
         client.hset(key, "cancel", 1)
         client.pexpire(key, self.publisher.ttl_ms)
-
-    def close_stream(self, task_id: str, stop_reason: str) -> None:
-        """End the stream of a task that was revoked, or has expired, before it came here."""
-        if task_id not in self.jobs:
-            client = connections.streams()
-            ttl_ms = self.publisher.ttl_ms
-            self.run(lambda: end_stream(client, task_id, ttl_ms, "cancelled", stop_reason))
 
     def terminate_job(self, pid: int, signal: object = None) -> None:
         """Celery's way to kill a process; the handle's `terminate` does it here."""

@@ -7,15 +7,21 @@ in place (`take_result`): a dictionary to return or an exception to raise.
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import redis
+from celery.backends.redis import RedisBackend
+
 from gpu_worker import errors as engine_errors
-from gpu_worker.request import Delta, Result, TokenLogprobs
+from gpu_worker.request import Delta, FinishReason, Result, TokenLogprobs
 from tasks import errors
+from tasks.connections import LOST
+from tasks.worker.revoking import Ending
 
 _at_hand = threading.local()
 
@@ -34,6 +40,11 @@ class Outcome:
     error: Exception | None = None
     finish_reason: str = "error"
     stop_reason: str | int | None = None
+
+    @property
+    def revoked(self) -> bool:
+        """Ended as REVOKED. A generation that nobody read is cancelled, too, but has a result."""
+        return self.finish_reason == FinishReason.CANCELLED and self.stop_reason is not None
 
     @property
     def record(self) -> dict[str, Any]:
@@ -127,6 +138,18 @@ def within(limit_bytes: int, outcome: Outcome) -> Outcome:
     return outcome if size <= limit_bytes else failed(errors.ResultTooLarge(size, limit_bytes))
 
 
+def largest(backend: Any) -> int:
+    """The longest JSON of a result that `backend` takes, in bytes. A Redis that does not say so takes 512 MiB."""
+    if not isinstance(backend, RedisBackend):
+        return sys.maxsize
+    stock_bytes = 512 * 2**20
+    try:
+        said = backend.client.config_get("proto-max-bulk-len")
+    except (*LOST, redis.RedisError):  # not allowed, or away
+        said = {}
+    return int(said.get("proto-max-bulk-len", stock_bytes)) - _OF_THE_REST
+
+
 def logprobs_json(logprobs: Sequence[Any]) -> list[dict[str, Any]]:
     """JSON knows no infinity: a token that was masked out has the lowest finite float."""
     return [
@@ -137,6 +160,12 @@ def logprobs_json(logprobs: Sequence[Any]) -> list[dict[str, Any]]:
         }
         for entry in logprobs
     ]
+
+
+def ended(ending: Ending) -> Outcome:
+    """Revoked, or expired: what there is of it stays in the log."""
+    value = {"finish_reason": FinishReason.CANCELLED.value, "stop_reason": ending}
+    return Outcome(value, None, value["finish_reason"], ending)
 
 
 def failed(error: BaseException) -> Outcome:
