@@ -154,8 +154,8 @@ class PageTable(PagePool):
 
     def reserve_many(self, rows: NDArray[np.integer], kv_lengths: NDArray[np.integer]) -> int:
         """`reserve` for many distinct rows in order; returns how many leading ones succeeded."""
-        if len(rows) == 0:
-            return 0
+        if len(rows) < 2:  # numpy has nothing to gain
+            return sum(self.reserve(*entry) for entry in zip(rows.tolist(), kv_lengths.tolist(), strict=True))
         self._require_held(rows)
         have = self._row_pages[rows]
         need = np.maximum(-(-kv_lengths // self.page_size) - have, 0)

@@ -95,15 +95,19 @@ class Scheduler:
         ends = starts + (1 if plan.lengths is None else np.array(plan.lengths, np.int32))
         if table.reserve_many(rows, ends) < n:
             raise AllocationFailed(f"no pages for a {plan.kind} of {n} sequences")
-        for i, seq in enumerate(plan.sequences):
-            if plan.kind == "prefill":
-                assert plan.lengths is not None
-                seq.schedule_prefill(plan.lengths[i])
-            elif plan.drafts is not None and plan.drafts[i]:
-                seq.schedule_speculative(1 + len(plan.drafts[i]))
-            else:
+        if plan.lengths is None:
+            for seq in plan.sequences:
                 seq.schedule_decode(planned=True)
-            scheduled.append(seq)
+                scheduled.append(seq)
+        else:
+            for i, seq in enumerate(plan.sequences):
+                if plan.kind == "prefill":
+                    seq.schedule_prefill(plan.lengths[i])
+                elif plan.drafts is not None and plan.drafts[i]:
+                    seq.schedule_speculative(1 + len(plan.drafts[i]))
+                else:
+                    seq.schedule_decode(planned=True)
+                scheduled.append(seq)
         batch = make_batch(plan, starts, rows, table)
         if plan.kind == "prefill":
             self._publish(plan, ends)
@@ -167,24 +171,24 @@ class Scheduler:
 
     def _apply_all(self, step: Pending, payload: StepPayload, output: StepOutput, now: float) -> None:
         """Row by row, in batch order: `outputs[i]` tokens were sampled for row i, `accepted[i]` of them hold."""
-        state, counters = self.state, self.state.counters
+        state = self.state
         tokens, accepted = output.token_ids.tolist(), output.accepted.tolist()
         outputs = payload.batch.outputs.tolist()
-        drafts = payload.plan.drafts
         with_extras = output.values is not None or output.logprobs is not None
+        extras: Extras | None = None
         offset = 0
-        for i, seq in enumerate(step.sequences):
-            sampled = outputs[i]
+        for seq, sampled, holding in zip(step.sequences, outputs, accepted, strict=True):
             if seq.finalized:
                 seq.discard()
-                counters.zombie_outputs += sampled
+                state.counters.zombie_outputs += sampled
                 state.settle(seq)
             elif sampled == 0:
                 seq.apply_prefill()
             else:
-                fresh = tokens[offset : offset + accepted[i]]
-                extras = _extras(seq, output, offset, len(fresh)) if with_extras else None
-                self._apply(seq, step.kind, drafts[i] if drafts is not None else (), fresh, extras, now)
+                fresh = tokens[offset : offset + holding]
+                if with_extras:
+                    extras = _extras(seq, output, offset, holding)
+                self._apply(seq, step.kind, sampled - 1, fresh, extras, now)
             if seq.preempting:
                 state.settle(seq)
             offset += sampled
@@ -193,7 +197,7 @@ class Scheduler:
         self,
         seq: ScheduledSequence,
         kind: StepKind,
-        drafts: Sequence[int],
+        n_drafts: int,
         fresh: list[int],
         extras: Extras | None,
         now: float,
@@ -213,9 +217,9 @@ class Scheduler:
                 return
         if kind == "prefill":
             seq.apply_prefill(fresh[0])
-        elif drafts:
+        elif n_drafts:
             seq.apply_speculative(fresh)
-            state.counters.speculation.record(len(drafts), len(fresh) - 1)
+            state.counters.speculation.record(n_drafts, len(fresh) - 1)
         else:
             seq.apply_decode(fresh[0])
         if seq.first_token_s is None:

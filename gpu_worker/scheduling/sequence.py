@@ -165,18 +165,15 @@ class SchedulableSequence:
     @property
     def scheduled_position(self) -> int:
         """KV length once everything outstanding has run: the start of the next operation."""
-        position = self.kv_position
-        for op in self._outstanding:
-            position += op.n_positions
-        return position
+        outstanding = self._outstanding
+        if len(outstanding) == 1:
+            return self.kv_position + outstanding[0].n_positions
+        return self.kv_position + sum([op.n_positions for op in outstanding])
 
     @property
     def outstanding_yield(self) -> int:
         """Tokens that outstanding operations may still yield."""
-        count = 0
-        for op in self._outstanding:
-            count += op.max_yield
-        return count
+        return sum([op.max_yield for op in self._outstanding])
 
     @property
     def prefill_target(self) -> int:
@@ -206,22 +203,14 @@ class SchedulableSequence:
     def can_decode(self) -> bool:
         """May a decode be scheduled now? The planner's question, answered without raising."""
         outstanding = self._outstanding
-        position, generated = self.kv_position, len(self.generated)
-        for op in outstanding:
-            if op is _DECODE:
-                position += 1
-                generated += 1
-            elif op.state is SequenceState.SPECULATIVE_SCHEDULED:
-                return False
-            else:
-                position += op.n_positions
-                generated += op.max_yield
-        return (
-            0 < generated < self.max_output_tokens  # 0: the prefill's last chunk is not scheduled yet
-            and self.num_input_tokens + generated - position == 1
-            and len(outstanding) < self.max_outstanding
-            and not self.finalized
-        )
+        if self.finalized or len(outstanding) >= self.max_outstanding:
+            return False
+        if outstanding and outstanding[-1] is _DECODE:  # it found one tail token, and leaves one
+            yields = 1 if len(outstanding) == 1 else self.outstanding_yield
+            return len(self.generated) + yields < self.max_output_tokens
+        if self.state is SequenceState.SPECULATIVE_SCHEDULED or self.is_prefilling or self.remaining_tokens <= 0:
+            return False
+        return self.tail_tokens + self.outstanding_yield == self.scheduled_position - self.kv_position + 1
 
     def tokens(self, start: int = 0, stop: int | None = None) -> IntArray:
         """Committed tokens [start, stop): int32."""

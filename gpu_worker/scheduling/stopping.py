@@ -22,11 +22,13 @@ class Finish(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """What ends one sequence. `terminal_ids`: the union of EOS and stop ids, so that one look-up is enough for
-    the tokens that end nothing. `length_reason`: which of the two caps `max_output_tokens` comes from."""
+    """What ends one sequence. `last_ids`: every token with which an output can end before its caps, so that one
+    look-up is enough for the tokens that end nothing. `length_reason`: which of the two caps `max_output_tokens`
+    comes from."""
 
     eos_ids: frozenset[int]
-    terminal_ids: frozenset[int]
+    stop_ids: frozenset[int]
+    last_ids: frozenset[int]
     sequences: tuple[tuple[int, ...], ...]
     max_output_tokens: int
     length_reason: str
@@ -36,24 +38,31 @@ class StopRules:
         sampling: SamplingParams, eos_ids: frozenset[int], num_prompt_tokens: int, max_model_len: int
     ) -> StopRules:
         eos = frozenset() if sampling.ignore_eos else eos_ids
+        stops = frozenset(sampling.stop_token_ids)
+        sequences = tuple(tuple(ids) for ids in sampling.stop_token_sequences)
         room = max_model_len - num_prompt_tokens
         return StopRules(
             eos_ids=eos,
-            terminal_ids=eos | frozenset(sampling.stop_token_ids),
-            sequences=tuple(tuple(ids) for ids in sampling.stop_token_sequences),
+            stop_ids=stops,
+            last_ids=eos | stops | {ids[-1] for ids in sequences},
+            sequences=sequences,
             max_output_tokens=min(sampling.max_tokens, room),
             length_reason="max_tokens" if sampling.max_tokens <= room else "max_model_len",
         )
 
     def cut(self, generated: Sequence[int], fresh: Sequence[int]) -> tuple[int, Finish | None]:
         """How many of `fresh` still belong behind `generated`, and how the last of those ends the sequence."""
+        if self.last_ids.isdisjoint(fresh) and len(generated) + len(fresh) < self.max_output_tokens:
+            return len(fresh), None
         taken = 0
         for token in fresh:
             taken += 1
             if self.sequences and (stop := self._matched(generated, fresh[:taken])) is not None:
                 return taken, Finish(FinishReason.STOP, str(list(stop)))
-            if token in self.terminal_ids:
-                return taken, Finish(FinishReason.STOP, "eos" if token in self.eos_ids else token)
+            if token in self.eos_ids:
+                return taken, Finish(FinishReason.STOP, "eos")
+            if token in self.stop_ids:
+                return taken, Finish(FinishReason.STOP, token)
             if len(generated) + taken >= self.max_output_tokens:
                 return taken, Finish(FinishReason.LENGTH, self.length_reason)
         return taken, None
