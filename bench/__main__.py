@@ -25,6 +25,7 @@ WORKLOADS: dict[str, str] = {
     "latency": "from delay() to the first delta in a reader's hands",
     "serving": "the engine through the broker with readers, against the same engine driven directly",
     "reliability": "an engine with log, fencing and leases against the same one without",
+    "recovery": "a worker that is killed or deployed in mid-sentence: when its readers hear again",
     "redis_cost": "what a task and a delta cost Redis: commands, bytes, processor time",
     "simulate": "a fleet on paper: the real scheduler with a timed model, checked against the engine",
     "profiling": "where the time of a step goes: host and device by phase",

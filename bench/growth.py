@@ -37,6 +37,7 @@ Point = tuple[float, float]
 Count = Callable[[float], float]
 LINEAR = 1.1
 LONGEST_S = 90.0
+PATIENCE_S = 600.0
 SHAPE = replace(SMALL_LONG, max_positions=33_280)
 SHARED, OWN = 256, 64
 DELTAS = 40
@@ -191,7 +192,7 @@ def readers(n: int) -> float:
     writer = subprocess.Popen([sys.executable, "-c", WRITER, task_id, str(DELTAS), str(n)])
 
     async def follow() -> int:
-        return len([delta async for delta in streaming.astream(task_id, timeout_s=60)])
+        return len([delta async for delta in streaming.astream(task_id, timeout_s=PATIENCE_S)])
 
     async def all_of_them() -> list[int]:
         return await asyncio.gather(*(follow() for _ in range(n)))

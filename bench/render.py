@@ -1,7 +1,8 @@
 """docs/performance.md, and the tables of docs/scaling.md, from what was measured: `python -m bench.render`.
 
     bench/results/DEVICE/WORKLOAD.json   what a workload wrote with --json
-    bench/results/notes.toml             what each workload shows, its pictures, and why a target was missed
+    bench/results/notes.toml             what each workload shows, its pictures, why a target was missed, and which
+                                         targets need a machine that has not measured them
 
 Nothing in the first is written by hand: a figure without a JSON file behind it cannot be in it.
 """
@@ -46,8 +47,10 @@ def page(results: Path = RESULTS) -> str:
     parts = [HEAD]
     for device, title in DEVICES.items():
         runs = load(results / device)
+        if not runs and (waiting := unmeasured(runs, notes, device)):
+            parts += [f"## {title}", f"### Targets: none measured\n\n{markdown(TARGETS, waiting)}"]
         if runs:
-            parts += [f"## {title}", machine(runs), targets(runs, notes)]
+            parts += [f"## {title}", machine(runs), targets(runs, notes, device)]
             parts += [section(name, run, notes.get(name, {}), device) for name, run in runs.items()]
     if closing := notes.get("closing"):
         parts.append(str(closing).strip())
@@ -68,7 +71,10 @@ def machine(runs: Mapping[str, Mapping[str, Any]]) -> str:
     return f"{device}{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB; {software}."
 
 
-def targets(runs: Mapping[str, Mapping[str, Any]], notes: Mapping[str, Any]) -> str:
+TARGETS = ("", "", "measured", "ratio", "target", "")
+
+
+def targets(runs: Mapping[str, Mapping[str, Any]], notes: Mapping[str, Any], device: str) -> str:
     """Each target, what was measured, and the gap where one remains."""
     rows: list[Row] = []
     for name, run in runs.items():
@@ -79,8 +85,21 @@ def targets(runs: Mapping[str, Mapping[str, Any]], notes: Mapping[str, Any]) -> 
             value = f"{number(result['value'])} {result['unit']}".strip()
             rows.append((name, result["name"].strip(), value, ratio(result), bound(result), verdict))
     met = sum(row[-1] == "met" for row in rows)
-    head = ("", "", "measured", "ratio", "target", "")
-    return f"### Targets: {met} of {len(rows)} met\n\n{markdown(head, rows)}"
+    table = markdown(TARGETS, [*rows, *unmeasured(runs, notes, device)])
+    return f"### Targets: {met} of {len(rows)} met\n\n{table}"
+
+
+def unmeasured(runs: Mapping[str, Mapping[str, Any]], notes: Mapping[str, Any], device: str) -> list[Row]:
+    """The targets of notes.toml that no result with a target stands for, with the reason."""
+    rows: list[Row] = []
+    for workload, about in notes.items():
+        for wanted in about.get("wanted", ()) if isinstance(about, Mapping) else ():
+            results = runs.get(workload, {"results": []})["results"]
+            measured = any(r["target"] is not None and re.search(wanted["match"], r["name"]) for r in results)
+            if wanted.get("device", "cpu") == device and not measured:
+                reason = wanted.get("reason", "not measured yet")
+                rows.append((workload, wanted["what"], "", "", wanted["target"], reason))
+    return rows
 
 
 def section(name: str, run: Mapping[str, Any], notes: Mapping[str, Any], device: str) -> str:
@@ -104,8 +123,11 @@ def section(name: str, run: Mapping[str, Any], notes: Mapping[str, Any], device:
     table = markdown([head[i] for i in used], [[row[i] for i in used] for row in rows])
     pictures = [f"![{alt}](images/{file})" for file, alt in notes.get("images", {}).items() if picture(file)]
     flag = " --device cuda" if device == "cuda" and name == "engine" else ""
+    absent = "\n".join(f"{peer}: {why}" for peer, why in run.get("absent", {}).items())
     repeat = f"`python -m bench.{name}{flag}`, at commit {run['commit']}"
-    return "\n\n".join([f"### {name}: {run['title']}", about, table, *pictures, f"Repeat: {repeat}."])
+    return "\n\n".join(
+        filter(None, [f"### {name}: {run['title']}", about, table, absent, *pictures, f"Repeat: {repeat}."])
+    )
 
 
 def picture(file: str) -> bool:

@@ -106,6 +106,24 @@ def test_a_missed_target_without_a_cause_is_named(recorded: Path) -> None:
     assert list(render.unexplained(recorded)) == ["cpu/engine: prefixes"]
 
 
+def test_a_target_that_nothing_measured_is_listed_with_its_reason(recorded: Path) -> None:
+    wanted = '[[engine.wanted]]\nmatch = "{}"\nwhat = "idle"\ntarget = "≤ 3 %"\ndevice = "{}"\nreason = "no GPU"\n'
+    row = "| engine | idle |   |   | ≤ 3 % | no GPU |"
+    (recorded / "notes.toml").write_text(wanted.format("idle", "cpu"))
+    assert row in render.page(recorded)
+    (recorded / "notes.toml").write_text(wanted.format("idle", "cuda"))
+    assert row in render.page(recorded).partition("## On a GPU")[2]
+    (recorded / "notes.toml").write_text(wanted.format("pipelined", "cpu"))
+    assert row not in render.page(recorded)
+
+
+def test_a_peer_that_was_not_there_is_named_with_its_reason(recorded: Path) -> None:
+    report = Report("Peers", absent={"continuous batching": "not available on CPU"})
+    report.finish(str(recorded / "cpu" / "models.json"))
+    (recorded / "notes.toml").write_text("")
+    assert "continuous batching: not available on CPU" in render.page(recorded)
+
+
 def test_the_committed_page_is_what_the_committed_results_make() -> None:
     assert render.PAGE.read_text() == render.page()
 

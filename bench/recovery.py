@@ -1,0 +1,155 @@
+"""A worker dies, or is deployed, in mid-sentence: how long its readers wait for the next delta.
+
+Two real workers on an embedded Redis. The first takes all tasks, since the second does not consume yet; when every
+reader has its first delta the second begins to consume and the first gets its signal. What counts is the time from
+the signal to the first delta of the next attempt, in the hands of the reader that waits longest. Every stream must
+then be whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from bench.report import Report, arguments, progress
+
+READY_S = 300.0
+PATIENCE_S = 120.0
+TRIES = 5
+names = count()
+
+
+@dataclass(frozen=True)
+class Case:
+    """How the first worker ends, under which settings, and how long a reader may wait."""
+
+    name: str
+    signal: signal.Signals
+    settings: dict[str, str]
+    target_s: float
+
+
+DEPLOY = Case("SIGTERM, drain_seconds=0", signal.SIGTERM, {"PETIOLE_DRAIN_SECONDS": "0"}, 3.0)
+CASES = [
+    Case("SIGKILL, the defaults", signal.SIGKILL, {}, 20.0),
+    Case("SIGKILL, visibility_timeout=4", signal.SIGKILL, {"PETIOLE_VISIBILITY_TIMEOUT_S": "4"}, 6.0),
+    DEPLOY,
+]
+
+
+@contextmanager
+def worker(settings: dict[str, str]) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Its node name and its process, when it answers."""
+    from tasks import celery_app
+
+    node = f"bench{next(names)}-{os.getpid()}@localhost"
+    here = str(Path(__file__).resolve().parents[1])
+    paths = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "celery", "-A", "tasks", "worker", "-l", "WARNING", "-n", node],
+        env={**os.environ, **settings, "PYTHONPATH": paths},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        give_up_at = time.monotonic() + READY_S
+        while not celery_app.control.ping(destination=[node], timeout=0.25):
+            if process.poll() is not None or time.monotonic() > give_up_at:
+                raise RuntimeError(f"the worker did not start: status {process.returncode}")
+        yield node, process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+async def waits(n: int, tokens: int, end: Any) -> list[float]:
+    """Seconds from `end()` to the next attempt's first delta, of each stream that was interrupted."""
+    from tasks import generate
+
+    begun = asyncio.Semaphore(0)
+    resumed: list[float] = []
+
+    async def read(i: int) -> None:
+        attempt, seen = 0, 0
+        options = {"max_tokens": tokens, "ignore_eos": True, "seed": i}
+        async for delta in generate.astream(prompt=f"Count from {i} to 99.", timeout_s=PATIENCE_S, **options):
+            if not attempt:
+                begun.release()
+            elif delta.attempt > attempt:
+                resumed.append(time.perf_counter())
+            attempt, seen = delta.attempt, seen + len(delta.token_ids)
+        assert seen == tokens, f"{seen} of {tokens} tokens came"
+
+    readers = [asyncio.create_task(read(i)) for i in range(n)]
+    for _ in range(n):
+        await begun.acquire()
+    ended = await asyncio.to_thread(end)
+    await asyncio.gather(*readers)
+    return [at - ended for at in resumed]
+
+
+def round_of(case: Case, n: int, tokens: int) -> list[float]:
+    from tasks import celery_app
+
+    queue = celery_app.conf.task_default_queue
+    with ExitStack() as stack:
+        second, _ = stack.enter_context(worker(case.settings))
+        while not celery_app.control.cancel_consumer(queue, destination=[second], reply=True, timeout=5):
+            pass
+        _, first = stack.enter_context(worker(case.settings))
+
+        def end() -> float:
+            celery_app.control.add_consumer(queue, destination=[second], reply=False)
+            first.send_signal(case.signal)
+            return time.perf_counter()
+
+        return asyncio.run(waits(n, tokens, end))
+
+
+def measure(report: Report, case: Case, rounds: int, n: int, tokens: int) -> None:
+    seconds: list[float] = []
+    for _ in range(TRIES * rounds):  # again where every task had ended before its worker did
+        seconds += round_of(case, n, tokens)
+        if len(seconds) >= rounds * n // 2:
+            break
+    if not seconds:
+        raise RuntimeError("no stream was interrupted: the answers are too short for this machine")
+    report.add(
+        f"{case.name}: to the next delta, at most",
+        max(seconds),
+        "s",
+        target=case.target_s,
+        better="lower",
+        samples=seconds,
+        note=f"{len(seconds)} streams",
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = arguments(__doc__).parse_args(argv)
+    from tasks import demo
+    from tasks.settings import settings
+
+    os.environ.update(demo.environment())
+    settings.cache_clear()
+    report = Report("From the end of a worker to the next delta (embedded Redis, petiole-tiny)")
+    rounds, n = (1, 2) if options.quick else (3, 8)
+    for case in progress([DEPLOY] if options.quick else CASES, "workers that end"):
+        measure(report, case, rounds, n, 1800)
+    report.finish(options.json)
+
+
+if __name__ == "__main__":
+    main()
