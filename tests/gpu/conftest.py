@@ -18,7 +18,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.gpu)
-            if not torch.cuda.is_available():
+            if not torch.cuda.is_available() and item.path.name != "test_fused.py":
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 

@@ -11,13 +11,16 @@ from test_logits import ALL, reference, relative_error, table, tokens
 from bench.driver import Driver
 from gpu_worker.request import SamplingParams
 from gpu_worker.runtime.noise import gumbel, noise_keys
-from gpu_worker.runtime.sampling import Choice, choose
 
 BF16 = 2e-2
+WINDOWED = {"mistral", "qwen2-window"}
+"""Their attention is a kernel of its own, which takes a minute to compile where it is not there yet."""
 PAGES = [{"page_size": 1}, {"page_size": 16, "prefix_cache": "off"}]
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=[pytest.mark.slow] * (f in WINDOWED)) for f in sorted(FAMILIES)]
+)
 @pytest.mark.parametrize("pages", PAGES, ids=["page1", "page16"])
 def test_prefill_chunks_prefix_and_decode_agree_with_transformers(family, pages, checkpoint, open_runtime):
     folder, model = checkpoint(family)
@@ -51,6 +54,25 @@ def test_two_steps_in_flight_give_the_tokens_of_one(checkpoint, open_runtime):
     assert Driver(runtime).generate(prompts, 60, depth=2) == alone
 
 
+@pytest.mark.parametrize("pages", PAGES, ids=["page1", "page16"])
+def test_a_host_far_ahead_of_the_device_overwrites_nothing(pages, checkpoint, open_runtime):
+    """Everything of a step is enqueued while the device still sleeps: pinned buffers, plans, pages, tokens."""
+    runtime = open_runtime(checkpoint("qwen3")[0], **pages)
+    prompts = [tokens(n, n) for n in (3, 9, 30, 12, 5)]
+    sampling = SamplingParams(temperature=0.8, top_p=0.9)
+    settings = {"seeds": range(5), "chunk": 8}
+    alone = Driver(runtime).generate(prompts, 30, sampling, depth=1, **settings)
+    launch_forward = runtime.launch_forward
+
+    def launch_late(slot_id, batch):
+        with torch.cuda.stream(runtime._stream.raw):
+            torch.cuda._sleep(4_000_000)
+        launch_forward(slot_id, batch)
+
+    runtime.launch_forward = launch_late
+    assert Driver(runtime).generate(prompts, 30, sampling, depth=2, **settings) == alone
+
+
 def test_every_batch_size_between_and_above_the_captured_ones(checkpoint, open_runtime):
     folder, model = checkpoint("qwen3")
     runtime = open_runtime(folder, graph_batch_sizes=(2, 5))
@@ -75,33 +97,24 @@ def test_a_verify_accepts_what_decoding_would_have_drawn(checkpoint, open_runtim
     assert sequence.output == plain[:4]
 
 
-@pytest.mark.parametrize("sampling", ["plain", "top_k", "top_p", "everything"])
-def test_both_devices_draw_the_same_tokens_from_the_same_logits(sampling):
-    n, vocab = 64, 5000
-    logits = torch.randn(n, vocab, generator=torch.Generator().manual_seed(0)) * 3
-    keys = torch.from_numpy(noise_keys(np.arange(n, dtype=np.uint64), np.arange(n)))
-    top_k = torch.full((n,), 40) if sampling in ("top_k", "everything") else None
-    top_p = torch.full((n,), 0.8) if sampling in ("top_p", "everything") else None
-    min_p = torch.full((n,), 0.02) if sampling == "everything" else None
-    choice = Choice(torch.full((n,), 0.9), keys, top_k, top_p, min_p, top_k is not None, 40)
-
-    def on(device: str) -> torch.Tensor:
-        moved = [t.to(device) if isinstance(t, torch.Tensor) else t for t in choice_fields(choice)]
-        return choose(logits.to(device), Choice(*moved)).cpu()
-
-    assert (
-        on("cpu") == on("cuda")
-    ).float().mean() > 0.98  # a tie to the last bit of a logarithm may fall otherwise
-
-
-def choice_fields(choice: Choice) -> list[object]:
-    return [getattr(choice, name) for name in Choice.__dataclass_fields__]
-
-
 def test_noise_is_the_same_on_both_devices():
     keys = torch.from_numpy(noise_keys(np.arange(9, dtype=np.uint64), np.arange(9)))
     ids = torch.arange(4096, dtype=torch.int32)
     assert torch.allclose(gumbel(keys, ids), gumbel(keys.cuda(), ids.cuda()).cpu(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 5, 64])
+def test_a_linear_map_in_eight_bits(n):
+    from gpu_worker.models.layers import Fp8Linear, quantize_fp8
+
+    x = torch.randn(n, 512, device="cuda", dtype=torch.bfloat16)
+    weight, bias = (
+        torch.randn(768, 512, device="cuda") * 0.05,
+        torch.randn(768, device="cuda", dtype=torch.bfloat16),
+    )
+    values, scale = quantize_fp8(weight)
+    got = Fp8Linear(values, scale[None, :], bias)(x)
+    assert relative_error(got.float().cpu(), (x.float() @ weight.T + bias).cpu()) < 0.05
 
 
 def test_adapters_share_a_captured_batch_with_rows_that_have_none(checkpoint, open_runtime, tmp_path):

@@ -1,0 +1,112 @@
+"""The project's own Triton kernels against plain torch: on CUDA, or in Triton's interpreter on a CPU."""
+
+# ruff: noqa: E402 - what Triton is to do is settled before it is imported
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"
+    if tuple(map(int, np.__version__.split(".")[:2])) >= (2, 4):
+        pytest.skip("Triton's interpreter does not know this numpy", allow_module_level=True)
+pytest.importorskip("triton")
+
+import fake_flashinfer as plain
+
+from gpu_worker.runtime.fused import choose as fused
+from gpu_worker.runtime.fused.layers import gather_pages, rotate, store_kv, token_slots
+from gpu_worker.runtime.noise import noise_keys
+from gpu_worker.runtime.sampling import Choice, choose
+
+N, VOCAB = (64, 50_000) if DEVICE == "cuda" else (12, 3000)
+
+
+def fields(choice: Choice) -> list[object]:
+    return [getattr(choice, name) for name in Choice.__dataclass_fields__]
+
+
+def moved(choice: Choice, rows: slice = slice(None)) -> Choice:
+    return Choice(*(t[rows].to(DEVICE) if isinstance(t, torch.Tensor) else t for t in fields(choice)))
+
+
+@pytest.mark.parametrize("sampling", ["plain", "top_k", "top_p", "top_k and top_p", "everything"])
+def test_it_draws_what_sorting_would_have_drawn(sampling):
+    n, vocab = N, VOCAB
+    logits = torch.randn(n, vocab, generator=torch.Generator().manual_seed(0)) * 3
+    keys = torch.from_numpy(noise_keys(np.arange(n, dtype=np.uint64), np.arange(n)))
+    temperature = torch.linspace(0, 2, n)
+    top_k = torch.arange(n) * 7 if sampling in ("top_k", "top_k and top_p", "everything") else None
+    top_p = torch.linspace(0, 1, n) if sampling in ("top_p", "top_k and top_p", "everything") else None
+    min_p = torch.full((n,), 0.02) if sampling == "everything" else None
+    choice = Choice(temperature, keys, top_k, top_p, min_p, False, 7 * n)
+    drawn = fused.choose(logits.to(DEVICE), moved(choice)).cpu()
+    # a tie to the last bit of a logarithm, or of a sum, may fall otherwise
+    assert (choose(logits, choice) == drawn).float().mean() > 0.96
+    for rows in (slice(0, 1), slice(5, 6), slice(0, n // 2)):  # alone, and beside others
+        assert torch.equal(fused.choose(logits[rows].to(DEVICE), moved(choice, rows)).cpu(), drawn[rows])
+
+
+def test_equal_logits_stay_or_go_together():
+    n = 300
+    logits = torch.zeros(n, 1000, device=DEVICE)
+    logits[:, 10:20] = 4.0  # ten share the second place
+    logits[:, 3] = 9.0
+    keys = torch.from_numpy(noise_keys(np.arange(n, dtype=np.uint64), np.arange(n))).to(DEVICE)
+    one = torch.ones(n, device=DEVICE)
+    choice = Choice(9 * one, keys, 2 * one.long(), None, None, True, 2)
+    assert set(fused.choose(logits, choice).tolist()) == {3, *range(10, 20)}
+
+
+@pytest.mark.parametrize("shape", [(4, 2, 64), (32, 8, 128), (10, 3, 96)], ids=str)
+@pytest.mark.parametrize("normed", [True, False])
+def test_heads_are_normed_and_rotated_as_in_torch(shape, normed):
+    n_heads, n_kv_heads, width = shape
+    qkv = torch.randn(7, (n_heads + 2 * n_kv_heads) * width, device=DEVICE, dtype=torch.bfloat16)
+    norms = tuple(torch.rand(width, device=DEVICE, dtype=torch.bfloat16) for _ in range(2)) if normed else None
+    positions = torch.tensor([3, 0, 49, 7, 8, 8, 1], dtype=torch.int32, device=DEVICE)
+    table = torch.randn(50, width, device=DEVICE)
+
+    def parts(x):
+        return (
+            p.view(7, -1, width) for p in x.split([n_heads * width, n_kv_heads * width, n_kv_heads * width], -1)
+        )
+
+    ours, expected = qkv.clone(), qkv.clone()
+    for target, by in ((ours, rotate), (expected, plain.rotate)):
+        q, k, _ = parts(target)
+        by(q, k, norms, 1e-6, positions, table)
+    torch.testing.assert_close(ours, expected, rtol=1e-2, atol=1e-2)
+    assert torch.equal(list(parts(ours))[2], list(parts(qkv))[2])
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_pages_and_slots_follow_the_page_table(page_size):
+    table = torch.randint(0, 900, (6, 3000), dtype=torch.int32)
+    rows, indptr = (torch.tensor(x, dtype=torch.int32) for x in ([2, 0, 5], [0, 3, 4, 2900]))
+    ours = torch.full((3000,), -1, dtype=torch.int32)
+    expected = ours.clone()
+    plain.gather_pages(table, rows, indptr, expected)
+    ours = ours.to(DEVICE)
+    gather_pages(table.to(DEVICE), rows.to(DEVICE), indptr.to(DEVICE), ours)
+    assert torch.equal(ours.cpu(), expected)
+    rows, positions = (torch.randint(0, most, (777,), dtype=torch.int32) for most in (6, 3000))
+    slots = token_slots(table.to(DEVICE), rows.to(DEVICE), positions.to(DEVICE), page_size)
+    assert torch.equal(slots.cpu(), plain.token_slots(table, rows, positions, page_size))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_keys_and_values_are_stored_in_the_type_of_the_cache(dtype):
+    if dtype is torch.float8_e4m3fn and DEVICE == "cpu":
+        pytest.skip("the interpreter rounds eight bits its own way")
+    kv = torch.randn(5, 2, 3, 128, device=DEVICE, dtype=torch.bfloat16) * 300
+    slots = torch.tensor([3, 19, 0, 7, 8], device=DEVICE)
+    caches = [torch.zeros(2, 20, 3, 128, device=DEVICE).to(dtype) for _ in range(2)]
+    for (keys, values), by in zip(caches, (store_kv, plain.store_kv), strict=True):
+        by(kv[:, 0], kv[:, 1], keys, values, slots)
+    assert torch.equal(caches[0].float(), caches[1].float())
