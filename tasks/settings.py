@@ -22,7 +22,7 @@ PREFIX = "PETIOLE_"
 EMBEDDED = "embedded"
 _LOCAL_REDIS = "redis://localhost:6379/0"
 _REDIS_SCHEMES = ("redis", "rediss", "redis+socket", "unix", EMBEDDED)
-_BROKER_SCHEMES = ("redis", "rediss", "redis+socket", "sentinel", "amqp", "amqps", EMBEDDED)
+_BROKER_SCHEMES = ("redis", "rediss", "redis+socket", "amqp", "amqps", EMBEDDED)
 _NOT_SETTINGS = {"PETIOLE_NATIVE", "PETIOLE_NO_PROGRESS"}  # the engine's own, read where they are used
 
 

@@ -52,7 +52,7 @@ URGENT = 2
 
 Quarantine = Callable[[bytes, str, str], None]
 
-channels: weakref.WeakSet[LeasedChannel] = weakref.WeakSet()
+channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 """Those of this process that are open, for the lease keeper."""
 
 orphans: list[Ledger] = []
@@ -66,12 +66,11 @@ def install() -> None:
     """From now on, in this process, Redis URLs of brokers mean this transport."""
     for alias in ("redis", "rediss"):
         transports.TRANSPORT_ALIASES[alias] = f"{__name__}:Transport"
-    if hasattr(stock, "SentinelChannel"):
-        transports.TRANSPORT_ALIASES["sentinel"] = f"{__name__}:SentinelTransport"
     transports._transport_cache.clear()  # a connection that was made before would keep the stock one
 
 
 _base: Any = virtual.QoS
+_stock: Any = stock  # kombu is typed in parts
 
 
 class QoS(stock.QoS):
@@ -127,8 +126,8 @@ def _priority(message: Any) -> int:
     return priority if type(priority) is int else 0
 
 
-class LeasedChannel:
-    """What differs from kombu's channel. Mixed into it, with and without Sentinel."""
+class Channel(_stock.Channel):  # type: ignore[misc]
+    """What differs from kombu's channel."""
 
     QoS = QoS
     ledger: Ledger
@@ -138,43 +137,40 @@ class LeasedChannel:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        me: Any = self
-        self.ledger = Ledger(prefix=me.global_keyprefix, visibility_timeout_s=settings().visibility_timeout_s)
+        self.ledger = Ledger(prefix=self.global_keyprefix, visibility_timeout_s=settings().visibility_timeout_s)
         self.fair = bool(settings().weights)
         if self.fair:
-            me._queue_cycle = FairShares(tenant_queues(settings().queue, settings().weights))
+            self._queue_cycle = FairShares(tenant_queues(settings().queue, settings().weights))
         channels.add(self)
 
     # ------------------------------------------------------------ waiting
 
     def _brpop_start(self, timeout: float | None = None) -> None:
         """Wait for a message without removing it."""
-        me: Any = self
         if time.monotonic() < self._full_until:
             return
-        queues = me._queue_cycle.consume(len(me.active_queues))
+        queues = self._queue_cycle.consume(len(self.active_queues))
         if not queues:
             return
-        key = me.global_keyprefix + me._q_for_pri(queues[0], 0)
+        key = self.global_keyprefix + self._q_for_pri(queues[0], 0)
         wait_s = SHARED_WAIT_S if self.fair else WAIT_S
-        me._in_poll = me.client.connection
-        me._brpop_sent_at = time.monotonic()
-        me.client.connection.send_command("BLMOVE", key, key, "RIGHT", "RIGHT", wait_s)
+        self._in_poll = self.client.connection
+        self._brpop_sent_at = time.monotonic()
+        self.client.connection.send_command("BLMOVE", key, key, "RIGHT", "RIGHT", wait_s)
 
     def _brpop_read(self, **options: Any) -> bool:
-        me: Any = self
         try:
             try:
-                me.client.parse_response(me.client.connection, "BLMOVE", **options)
+                self.client.parse_response(self.client.connection, "BLMOVE", **options)
             except redis.ResponseError as error:
                 self._refused(error)
                 raise Empty from None
-            except me.connection_errors:
-                me.client.connection.disconnect()
+            except self.connection_errors:
+                self.client.connection.disconnect()
                 raise
         finally:
-            me._in_poll = None
-            me._flush_brpop_reauth()
+            self._in_poll = None
+            self._flush_brpop_reauth()
         if not self.deliver():
             raise Empty
         return True
@@ -183,8 +179,7 @@ class LeasedChannel:
 
     def deliver(self) -> int:
         """Take what there is credit for, and hand it to the consumers. Returns how many messages that were."""
-        me: Any = self
-        if me._closing:
+        if self._closing:
             return 0
         if self.ledger.lost:
             self._lost()
@@ -196,22 +191,21 @@ class LeasedChannel:
         return delivered
 
     def _take(self, most: int) -> int:
-        me: Any = self
-        credit, steps = most, list(me.priority_steps)
-        if me.qos.prefetch_count:
-            credit = min(most, me.qos.can_consume_max_estimate())
+        credit, steps = most, list(self.priority_steps)
+        if self.qos.prefetch_count:
+            credit = min(most, self.qos.can_consume_max_estimate())
             if not credit:
-                credit = min(most, me.qos.urgent_credit())
-                steps = [step for step in steps if step < me.priority(me.qos.least_urgent())]
+                credit = min(most, self.qos.urgent_credit())
+                steps = [step for step in steps if step < self.priority(self.qos.least_urgent())]
         queues = {
-            me.global_keyprefix + me._q_for_pri(queue, priority): queue
+            self.global_keyprefix + self._q_for_pri(queue, priority): queue
             for priority in steps
-            for queue in me._queue_cycle.consume(len(me.active_queues))
+            for queue in self._queue_cycle.consume(len(self.active_queues))
         }
         if not queues or not credit:
             return 0
         try:
-            with me.conn_or_acquire() as client:
+            with self.conn_or_acquire() as client:
                 while orphans:
                     orphans[-1].close(client)
                     orphans.pop()
@@ -224,18 +218,17 @@ class LeasedChannel:
             return 0
         for message in taken:
             queue = queues[message.queue]
-            me._queue_cycle.rotate(queue)
+            self._queue_cycle.rotate(queue)
             self._deliver(message, queue)
         return len(taken)
 
     def _deliver(self, taken: Taken, queue: str) -> None:
-        me: Any = self
         try:
             envelope = json.loads(taken.item)
             envelope["properties"]["delivery_tag"] = taken.tag
             if not isinstance(envelope["headers"], dict) or not isinstance(envelope.get("body"), str):
                 raise TypeError("headers must be an object and body a string")
-            me.connection._callbacks[queue]
+            self.connection._callbacks[queue]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             logger.error("queue %s: a message that is none was put aside: %s", queue, error)
             if quarantine is not None:
@@ -243,12 +236,12 @@ class LeasedChannel:
             self.ledger.ack(taken.tag)
             self.acknowledged()
             return
-        me.connection._deliver(envelope, queue)
+        self.connection._deliver(envelope, queue)
 
     def _deliver_fanout_message(self, message: Any, exchange: str) -> Any:
         """Control commands and events: what is none is dropped."""
         try:
-            return super()._deliver_fanout_message(message, exchange)  # type: ignore[misc]
+            return super()._deliver_fanout_message(message, exchange)
         except (redis.RedisError, OSError):
             raise
         except Exception:
@@ -256,18 +249,17 @@ class LeasedChannel:
             return True
 
     def _lost(self) -> None:
-        me: Any = self
         logger.warning(
-            "the lease on %d messages was lost; others have them now", len(me.qos._delivered) - len(me.qos._dirty)
+            "the lease on %d messages was lost; others have them now",
+            len(self.qos._delivered) - len(self.qos._dirty),
         )
-        me.qos.forget()
+        self.qos.forget()
         self.ledger.begin_anew()
 
     def _refused(self, error: redis.ResponseError) -> None:
         """Redis is full, or became a replica: neither ends the worker."""
-        me: Any = self
         if isinstance(error, ReadOnlyError):
-            me.client.connection.disconnect()
+            self.client.connection.disconnect()
             raise redis.ConnectionError(str(error)) from error
         if time.monotonic() > self._full_until + 10 * FULL_PAUSE_S:
             logger.error("Redis refuses to hand out messages: %s", error)
@@ -281,71 +273,50 @@ class LeasedChannel:
             self.flush()
 
     def flush(self) -> None:
-        me: Any = self
-        if not self.ledger._acknowledged or me.closed:
+        if not self.ledger._acknowledged or self.closed:
             return
         try:
-            with me.conn_or_acquire() as client:
+            with self.conn_or_acquire() as client:
                 self.ledger.flush(client)
         except redis.ResponseError as error:
             self._refused(error)
 
     def close(self) -> None:
-        me: Any = self
-        in_poll, me._in_poll = me._in_poll, None
+        in_poll, self._in_poll = self._in_poll, None
         if in_poll:  # nothing can be lost with the reply: waiting removes nothing
-            me.client.connection.disconnect()
+            self.client.connection.disconnect()
         channels.discard(self)
-        if not me.closed:
-            me.qos.forget()
+        if not self.closed:
+            self.qos.forget()
             try:
-                with me.conn_or_acquire() as client:
+                with self.conn_or_acquire() as client:
                     self.ledger.close(client)
-            except (*me.connection_errors, redis.ResponseError) as error:
+            except (*self.connection_errors, redis.ResponseError) as error:
                 logger.warning("messages could not be given back yet: %s", error)
                 orphans.append(self.ledger)
         try:
-            super().close()  # type: ignore[misc]
-        except me.connection_errors:  # the queues of this connection alone cannot be deleted now
-            me.auto_delete_queues.clear()
-            super().close()  # type: ignore[misc]
+            super().close()
+        except self.connection_errors:  # the queues of this connection alone cannot be deleted now
+            self.auto_delete_queues.clear()
+            super().close()
 
     def own_client(self, timeout_s: float) -> redis.Redis:
         """A client like this channel's, with one connection that nobody else uses."""
-        me: Any = self
-        if hasattr(me, "_sentinel_managed_pool"):
-            return redis.Redis(connection_pool=me._sentinel_managed_pool())
-        parameters = {**me._connparams(), "max_connections": 1, "socket_timeout": timeout_s}
+        parameters = {**self._connparams(), "max_connections": 1, "socket_timeout": timeout_s}
         return redis.Redis(connection_pool=redis.ConnectionPool(**parameters))
 
 
-class Channel(LeasedChannel, stock.Channel):
-    pass
-
-
-class LeasedTransport:
+class Transport(_stock.Transport):  # type: ignore[misc]
     """What differs from kombu's transport: acknowledgements go out together, at every turn of the event loop."""
 
+    Channel = Channel
+
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
-        super().register_with_event_loop(connection, loop)  # type: ignore[misc]
-        me: Any = self
+        super().register_with_event_loop(connection, loop)
 
         def flush() -> None:
-            for channel in me.channels:
+            for channel in self.channels:
                 channel.deferred = True
                 channel.flush()
 
         loop.on_tick.add(flush)
-
-
-class Transport(LeasedTransport, stock.Transport):
-    Channel = Channel
-
-
-if hasattr(stock, "SentinelChannel"):
-
-    class SentinelChannel(LeasedChannel, stock.SentinelChannel):
-        pass
-
-    class SentinelTransport(LeasedTransport, stock.SentinelTransport):
-        Channel = SentinelChannel
