@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from celery.exceptions import TaskRevokedError
 from support.fake_engine import expected
 from support.site import RedisServer, Site, Worker, eventually
 
@@ -96,6 +97,18 @@ def test_a_result_that_is_too_big_fails_that_task_alone_and_at_once(own_site: Si
     assert site.get(beside)["token_ids"] == expected("beside", 2, 50)
     assert "cannot be stored yet" not in worker.output
     eventually(lambda: site.held() == 0, "acknowledged")
+
+
+def test_what_is_revoked_has_no_result_that_could_be_too_big(own_site: Site) -> None:
+    site = own_site
+    site.worker(PETIOLE_RESULT_MAX_BYTES=1024)
+    big = site.generate("big", max_tokens=3000, seed=1)
+    site.streaming(big, 500)
+    big.revoke(terminate=True)
+    with pytest.raises(TaskRevokedError):
+        site.get(big)
+    last = site.log(big)[-1]
+    assert (last["finish_reason"], last["stop_reason"]) == ("cancelled", "revoked")
 
 
 def test_foreign_tasks_run_beside_the_engine(own_site: Site) -> None:

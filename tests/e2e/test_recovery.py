@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from support.fake_engine import expected
-from support.site import Site, eventually
+from support.proxy import Proxy
+from support.site import RedisServer, Site, eventually
 
+from tasks.connections import connect
 from tasks.errors import WorkersLost
 
 LONG = 600
@@ -205,6 +209,31 @@ def test_a_redis_restart_is_survived(own_site: Site) -> None:
     assert value["token_ids"] == site.tokens(result) == expected("through", 8, 2 * LONG)
     assert worker.alive()
     assert site.get(site.generate("after", max_tokens=3, seed=1))["token_ids"] == expected("after", 1, 3)
+
+
+def test_a_failover_to_a_replica_is_survived(tmp_path: Path) -> None:
+    """The address moves to the replica, as it does behind a load balancer or a name; its master is dead."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = str(free.getsockname()[1])
+    (tmp_path / "replica").mkdir()
+    with Site(tmp_path, options=("--port", port), PETIOLE_VISIBILITY_TIMEOUT_S=2) as site:
+        replica = RedisServer(tmp_path / "replica", "--replicaof", "127.0.0.1", port)
+        address = Proxy(tmp_path / "p.sock", site.server.socket)
+        site.use(address.url)
+        worker = site.worker()
+        results = [site.generate(f"r{i}", max_tokens=LONG, seed=i) for i in range(20)]
+        site.streaming(results[7], 50)
+        submitted = site.redis.info("replication")["master_repl_offset"]
+        promoted = connect(replica.url)
+        eventually(lambda: promoted.info("replication")["slave_repl_offset"] >= submitted, "replicated")
+        site.server.kill()
+        promoted.replicaof("NO", "ONE")
+        address.lead_to(replica.socket)
+        for i, result in enumerate(results):
+            assert site.get(result)["token_ids"] == site.tokens(result) == expected(f"r{i}", i, LONG)
+        assert worker.alive()
+        eventually(lambda: site.held() == site.queued() == 0, "acknowledged")
+        replica.kill()
 
 
 def test_a_lost_connection_does_not_double_the_work(own_site: Site) -> None:

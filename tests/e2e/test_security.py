@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from celery import Celery
 from support.fake_engine import expected
 from support.site import REPOSITORY, Site, eventually
 
-from tasks.app import configuration
-from tasks.connections import connect
-from tasks.settings import Settings
+from tasks import connections
+from tasks.settings import settings
+from tasks.streaming import stream
 
 SECRET = "s3cret-word"
 
@@ -31,10 +35,7 @@ def test_the_documented_acl_is_enough(tmp_path: Path) -> None:
         site.redis.execute_command("ACL", "SETUSER", "petiole", *documented_acl())
         site.redis.execute_command("ACL", "SETUSER", "default", "off")
         url = f"redis+socket://petiole:{SECRET}@{site.server.socket}?virtual_host=0"
-        site.environment["PETIOLE_BROKER_URL"] = url
-        site.app = Celery("petiole", set_as_current=False)
-        site.app.conf.update(configuration(Settings(broker_url=url)))
-        site.redis = connect(url)
+        site.use(url)
         first = site.worker()
         result = site.generate("allowed", max_tokens=400, seed=1)
         site.redis.lpush("petiole", b"garbage")
@@ -72,3 +73,59 @@ def test_pickle_is_never_read(own_site: Site) -> None:
         site.get(site.app.AsyncResult("pickled"))
     assert not marker.exists()
     assert worker.alive()
+
+
+def certificates(folder: Path) -> tuple[str, ...]:
+    """A CA of one's own and a certificate for localhost, as options for redis-server."""
+    key = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    ca = ["-subj", "/CN=a CA", "-keyout", "ca.key", "-out", "ca.pem"]
+    server = [
+        "-subj",
+        "/CN=localhost",
+        "-addext",
+        "subjectAltName=DNS:localhost",
+        "-CA",
+        "ca.pem",
+        "-CAkey",
+        "ca.key",
+    ]
+    for options in (ca, [*server, "-keyout", "server.key", "-out", "server.pem"]):
+        subprocess.run([*key, *options], cwd=folder, check=True, capture_output=True)
+    files = {"cert": "server.pem", "key": "server.key", "ca-cert": "ca.pem"}
+    options = [(f"--tls-{name}-file", str(folder / file)) for name, file in files.items()]
+    return *(word for option in options for word in option), "--tls-auth-clients", "no"
+
+
+@pytest.fixture
+def tls_site(tmp_path: Path) -> Iterator[Site]:
+    """What speaks TLS is Debian's redis-server; the one that comes with the tests does not."""
+    server = shutil.which("redis-server")
+    if not (server and shutil.which("openssl") and "libssl" in Path(server).read_bytes().decode("latin-1")):
+        pytest.skip("needs openssl, and a redis-server with TLS")
+    with closing(socket.create_server(("localhost", 0))) as free:
+        port = free.getsockname()[1]
+    with Site(tmp_path, binary=server, options=("--tls-port", str(port), *certificates(tmp_path))) as site:
+        site.use(f"rediss://localhost:{port}/0?ssl_ca_certs={tmp_path}/ca.pem")
+        yield site
+
+
+def test_a_worker_over_tls(tls_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PETIOLE_BROKER_URL", tls_site.environment["PETIOLE_BROKER_URL"])
+    settings.cache_clear()
+    first = tls_site.worker(PETIOLE_DRAIN_SECONDS=0)
+    result = tls_site.generate("in private", max_tokens=400, seed=1)
+    tls_site.streaming(result)
+    first.signal(signal.SIGTERM)
+    first.ended()
+    tls_site.worker()
+    read = [token for delta in stream(result) for token in delta.token_ids]
+    assert tls_site.get(result)["token_ids"] == read == expected("in private", 1, 400)
+    connections._streams.cache_clear()
+    settings.cache_clear()
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(tls_site: Site) -> None:
+    url = tls_site.environment["PETIOLE_BROKER_URL"].partition("?")[0]
+    worker = tls_site.start_worker(PETIOLE_BROKER_URL=url)
+    eventually(lambda: "certificate verify failed" in worker.output.lower(), "the worker says why")
+    assert "ready." not in worker.output

@@ -31,6 +31,11 @@ class Proxy:
                 with suppress(OSError):
                     one.shutdown(socket.SHUT_RDWR)
 
+    def lead_to(self, upstream: Path) -> None:
+        """Another Redis, from now on."""
+        self.upstream = upstream
+        self.cut()
+
     def close(self) -> None:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)

@@ -90,7 +90,7 @@ class Worker:
     """`celery -A tasks worker` in a process of its own."""
 
     def __init__(self, folder: Path, name: str, environment: dict[str, str], *arguments: str) -> None:
-        self.name, self.node = name, f"{name}@test"
+        self.name, self.node, self.arguments = name, f"{name}@test", arguments
         self.log = folder / f"{name}.log"
         command = [sys.executable, "-m", "celery", "-A", "tasks", "worker", "-l", "INFO", "-n", self.node]
         with self.log.open("ab") as log:
@@ -116,6 +116,10 @@ class Worker:
 
     def alive(self) -> bool:
         return self.process.poll() is None
+
+    def stopped(self) -> bool:
+        """By SIGSTOP."""
+        return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -152,15 +156,19 @@ class Site:
         self.url = self.server.url
         self.environment = {
             "PETIOLE_ENGINE_FACTORY": "support.fake_engine:FakeEngine",
-            "PETIOLE_BROKER_URL": self.url,
             "PETIOLE_MAX_NUM_SEQS": "8",
             "OMP_NUM_THREADS": "1",
             **{name: str(value) for name, value in environment.items()},
         }
         self.workers: list[Worker] = []
+        self.use(self.url)
+
+    def use(self, url: str) -> None:
+        """Have the producer, and the workers that are started from now on, reach Redis by this URL."""
+        self.environment["PETIOLE_BROKER_URL"] = url
         self.app = Celery("petiole", set_as_current=False)
-        self.app.conf.update(configuration(Settings(broker_url=self.url)))
-        self.redis: redis.Redis = connect(self.url)
+        self.app.conf.update(configuration(Settings(broker_url=url)))
+        self.redis: redis.Redis = connect(url)
 
     def __enter__(self) -> Site:
         return self

@@ -1,0 +1,132 @@
+"""A worker dies, or stops for longer than its lease, before or after each step of a task's way through it.
+
+Whatever the step, another worker brings the task to its one end, and stream, result and readers agree on it. A
+worker that goes on afterwards changes nothing any more, and serves. Some of the steps; all of them with
+`PETIOLE_CHAOS_MINUTES` of 10 or more.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from celery.result import AsyncResult
+from support.doomed import OF_A_REVOCATION, POINTS
+from support.fake_engine import expected
+from support.reader import Reader
+from support.site import PATIENCE_S, Site, Worker, eventually
+
+from tasks import connections
+from tasks.settings import settings
+
+AT_A_TIME = 8
+TOKENS = {"runs": 60, "is revoked": 1000}
+STEP_MS = {"runs": 2, "is revoked": 50}
+"""Of the doomed. The revocation must come before the end."""
+
+OF_WHAT_IS_REVOKED = {name: POINTS[name] for name in ("end on its way", "end written", "to be stored", "stored")}
+STEPS = [
+    *((name, "runs") for name in POINTS),
+    *((name, "is revoked") for name in (*OF_A_REVOCATION, *OF_WHAT_IS_REVOKED)),
+]
+WRITTEN_BY_THE_FIRST = [*list(POINTS)[list(POINTS).index("end on its way") :]]
+FULL = float(os.environ.get("PETIOLE_CHAOS_MINUTES", "1")) >= 10
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    with Site(tmp_path, PETIOLE_VISIBILITY_TIMEOUT_S=2, PETIOLE_DRAIN_SECONDS=0) as site:
+        monkeypatch.setenv("PETIOLE_BROKER_URL", site.url)
+        settings.cache_clear()
+        site.worker()
+        yield site
+    connections._streams.cache_clear()
+    settings.cache_clear()
+
+
+@pytest.mark.parametrize("how", ["KILL", "STOP"])
+def test_at_any_step_another_worker_goes_on(site: Site, how: str) -> None:
+    steps = STEPS if FULL else STEPS[how == "STOP" :: 3]
+    for first in range(0, len(steps), AT_A_TIME):
+        cases = [Case(site, point, what, how) for point, what in steps[first : first + AT_A_TIME]]
+        for case in cases:
+            case.meet_doom()
+        settle(site, [case.queue for case in cases])
+        for case in cases:
+            case.goes_on()
+        settle(site, [case.queue for case in cases])
+        for case in cases:
+            case.verify()
+
+
+class Case:
+    """One task, and the worker that is doomed at one step of it: alone on a queue of its own."""
+
+    def __init__(self, site: Site, point: str, what: str, how: str) -> None:
+        self.site, self.point, self.what, self.how = site, point, what, how
+        self.name = self.queue = f"{point} {what}".replace(" ", "-")
+        self.seed = len(site.workers)
+        self.worker: Worker = site.start_worker(
+            "-Q",
+            self.queue,
+            PETIOLE_ENGINE_FACTORY="support.doomed:DoomedEngine",
+            PETIOLE_FAKE_STEP_MS=STEP_MS[what],
+            DOOM=f"{point} {how}",
+        )
+        self.submit(self.name, TOKENS[what])
+        self.reader = Reader(site, self.name, 0.0)
+
+    def submit(self, name: str, length: int) -> AsyncResult:
+        submission = {"task_id": name, "queue": self.queue}
+        return self.site.generate(name, max_tokens=length, seed=self.seed, submission=submission)
+
+    def meet_doom(self) -> None:
+        if self.what == "is revoked":
+            eventually(lambda: len(self.site.tokens(self.name)) > 5, f"{self.name} streams")
+            self.site.app.control.revoke(self.name, terminate=True, destination=[self.worker.node])
+        doomed = {"KILL": lambda: not self.worker.alive(), "STOP": self.worker.stopped}
+        eventually(doomed[self.how], f"the worker of {self.name} meets its doom")
+
+    def goes_on(self) -> None:
+        if self.how == "STOP":
+            self.worker.signal(signal.SIGCONT)
+            after = self.submit(f"{self.name}-after", 3)
+            value = self.site.get(after)
+            assert value["token_ids"] == expected(f"{self.name}-after", self.seed, 3)
+            assert self.worker.alive()
+
+    def verify(self) -> None:
+        truth, written = expected(self.name, self.seed, TOKENS[self.what]), self.site.tokens(self.name)
+        result = AsyncResult(self.name, app=self.site.app)
+        ends = [delta for delta in self.site.log(self.name) if delta["finish_reason"] is not None]
+        assert len(ends) == 1, self.name
+        if self.what == "is revoked" and ends[0]["finish_reason"] == "cancelled":
+            assert result.state == "REVOKED", self.name
+            assert written == truth[: len(written)], self.name
+        else:
+            assert result.state == "SUCCESS", f"{self.name} is {result.state}: {result.result!r}"
+            assert result.result["token_ids"] == written == truth, self.name
+        if self.point in WRITTEN_BY_THE_FIRST:
+            assert ends[0]["attempt"] == 1, self.name
+        self.reader.join(PATIENCE_S)
+        assert self.reader.error is None, f"{self.name}: {self.reader.error!r}"
+        assert (self.reader.tokens, self.reader.reason) == (written, ends[0]["finish_reason"]), self.name
+
+
+def settle(site: Site, queues: list[str]) -> None:
+    """What the doomed have lost is for the others; until nobody has anything to do."""
+
+    def idle() -> bool:
+        for queue in queues:
+            if not any(worker.alive() and queue in worker.arguments for worker in running(site)):
+                site.redis.lmove(queue, "petiole", "RIGHT", "LEFT")
+        return site.held() == 0 and not site.queued() and not any(map(site.redis.llen, queues))
+
+    eventually(lambda: idle() and idle(), "all work is done")
+
+
+def running(site: Site) -> list[Worker]:
+    return [worker for worker in site.workers if worker.alive() and not worker.stopped()]

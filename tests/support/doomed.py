@@ -1,0 +1,91 @@
+"""A fake engine whose worker dies, or stops, at one point on the way of a message through it.
+
+`DOOM` is "POINT KILL" or "POINT STOP"; the point is one of `POINTS`, and is met once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from gpu_worker.config import EngineConfig
+from support.fake_engine import FakeEngine
+
+
+@dataclass(frozen=True)
+class Point:
+    """Before or after a call of `path`, if `met` says so of its arguments (and its value)."""
+
+    module: str
+    path: str
+    before: bool
+    met: Callable[..., Any] = lambda *_: True
+
+
+def _of_a_result(backend: Any, key: Any, value: Any, *_: Any) -> bool:
+    return b'"STARTED"' not in (value if isinstance(value, bytes) else value.encode())
+
+
+def _ends(pipe: Any, keys: Any, args: Any, *_: Any) -> bool:
+    return any("last" in arg.split() for arg in args if isinstance(arg, str))
+
+
+POINTS = {
+    "taken": Point("tasks.worker.ledger", "Ledger.take", False, lambda *call: call[-1]),
+    "to be begun": Point("tasks.worker.intake", "Intake._take", True),
+    "begun": Point("tasks.worker.intake", "Intake._start", True),
+    "admitted": Point("tasks.worker.publisher", "Stream.admit", False),
+    "first token written": Point("tasks.worker.publisher", "Publisher._answered", False),
+    "end known": Point("tasks.worker.publisher", "Stream.finish", True),
+    "end on its way": Point("tasks.worker.scripts", "Pipe.send", False, _ends),
+    "end written": Point("tasks.worker.job", "Job.on_finished", True),
+    "to be completed": Point("tasks.worker.job", "Job._complete", True),
+    "to be stored": Point("celery.backends.redis", "RedisBackend._set", True, _of_a_result),
+    "stored": Point("celery.backends.redis", "RedisBackend._set", False, _of_a_result),
+    "to be forgotten": Point("tasks.worker.job", "Job._forget", True),
+    "to be acknowledged": Point("tasks.worker.ledger", "Ledger.ack", True),
+    "acknowledged here": Point("tasks.worker.ledger", "Ledger.ack", False),
+    "acknowledged there": Point("redis", "Redis.hdel", False),
+}
+
+OF_A_REVOCATION = {
+    "to be flagged": Point("tasks.worker.pool", "EnginePool.flag_cancel", True),
+    "flagged": Point("tasks.worker.pool", "EnginePool.flag_cancel", False),
+    "to be announced": Point("tasks.worker.revoking", "Request.announce", True),
+    "announced": Point("tasks.worker.revoking", "Request.announce", False),
+}
+
+
+class DoomedEngine(FakeEngine):
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        name, _, how = os.environ["DOOM"].rpartition(" ")
+        if name:
+            install((POINTS | OF_A_REVOCATION)[name], getattr(signal, f"SIG{how}"))
+
+
+def install(point: Point, number: int) -> None:
+    owner: Any = import_module(point.module)
+    *outer, name = point.path.split(".")
+    for part in outer:
+        owner = getattr(owner, part)
+    original = getattr(owner, name)
+
+    def doomed(*args: Any, **options: Any) -> Any:
+        if not point.before:
+            value = original(*args, **options)
+            meet(*args, value)
+            return value
+        meet(*args)
+        return original(*args, **options)
+
+    def meet(*call: Any) -> None:
+        if point.met(*call):
+            setattr(owner, name, original)
+            os.kill(os.getpid(), number)
+
+    setattr(owner, name, doomed)
