@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -9,8 +10,9 @@ import numpy as np
 
 from gpu_worker.config import EngineConfig
 from gpu_worker.constraints import compile_constraint
+from gpu_worker.errors import InvalidRequest
 from gpu_worker.preparation import ConstraintCompiler
-from gpu_worker.request import SamplingParams
+from gpu_worker.request import Constraint, SamplingParams
 from gpu_worker.runtime.device import open_device
 from gpu_worker.runtime.interface import PENDING, Int32Array, PageUpdates, RowBinding, Runtime, StepBatch
 from gpu_worker.text import Tokenizer, load_tokenizer
@@ -54,6 +56,8 @@ def load_parts(
     if runtime is None:
         runtime = load_runtime(config, tracer)
         warm_up(runtime)
+        with suppress(InvalidRequest):  # not every model's output can be constrained
+            compiler(Constraint("choice", ["a"]))
     return Parts(runtime, tokenizer, compiler)
 
 

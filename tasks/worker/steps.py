@@ -7,6 +7,7 @@ Celery starts its steps in the order of what they require, and stops them in the
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import redis
@@ -33,6 +34,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def start(self, worker: Any) -> None:
         """The model is loaded: now it is known how many tasks this worker may hold."""
         pool = worker.pool
+        freeze()
         worker.consumer.initial_prefetch_count = max(1, pool.limit) * worker.prefetch_multiplier
         self.leases = leases = LeaseKeeper(
             ledgers=lambda: [channel.ledger for channel in list(transport.channels)],
@@ -61,6 +63,12 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             self.reporter = None
 
     terminate = stop
+
+
+def freeze() -> None:
+    """What has been loaded stays: to look through it again, a full garbage collection would stop all streams for 100 ms."""
+    gc.collect()
+    gc.freeze()
 
 
 def connect() -> redis.Redis | None:
