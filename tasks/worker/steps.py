@@ -66,7 +66,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def freeze() -> None:
-    """What has been loaded stays: to look through it again, a full garbage collection would stop all streams for 100 ms."""
+    """What is loaded stays: a full garbage collection that looked through it would stop all streams for 100 ms."""
     gc.collect()
     gc.freeze()
 
