@@ -74,11 +74,11 @@ class Intake:
                 logger.exception("intake: %d tasks could not be begun", len(batch))
 
     def _take(self, batch: list[Job]) -> None:
-        asked = {job: self._read(job) for job in batch}
-        replies = self._begin_all([(job, _adapter(asked[job])) for job in batch])
-        for job, reply in zip(batch, replies, strict=False):
+        asked, room = {job: self._read(job) for job in batch}, self._room()
+        replies = self._begin_all([(job, _adapter(asked[job])) for job in batch], room)
+        for position, (job, reply) in enumerate(zip(batch, replies, strict=False)):
             try:
-                self._start(job, asked[job], Begun.parse(reply))
+                self._start(job, asked[job], Begun.parse(reply), marked=position < room)
             except Exception as error:
                 logger.exception("task %s could not be begun", job.task_id)
                 if job.stream is not None:
@@ -93,17 +93,17 @@ class Intake:
         except Exception as error:
             return InvalidRequest("kwargs", "must be the options of this task", repr(error))
 
-    def _begin_all(self, batch: list[tuple[Job, str]]) -> list[list[object]]:
+    def _begin_all(self, batch: list[tuple[Job, str]], room: int) -> list[list[object]]:
         keys: list[str] = []
-        args: list[object] = [self._pool.publisher.ttl_ms, self._pool.engine.limits.fingerprint]
+        args: list[object] = []
         for job, adapter in batch:
             names = stream_keys(job.task_id)
             keys += (names.log, names.state)
             args += (_retries(job), adapter)
-        reported = False
+        head, reported = (self._pool.publisher.ttl_ms, self._pool.engine.limits.fingerprint, room), False
         while not self._closing.is_set():
             try:
-                replies: list[list[object]] = self._begin(keys, args)
+                replies: list[list[object]] = self._begin(keys, [*head, int(reported), *args])
                 if reported:
                     logger.warning("intake: Redis answers again")
                 return replies
@@ -114,7 +114,12 @@ class Intake:
                 self._closing.wait(0.5)
         return []
 
-    def _start(self, job: Job, asked: Asked | PetioleError, begun: Begun) -> None:
+    def _room(self) -> int:
+        """How many tasks the engine would admit at once."""
+        begun = sum(job.stream is not None and not job.over for job in list(self._pool.jobs.values()))
+        return max(0, self._pool.settings.max_num_seqs - begun)
+
+    def _start(self, job: Job, asked: Asked | PetioleError, begun: Begun, *, marked: bool) -> None:
         pool = self._pool
         model = pool.engine.limits.fingerprint
         adapter = _adapter(asked)
@@ -125,7 +130,7 @@ class Intake:
             job.replay(begun)
             return
         needs_reader = isinstance(asked, Asked) and asked.cancel_on_disconnect
-        job.begin(begun, needs_reader=needs_reader)
+        job.begin(begun, needs_reader=needs_reader, marked=marked)
         if job.ending is not None:
             job.end(ended(job.ending))
         elif isinstance(asked, PetioleError):

@@ -116,14 +116,14 @@ class Job:
 
     # ------------------------------------------------------------ intake
 
-    def begin(self, begun: Begun, *, needs_reader: bool = False) -> Stream:
+    def begin(self, begun: Begun, *, needs_reader: bool, marked: bool) -> None:
+        """`marked`: as running, by the script that began it."""
         self.begun = begun
         self.ending = "revoked" if begun.cancel else self.ending or _ending(self.delivery.request)
         publisher = self.pool.publisher
         self.stream = Stream(
-            publisher, self.task_id, begun.attempt, begun.written, self, needs_reader=needs_reader
+            publisher, self.task_id, begun.attempt, begun.written, self, needs_reader=needs_reader, marked=marked
         )
-        return self.stream
 
     def submit(self, request: Request) -> None:
         """Give the request to the engine, and tell it at once what was asked of the job meanwhile."""

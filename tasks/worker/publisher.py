@@ -82,6 +82,7 @@ class Stream:
         listener: Listener,
         *,
         needs_reader: bool = False,
+        marked: bool = False,
     ) -> None:
         self.task_id, self.listener = task_id, listener
         self._publisher = publisher
@@ -92,7 +93,8 @@ class Stream:
         # What earlier attempts wrote is kept as sent: should Redis lose its log, it is sent again.
         self.pieces: list[Delta] = list(before.deltas)
         self.sent = self.entries = self.first_token_at = len(self.pieces)
-        self.admitted = self.admitted_sent = self.released = self.closed = False
+        self.admitted = self.released = self.closed = False
+        self.admitted_sent = marked
         self.final: tuple[Outcome, str] | None = None
         self.look_at = 0.0
         self.reader_since = time.monotonic() + INTEREST_TTL_S if needs_reader else float("inf")
@@ -109,7 +111,8 @@ class Stream:
     def admit(self) -> None:
         """The attempt runs now: if nobody ends it or hands it back, its worker has died over it."""
         self.admitted = True
-        self._publisher._mark(self, urgent=False)
+        if not self.admitted_sent:
+            self._publisher._mark(self, urgent=True)
 
     def finish(self, outcome: Outcome) -> None:
         """The end. `on_finished` is called if this attempt still owns the task, `on_stale` otherwise."""

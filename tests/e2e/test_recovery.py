@@ -152,9 +152,10 @@ def test_a_broken_engine_ends_the_worker_and_its_tasks_go_on_elsewhere(own_site:
     assert site.get(innocent)["token_ids"] == expected("innocent", 6, LONG)
 
 
-def test_a_task_that_kills_its_workers_is_given_up_with_what_it_had(own_site: Site) -> None:
+@pytest.mark.parametrize("tokens", [0, 7])
+def test_a_task_that_kills_its_workers_is_given_up_with_what_it_had(own_site: Site, tokens: int) -> None:
     site = own_site
-    poison = site.generate("die:7", max_tokens=20, seed=1)
+    poison = site.generate(f"die:{tokens}", max_tokens=20, seed=1)
     for _ in range(3):
         worker = site.start_worker()
         eventually(lambda worker=worker: not worker.alive(), "killed by the task")

@@ -50,9 +50,11 @@ class Heard:
         self._hear("flagged" if flagged else "unread")
 
 
-def begin(client: redis.Redis, *, retries: int = 0, model: str = "m", adapter: str = "") -> Begun:
+def begin(
+    client: redis.Redis, *, retries: int = 0, model: str = "m", adapter: str = "", at_once: int = 0, again: int = 0
+) -> Begun:
     keys = [KEYS.log, KEYS.state]
-    return Begun.parse(scripts.load(client, "begin")(keys, [60_000, model, retries, adapter])[0])
+    return Begun.parse(scripts.load(client, "begin")(keys, [60_000, model, at_once, again, retries, adapter])[0])
 
 
 @pytest.fixture
@@ -179,6 +181,16 @@ def test_a_running_task_that_is_begun_again_counts_a_death(publisher: Publisher,
     stream.admit()
     publisher.flush([stream])
     assert begin(client).deaths == 1
+
+
+def test_a_task_that_runs_at_once_is_marked_before_the_engine_sees_it(client: redis.Redis) -> None:
+    assert begin(client, at_once=1).deaths == 0
+    assert begin(client, at_once=1).deaths == 1
+
+
+def test_beginning_again_because_the_reply_was_lost_counts_no_death(client: redis.Redis) -> None:
+    begin(client, at_once=1)
+    assert begin(client, at_once=1, again=1).deaths == 0
 
 
 @pytest.mark.parametrize("admitted", [False, True])

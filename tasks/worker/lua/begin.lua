@@ -1,18 +1,20 @@
 -- A delivery begins: take the next fencing number of each task and read what earlier deliveries left.
 --
 -- KEYS  two a task: log, state
--- ARGV  ttl_ms, model, then two a task: Celery's retry count, adapter
+-- ARGV  ttl_ms, model, how many of these tasks run at once, 1 if this call is made again because its reply was
+--       lost, then two a task: Celery's retry count, adapter
 -- reply one a task: {attempt, deaths, cancel, model, adapter, done, log entries}, attempt 0 when it is done
 --
--- `running` is the attempt that was admitted and has neither ended nor been handed back. If there is one when
--- the next delivery begins, a worker died (or was cut off) over this task. An explicit Celery retry is a new
+-- `running` marks a task that was admitted and has neither ended nor been handed back. If it is there when the
+-- next delivery begins, a worker died (or was cut off) over this task. A task for which there is room is marked
+-- here, before the engine sees it: it may not live long enough to say so. An explicit Celery retry is a new
 -- stream: log and progress are dropped; the fencing number goes on counting. While the log is empty, the stream is
 -- its newest worker's: model and adapter are written only then.
-local ttl, model = ARGV[1], ARGV[2]
+local ttl, model, at_once, again = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1'
 local replies = {}
 for i = 1, #KEYS / 2 do
   local log, state = KEYS[2 * i - 1], KEYS[2 * i]
-  local retries, adapter = tonumber(ARGV[2 * i + 1]), ARGV[2 * i + 2]
+  local retries, adapter = tonumber(ARGV[2 * i + 3]), ARGV[2 * i + 4]
   local known = redis.call('HGET', state, 'retries')
   if known and retries > tonumber(known) then
     redis.call('DEL', log)
@@ -23,11 +25,15 @@ for i = 1, #KEYS / 2 do
   local entries = redis.call('LRANGE', log, 0, -1)
   if not was[2] then
     attempt = redis.call('HINCRBY', state, 'attempt', 1)
-    if was[1] then
+    if was[1] and not again then
       deaths = redis.call('HINCRBY', state, 'deaths', 1)
-      redis.call('HDEL', state, 'running')
     end
     redis.call('HSET', state, 'retries', retries)
+    if i <= at_once then
+      redis.call('HSET', state, 'running', 1)
+    else
+      redis.call('HDEL', state, 'running')
+    end
     if #entries == 0 then
       redis.call('HSET', state, 'model', model, 'adapter', adapter)
     end
