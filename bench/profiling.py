@@ -7,12 +7,11 @@ for Python's interpreter lock, which engine, text and preparation threads share,
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,17 +23,17 @@ from bench.report import Report, arguments, progress
 from gpu_worker.tracing import Tracer
 
 HOST = ("plan", "launch", "mask", "sample", "wait", "commit")
+NOTICED = 0.005
 SWITCH_INTERVALS_S = (0.005, 0.0005, 0.00005)
 
 
 def cpu_seconds() -> dict[str, float]:
     """Processor seconds so far of each Python thread, and of all native ones together as "native"."""
-    ticks = os.sysconf("SC_CLK_TCK")
-    names = {thread.native_id: thread.name for thread in threading.enumerate()}
     seconds: dict[str, float] = defaultdict(float)
-    for task in Path("/proc/self/task").iterdir():
-        fields = (task / "stat").read_text().rpartition(")")[2].split()
-        seconds[names.get(int(task.name), "native")] += (int(fields[11]) + int(fields[12])) / ticks
+    for thread in threading.enumerate():
+        if thread.ident is not None:
+            seconds[thread.name] += time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+    seconds["native"] = max(0.0, time.process_time() - sum(seconds.values()))
     return dict(seconds)
 
 
@@ -84,11 +83,15 @@ def profile(bench: Bench, shape: Shape, batch: int, output: int) -> None:
     for phase, cost in costs.items():
         if cost >= 0.05:
             bench.report.add(f"  {phase}", cost, "us", better="lower")
-    working = sum(s["dur"] for s in spans if s["line"] == "engine" and s["name"] in HOST and s["name"] != "wait")
-    bench.report.add("  engine thread: working", working / 1e6 / run.seconds, "of the time")
-    for thread in ("engine", "petiole-text", "text", "stream-compute", "native"):
-        if thread in used:
-            bench.report.add(f"  processor time of {thread}", used[thread] / run.seconds, "cores")
+    waits = sum(s["dur"] for s in spans if s["line"] == "engine" and s["name"] == "wait") / 1e6
+    working = max(0.0, run.seconds - waits)
+    bench.report.add("  engine thread: not waiting for the device", working / run.seconds, "of the time")
+    held_up = max(0.0, working - used.get("engine", 0.0))
+    note = "for the interpreter's lock, a core, or requests"
+    bench.report.add("  engine thread: of that, held up", held_up / run.seconds, "of the time", note=note)
+    for thread, cost in sorted(used.items(), key=lambda pair: -pair[1]):
+        if cost / run.seconds >= NOTICED:
+            bench.report.add(f"  processor time of {thread}", cost / run.seconds, "cores")
 
 
 def switch_intervals(bench: Bench, batch: int, output: int) -> None:
