@@ -243,12 +243,15 @@ _LIMITS = {
 
 
 def validate(kind: type[R], options: Mapping[str, Any]) -> R:
-    """`options` as a request, or `InvalidRequest` for the first thing that is wrong with it."""
+    """`options` as a request, or `InvalidRequest` for the first thing that is wrong with it.
+
+    A misspelt option comes before the one that is missing for it.
+    """
     try:
         return kind.model_validate(dict(options))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise _invalid(first) from None
+        found = error.errors(include_url=False)
+        raise _invalid(min(found, key=lambda wrong: wrong["type"] != "extra_forbidden")) from None
 
 
 def _invalid(error: ErrorDetails) -> InvalidRequest:

@@ -33,6 +33,7 @@ from tasks.schemas import ChatRequest, GenerateRequest, Options, validate
         ({"temperature": None}, "temperature: must be a number, got None"),
         ({"top_p": 0}, "top_p: must be above 0.0, got 0"),
         ({"top_p": 1.5}, "top_p: must be at most 1.0, got 1.5"),
+        ({"promt": "x"}, "promt: is not an option of this task, got 'x'"),
         ({"tempreature": 1}, "tempreature: is not an option of this task, got 1"),
         ({"stop": ["a", ""]}, "stop[1]: must not be empty, got ''"),
         ({"stop": ["a"] * 65}, "stop: must have at most 64 entries, got ['a'"),
@@ -55,7 +56,7 @@ from tasks.schemas import ChatRequest, GenerateRequest, Options, validate
     ],
 )
 def test_a_bad_option_is_named(options: dict[str, object], message: str) -> None:
-    given = options if not options or "prompt" in options else {"prompt": "Hello", **options}
+    given = options if not options or {"prompt", "promt"} & options.keys() else {"prompt": "Hello", **options}
     with pytest.raises(InvalidRequest) as raised:
         validate(GenerateRequest, given)
     assert str(raised.value).startswith(message)
