@@ -80,9 +80,6 @@ class DecodeOutcome(Enum):
         return self.value >= 2
 
 
-_OUTCOMES = tuple(DecodeOutcome)
-
-
 class EventKind(StrEnum):
     CREATED = "created"
     PREFIX_MATCHED = "prefix_matched"

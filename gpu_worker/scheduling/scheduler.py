@@ -27,11 +27,12 @@ from gpu_worker.runtime.interface import Int32Array, Runtime, StepKind, StepOutp
 from gpu_worker.scheduling import masks
 from gpu_worker.scheduling.adapters import AdapterSlots
 from gpu_worker.scheduling.batching import StepPayload, StepPlan, make_batch
+from gpu_worker.scheduling.outcomes import AllocationFailed
 from gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit, PipelineState
 from gpu_worker.scheduling.planning import Planner
 from gpu_worker.scheduling.scheduled import ScheduledSequence
-from gpu_worker.scheduling.sequence import AllocationFailed
 from gpu_worker.scheduling.state import Extras, SchedulerState
+from gpu_worker.scheduling.stopping import Finish
 from gpu_worker.tracing import NO_TRACE, Tracer
 
 Launch = LaunchHandle[ScheduledSequence]
@@ -170,71 +171,79 @@ class Scheduler:
             self._apply_all(step, payload, output, now)
 
     def _apply_all(self, step: Pending, payload: StepPayload, output: StepOutput, now: float) -> None:
-        """Row by row, in batch order: `outputs[i]` tokens were sampled for row i, `accepted[i]` of them hold."""
-        state = self.state
+        """Row by row, in batch order: `outputs[i]` tokens were sampled for row i, `accepted[i]` of them hold. They
+        are taken one by one, up to the first that ends the sequence."""
+        state, outbox, kind = self.state, self.state.outbox, step.kind
         tokens, accepted = output.token_ids.tolist(), output.accepted.tolist()
         outputs = payload.batch.outputs.tolist()
         with_extras = output.values is not None or output.logprobs is not None
         extras: Extras | None = None
-        offset = 0
+        offset = n_taken = 0
         for seq, sampled, holding in zip(step.sequences, outputs, accepted, strict=True):
             if seq.finalized:
-                seq.discard()
                 state.counters.zombie_outputs += sampled
-                state.settle(seq)
+                self._drop(seq)
             elif sampled == 0:
                 seq.apply_prefill()
             else:
                 fresh = tokens[offset : offset + holding]
+                taken, finish = seq.rules.cut(seq.generated, fresh)
                 if with_extras:
-                    extras = _extras(seq, output, offset, holding)
-                self._apply(seq, step.kind, sampled - 1, fresh, extras, now)
+                    extras = _extras(seq, output, offset, taken)
+                if seq.constraint is not None or taken < holding:
+                    fresh, finish = self._consume(seq, fresh[:taken], finish, extras)
+                if fresh:
+                    if kind == "decode":
+                        seq.apply_decode(fresh[0])
+                    else:
+                        self._apply(seq, kind, sampled - 1, fresh)
+                    n_taken += len(fresh)
+                    if seq.first_token_s is None:
+                        seq.first_token_s = now
+                    outbox.append((seq, fresh, extras.keep(seq, len(fresh)) if extras is not None else None, None))
+                    if finish is not None:
+                        state.finalize(seq, finish)
+                    elif seq.drafter is not None:
+                        self._extend(seq, fresh)
             if seq.preempting:
                 state.settle(seq)
             offset += sampled
+        state.counters.generated_tokens += n_taken
 
-    def _apply(
-        self,
-        seq: ScheduledSequence,
-        kind: StepKind,
-        n_drafts: int,
-        fresh: list[int],
-        extras: Extras | None,
-        now: float,
-    ) -> None:
-        """Take the tokens one by one up to the first that ends the sequence."""
-        state = self.state
-        taken, finish = seq.rules.cut(seq.generated, fresh)
-        if finish is not None:
-            del fresh[taken:]
-        if seq.constraint is not None:
-            try:
-                fresh, finish = masks.consume(seq.constraint, fresh, finish, extras.values if extras else None)
-            except Exception as error:
-                state.fail(seq, error)
-                seq.discard()
-                state.settle(seq)
-                return
+    def _apply(self, seq: ScheduledSequence, kind: StepKind, n_drafts: int, fresh: list[int]) -> None:
+        """What is applied to a sequence that did not merely decode."""
         if kind == "prefill":
             seq.apply_prefill(fresh[0])
         elif n_drafts:
             seq.apply_speculative(fresh)
-            state.counters.speculation.record(n_drafts, len(fresh) - 1)
+            self.state.counters.speculation.record(n_drafts, len(fresh) - 1)
         else:
             seq.apply_decode(fresh[0])
-        if seq.first_token_s is None:
-            seq.first_token_s = now
-        state.counters.generated_tokens += len(fresh)
-        if extras is not None:
-            extras = extras.keep(seq, len(fresh))
-        state.outbox.append((seq, fresh, extras, None))
-        if finish is not None:
-            state.finalize(seq, finish)
-        elif seq.drafter is not None:
-            try:
-                seq.drafter.extend(fresh)
-            except Exception as error:
-                state.fail(seq, error)
+
+    def _consume(
+        self, seq: ScheduledSequence, fresh: list[int], finish: Finish | None, extras: Extras | None
+    ) -> tuple[list[int], Finish | None]:
+        """As many of the tokens as the constraint wants; none where it raised, which has ended the request."""
+        if seq.constraint is None:
+            return fresh, finish
+        try:
+            return masks.consume(seq.constraint, fresh, finish, extras.values if extras else None)
+        except Exception as error:
+            self.state.fail(seq, error)
+            self._drop(seq)
+            return [], None
+
+    def _drop(self, seq: ScheduledSequence) -> None:
+        """Its oldest operation counts for nothing: it has ended meanwhile."""
+        seq.discard()
+        self.state.settle(seq)
+
+    def _extend(self, seq: ScheduledSequence, fresh: list[int]) -> None:
+        assert seq.drafter is not None
+        try:
+            seq.drafter.extend(fresh)
+        except Exception as error:
+            self.state.fail(seq, error)
 
     # ------------------------------------------------------------ all at once
 

@@ -37,7 +37,6 @@ import numpy.typing as npt
 from gpu_worker.scheduling.outcomes import (
     AcceptedExceedsScheduled,
     AllocationFailed,
-    ApplyError,
     Blocks,
     DecodeOutcome,
     EventKind,
@@ -48,7 +47,6 @@ from gpu_worker.scheduling.outcomes import (
     PrefillComplete,
     PrefillNotComplete,
     PrefillOverrun,
-    ScheduleError,
     SequenceEvent,
     SequenceState,
     TokenOnNonFinalChunk,
@@ -56,32 +54,8 @@ from gpu_worker.scheduling.outcomes import (
     WrongState,
 )
 
-__all__ = [
-    "AcceptedExceedsScheduled",
-    "AllocationFailed",
-    "ApplyError",
-    "Blocks",
-    "DecodeOutcome",
-    "EventKind",
-    "GenerationComplete",
-    "MissingTokenOnFinalChunk",
-    "NotIdle",
-    "PrefillComplete",
-    "PrefillNotComplete",
-    "PrefillOverrun",
-    "SchedulableSequence",
-    "ScheduleError",
-    "SequenceEvent",
-    "SequenceState",
-    "TokenOnNonFinalChunk",
-    "WrongDanglingCount",
-    "WrongState",
-]
-
 IntArray = npt.NDArray[np.int32]
 _OUTCOMES = tuple(DecodeOutcome)
-
-
 _DECODE = Operation(SequenceState.DECODE_SCHEDULED, 1, 1)
 
 
@@ -309,15 +283,15 @@ class SchedulableSequence:
         return self._advance(op.n_positions, EventKind.PREFILL_APPLIED)
 
     def apply_decode(self, token: int) -> DecodeOutcome:
-        if not self._outstanding or self._outstanding[0] is not _DECODE:
+        outstanding, generated = self._outstanding, self.generated
+        if not outstanding or outstanding[0] is not _DECODE:
             self._oldest(SequenceState.DECODE_SCHEDULED)
-        self._outstanding.popleft()
-        self.generated.append(token)
-        self.kv_position += 1
+        outstanding.popleft()
+        generated.append(token)
+        position = self.kv_position = self.kv_position + 1
         if self._history is not None:
             self._record(EventKind.DECODE_APPLIED, 1)
-        completed = self.kv_position % self.block_size == 0
-        return _OUTCOMES[completed + 2 * (len(self.generated) >= self.max_output_tokens)]
+        return _OUTCOMES[(position % self.block_size == 0) + 2 * (len(generated) >= self.max_output_tokens)]
 
     def apply_speculative(self, accepted: Sequence[int]) -> DecodeOutcome:
         """The tokens that hold, in order; at least one. Pages beyond them are given back."""

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 from support.toy_engine import VOCAB, Expected, expected, request, toy_engine
-from support.toy_runtime import ToyRuntime
 from support.toy_text import ToyConstraint
 
 from gpu_worker import Constraint, FinishReason
-from gpu_worker.constraints import SkillConstraint
 from gpu_worker.scheduling.pipeline import PendingCommit
 from gpu_worker.speculation import NgramProposer, SpeculationStats
 
@@ -204,42 +202,3 @@ def test_the_index_grows_with_the_sequence() -> None:
     for token in [3, 1, 2, 3, 1]:
         bit_by_bit.extend([token])
     assert at_once.propose(5) == bit_by_bit.propose(5) == [2, 3, 1, 2, 3]
-
-
-# ---------------------------------------------------------------- skills
-
-
-class Points:
-    """A skill: up to three odd tokens, each with the coordinates that the model decoded beside it, then EOS."""
-
-    def __init__(self, steps: tuple[tuple[int, tuple[float, ...]], ...] = ()) -> None:
-        self.steps = steps
-
-    def allowed_token_ids(self) -> list[int]:
-        return list(range(1, VOCAB, 2)) if len(self.steps) < 3 else [0]
-
-    def consume_step(self, token_id: int, values: Any = ()) -> None:
-        self.steps += ((token_id, tuple(values)),)
-
-    def finalize(self) -> Any:
-        return [{"token": token, "at": list(values)} for token, values in self.steps]
-
-    def fork(self) -> Points:
-        return Points(self.steps)
-
-
-def test_a_skill_steers_its_output_and_sees_the_values_beside_the_tokens() -> None:
-    skill = SkillConstraint(Points(), [0], VOCAB)
-    runtime = ToyRuntime(vocab_size=VOCAB, n_values=2)
-    deltas: list[Any] = []
-    with toy_engine(runtime=runtime) as engine:
-        others = [engine.submit(request([9, i], 12, request_id=str(i))) for i in range(3)]
-        handle = engine.submit(request([4, 2], 20, constraint=skill), on_delta=lambda _, d: deltas.append(d))
-        result = handle.result(timeout=30)
-        for other in others:
-            other.result(timeout=30)
-    assert len(result.token_ids) == 3
-    assert all(token % 2 for token in result.token_ids)
-    points = skill.finalize()
-    assert [point["token"] for point in points] == list(result.token_ids)
-    assert [tuple(point["at"]) for point in points] == [v for delta in deltas for v in delta.values]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.toy_engine import Expected, Watch, expected, request, toy_engine
-from support.toy_runtime import ToyRuntime, toy_continuation
+from support.toy_runtime import ToyRuntime
 
 from gpu_worker import Delta, FinishReason, InvalidRequest
 from gpu_worker.loading import warm_up
@@ -241,29 +241,6 @@ def test_an_engine_without_a_tokenizer_serves_token_ids() -> None:
         with pytest.raises(InvalidRequest, match="stop"):
             engine.generate([request(stop=["a"])])
     assert (result.token_ids, result.text) == (expected(request()).token_ids, "")
-
-
-def test_values_beside_the_tokens_never_pass_through_the_host() -> None:
-    """Coordinates: staged per slot, written to the pending inputs, embedded by the next forward."""
-    prompts = [[1 + i, 2, 3, 4 + i] for i in range(5)]
-    runtime = ToyRuntime(n_values=2, n_pages=60, eos=frozenset())
-    watches = [Watch() for _ in prompts]
-    with toy_engine(runtime=runtime, speculative_tokens=3) as engine:
-        handles = [
-            engine.submit(request(p, 20, request_id=str(p)), on_delta=w.on_delta)
-            for p, w in zip(prompts, watches, strict=True)
-        ]
-        results = [handle.result() for handle in handles]
-        assert engine.stats()["preemptions"], "a preempted sequence gets its values back as inputs"
-    for prompt, result, watch in zip(prompts, results, watches, strict=True):
-        source = toy_continuation(prompt, result_sampling(), 0, n_values=2)
-        tokens, values = zip(*[next(source) for _ in range(20)], strict=True)
-        assert result.token_ids == tokens
-        assert tuple(v for delta in watch.deltas for v in delta.values or ()) == values
-
-
-def result_sampling() -> Any:
-    return request(max_tokens=20).sampling
 
 
 def test_streams_wait_at_most_for_one_chunk() -> None:

@@ -24,10 +24,10 @@ from gpu_worker.handle import Handle
 from gpu_worker.runtime.device import CpuDevice, Event
 from gpu_worker.runtime.slots import DecodeSlot, check_shared_stream
 from gpu_worker.runtime.transfer import RenderBuffer
+from gpu_worker.scheduling.outcomes import NotIdle
 from gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit, PipelineState
 from gpu_worker.scheduling.scheduled import ScheduledSequence
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.sequence import NotIdle
 from gpu_worker.scheduling.state import SchedulerState
 from gpu_worker.scheduling.stopping import Finish
 

@@ -255,6 +255,7 @@ def test_for_an_hour() -> None:
     print(f"seeds from {start}")
     for seed in count(start):
         if time.monotonic() > until:
+            print(f"{seed - start} workloads")
             return
         run_both(seed)
 

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gpu_worker.scheduling.sequence import (
+from gpu_worker.scheduling.outcomes import (
     AcceptedExceedsScheduled,
     AllocationFailed,
     DecodeOutcome,
@@ -21,12 +21,12 @@ from gpu_worker.scheduling.sequence import (
     PrefillComplete,
     PrefillNotComplete,
     PrefillOverrun,
-    SchedulableSequence,
     SequenceState,
     TokenOnNonFinalChunk,
     WrongDanglingCount,
     WrongState,
 )
+from gpu_worker.scheduling.sequence import SchedulableSequence
 
 
 class Pages:

@@ -80,7 +80,7 @@ def expected(request: Request, max_model_len: int = MAX_MODEL_LEN) -> Expected:
     tokens: list[int] = []
     text, detokenizer = "", ToyDetokenizer()
     source = toy_continuation(prompt, sampling, resolve_seed(request), constraint=constraint, adapter=adapter)
-    for token, _ in source:
+    for token in source:
         tokens.append(token)
         finish = _finish(request, tokens, len(prompt), max_model_len)
         if finish is None and constraint is not None and constraint.finished:

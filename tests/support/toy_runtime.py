@@ -51,7 +51,6 @@ class Row:
     seed: int = 0
     adapter_slot: int = 0
     pending: int = 0
-    pending_values: tuple[float, ...] = ()
     counts: dict[int, int] = field(default_factory=dict)
 
 
@@ -61,7 +60,6 @@ class Staging:
 
     token_ids: np.ndarray
     accepted: np.ndarray
-    values: np.ndarray
     batch: StepBatch | None = None
     mask: TokenMask | None = None
     states: list[tuple[int, int, int, int]] = field(default_factory=list)  # (row, position, hash, last token)
@@ -79,7 +77,6 @@ class ToyRuntime:
         page_size: int = 1,
         max_model_len: int = 96,
         eos: frozenset[int] = frozenset({0}),
-        n_values: int = 0,
         jitter: Callable[[], None] | None = None,
         fail_forward_at: int | None = None,
         n_slots: int = 2,
@@ -93,7 +90,6 @@ class ToyRuntime:
             page_size=page_size,
             max_batch_size=rows + 1,
             eos_token_ids=eos,
-            n_values=n_values,
         )
         self.weights = 1
         self.adapters: dict[int, str] = {}
@@ -111,13 +107,9 @@ class ToyRuntime:
         check_shared_stream(self.slots)
 
     def _new_slot(self, slot_id: int, rows: int) -> DecodeSlot[Staging]:
-        n, k = rows * 16 + 1, self.limits.n_values
-        staging = Staging(np.zeros(n, np.int32), np.zeros(rows + 1, np.int32), np.zeros((n, k), np.float32))
-        host = {
-            "token_ids": np.zeros(n, np.int32),
-            "accepted": np.zeros(rows + 1, np.int32),
-            "values": np.zeros((n, k), np.float32),
-        }
+        n = rows * 16 + 1
+        staging = Staging(np.zeros(n, np.int32), np.zeros(rows + 1, np.int32))
+        host = {"token_ids": np.zeros(n, np.int32), "accepted": np.zeros(rows + 1, np.int32)}
         return DecodeSlot(slot_id, self.compute, RenderBuffer(host, self.copy), staging)
 
     # ------------------------------------------------------------ the protocol
@@ -131,7 +123,7 @@ class ToyRuntime:
         slot.staging.mask = mask
         slot.compute_stream.enqueue(lambda: self._sample(slot_id), "sample")
         n = int(batch.outputs.sum())
-        lengths = {"token_ids": n, "accepted": batch.size} | ({"values": n} if self.limits.n_values else {})
+        lengths = {"token_ids": n, "accepted": batch.size}
         sources = {name: getattr(slot.staging, name) for name in lengths}
         return slot.render.start_transfer(slot.compute_stream.record(), sources, lengths)
 
@@ -168,8 +160,6 @@ class ToyRuntime:
                 staging.states += states[-outputs:]
             if batch.pending[i] != PENDING:
                 self.rows[row].pending = int(batch.pending[i])
-                if batch.pending_values is not None:
-                    self.rows[row].pending_values = tuple(batch.pending_values[i].tolist())
             offset += length
 
     def _bind(self, binding: RowBinding) -> None:
@@ -187,11 +177,10 @@ class ToyRuntime:
         size = self.limits.page_size
         for at in range(length):
             token, position = int(batch.token_ids[offset + at]), start + at
-            values = tuple(batch.values[offset + at].tolist()) if batch.values is not None else ()
             if token == PENDING:
-                token, values = self.rows[row].pending, self.rows[row].pending_values
+                token = self.rows[row].pending
             adapter = self.adapters.get(self.rows[row].adapter_slot, "")
-            entry = kv_entry(state, token, position, self.weights, adapter, values)
+            entry = kv_entry(state, token, position, self.weights, adapter)
             self.kv[self.table[row, position // size], position % size] = entry
             state = (state + entry * int(self.powers[position])) & _MASK
             states.append((row, position, state, token))
@@ -218,15 +207,14 @@ class ToyRuntime:
             counts = dict(self.rows[row].counts)
             accepted = 0
             for j in range(outputs):
-                token, values = self._choose(staging.states[first + j], counts, masks.get(first + j))
+                token = self._choose(staging.states[first + j], counts, masks.get(first + j))
                 staging.token_ids[first + j] = token
-                staging.values[first + j] = values
                 holds = accepted == j
                 if holds:
                     accepted += 1
                     counts[token] = counts.get(token, 0) + 1
                     self.rows[row].counts = dict(counts)
-                    self.rows[row].pending, self.rows[row].pending_values = token, values
+                    self.rows[row].pending = token
                     if j < len(drafts) and drafts[j] != token:
                         accepted = -accepted  # nothing behind it holds
                 else:
@@ -235,35 +223,25 @@ class ToyRuntime:
             first += outputs
             offset += length
 
-    def _choose(
-        self, state: tuple[int, int, int, int], counts: dict[int, int], mask: np.ndarray | None
-    ) -> tuple[int, tuple[float, ...]]:
+    def _choose(self, state: tuple[int, int, int, int], counts: dict[int, int], mask: np.ndarray | None) -> int:
         row, position, history, last = state
         allowed = None
         if mask is not None:
             allowed = [v for v in range(self.limits.vocab_size) if int(mask[v // 32]) >> (v % 32) & 1]
         device_row = self.rows[row]
-        token = choose(
+        return choose(
             device_row.sampling, device_row.seed, self.limits.vocab_size, history, position, last, counts, allowed
         )
-        return token, values_of(history, token, self.limits.n_values)
 
 
-def kv_entry(
-    state: int, token: int, position: int, weights: int, adapter: str, values: tuple[float, ...] = ()
-) -> int:
+def kv_entry(state: int, token: int, position: int, weights: int, adapter: str) -> int:
     """What a position's KV holds: everything before it, and its input."""
-    bits = [int(value * 4096) for value in values]
-    return mix(state, token, position, weights, len(adapter), *(bits if any(bits) else ()))
+    return mix(state, token, position, weights, len(adapter))
 
 
 def power(position: int) -> int:
     """The weight of a position in the history's hash: order matters."""
     return pow(_BASE | 1, position + 1, 1 << 64)
-
-
-def values_of(history: int, token: int, n_values: int) -> tuple[float, ...]:
-    return tuple((mix(history, token, k) >> 52) / 4096 for k in range(n_values))
 
 
 def choose(
@@ -299,23 +277,22 @@ def toy_continuation(
     *,
     vocab_size: int = 48,
     adapter: str = "",
-    n_values: int = 0,
     weights: int = 1,
     constraint: Any = None,
-) -> Iterator[tuple[int, tuple[float, ...]]]:
+) -> Iterator[int]:
     """The oracle: what the toy samples, token by token, with no pages, no batches and no engine."""
     state, position = 0, 0
     counts: dict[int, int] = {}
-    inputs: list[tuple[int, tuple[float, ...]]] = [(token, ()) for token in prompt]
+    inputs = list(prompt)
     while True:
-        for token, values in inputs:
-            entry = kv_entry(state, token, position, weights, adapter, values)
+        for token in inputs:
+            entry = kv_entry(state, token, position, weights, adapter)
             state = (state + entry * power(position)) & _MASK
             position += 1
         allowed = None if constraint is None else constraint.allowed()
-        token = choose(sampling, seed, vocab_size, state, position - 1, inputs[-1][0], counts, allowed)
+        token = choose(sampling, seed, vocab_size, state, position - 1, inputs[-1], counts, allowed)
         counts[token] = counts.get(token, 0) + 1
         if constraint is not None:
             constraint.consume(token)
-        inputs = [(token, values_of(state, token, n_values))]
-        yield inputs[0]
+        inputs = [token]
+        yield token
