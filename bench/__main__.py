@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 
     everything = [name for name in WORKLOADS if name != "gpu"]
     chosen = [*options.workload, *(["profiling"] if options.profile else [])] or everything
-    failed = []
+    failed, seconds = [], dict[str, float]()
     for name in chosen:
         arguments = ["--quick"] if options.quick else []
         if options.json:
@@ -67,7 +67,14 @@ def main(argv: list[str] | None = None) -> int:
         except Exception as error:
             failed.append(name)
             print(f"{name} failed: {type(error).__name__}: {error}", file=sys.stderr)
-        print(f"=== {name}: {time.monotonic() - start:.0f} s", flush=True)
+        seconds[name] = time.monotonic() - start
+        print(f"=== {name}: {seconds[name]:.0f} s", flush=True)
+    print(
+        "\n"
+        + "\n".join(
+            f"{name:12} {took:6.0f} s" for name, took in [*seconds.items(), ("all", sum(seconds.values()))]
+        )
+    )
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

@@ -112,7 +112,7 @@ def arrivals(bench: Bench) -> None:
             if gaps:  # none where every answer came whole
                 add(bench, f"{name}: ITL, median", percentile(gaps, 0.5))
                 add(bench, f"{name}: ITL, 99 of 100", percentile(gaps, 0.99))
-            bench.curves.setdefault("latency", {})[f"{share:.0%}"] = (run.ttfts_ms, gaps)
+            bench.curves.setdefault("latency", {})[f"load {share:.0%}"] = (run.ttfts_ms, gaps)
 
 
 def add(bench: Bench, name: str, milliseconds: float, samples: list[float] | None = None) -> None:

@@ -53,12 +53,12 @@ def throughput(path: Path, curves: Mapping[str, Sequence[tuple[int, float, float
 
 
 def latency(path: Path, loads: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> None:
-    """loads: share of the capacity -> (TTFTs, gaps between deltas), in ms."""
+    """loads: what was asked for -> (TTFTs, gaps between deltas), in ms."""
     figure, panels = pyplot.subplots(1, 2, figsize=(8.4, 3.6), sharey=True)
-    for axes, which, title in zip(panels, (0, 1), ("TTFT", "ITL"), strict=True):
+    for axes, which, title in zip(panels, (0, 1), ("TTFT", "between deltas"), strict=True):
         for name, samples in loads.items():
             ordered = sorted(samples[which])
-            axes.plot(ordered, [(i + 1) / len(ordered) for i in range(len(ordered))], label=f"load {name}")
+            axes.plot(ordered, [(i + 1) / len(ordered) for i in range(len(ordered))], label=name)
         axes.set_xscale("log")
         axes.set_xlabel(f"{title}, ms")
         axes.grid(alpha=0.3, which="both")
@@ -102,10 +102,10 @@ def timeline(path: Path, traces: Mapping[str, Sequence[Span]]) -> None:
 
 
 def _window(spans: Iterable[Span]) -> tuple[float, float]:
-    """From one decode forward in the middle of the trace to a few steps later, in the trace's microseconds."""
+    """The quickest run of a few steps in a row, in the trace's microseconds: what else ran only adds to a step."""
     starts = [span["ts"] for span in spans if span["line"] == "compute" and span["name"] == "decode"]
-    middle = len(starts) // 2
-    return starts[middle], starts[min(len(starts) - 1, middle + SHOWN_STEPS)]
+    long = min(SHOWN_STEPS, len(starts) - 1)
+    return min(zip(starts, starts[long:], strict=False), key=lambda window: window[1] - window[0])
 
 
 def growth(

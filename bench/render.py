@@ -126,8 +126,14 @@ def section(name: str, run: Mapping[str, Any], notes: Mapping[str, Any], device:
     absent = "\n".join(f"{peer}: {why}" for peer, why in run.get("absent", {}).items())
     repeat = f"`python -m bench.{name}{flag}`, at commit {run['commit']}"
     return "\n\n".join(
-        filter(None, [f"### {name}: {run['title']}", about, table, absent, *pictures, f"Repeat: {repeat}."])
+        filter(
+            None, [f"### {name}: {run['title']}", about, table, absent, *pictures, f"Repeat: {repeat}{took(run)}."]
+        )
     )
+
+
+def took(run: Mapping[str, Any]) -> str:
+    return f", which took {run['seconds']:.0f} s" if "seconds" in run else ""
 
 
 def picture(file: str) -> bool:

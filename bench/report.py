@@ -86,6 +86,7 @@ class Report:
     title: str
     results: list[Measurement] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
     extra: dict[str, Any] = field(default_factory=dict)
 
     def add(self, name: str, value: float, unit: str, **more: Any) -> Measurement:
@@ -103,6 +104,7 @@ class Report:
             "versions": versions(),
             "commit": commit(),
             "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "seconds": round(time.monotonic() - self.began, 1),
             "results": [result.as_json() for result in self.results],
             "absent": self.absent,
             **self.extra,
