@@ -77,6 +77,8 @@ def parser() -> argparse.ArgumentParser:
     drain = command("drain", drain_workers, "let workers finish or hand back what they have, and end")
     drain.add_argument("worker", nargs="+", help="its name, as `petiole status` shows it")
     drain.add_argument("--wait", type=float, metavar="SECONDS", default=0.0, help="wait until they are gone")
+    trace = command("trace", run_trace, "run the model here for a moment, and write a timeline of its steps")
+    trace.add_argument("file", help="Chrome JSON, for ui.perfetto.dev or chrome://tracing")
     command("bench", None, "run benchmarks: see `petiole bench --help`")
     return root
 
@@ -241,6 +243,20 @@ def run_demo(options: argparse.Namespace) -> int:
     from tasks import demo
 
     return demo.main(plain=options.plain)
+
+
+def run_trace(options: argparse.Namespace) -> int:
+    try:
+        from tasks.worker.local import trace
+    except ImportError as error:
+        print(f"petiole: a trace needs 'petiole[worker]': {error}", file=sys.stderr)
+        return 1
+    try:
+        trace(options.file)
+    except (OSError, ValueError) as error:  # of the model, of a setting, of the file
+        print(f"petiole: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def bench(arguments: list[str]) -> int:

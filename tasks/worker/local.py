@@ -9,6 +9,8 @@ import atexit
 import threading
 from typing import Any
 
+from gpu_worker import Engine, EngineConfig, Request, SamplingParams
+from gpu_worker.tracing import Tracer
 from tasks.schemas import ChatRequest, GenerateRequest
 from tasks.settings import settings
 from tasks.worker.engines import EngineLike, make_engine
@@ -37,3 +39,12 @@ def _engine() -> EngineLike:
             _engines.append(make_engine(settings()))
             atexit.register(_engines[0].shutdown, drain=False)
         return _engines[0]
+
+
+def trace(path: str, requests: int = 8, tokens: int = 64) -> None:
+    """Generate a little with the configured model, and write what host and device did in each step."""
+    tracer = Tracer()
+    sampling = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+    with Engine(EngineConfig(**settings().engine()), tracer=tracer) as engine:
+        engine.generate([Request(prompt=f"Count to {n}.", sampling=sampling) for n in range(10, 10 + requests)])
+    tracer.save(path)

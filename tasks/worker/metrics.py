@@ -15,19 +15,23 @@ from tasks.connections import LOST
 
 logger = logging.getLogger(__name__)
 
+_SAME = {
+    *("model", "device", "slots", "running", "waiting", "preemptions"),
+    *("pages_total", "pages_free", "pages_cached"),
+}
+
 
 def worker_report(
     name: str, state: str, stats: dict[str, Any], tokens_per_s: float, lease_age_s: float
 ) -> fleet.WorkerReport:
     """The engine's figures under the fleet view's names."""
-    same = "model device slots running waiting pages_total pages_free pages_cached preemptions".split()
     return fleet.WorkerReport(
         worker=name,
         state=state,
         hit_rate=float(stats.get("prefix_hit_rate", 0.0)),
         tokens_per_s=round(tokens_per_s, 1),
         lease_age_s=round(lease_age_s, 1),
-        **{field: stats[field] for field in same if field in stats},
+        **{field: stats[field] for field in _SAME if field in stats},
     )
 
 

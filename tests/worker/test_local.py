@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +37,10 @@ def test_bad_options_fail_as_in_a_worker() -> None:
         generate.apply(kwargs={"prompt": "hello", "max_tokens": 0}).get()
     with pytest.raises(InvalidRequest, match="at most"):
         generate.apply(kwargs={"prompt": "hello", "max_tokens": 10**6}).get()
+
+
+def test_a_trace_shows_what_host_and_device_did(tmp_path: Path) -> None:
+    local.trace(str(tmp_path / "steps.json"), requests=2, tokens=3)
+    spans = json.loads((tmp_path / "steps.json").read_text())["traceEvents"]
+    names = {span["name"].split()[0] for span in spans}
+    assert {"plan", "launch", "prefill", "decode", "copy", "commit"} <= names
