@@ -1,18 +1,25 @@
-"""A generation's request, as Celery's worker sees it: that it was revoked, or has expired, is noted first and
-announced later.
+"""A task that is revoked, or has expired, ends like any other: in its stream first, and then in Celery's words.
 
-Celery stores REVOKED the moment it hears of a revocation. But the task's stream, which may have been begun by
-another worker, has no end then; and should this worker die before the acknowledgement, the next one that has
-never heard of the revocation goes on to a success. So a revocation is an end like any other: the job writes it
-into the stream first, where only the attempt that owns the task can, and then lets Celery announce it.
+Celery stores REVOKED the moment it hears of a revocation: in the worker that has the task, and in every other
+that finds no state of it. But the task's stream, which may have been begun elsewhere, has no end then; it may just
+be succeeding; and should its worker die before the acknowledgement, the next one, which has never heard of the
+revocation, goes on to a success. So a request only notes it here. Its job writes the end into the stream, where
+only the attempt that owns the task can, and then lets Celery announce it. A worker that does not have the task
+leaves a flag for the one that gets it.
 """
 
 from __future__ import annotations
 
-import signal
+import logging
+import signal as signals
 from typing import Any, Literal
 
+from celery.utils.functional import maybe_list
+from celery.worker import state as known
+from celery.worker.control import control_command
 from celery.worker.request import Request as StockRequest
+
+logger = logging.getLogger(__name__)
 
 Ending = Literal["revoked", "expired"]
 """Why a task ends without a result. The `stop_reason` of its last delta, whose finish reason is `cancelled`."""
@@ -38,6 +45,35 @@ class Request(StockRequest):  # type: ignore[misc]
     def announce(self, ending: str, *, running: bool) -> None:
         """The state REVOKED, the event, the signal, and the acknowledgement."""
         if ending == "revoked" and running:
-            super()._announce_revoked("terminated", True, signal.SIGTERM, False)
+            super()._announce_revoked("terminated", True, signals.SIGTERM, False)
         else:
             super()._announce_revoked(ending, False, None, ending == "expired")
+
+
+@control_command(variadic="task_id", signature="[id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]
+def revoke(
+    state: Any, task_id: Any, terminate: bool = False, signal: object = None, **_: object
+) -> dict[str, str]:
+    """Revoke task by task id (or list of ids)."""
+    ids = set(maybe_list(task_id) or ())
+    known.revoked.update(ids)
+    if not terminate:
+        logger.info("revoked: %s", ", ".join(ids))
+        return {"ok": f"tasks {ids} flagged as revoked"}
+    pool = state.consumer.pool
+    for one in ids:
+        if (request := known.requests.get(one)) is not None:
+            logger.info("terminating %s", one)
+            request.terminate(pool, signal)
+        else:
+            pool.run(lambda one=one: pool.flag_cancel(one))
+    held = [one for one in ids if one in known.requests]
+    return {"ok": f"terminate: {', '.join(held) or 'tasks unknown'}"}
+
+
+@control_command(  # type: ignore[untyped-decorator]
+    variadic="task_id", args=[("signal", str)], signature="<signal> [id1 [id2 [... [idN]]]]"
+)
+def terminate(state: Any, signal: object, task_id: Any, **_: object) -> dict[str, str]:
+    """Terminate task by task id (or list of ids)."""
+    return revoke(state, task_id, terminate=True, signal=signal)  # type: ignore[no-any-return]

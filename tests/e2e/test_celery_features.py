@@ -109,6 +109,19 @@ def test_revoke_before_it_starts(site: Site) -> None:
     assert site.tokens(result) == []
 
 
+def test_a_revocation_is_there_before_its_task(own_site: Site) -> None:
+    first = own_site.worker()
+    own_site.app.control.revoke("to come", terminate=True)
+    eventually(lambda: own_site.state("to come").get("cancel"), "flagged")
+    first.kill()
+    own_site.worker()
+    result = own_site.generate("hello", max_tokens=5, submission={"task_id": "to come"})
+    with pytest.raises(TaskRevokedError):
+        own_site.get(result)
+    (end,) = own_site.log("to come")
+    assert (end["token_ids"], end["finish_reason"], end["stop_reason"]) == ([], "cancelled", "revoked")
+
+
 def test_revoke_while_it_waits_in_the_engine(site: Site) -> None:
     running = [site.generate(f"q{i}", max_tokens=LONG) for i in range(8)]
     for result in running:
