@@ -13,7 +13,7 @@
 #include "attention.h"
 
 #define KEYS 128 /* at most KC */
-#define QUERIES 96 /* rows of a span: its queries, times the heads of a group */
+#define QUERIES 192 /* rows of a span: its queries, times the heads of a group */
 #define NOTHING -1e30f
 
 int64_t span_length(const Cache *c) {
@@ -84,6 +84,11 @@ INLINE void widen_block(int kind, const Cache *c, int64_t layer, int64_t row, in
       const int64_t position = base + smaller(j0 + j, n - 1); /* repeats the last: nobody looks at it */
       const int64_t at = (pool + slot_of(c, row, position) * token + (int64_t)head * width) * size;
       keys[j] = c->keys + at;
+      const int64_t next = (pool + slot_of(c, row, base + smaller(j0 + j + LANES, n - 1)) * token + (int64_t)head * width) * size;
+      for (int64_t line = 0; line < width * size; line += 64) {
+        __builtin_prefetch(c->keys + next + line);
+        __builtin_prefetch(c->values + next + line);
+      }
       if (j0 + j < n) lay_value(kind, c->values + at, width, d->values + (j0 + j) * PANEL);
     }
     turn_keys(kind, keys, width, d->keys + j0 / PANEL * padded * PANEL + j0 % PANEL);
@@ -92,32 +97,41 @@ INLINE void widen_block(int kind, const Cache *c, int64_t layer, int64_t row, in
 
 /* ---------------------------------------------------------------- softmax */
 
-/* scores [n] of positions base, base + 1, ... -> unnormalised weights, for a query that sees [first, last].
- * Returns what the sums so far are to be multiplied by. */
-static float weigh(float *scores, int n, int64_t base, int64_t first, int64_t last, float *most, float *total) {
-  const int padded = (int)parts(n, LANES) * LANES;
-  vf highest = splat(*most);
-  if (first > base || last < base + padded - 1) {
-    vi lane;
-    for (int j = 0; j < LANES; j++) lane[j] = j;
-    const int from = first > base ? (int)smaller(first - base, KEYS) : 0;
-    const int to = last < base ? -1 : (int)smaller(last - base, KEYS);
-    for (int j = 0; j < padded; j += LANES) {
-      vi at = lane + j;
-      store(scores + j, pick((at >= from) & (at <= to), load(scores + j), splat(-INFINITY)));
-    }
-  }
-  for (int j = 0; j < padded; j += LANES) highest = larger(load(scores + j), highest);
-  const float now = largest(highest), by = now == *most ? 1.0f : vexp(splat(*most - now))[0];
-  vf sums = {0};
+/* Hides those of scores [padded], at positions base, base + 1, ..., that do not lie in [first, last]. */
+INLINE void hide(float *scores, int padded, int64_t base, int64_t first, int64_t last) {
+  vi lane;
+  for (int j = 0; j < LANES; j++) lane[j] = j;
+  const int from = first > base ? (int)smaller(first - base, KEYS) : 0;
+  const int to = last < base ? -1 : (int)smaller(last - base, KEYS);
   for (int j = 0; j < padded; j += LANES) {
-    vf e = vexp(load(scores + j) - now);
-    store(scores + j, e);
-    sums += e;
+    const vi at = lane + j;
+    store(scores + j, pick((at >= from) & (at <= to), load(scores + j), splat(-INFINITY)));
   }
-  *most = now;
-  *total = *total * by + sum(sums);
-  return by;
+}
+
+/* scores [m][KC], the first n of each row -> unnormalised weights; rescales what was summed up before. */
+INLINE void weigh(int m, int n, int width, Desk *d) {
+  const int padded = (int)parts(n, LANES) * LANES;
+  for (int i = 0; i < m; i++) { /* row by row in short loops: the processor overlaps the rows */
+    const float *row = d->scores + i * KC;
+    vf highest = splat(d->most[i]);
+    for (int j = 0; j < padded; j += LANES) highest = larger(load(row + j), highest);
+    d->now[i] = largest(highest);
+  }
+  for (int i = 0; i < m; i += LANES) store(d->by + i, vexp(load(d->most + i) - load(d->now + i)));
+  for (int i = 0; i < m; i++) {
+    float *row = d->scores + i * KC;
+    vf sums = {0};
+    for (int j = 0; j < padded; j += LANES) {
+      const vf e = vexp(load(row + j) - d->now[i]);
+      store(row + j, e);
+      sums += e;
+    }
+    d->total[i] = d->total[i] * d->by[i] + sum(sums);
+    if (d->now[i] == d->most[i]) continue;
+    for (int k = 0; k < width; k += LANES) store(d->sums + i * width + k, load(d->sums + i * width + k) * d->by[i]);
+    d->most[i] = d->now[i];
+  }
 }
 
 void attend(const Cache *c, int64_t layer, int64_t window, const Span *s, int head, const float *queries,
@@ -137,12 +151,12 @@ void attend(const Cache *c, int64_t layer, int64_t window, const Span *s, int he
     if (c->kv_kind == F32) widen_block(F32, c, layer, s->row, head, base, n, d);
     else widen_block(BF16, c, layer, s->row, head, base, n, d);
     for (int j = 0; j < n; j += PANEL) multiply(m, width, d->queries, d->keys + j * padded, d->scores + j, KC, 0);
+    const int shown = (int)parts(n, LANES) * LANES;
     for (int i = 0; i < m; i++) {
       const int64_t last = s->first + i / group, first = window && last >= window ? last - window + 1 : 0;
-      const float by = weigh(d->scores + i * KC, n, base, first, last, d->most + i, d->total + i);
-      if (by != 1.0f)
-        for (int k = 0; k < padded; k += LANES) store(d->sums + i * padded + k, load(d->sums + i * padded + k) * by);
+      if (first > base || last < base + shown - 1) hide(d->scores + i * KC, shown, base, first, last);
     }
+    weigh(m, n, padded, d);
     for (int k = 0; k < padded; k += PANEL)
       multiply(m, n, d->scores, d->values + k * KEYS, d->sums + k, padded, 1);
   }
@@ -160,7 +174,7 @@ static float *floats(int64_t n) { return aligned_alloc(64, (size_t)parts(n * 4, 
 Desk new_desk(const Cache *c, int64_t length) {
   const int64_t m = length * (c->heads / c->kv_heads), width = parts(c->head_dim, PANEL) * PANEL;
   Desk d = {floats(m * KC), floats(m * KC), floats(m * width), floats(KEYS * width), floats(KEYS * width),
-            floats(m),      floats(m)};
+            floats(m + LANES), floats(m + LANES), floats(m + LANES), floats(m + LANES)};
   memset(d.values, 0, sizeof(float) * (size_t)(KEYS * width)); /* where a panel is wider than the head */
   return d;
 }
@@ -172,5 +186,7 @@ void free_desk(Desk *d) {
   free(d->keys);
   free(d->values);
   free(d->most);
+  free(d->now);
+  free(d->by);
   free(d->total);
 }

@@ -22,7 +22,7 @@ typedef struct {
   float *sums;    /* [m][width] */
   float *keys;    /* [KEYS / PANEL][width][PANEL], the head's dimension downwards */
   float *values;  /* [width / PANEL][KEYS][PANEL] */
-  float *most, *total; /* [m] */
+  float *most, *now, *by, *total; /* [m]: highest score so far and with this block, e^(most - now), sum of weights */
 } Desk;
 
 int64_t span_length(const Cache *c);
