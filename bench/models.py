@@ -1,41 +1,75 @@
-"""Decode and prefill on the CPU: tokens a second beside transformers.
+"""Decode and prefill on the CPU: tokens a second beside transformers and llama.cpp.
 
-Random weights in the shapes of Qwen3-0.6B (bf16) and of a 6.8 M-parameter model (float32). Each side decodes the
-same number of tokens after the same prompts; sides alternate in one run, on the same number of threads.
+Random weights in the shapes of Qwen3-0.6B (bf16) and of a 6.8 M-parameter model (float32). Each side computes the
+same prompts once and then decodes the same number of tokens in every round; sides alternate in one run, on the
+same number of threads, each with the attention that is faster for it. llama.cpp takes part where `llama-cpp-python`
+and `gguf` are installed. The peer of a row is the best of the others.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from bench import floors
 from bench.checkpoints import QWEN3_06B, SMALL, Shape, checkpoint
 from bench.driver import Driver
-from bench.report import Report, arguments, compare
+from bench.peers.llama_cpp import open_peer
+from bench.report import Report, arguments
 from gpu_worker.config import EngineConfig
 from gpu_worker.runtime.runtime import ModelRuntime
+
+Prompts = Sequence[Sequence[int]]
+Work = Callable[[], float]
+"""Does a round's work and gives the seconds that it took."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The ratio to the best peer that must be reached, and the one aimed at. `against`: the peer of that name."""
+
+    size: int
+    least: float
+    aim: str
+    against: str | None = None
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured with a shape: (batch or length, least ratio to transformers)."""
+    """What is measured with a shape: decodes by batch size, and one prompt by its length."""
 
     shape: Shape
     prompt: int
     n_tokens: int
-    decode: tuple[tuple[int, float], ...]
-    prefill: tuple[int, float] | None = None
+    decode: tuple[Goal, ...]
+    prefill: Goal | None = None
 
 
-LARGE = Case(QWEN3_06B, 128, 12, decode=((1, 1.25), (8, 1.9), (16, 2.3)), prefill=(512, 1.1))
-TINIEST = Case(SMALL, 64, 8, decode=((8, 2.6),))
-CASES = {"large": LARGE, "small": Case(SMALL, 64, 64, decode=((1, 5.2), (8, 2.6), (32, 2.0)))}
+LARGE = Case(
+    QWEN3_06B,
+    128,
+    12,
+    decode=(Goal(1, 1.25, "the best peer", "transformers"), Goal(8, 1.0, "1.3"), Goal(16, 1.2, "1.5")),
+    prefill=Goal(512, 1.1, "1.3"),
+)
+CASES = {
+    "large": LARGE,
+    "small": Case(SMALL, 64, 64, decode=(Goal(1, 0.6, "1.0"), Goal(8, 1.2, "2"), Goal(32, 2.0, "3"))),
+}
+TINIEST = Case(SMALL, 64, 8, decode=(Goal(8, 1.2, "2"),))
+
+
+class Side(Protocol):
+    name: str
+
+    def decode(self, prompts: Prompts, n_tokens: int) -> Work: ...
+
+    def prefill(self, prompt: Sequence[int]) -> Work: ...
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -45,7 +79,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--only", choices=list(CASES))
     options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
-    report = Report("Models on the CPU (output tokens a second; peer: transformers)")
+    report = Report("Models on the CPU (output tokens a second; peer: the best of transformers and llama.cpp)")
     for key, case in {"quick": TINIEST}.items() if options.quick else CASES.items():
         if options.quick or options.only in (None, key):
             measure(case, report, 1 if options.quick else options.rounds, options.threads)
@@ -53,87 +87,131 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measure(case: Case, report: Report, rounds: int, threads: int) -> None:
-    from transformers import AutoModelForCausalLM
-
     shape, machine = case.shape, floors.measure(case.shape, report)
     with checkpoint(shape) as folder:
-        peer = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, shape.dtype))
-        peer.eval()
-        config = EngineConfig(
-            model=folder,
-            device="cpu",
-            dtype=shape.dtype,  # type: ignore[arg-type]
-            max_num_seqs=max(batch for batch, _ in case.decode),
-            max_model_len=1024,
-            num_threads=threads,
+        runtime = ModelRuntime(
+            EngineConfig(
+                model=folder,
+                device="cpu",
+                dtype=shape.dtype,  # type: ignore[arg-type]
+                max_num_seqs=max(goal.size for goal in case.decode),
+                max_model_len=1024,
+                num_threads=threads,
+            )
         )
-        runtime = ModelRuntime(config)
+        llama = open_peer(folder, shape, threads)
+        sides: list[Side] = [Ours(runtime), Transformers(folder, shape), *([llama] if llama else [])]
         try:
-            for batch, target in case.decode:
-                ours, theirs, spread = compare(
-                    partial(our_decode, runtime, case, batch),
-                    partial(peer_decode, peer, case, batch),
-                    rounds=rounds,
-                )
-                best = batch / machine.decode_step_s(shape, batch, case.prompt + case.n_tokens // 2)
-                name = f"{shape.name}, batch {batch}"
-                report.add(name, ours, "tokens/s", peer=theirs, floor=best, spread=spread, target=target)
+            for goal in case.decode:
+                work = {s.name: s.decode(prompts(goal.size, case.prompt), case.n_tokens) for s in sides}
+                context = case.prompt + case.n_tokens * rounds // 2
+                floor = goal.size / machine.decode_step_s(shape, goal.size, context)
+                name = f"{shape.name}, batch {goal.size}"
+                judge(report, name, goal, in_turns(work, goal.size * case.n_tokens, rounds), floor)
             if case.prefill is not None:
-                length, target = case.prefill
-                ours, theirs, spread = compare(
-                    partial(our_prefill, runtime, length),
-                    partial(peer_prefill, peer, length),
-                    rounds=max(2, rounds // 2),
-                )
-                best = length / machine.prefill_s(shape, length)
+                length = case.prefill.size
+                work = {s.name: s.prefill(prompts(1, length)[0]) for s in sides}
+                rates = in_turns(work, length, max(2, rounds // 2))
                 name = f"{shape.name}, prefill {length}"
-                report.add(name, ours, "tokens/s", peer=theirs, floor=best, spread=spread, target=target)
+                judge(report, name, case.prefill, rates, length / machine.prefill_s(shape, length))
         finally:
             runtime.close()
+            if llama:
+                llama.close()
+
+
+def in_turns(work: dict[str, Work], tokens: int, rounds: int) -> dict[str, list[float]]:
+    """Tokens a second of each side in each round; every other round goes the other way round."""
+    rates: dict[str, list[float]] = {name: [] for name in work}
+    for i in range(rounds):
+        for name in reversed(work) if i % 2 else work:
+            rates[name].append(tokens / work[name]())
+    return rates
+
+
+def judge(report: Report, name: str, goal: Goal, rates: dict[str, list[float]], floor: float) -> None:
+    medians = {side: statistics.median(found) for side, found in rates.items()}
+    others = {side: rate for side, rate in medians.items() if side != Ours.name}
+    peer = goal.against or max(others, key=lambda side: others[side])
+    ratios = [a / b for a, b in zip(rates[Ours.name], rates[peer], strict=True)]
+    report.add(
+        name,
+        medians[Ours.name],
+        "tokens/s",
+        peer=medians[peer],
+        floor=floor,
+        spread=(min(ratios), max(ratios)),
+        target=goal.least,
+        note=", ".join(f"{side} {rate:,.1f}" for side, rate in others.items()) + f"; aim {goal.aim}",
+    )
 
 
 def prompts(batch: int, length: int) -> list[list[int]]:
     return torch.randint(3, 8000, (batch, length), generator=torch.Generator().manual_seed(1)).tolist()
 
 
-def our_decode(runtime: ModelRuntime, case: Case, batch: int) -> float:
-    driver = Driver(runtime)
-    sequences = [driver.sequence(p) for p in prompts(batch, case.prompt)]
-    driver.prefill(sequences)
-    driver.decode_many(sequences, 2)
-    return _rate(lambda: driver.decode_many(sequences, case.n_tokens), batch * case.n_tokens)
+class Ours:
+    name = "petiole"
+
+    def __init__(self, runtime: ModelRuntime) -> None:
+        self._runtime = runtime
+
+    def decode(self, prompts: Prompts, n_tokens: int) -> Work:
+        driver = Driver(self._runtime)
+        sequences = [driver.sequence(p) for p in prompts]
+        driver.prefill(sequences)
+        driver.decode_many(sequences, 2)
+        return lambda: _seconds(lambda: driver.decode_many(sequences, n_tokens))
+
+    def prefill(self, prompt: Sequence[int]) -> Work:
+        def work() -> float:
+            driver = Driver(self._runtime)
+            sequence = driver.sequence(prompt)
+            return _seconds(lambda: driver.prefill([sequence]))
+
+        work()
+        return work
 
 
-@torch.inference_mode()
-def peer_decode(model: Any, case: Case, batch: int) -> float:
-    out = model(torch.tensor(prompts(batch, case.prompt)), use_cache=True, logits_to_keep=1)
-    state = {"cache": out.past_key_values, "token": out.logits[:, -1:].argmax(-1)}
+class Transformers:
+    name = "transformers"
 
-    def steps(n: int) -> None:
-        for _ in range(n):
-            out = model(state["token"], past_key_values=state["cache"], use_cache=True)
-            state["cache"], state["token"] = out.past_key_values, out.logits[:, -1:].argmax(-1)
+    def __init__(self, folder: str, shape: Shape) -> None:
+        from transformers import AutoModelForCausalLM
 
-    steps(2)
-    return _rate(lambda: steps(case.n_tokens), batch * case.n_tokens)
+        dtype = getattr(torch, shape.dtype)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+        self._model.eval()
+
+    @torch.inference_mode()
+    def decode(self, prompts: Prompts, n_tokens: int) -> Work:
+        out = self._model(torch.tensor(prompts), use_cache=True, logits_to_keep=1)
+        state = {"cache": out.past_key_values, "token": out.logits[:, -1:].argmax(-1)}
+
+        @torch.inference_mode()
+        def steps(n: int) -> None:
+            for _ in range(n):
+                out = self._model(state["token"], past_key_values=state["cache"], use_cache=True)
+                state["cache"], state["token"] = out.past_key_values, out.logits[:, -1:].argmax(-1)
+
+        steps(2)
+        return lambda: _seconds(lambda: steps(n_tokens))
+
+    def prefill(self, prompt: Sequence[int]) -> Work:
+        ids = torch.tensor([prompt])
+
+        @torch.inference_mode()
+        def work() -> float:
+            return _seconds(lambda: self._model(ids, use_cache=True, logits_to_keep=1))
+
+        work()
+        return work
 
 
-def our_prefill(runtime: ModelRuntime, length: int) -> float:
-    driver = Driver(runtime)
-    sequence = driver.sequence(prompts(1, length)[0])
-    return _rate(lambda: driver.prefill([sequence]), length)
-
-
-@torch.inference_mode()
-def peer_prefill(model: Any, length: int) -> float:
-    ids = torch.tensor(prompts(1, length))
-    return _rate(lambda: model(ids, use_cache=True, logits_to_keep=1), length)
-
-
-def _rate(work: Callable[[], object], tokens: int) -> float:
+def _seconds(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
-    return tokens / (time.perf_counter() - start)
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -1,0 +1,178 @@
+"""llama.cpp as a peer, through the low-level interface of `llama-cpp-python`: batched decodes, greedy, no text.
+
+Optional: where `llama_cpp` or `gguf` is not installed, `open_peer` gives None. The model is written as GGUF from
+the same random checkpoint, in the same type.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.checkpoints import Shape
+
+_NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+class LlamaCpp:
+    """One model. `decode` and `prefill` try attention with and without flash, and keep what is faster."""
+
+    name = "llama.cpp"
+
+    def __init__(self, folder: str, shape: Shape, threads: int) -> None:
+        import llama_cpp
+
+        self._lib: Any = llama_cpp
+        self._quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
+        llama_cpp.llama_log_set(self._quiet, ctypes.c_void_p(0))
+        self._threads, self._vocab = threads, shape.vocab_size
+        with tempfile.TemporaryDirectory(prefix="petiole-gguf-") as scratch:
+            path = Path(scratch) / "model.gguf"
+            write_gguf(Path(folder), shape, path)
+            settings = llama_cpp.llama_model_default_params()
+            settings.n_gpu_layers = 0
+            self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), settings)
+        if not self._model:
+            raise RuntimeError("llama.cpp does not load the model")
+
+    def decode(self, prompts: Sequence[Sequence[int]], n_tokens: int) -> Callable[[], float]:
+        """Computes the prompts; a call decodes `n_tokens` for each and gives the seconds."""
+        tried = [_Batch(self, prompts, flash) for flash in (False, True)]
+        for batch in tried:
+            batch.fill()
+            batch.decode(2)
+        batch = self._faster(tried, [batch.decode(n_tokens) for batch in tried])
+        return lambda: batch.decode(n_tokens)
+
+    def prefill(self, prompt: Sequence[int]) -> Callable[[], float]:
+        tried = [_Batch(self, [prompt], flash) for flash in (False, True)]
+        return self._faster(tried, [batch.fill() for batch in tried]).fill
+
+    def _faster(self, tried: list[_Batch], seconds: list[float]) -> _Batch:
+        best = seconds.index(min(seconds))
+        tried[1 - best].close()
+        return tried[best]
+
+    def close(self) -> None:
+        self._lib.llama_model_free(self._model)
+
+
+class _Batch:
+    """One context: a sequence for each prompt. Methods give the seconds that they took."""
+
+    def __init__(self, peer: LlamaCpp, prompts: Sequence[Sequence[int]], flash: bool) -> None:
+        self._lib, self._vocab, self._prompts = peer._lib, peer._vocab, prompts
+        settings = self._lib.llama_context_default_params()
+        settings.n_ctx = len(prompts) * 1024
+        settings.n_batch = settings.n_ubatch = 512
+        settings.n_seq_max = len(prompts)
+        settings.n_threads = settings.n_threads_batch = peer._threads
+        settings.flash_attn_type = int(flash)
+        self._context = self._lib.llama_init_from_model(peer._model, settings)
+        if not self._context:
+            raise RuntimeError("llama.cpp gives no context")
+        self._batch = self._lib.llama_batch_init(512, 0, 1)
+        self._tokens = [0] * len(prompts)
+        self._length = 0
+
+    def fill(self) -> float:
+        """All prompts from nothing, up to the first token of each."""
+        self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)
+        began = time.perf_counter()
+        for sequence, prompt in enumerate(self._prompts):
+            for at in range(0, len(prompt), 512):
+                part = prompt[at : at + 512]
+                self._run([(token, at + i, sequence) for i, token in enumerate(part)], last_only=True)
+            self._tokens[sequence] = self._drawn(len(part) - 1)
+        self._length = len(self._prompts[0])
+        return time.perf_counter() - began
+
+    def decode(self, n_tokens: int) -> float:
+        began = time.perf_counter()
+        for _ in range(n_tokens):
+            self._run([(token, self._length, i) for i, token in enumerate(self._tokens)], last_only=False)
+            self._tokens = [self._drawn(i) for i in range(len(self._tokens))]
+            self._length += 1
+        return time.perf_counter() - began
+
+    def _run(self, inputs: Sequence[tuple[int, int, int]], *, last_only: bool) -> None:
+        batch = self._batch
+        batch.n_tokens = len(inputs)
+        for i, (token, position, sequence) in enumerate(inputs):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position, 1
+            batch.seq_id[i][0] = sequence
+            batch.logits[i] = not last_only or i == len(inputs) - 1
+        if self._lib.llama_decode(self._context, batch):
+            raise RuntimeError("llama.cpp does not decode the batch")
+
+    def _drawn(self, i: int) -> int:
+        logits = self._lib.llama_get_logits_ith(self._context, i)
+        return int(np.ctypeslib.as_array(logits, shape=(self._vocab,)).argmax())
+
+    def close(self) -> None:
+        self._lib.llama_batch_free(self._batch)
+        self._lib.llama_free(self._context)
+
+
+def open_peer(folder: str, shape: Shape, threads: int) -> LlamaCpp | None:
+    try:
+        import gguf  # noqa: F401
+        import llama_cpp  # noqa: F401
+    except (ImportError, OSError, RuntimeError):
+        return None
+    return LlamaCpp(folder, shape, threads)
+
+
+def write_gguf(folder: Path, shape: Shape, path: Path) -> None:
+    import gguf
+    from safetensors.torch import load_file
+
+    writer = gguf.GGUFWriter(path, "qwen3")
+    writer.add_context_length(shape.max_positions)
+    writer.add_embedding_length(shape.hidden_size)
+    writer.add_block_count(shape.n_layers)
+    writer.add_feed_forward_length(shape.intermediate_size)
+    writer.add_head_count(shape.n_heads)
+    writer.add_head_count_kv(shape.n_kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_rope_freq_base(1_000_000.0)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(shape.vocab_size)
+    writer.add_tokenizer_model("no_vocab")
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        wide = tensor.dim() == 1 or tensor.dtype == torch.float32
+        array = tensor.float().numpy() if wide else tensor.view(torch.uint8).numpy()
+        kind = gguf.GGMLQuantizationType.F32 if wide else gguf.GGMLQuantizationType.BF16
+        writer.add_tensor(_gguf_name(name), array, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _gguf_name(name: str) -> str:
+    short = name.removeprefix("model.")
+    if not short.startswith("layers."):
+        return {"embed_tokens.weight": "token_embd.weight", "norm.weight": "output_norm.weight"}[short]
+    _, layer, rest = short.split(".", 2)
+    return f"blk.{layer}.{_NAMES[rest.removesuffix('.weight')]}.weight"
