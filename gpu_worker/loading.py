@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
+from threading import Thread
 from typing import NamedTuple
 
 import numpy as np
 
+from gpu_worker import constraints
 from gpu_worker.config import EngineConfig
-from gpu_worker.constraints import compile_constraint
 from gpu_worker.errors import InvalidRequest
 from gpu_worker.preparation import ConstraintCompiler
 from gpu_worker.request import Constraint, SamplingParams
@@ -36,11 +37,12 @@ def load_runtime(config: EngineConfig, tracer: Tracer) -> Runtime:
 
 
 def load_text(config: EngineConfig) -> tuple[Tokenizer, ConstraintCompiler]:
-    """The model's tokenizer, and what compiles constraints against it."""
+    """The model's tokenizer, and what compiles constraints against it, which gets ready while the weights load."""
     from gpu_worker.models.loading import resolve_model
 
     tokenizer = load_tokenizer(resolve_model(config.model, config.revision))
-    return tokenizer, partial(compile_constraint, tokenizer=tokenizer)
+    Thread(target=constraints.warm_up, args=(tokenizer,), name="constraints").start()
+    return tokenizer, partial(constraints.compile_constraint, tokenizer=tokenizer)
 
 
 def load_parts(
@@ -50,7 +52,7 @@ def load_parts(
     if runtime is not None and tokenizer is None:
         return Parts(runtime, None, None)
     if tokenizer is not None:
-        compiler: ConstraintCompiler = partial(compile_constraint, tokenizer=tokenizer)
+        compiler: ConstraintCompiler = partial(constraints.compile_constraint, tokenizer=tokenizer)
     else:
         tokenizer, compiler = load_text(config)
     if runtime is None:

@@ -52,7 +52,11 @@ class Preparer:
         self.compile_constraint = compile_constraint
         self.proposer = proposer
         self.adapter_key = adapter_key
-        self.eos_token_ids = limits.eos_token_ids | (tokenizer.eos_token_ids if tokenizer else frozenset())
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The model's, which a reload may change, and the tokenizer's."""
+        return self.limits.eos_token_ids | (self.tokenizer.eos_token_ids if self.tokenizer else frozenset())
 
     def prepare(self, stream: OutputStream, arrival: int, arrival_s: float) -> ScheduledSequence:
         """Raises InvalidRequest."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from llguidance import LLMatcher
@@ -49,6 +50,12 @@ def compile_constraint(constraint: Constraint, tokenizer: Tokenizer) -> GrammarS
                 "constraint.kind", "must be json_schema, regex, choice or grammar", constraint.kind
             )
     return vocabulary_of(tokenizer).grammar(source, field, constraint.value).start()
+
+
+def warm_up(tokenizer: Tokenizer) -> None:
+    """Do for this tokenizer what its first constraint would wait for. Never raises: the constraint will."""
+    with suppress(InvalidRequest):
+        compile_constraint(Constraint("json_schema", {}), tokenizer)
 
 
 def _json_schema(field: str, value: Any) -> str:

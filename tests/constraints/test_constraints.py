@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import tokenizers as samples
 
-from gpu_worker.constraints import ConstraintState, compile_constraint, fill_draft_masks, fill_masks
+from gpu_worker.constraints import ConstraintState, compile_constraint, fill_draft_masks, fill_masks, warm_up
+from gpu_worker.constraints import grammar as grammars
 from gpu_worker.constraints.compile import MAX_BYTES
 from gpu_worker.constraints.grammar import vocabulary_of
 from gpu_worker.errors import InvalidRequest
@@ -243,6 +244,20 @@ def test_the_masks_of_drafts_are_those_met_on_their_way() -> None:
         walked.consume(draft)
     assert fill_draft_masks(state, [x, other, k], masks) == 1
     assert allowed(state) == [x]
+
+
+def test_after_a_warm_up_no_constraint_waits_for_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Tokenizer(samples.byte_level(), eos_token_ids=[2])
+    warm_up(made)
+    monkeypatch.setattr(grammars, "Vocabulary", None)  # nobody may make another
+    assert feed(compile_constraint(Constraint("choice", ["word"]), made), "word")
+
+
+def test_a_warm_up_leaves_it_to_the_constraint_to_fail() -> None:
+    made = Tokenizer(samples.byte_level(), eos_token_ids=[])
+    warm_up(made)
+    with pytest.raises(InvalidRequest, match="EOS"):
+        compile_constraint(Constraint("choice", ["word"]), made)
 
 
 def test_threads_compile_for_one_tokenizer_at_the_same_time() -> None:

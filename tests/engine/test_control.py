@@ -7,10 +7,10 @@ import time
 from typing import Any
 
 import pytest
-from support.toy_engine import Expected, Watch, expected, request, toy_engine
+from support.toy_engine import VOCAB, Expected, Watch, expected, request, toy_engine
 from support.toy_runtime import ToyRuntime
 
-from gpu_worker import Engine, EngineBusy, EngineClosed, FinishReason, HandedBack, ModelError
+from gpu_worker import Constraint, Engine, EngineBusy, EngineClosed, FinishReason, HandedBack, ModelError
 from gpu_worker.handle import Handle
 
 LONG = request([1, 2, 3], 90, ignore_eos=True)
@@ -175,7 +175,61 @@ def test_a_reload_that_fails_raises_and_the_old_weights_serve_on() -> None:
         assert Expected.of(handle.result(timeout=30)) == expected(LONG)
 
 
+def test_cancel_preempt_and_pause_together() -> None:
+    """A preempted sequence that is cancelled while the engine is paused leaves nothing behind."""
+    with toy_engine(jitter=slow, machine={"n_pages": 96}, max_num_seqs=4) as engine:
+        requests = [request([1 + i, 2], 60, ignore_eos=True, request_id=str(i)) for i in range(4)]
+        handles = [engine.submit(r) for r in requests]
+        while not engine.stats()["preemptions"]:
+            engine._call(lambda: None)
+        engine.pause()
+        engine.check_invariants()
+        waiting = next(iter(engine.scheduler.state.waiting))
+        victim = waiting.stream.handle
+        victim.cancel()
+        assert victim.result(timeout=30).finish_reason is FinishReason.CANCELLED
+        engine.check_invariants()
+        engine.resume()
+        for handle, r in zip(handles, requests, strict=True):
+            if handle is not victim:
+                assert Expected.of(handle.result(timeout=30)) == expected(r)
+        assert released(engine)
+
+
+def test_a_reload_while_constrained_requests_run_and_wait() -> None:
+    class Steady(ToyRuntime):
+        def reload(self, model: str) -> None:
+            self.kv[:] = 0  # the same weights: the KV must be computed anew, and nothing else changes
+
+    choice = Constraint("regex", 12)
+    with toy_engine(runtime=Steady(vocab_size=VOCAB, jitter=slow), max_num_seqs=2) as engine:
+        requests = [request([1 + i, 2], 30, constraint=choice, request_id=str(i)) for i in range(5)]
+        handles = [engine.submit(r) for r in requests]
+        next(iter(handles[0]))
+        assert engine.stats()["waiting"]
+        engine.reload("the same")
+        assert [Expected.of(handle.result(timeout=30)) for handle in handles] == [expected(r) for r in requests]
+        assert released(engine)
+
+
 # ---------------------------------------------------------------- shutdown and handback
+
+
+def test_shutdown_that_drains_still_keeps_deadlines() -> None:
+    engine = toy_engine(jitter=slow, max_num_seqs=1).start()
+    late = engine.submit(request([1, 2, 3], 90, ignore_eos=True, deadline_s=0.03))
+    behind = engine.submit(request([7]))
+    engine.shutdown(drain=True)
+    assert late.result(timeout=0).finish_reason is FinishReason.DEADLINE
+    assert Expected.of(behind.result(timeout=0)) == expected(request([7]))
+
+
+def test_shutdown_that_drains_a_paused_engine_resumes_it() -> None:
+    engine = toy_engine(jitter=slow).start()
+    handle = running(engine)
+    engine.pause()
+    engine.shutdown(drain=True)
+    assert Expected.of(handle.result(timeout=0)) == expected(LONG)
 
 
 def test_shutdown_finishes_what_was_accepted() -> None:

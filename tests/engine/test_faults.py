@@ -171,6 +171,31 @@ def test_a_device_error_answers_everybody_then_gives_everything_back(step: int, 
     engine.shutdown()
 
 
+@pytest.mark.parametrize("step", [2, 3, 5])
+def test_a_device_error_under_a_step_that_waits_for_its_mask(step: int) -> None:
+    """It shows when an earlier step is committed, with a forward launched behind it that is not yet sampled."""
+    seen: list[tuple[bool, int]] = []
+    engine = toy_engine(runtime=ToyRuntime(vocab_size=VOCAB, fail_forward_at=step, rows=3), max_num_seqs=3)
+    engine.on_fatal = lambda error: seen.append(
+        (engine._loop.pipeline.launch_handle is not None, engine._loop.pipeline.in_flight)
+    )
+    engine.start()
+    engine.pause()
+    choice = Constraint("regex", 12)
+    handles = [engine.submit(request([1 + i, 2], 15, constraint=choice if i % 2 else None)) for i in range(6)]
+    while engine.stats()["waiting"] != len(handles):
+        engine._call(lambda: None)
+    engine.resume()
+    assert outcomes(handles) == [EngineError] * 6
+    engine._thread.join(30)
+    assert seen == [(True, 2)], "two steps were in flight, one of them without its mask"
+    manager = engine.scheduler.manager
+    manager.check()
+    assert manager.usage().rows_held == manager.usage().pages_private == 0
+    assert engine._loop.pipeline.is_empty
+    engine.shutdown()
+
+
 def test_a_launch_that_raises_is_the_devices_fault() -> None:
     class Broken(ToyRuntime):
         def launch_sampling(self, *args: Any) -> Any:

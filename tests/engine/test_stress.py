@@ -1,9 +1,9 @@
 """Random workloads, pipelined and blocking, against an oracle that has no engine in it.
 
-Each workload draws a machine (pages, rows, cache, policies) and requests (shared prompts, stops, constraints,
-priorities, cancels, deadlines, handbacks), runs them with random delays at every stream and thread boundary, and
-demands: the oracle's tokens, exactly one end for each request, deltas that join without a seam, and a clean
-conservation check after every step and at the end.
+Each workload draws a machine (pages, rows, cache, policies), requests (shared prompts, stops, constraints,
+priorities, cancels, deadlines, handbacks) and what the operator does meanwhile (pause, reload), runs them with
+random delays at every stream and thread boundary, and demands: the oracle's tokens, exactly one end for each
+request, deltas that join without a seam, and a clean conservation check after every step and at the end.
 
     pytest tests/engine/test_stress.py                        300 workloads
     PETIOLE_STRESS_SECONDS=3600 pytest tests/engine/test_stress.py -k hour
@@ -54,6 +54,7 @@ class Workload:
     requests: list[Request]
     disturb: dict[int, str] = field(default_factory=dict)  # request index -> cancel | handback
     delays: float = 0.0
+    control: dict[int, str] = field(default_factory=dict)  # after which submission -> pause | reload
 
 
 # ---------------------------------------------------------------- drawing
@@ -85,7 +86,9 @@ def draw(seed: int) -> Workload:
     }
     disturb = {i: rng.choice(["cancel", "handback"]) for i in range(len(requests)) if rng.random() < 0.12}
     machine = {"rows": rows, "n_pages": n_pages, "page_size": page_size, "max_model_len": max_model_len}
-    return Workload(seed, machine, config, requests, disturb, rng.choice([0.0, 0.0002, 0.001]))
+    delays = rng.choice([0.0, 0.0002, 0.001])
+    control = {i: rng.choice(["pause", "reload"]) for i in range(len(requests)) if rng.random() < 0.06}
+    return Workload(seed, machine, config, requests, disturb, delays, control)
 
 
 def _positions(request: Request, max_model_len: int) -> int:
@@ -155,9 +158,26 @@ class Delays:
         return delayed
 
 
+class SteadyRuntime(ToyRuntime):
+    """Reloads the weights that it has: everything is computed anew, and comes out the same."""
+
+    def reload(self, model: str) -> None:
+        self.kv[:] = 0
+
+
+def operate(engine: Engine, what: str) -> None:
+    if what == "reload":
+        engine.reload("the same")
+        return
+    engine.pause()
+    engine.check_invariants()
+    assert engine._loop.pipeline.is_empty
+    engine.resume()
+
+
 def open_engine(workload: Workload, pipeline: str, delays: float) -> Engine:
     jitter = Delays(workload.seed, delays)
-    runtime = ToyRuntime(vocab_size=VOCAB, eos=frozenset({EOS}), jitter=jitter, **workload.machine)
+    runtime = SteadyRuntime(vocab_size=VOCAB, eos=frozenset({EOS}), jitter=jitter, **workload.machine)
     config = EngineConfig(pipeline=pipeline, **workload.config)  # type: ignore[arg-type]
     tokenizer: Any = ToyTokenizer()
     engine = Engine(config, runtime=runtime, tokenizer=tokenizer, compile_constraint=compile_toy).start()
@@ -177,10 +197,12 @@ def run(workload: Workload, pipeline: str, delays: float) -> None:
     try:
         watches = [Watch() for _ in workload.requests]
         handles = []
-        for request, watch in zip(workload.requests, watches, strict=True):
+        for i, (request, watch) in enumerate(zip(workload.requests, watches, strict=True)):
             handles.append(engine.submit(request, on_delta=watch.on_delta, on_done=watch.on_done))
             if rng.random() < 0.2:
                 time.sleep(rng.random() * 0.003)
+            if i in workload.control:
+                operate(engine, workload.control[i])
         for i, how in workload.disturb.items():
             handles[i].cancel() if how == "cancel" else handles[i].hand_back()
         for handle, watch in zip(handles, watches, strict=True):
