@@ -49,8 +49,10 @@ def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int) -> in
     tokens = max(engine.max_num_batched_tokens, outputs)
     widest = 3 * model.hidden_size + 2 * (model.q_size + 2 * model.kv_size) + 3 * model.intermediate_size
     logits = 4 * model.vocab_size * (6 * outputs + 2 * ladder[-1])
-    wrappers = 2 * (len(ladder) + 2) * len(set(model.windows)) * _WRAPPER_BYTES
-    return WORKSPACE_BYTES + wrappers + tokens * widest * itemsize + logits + _SLACK_BYTES
+    wrappers = 2 * (len(ladder) + 1) * len(set(model.windows)) * _WRAPPER_BYTES
+    columns = -(-(engine.max_model_len or model.max_position) // engine.page_size)
+    page_lists = 4 * (2 * ladder[-1] + engine.max_num_seqs + 1) * columns  # each slot's, and the table
+    return WORKSPACE_BYTES + wrappers + page_lists + tokens * widest * itemsize + logits + _SLACK_BYTES
 
 
 @dataclass(frozen=True, slots=True)

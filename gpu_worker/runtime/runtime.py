@@ -246,8 +246,8 @@ class ModelRuntime:
         if table.device.type == "cpu":
             table.numpy()[updates.rows, updates.columns] = updates.pages
         elif len(updates.rows):
-            rows, columns, pages = (self._up(array) for array in last_writes(updates))
-            table[rows.long(), columns.long()] = pages
+            rows, columns, pages = self._up(np.stack(last_writes(updates)).astype(np.int64))
+            table[rows, columns] = pages.int()
 
     def _decode_values(self, slot_id: int, plan: OutputPlan, token_ids: Tensor) -> Tensor:
         """float32 [O, n_values], which the rows' next forward embeds."""
