@@ -69,6 +69,7 @@ def main(argv: list[str] | None = None) -> None:
     card = Card(copy_bandwidth(), matrix_rate())
     report.add("copy on the device", card.bandwidth / 1e12, "TB/s")
     report.add("bf16 matrix product", card.rate / 1e12, "TFLOP/s")
+    release()
     failed = []
     for part in options.only or (["0.6b"] if options.quick else list(PARTS)):
         seen, start = len(report.results), time.perf_counter()
