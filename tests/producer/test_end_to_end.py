@@ -156,8 +156,8 @@ def test_readers_go_on_when_the_worker_dies(own_site: Site) -> None:
     early = streaming.Stream(result, app=own_site.app)
     deltas = [next(early)]
     own_site.streaming(result, at_least=50)
-    own_site.worker(PETIOLE_FAKE_STEP_MS=5)
     first.kill()
+    own_site.worker(PETIOLE_FAKE_STEP_MS=5)
     deltas += early
 
     async def read() -> list[StreamDelta]:
