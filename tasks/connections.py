@@ -27,6 +27,7 @@ REPLY_TIMEOUT_S = 10.0
 LOST = (redis.ConnectionError, redis.TimeoutError, OSError)
 
 _OPTIONS: dict[str, Any] = {
+    "protocol": 2,  # under 3 redis-py writes a log line for each message of a subscription, shown or not
     "socket_connect_timeout": CONNECT_TIMEOUT_S,
     "socket_timeout": REPLY_TIMEOUT_S,
 }
