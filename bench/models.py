@@ -2,8 +2,8 @@
 
 Random weights in the shapes of Qwen3-0.6B (bf16) and of a 6.8 M-parameter model (float32). Each side computes the
 same prompts once and then decodes the same number of tokens in every round; sides alternate in one run, on the
-same number of threads, each with the attention that is faster for it. llama.cpp takes part where `llama-cpp-python`
-and `gguf` are installed. The peer of a row is the best of the others.
+same number of threads, each with the attention that is faster for it. llama.cpp takes part where
+`llama-cpp-python` and `gguf` are installed. The peer of a row is the best of the others.
 """
 
 from __future__ import annotations

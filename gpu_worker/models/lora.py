@@ -159,7 +159,7 @@ class AdapterBank:
     def matrices(self, layer: int, name: LinearName, slot: int) -> tuple[list[Tensor], list[Tensor]]:
         """A [rank, in] and B [out, rank] of each part, at the adapter's own rank."""
         slots, rank = self._slots[layer, name], self._ranks[slot]
-        return [a[:rank] for a in slots.a[slot].split(self.max_rank)], [b[slot, :, :rank] for b in slots.b]
+        return [a[:rank] for a in torch.split(slots.a[slot], self.max_rank)], [b[slot, :, :rank] for b in slots.b]
 
 
 class GroupedDeltas:
