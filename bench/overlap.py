@@ -5,6 +5,10 @@ Blocking, a step takes their sum; pipelined, the longer of the two. The engine i
 threads. The floor of each figure is that ideal, with the engine's own host time (measured with both at zero)
 counted to the host.
 
+Where nothing overlaps, on a CPU that is busy with the model, pipelining must cost nothing: petiole-tiny, pipelined
+and blocking, in many short rounds in turns. What counts is the median of the rounds' ratios, beside the processor
+time that each engine takes for a step.
+
 With `--plots FOLDER` it also draws the two timelines of some steps, from a trace of each engine; `--traces FOLDER`
 keeps the traces, as Chrome JSON (chrome://tracing, ui.perfetto.dev).
 """
@@ -17,7 +21,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench import report
+from bench import load, report
 from gpu_worker import Engine, EngineConfig, Request, SamplingParams
 from gpu_worker.runtime.stand_ins import SleepingRuntime
 from gpu_worker.tracing import NO_TRACE, Tracer
@@ -25,6 +29,7 @@ from gpu_worker.tracing import NO_TRACE, Tracer
 DEVICE_S = 0.010
 RATIOS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 SEQUENCES = 8
+BATCHES = (1, 8, 32)
 
 
 def step_s(pipeline: str, device_s: float, host_s: float, steps: int, tracer: Tracer = NO_TRACE) -> float:
@@ -42,6 +47,34 @@ def step_s(pipeline: str, device_s: float, host_s: float, steps: int, tracer: Tr
             handle.result()
     gaps = [b - a for a, b in itertools.pairwise(stamps[4:-1])]
     return statistics.median(gaps)
+
+
+def on_the_cpu(result: report.Report, batch: int, engines: Mapping[str, Engine], rounds: int, tokens: int) -> None:
+    """Steps a second and processor time a step, each engine's against the other's of the same round."""
+    wall: dict[str, list[float]] = {"on": [], "off": []}
+    busy: dict[str, list[float]] = {"on": [], "off": []}
+    for i in range(rounds):
+        for mode in ("on", "off") if i % 2 else ("off", "on"):
+            start = time.process_time()
+            run = load.at_concurrency(engines[mode], load.requests(batch, 16, tokens), batch)
+            busy[mode].append((time.process_time() - start) / tokens)
+            wall[mode].append(tokens / run.seconds)
+    for name, samples, unit, scale, better in (
+        ("steps", wall, "steps/s", 1.0, "higher"),
+        ("processor time a step", busy, "ms", 1e3, "lower"),
+    ):
+        ratios = sorted(a / b for a, b in zip(samples["on"], samples["off"], strict=True))
+        peer = statistics.median(samples["off"]) * scale
+        result.add(
+            f"petiole-tiny, batch {batch}, pipelined against blocking: {name}",
+            statistics.median(ratios) * peer,
+            unit,
+            peer=peer,
+            spread=(ratios[rounds // 4], ratios[-1 - rounds // 4]),
+            target=1.0 if better == "higher" else None,
+            better=better,
+            note=f"median of {rounds} rounds' ratios, spread of their middle half",
+        )
 
 
 def slept(seconds: float, rounds: int = 50) -> float:
@@ -75,6 +108,13 @@ def main(argv: list[str] | None = None) -> None:
                 floor=ideal[pipeline] * 1e3,
                 target=1.05 if pipeline == "on" else None,
                 better="lower",
+            )
+    modes = {mode: EngineConfig(device="cpu", pipeline=mode, prefix_cache="off") for mode in ("on", "off")}  # type: ignore[arg-type]
+    with Engine(modes["on"]) as pipelined, Engine(modes["off"]) as blocking:
+        for batch in (1,) if options.quick else BATCHES:
+            engines = {"on": pipelined, "off": blocking}
+            on_the_cpu(
+                result, batch, engines, rounds=3 if options.quick else 31, tokens=16 if options.quick else 64
             )
     if options.plots and not options.quick:
         plot(Path(options.plots) / "overlap.png", curves, device)

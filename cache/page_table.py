@@ -156,6 +156,7 @@ class PageTable(PagePool):
         """`reserve` for many distinct rows in order; returns how many leading ones succeeded."""
         if len(rows) < 2:  # numpy has nothing to gain
             return sum(self.reserve(*entry) for entry in zip(rows.tolist(), kv_lengths.tolist(), strict=True))
+        rows = rows.astype(np.int64)  # what numpy indexes with
         self._require_held(rows)
         have = self._row_pages[rows]
         need = np.maximum(-(-kv_lengths // self.page_size) - have, 0)
