@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from tasks import cli, connections, embedded, fleet
+from tasks.app import App, make_app
 from tasks.fleet import WORKERS_KEY, WorkerReport
 from tasks.schemas import StreamDelta, stream_keys
 from tasks.settings import settings
@@ -37,6 +38,7 @@ def socket_of_a_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
 def client(socket_of_a_server: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[redis.Redis]:
     monkeypatch.setenv("PETIOLE_REDIS_URL", f"unix://{socket_of_a_server}?db=0")
     settings.cache_clear()
+    monkeypatch.setattr(App, "backend", make_app().backend)  # the app may have one already, for another Redis
     connections.streams().flushall()
     yield connections.streams()
     settings.cache_clear()

@@ -83,7 +83,7 @@ def task(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     def hand_over(*given: object, **request: object) -> None:
         """The body is the worker's."""
 
-    yield app.task(hand_over, base=GenerationTask, name=generate.name)
+    yield app.task(hand_over, base=GenerationTask, name=generate.name, shared=False)
     app.close()
     settings.cache_clear()
 
