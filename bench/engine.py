@@ -234,7 +234,7 @@ def long_among_short(bench: Bench) -> None:
         seconds = load.at_concurrency(engine, load.requests(1, length, 2), 1).seconds
         per_second, n = 8.0, bench.pick(8, 100)
         alone = load.poisson(engine, load.requests(n, 32, 8, seed=2), per_second)
-        during = while_prefilled(engine, length, n, per_second)
+        during = load.while_prefilled(engine, length, n, per_second)
     chunks = [s["dur"] / 1e3 for s in tracer.spans() if s["line"] == "compute" and s["name"] == "prefill"]
     one_chunk, before = max(chunks), alone.ttft_ms(0.99)
     bench.report.add(f"{length}-token prompt, prefilled alone", seconds * 1e3, "ms", better="lower")
@@ -250,26 +250,6 @@ def long_among_short(bench: Bench) -> None:
         samples=during.ttfts_ms,
         note=f"{len(during.streams)} prompts",
     )
-
-
-def while_prefilled(engine: Engine, length: int, n: int, per_second: float) -> load.Run:
-    """At least `n` short requests, each submitted before the first token of a long prompt ahead of it.
-
-    The first comes right behind the long prompt, the others as Poisson arrivals for as long as it is prefilled; on
-    a machine that is done with it sooner than `n` have come, another long prompt follows.
-    """
-    caught: list[load.Stream] = []
-    while len(caught) < n:
-        long = load.submit(engine, load.requests(1, length, 2, seed=len(caught))[0])
-        shorts = iter(load.requests(512, 32, 8, seed=len(caught) + 1))
-        gaps = iter(load.arrival_gaps(512, per_second, seed=len(caught)))
-        streams = [long]
-        while not long.stamps and (short := next(shorts, None)) is not None:
-            streams.append(load.submit(engine, short))
-            long.begun.wait(next(gaps))
-        load.finished(streams)
-        caught += [short for short in streams[1:] if short.submitted < long.stamps[0]]
-    return load.Run(caught)
 
 
 def constrained(bench: Bench) -> None:

@@ -118,6 +118,26 @@ def poisson(engine: Engine, requests: Sequence[Request], per_second: float, seed
     return finished(streams)
 
 
+def while_prefilled(engine: Engine, length: int, n: int, per_second: float) -> Run:
+    """At least `n` short requests, each submitted before the first token of a long prompt ahead of it.
+
+    The first comes right behind the long prompt, the others as Poisson arrivals for as long as it is prefilled; on
+    a machine that is done with it sooner than `n` have come, another long prompt follows.
+    """
+    caught: list[Stream] = []
+    while len(caught) < n:
+        long = submit(engine, requests(1, length, 2, seed=len(caught))[0])
+        shorts = iter(requests(512, 32, 8, seed=len(caught) + 1))
+        gaps = iter(arrival_gaps(512, per_second, seed=len(caught)))
+        streams = [long]
+        while not long.stamps and (short := next(shorts, None)) is not None:
+            streams.append(submit(engine, short))
+            long.begun.wait(next(gaps))
+        finished(streams)
+        caught += [short for short in streams[1:] if short.submitted < long.stamps[0]]
+    return Run(caught)
+
+
 def arrival_gaps(n: int, per_second: float, seed: int = 0) -> list[float]:
     gaps: list[float] = np.random.default_rng(seed).exponential(1 / per_second, n).tolist()
     return gaps
