@@ -176,6 +176,23 @@ def test_what_earlier_attempts_wrote_is_sent_again_too(publisher: Publisher, cli
     assert written(client) == [1, 2, 3]
 
 
+def test_a_failover_may_cost_the_log_the_end_of_an_earlier_attempt(
+    publisher: Publisher, client: redis.Redis
+) -> None:
+    first, _ = attempt(publisher, client)
+    for start in (0, 2):
+        first.push(Delta(start, (start, start + 1), "ab"))
+        publisher.flush([first])
+    second, heard = attempt(publisher, client)
+    client.rpop(KEYS.log)
+    second.push(Delta(4, (4,), "c"))
+    second.finish(END)
+    publisher.flush([second])
+    publisher.flush([second])
+    assert heard.words == ["finished"]
+    assert written(client) == [0, 1, 2, 3, 4]
+
+
 def test_a_running_task_that_is_begun_again_counts_a_death(publisher: Publisher, client: redis.Redis) -> None:
     stream, _ = attempt(publisher, client)
     stream.admit()
