@@ -151,8 +151,10 @@ def test_reload_recomputes_what_runs_and_forgets_the_cache() -> None:
     with toy_engine(jitter=slow) as engine:
         before = engine.generate([request()])[0]
         handle = running(engine)
+        engine.pause()
         engine.reload("other weights")
         assert engine.stats()["pages_cached"] == 0
+        engine.resume()
         result = handle.result(timeout=30)
         assert len(result.token_ids) == 90
         assert result.token_ids != expected(LONG).token_ids, "the rest comes from the new weights"
