@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
+import redis
 from celery.states import PENDING, READY_STATES
 from kombu.exceptions import OperationalError
 
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InvalidSettings as error:
         print(f"petiole: {error}", file=sys.stderr)
         return error.exit_code
-    except (PetioleError, OperationalError, *connections.LOST) as error:
+    except (PetioleError, OperationalError, redis.RedisError, OSError) as error:
         print(f"petiole: {str(error) or type(error).__name__}", file=sys.stderr)
         return 1
     return status
@@ -202,7 +203,7 @@ def read_stream(options: argparse.Namespace) -> int:
 
 
 def _say_if_unknown(task_id: str) -> None:
-    with contextlib.suppress(*connections.LOST):
+    with contextlib.suppress(redis.RedisError, OSError):
         if fleet.state_of(task_id) == PENDING:
             print(f"petiole: {task_id} is not known to any worker yet; waiting", file=sys.stderr)
 

@@ -90,8 +90,10 @@ def workers(client: redis.Redis | None = None) -> list[WorkerReport]:
 def state_of(task_id: str, app: Celery = celery_app) -> str:
     """Celery's; `PENDING` only if no worker has heard of the task: it waits in a queue, or there is none."""
     keys, state = stream_keys(task_id), app.AsyncResult(task_id).state
-    begun = state == PENDING and connections.streams().exists(keys.log, keys.state)
-    return str(RECEIVED if begun else state)
+    if state == PENDING:
+        client = connections.streams()  # with what a producer's rights allow
+        return str(RECEIVED if client.llen(keys.log) or client.hgetall(keys.state) else PENDING)
+    return str(state)
 
 
 def cancel(task: Any, app: Celery = celery_app) -> None:

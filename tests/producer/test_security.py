@@ -35,7 +35,7 @@ celery_app.backend.mark_as_done(result.id, {"text": "hello"}) if WRITES_RESULTS 
 reader = stream(result)
 reader.open()
 cancel(result)
-fleet.workers()
+fleet.workers(), fleet.state_of(result.id), fleet.state_of("unknown")
 print(json.dumps([result.id, result.state]))
 """
 
