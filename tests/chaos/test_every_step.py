@@ -22,7 +22,7 @@ from support.site import PATIENCE_S, Site, Worker, eventually
 from tasks import connections
 from tasks.settings import settings
 
-AT_A_TIME = 8
+AT_A_TIME = 4
 TOKENS = {"runs": 60, "is revoked": 1000}
 STEP_MS = {"runs": 2, "is revoked": 50}
 """Of the doomed. The revocation must come before the end."""
@@ -53,6 +53,8 @@ def test_at_any_step_another_worker_goes_on(site: Site, how: str) -> None:
     for first in range(0, len(steps), AT_A_TIME):
         cases = [Case(site, point, what, how) for point, what in steps[first : first + AT_A_TIME]]
         for case in cases:
+            case.begin()
+        for case in cases:
             case.meet_doom()
         settle(site, [case.queue for case in cases])
         for case in cases:
@@ -76,8 +78,11 @@ class Case:
             PETIOLE_FAKE_STEP_MS=STEP_MS[what],
             DOOM=f"{point} {how}",
         )
-        self.submit(self.name, TOKENS[what])
-        self.reader = Reader(site, self.name, 0.0)
+
+    def begin(self) -> None:
+        self.worker.ready()
+        self.submit(self.name, TOKENS[self.what])
+        self.reader = Reader(self.site, self.name, 0.0)
 
     def submit(self, name: str, length: int) -> AsyncResult:
         submission = {"task_id": name, "queue": self.queue}

@@ -32,7 +32,7 @@ def test_after_sigkill_the_next_delta_comes_within_the_lease_and_one_sweep(tmp_p
         assert time.monotonic() - killed_at <= 4 + 2 + 0.5
         value = site.get(result)
         assert value["token_ids"] == site.tokens(result) == expected("survivor", 3, 2 * LONG)
-        assert value["attempt"] == 2
+        assert value["attempt"] >= 2
 
 
 def test_a_dead_workers_waiting_tasks_go_back_too(own_site: Site) -> None:
@@ -58,7 +58,7 @@ def test_a_stopped_worker_loses_its_tasks_and_cannot_write_when_it_goes_on(own_s
     first.signal(signal.SIGCONT)
     value = site.get(result)
     assert value["token_ids"] == site.tokens(result) == expected("zombie", 5, LONG)
-    assert value["attempt"] == 2
+    assert value["attempt"] >= 2
     eventually(lambda: "a newer attempt owns it" in first.output, "the first worker was told")
     assert site.get(site.generate("after", max_tokens=3, seed=1))["token_ids"] == expected("after", 1, 3)
     assert first.alive()
