@@ -181,7 +181,10 @@ class Measured:
     def round(self, i: int) -> None:
         pick, n = self.bench.pick, self.bench.pick(8, 192)
         decode = [(batch, self.decode_step_s(batch)) for batch in pick((1, 4), (1, 8, 16, 32, 48, SLOTS))]
-        prefill = [(k * PROMPT, self.prefill_step_s(k)) for k in pick((1, 2), (1, 2, 4, 8, 16, 32))]
+        prefill = [
+            (k * PROMPT, statistics.median(self.prefill_step_s(k) for _ in range(5)))
+            for k in pick((1, 2), (1, 2, 4, 8, 16, 32))
+        ]
         model = TimedModel(decode, prefill)
         self.models.append(model)
 
