@@ -10,7 +10,7 @@ import pytest
 from support.toy_engine import VOCAB, Expected, Watch, expected, request, toy_engine
 from support.toy_runtime import ToyRuntime
 
-from gpu_worker import Constraint, Engine, EngineBusy, EngineClosed, FinishReason, HandedBack, ModelError
+from gpu_worker import Constraint, Engine, EngineBusy, EngineClosed, FinishReason, HandedBack, ModelError, Request
 from gpu_worker.handle import Handle
 
 LONG = request([1, 2, 3], 90, ignore_eos=True)
@@ -26,6 +26,16 @@ def running(engine: Engine, n_deltas: int = 2) -> Handle:
     for _, _ in zip(range(n_deltas), handle, strict=False):
         pass
     return handle
+
+
+def submit_all(engine: Engine, requests: list[Request]) -> list[Handle]:
+    """They all wait when the first of them starts."""
+    engine.pause()
+    handles = [engine.submit(r) for r in requests]
+    while engine.stats()["waiting"] != len(handles):
+        engine._call(lambda: None)
+    engine.resume()
+    return handles
 
 
 def released(engine: Engine) -> bool:
@@ -179,15 +189,26 @@ def test_a_reload_that_fails_raises_and_the_old_weights_serve_on() -> None:
 
 def test_cancel_preempt_and_pause_together() -> None:
     """A preempted sequence that is cancelled while the engine is paused leaves nothing behind."""
-    with toy_engine(jitter=slow, machine={"n_pages": 96}, max_num_seqs=4) as engine:
+    paused = threading.Event()
+    with toy_engine(machine={"n_pages": 96}, max_num_seqs=4) as engine:
+        state = engine.scheduler.state
+        preempt = state.preempt
+
+        def pause() -> None:
+            engine.pause()
+            paused.set()
+
+        def preempt_and_pause(seq: Any) -> None:
+            preempt(seq)
+            state.preempt = preempt  # type: ignore[method-assign]
+            engine._loop.post(pause)
+
+        state.preempt = preempt_and_pause  # type: ignore[method-assign]
         requests = [request([1 + i, 2], 60, ignore_eos=True, request_id=str(i)) for i in range(4)]
-        handles = [engine.submit(r) for r in requests]
-        while not engine.stats()["preemptions"]:
-            engine._call(lambda: None)
-        engine.pause()
+        handles = submit_all(engine, requests)
+        assert paused.wait(30)
         engine.check_invariants()
-        waiting = next(iter(engine.scheduler.state.waiting))
-        victim = waiting.stream.handle
+        victim = next(iter(state.waiting)).stream.handle
         victim.cancel()
         assert victim.result(timeout=30).finish_reason is FinishReason.CANCELLED
         engine.check_invariants()
@@ -203,14 +224,26 @@ def test_a_reload_while_constrained_requests_run_and_wait() -> None:
         def reload(self, model: str) -> None:
             self.kv[:] = 0  # the same weights: the KV must be computed anew, and nothing else changes
 
-    choice = Constraint("regex", 12)
-    with toy_engine(runtime=Steady(vocab_size=VOCAB, jitter=slow), max_num_seqs=2) as engine:
+    found: list[tuple[int, int]] = []
+    with toy_engine(runtime=Steady(vocab_size=VOCAB), max_num_seqs=2) as engine:
+        state, launch = engine.scheduler.state, engine.runtime.launch_forward
+
+        def reload() -> None:
+            found.append((len(state.active), len(state.waiting)))
+            engine.reload("the same")
+
+        def launch_and_reload(slot_id: int, batch: Any) -> None:
+            launch(slot_id, batch)
+            if batch.kind == "decode":
+                engine.runtime.launch_forward = launch  # type: ignore[method-assign]
+                engine._loop.post(reload)
+
+        engine.runtime.launch_forward = launch_and_reload  # type: ignore[method-assign]
+        choice = Constraint("regex", 12)
         requests = [request([1 + i, 2], 30, constraint=choice, request_id=str(i)) for i in range(5)]
-        handles = [engine.submit(r) for r in requests]
-        next(iter(handles[0]))
-        assert engine.stats()["waiting"]
-        engine.reload("the same")
+        handles = submit_all(engine, requests)
         assert [Expected.of(handle.result(timeout=30)) for handle in handles] == [expected(r) for r in requests]
+        assert found == [(2, 3)], "two ran and three waited"
         assert released(engine)
 
 
