@@ -198,9 +198,12 @@ def readers(n: int) -> float:
         return await asyncio.gather(*(follow() for _ in range(n)))
 
     start = time.process_time()
-    seen = asyncio.run(all_of_them())
-    seconds = time.process_time() - start
-    writer.wait()
+    try:
+        seen = asyncio.run(all_of_them())
+        seconds = time.process_time() - start
+    finally:
+        writer.kill()  # it waits for readers; by now its stream has ended, or they have given up
+        writer.wait()
     assert all(count >= 1 for count in seen)
     return 1e6 * seconds / (n * DELTAS)
 
