@@ -1,0 +1,6 @@
+"""What holds for all tests: no property fails because a machine is slow, and a failure says how to repeat it."""
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("any machine")
