@@ -281,7 +281,7 @@ def test_without_redis_a_worker_says_so_and_waits(own_site: Site) -> None:
     site = own_site
     site.server.kill()
     worker = site.start_worker()
-    eventually(lambda: "Cannot connect to" in worker.output, "one clear line")
+    eventually(lambda: "no connection to" in worker.output, "one clear line")
     assert "Traceback" not in worker.output
     site.server.start()
     worker.ready()
