@@ -29,7 +29,6 @@ CALLERS_PATIENCE = {"max_retries": 6, "interval_start": 0, "interval_step": 0.2,
 BACKENDS = {
     "redis": "tasks.backend:RedisBackend",
     "rediss": "tasks.backend:RedisBackend",
-    "sentinel": "tasks.backend:SentinelBackend",
 }
 
 

@@ -52,16 +52,8 @@ class ResultConsumer(stock.ResultConsumer):  # type: ignore[misc]
                 raise Unavailable(redacted(self.backend.url), str(error)) from error
 
 
-class _Patient:
+class RedisBackend(stock.RedisBackend):  # type: ignore[misc]
     ResultConsumer = ResultConsumer
 
     def on_task_call(self, producer: object, task_id: str) -> None:
         """Subscribe when somebody asks for the result, and not for everything that is submitted."""
-
-
-class RedisBackend(_Patient, stock.RedisBackend):  # type: ignore[misc]
-    pass
-
-
-class SentinelBackend(_Patient, stock.SentinelBackend):  # type: ignore[misc]
-    pass

@@ -19,7 +19,7 @@ from support.site import Site
 
 from tasks import InvalidRequest, Unavailable, chat, generate
 from tasks.app import CALLERS_PATIENCE, make_app
-from tasks.backend import RedisBackend, SentinelBackend
+from tasks.backend import RedisBackend
 from tasks.definitions import GenerationTask
 from tasks.settings import settings
 
@@ -123,14 +123,13 @@ def test_no_password_is_shown(task: Any) -> None:
     assert "secret" not in repr(raised.value)
 
 
-def test_sentinel_and_tls_have_the_same_manners() -> None:
+def test_tls_has_the_same_manners() -> None:
     def backend(url: str) -> type:
         app = make_app()
         app.conf.update(result_backend=url, broker_url="memory://")
         return type(app.backend)
 
     assert backend("rediss://host/0?ssl_cert_reqs=required") is backend("redis://host/0") is RedisBackend
-    assert backend("sentinel://host:26379/0") is SentinelBackend
 
 
 def test_callers_do_not_wait_for_long() -> None:
