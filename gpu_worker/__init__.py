@@ -7,7 +7,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+
+# On a CPU, a compute thread that waits gives its core to the engine's thread soon. libgomp reads this with torch.
+os.environ.setdefault("GOMP_SPINCOUNT", "100")
 
 from gpu_worker.config import EngineConfig
 from gpu_worker.errors import (
