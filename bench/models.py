@@ -58,8 +58,8 @@ LARGE = Case(
     prefill=Goal(512, 1.1, "1.3"),
 )
 CASES = {
-    "large": LARGE,
     "small": Case(SMALL, 64, 64, decode=(Goal(1, 0.6, "1.0"), Goal(8, 1.2, "2"), Goal(32, 2.0, "3"))),
+    "large": LARGE,
 }
 TINIEST = Case(SMALL, 64, 8, decode=(Goal(8, 1.2, "2"),))
 
@@ -82,11 +82,11 @@ def main(argv: list[str] | None = None) -> None:
     report = Report("Models on the CPU (output tokens a second; peer: the best of transformers and llama.cpp)")
     for key, case in {"quick": TINIEST}.items() if options.quick else CASES.items():
         if options.quick or options.only in (None, key):
-            measure(case, report, 1 if options.quick else options.rounds, options.threads)
+            measure(case, report, 1 if options.quick else options.rounds, options.threads, options.json)
     report.finish(options.json)
 
 
-def measure(case: Case, report: Report, rounds: int, threads: int) -> None:
+def measure(case: Case, report: Report, rounds: int, threads: int, json_path: str | None) -> None:
     shape, machine = case.shape, floors.measure(case.shape, report)
     with checkpoint(shape) as folder:
         runtime = ModelRuntime(
@@ -108,6 +108,7 @@ def measure(case: Case, report: Report, rounds: int, threads: int) -> None:
                 floor = goal.size / machine.decode_step_s(shape, goal.size, context)
                 name = f"{shape.name}, batch {goal.size}"
                 judge(report, name, goal, in_turns(work, goal.size * case.n_tokens, rounds), floor)
+                report.save(json_path)
             if case.prefill is not None:
                 length = case.prefill.size
                 work = {s.name: s.prefill(prompts(1, length)[0]) for s in sides}

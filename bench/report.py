@@ -115,6 +115,10 @@ class Report:
         print(f"\n{self.title}\n{table(self.results)}")
         for peer, why in self.absent.items():
             print(f"{peer}: {why}")
+        self.save(json_path)
+
+    def save(self, json_path: str | None) -> None:
+        """Write the JSON, when asked: what was measured is kept, whatever becomes of the rest of a long run."""
         if json_path:
             Path(json_path).parent.mkdir(parents=True, exist_ok=True)
             Path(json_path).write_text(json.dumps(self.as_json(), indent=1, allow_nan=False) + "\n")
