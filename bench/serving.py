@@ -278,8 +278,10 @@ def main(argv: list[str] | None = None) -> None:
     for case in progress(brokered, "through the broker"):
         seen = through_broker(report, case, options.client, options.threads)
         latencies[case.shape.name] = (seen.ttfts_ms, seen.gaps_ms)
+        report.save(options.json)
     for case in [] if options.no_others else progress(beside, "beside other workers"):
         against_others(report, case, options.threads)
+        report.save(options.json)
     report.extra |= {"client": options.client, "threads": options.threads}
     if options.plots and not options.quick:
         from bench import plots
