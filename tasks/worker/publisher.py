@@ -355,15 +355,11 @@ class Publisher:
             self._failing_since = None
 
 
-def closing_delta(task_id: str, reason: str, stop_reason: str | None, error: dict[str, Any] | None) -> list[str]:
+def closing_delta(task_id: str, error: dict[str, Any]) -> list[str]:
     """The arguments of `close.lua` for the end of a stream that no attempt owns; the script adds the numbers."""
-    record = {"finish_reason": reason} | ({} if error is None else {"error": error})
-    extra = f',"stop_reason":{json.dumps(stop_reason)}' + (
-        "" if error is None else f',"error":{json.dumps(error)}'
-    )
     return [
         f'{{"task_id":{quote(task_id)},"attempt":',
         ',"index":',
-        f',"token_ids":[],"text":"","finish_reason":{quote(reason)}{extra}}}',
-        json.dumps(record),
+        f',"token_ids":[],"text":"","finish_reason":"error","stop_reason":null,"error":{json.dumps(error)}}}',
+        json.dumps({"finish_reason": "error", "error": error}),
     ]

@@ -52,20 +52,13 @@ def put_aside(app: Any, message: bytes, queue: str, reason: str, task_id: str | 
         if task_id is not None:
             error = InvalidRequest("message", reason, message[:200].decode(errors="replace"))
             app.backend.mark_as_failure(task_id, error)
-            end_stream(client, task_id, ttl_ms, "error", None, describe(error))
+            end_stream(client, task_id, ttl_ms, describe(error))
     except (redis.RedisError, OSError) as error:
         logger.error("a bad message could not be kept: %s", error)
 
 
-def end_stream(
-    client: redis.Redis,
-    task_id: str,
-    ttl_ms: int,
-    reason: str,
-    stop_reason: str | None,
-    error: dict[str, Any] | None = None,
-) -> None:
+def end_stream(client: redis.Redis, task_id: str, ttl_ms: int, error: dict[str, Any]) -> None:
     """The last delta of a stream that no attempt owns: its readers wait for one."""
     keys = stream_keys(task_id)
     script = scripts.load(client, "close")
-    script([keys.log, keys.state], [ttl_ms, *closing_delta(task_id, reason, stop_reason, error)])
+    script([keys.log, keys.state], [ttl_ms, *closing_delta(task_id, error)])

@@ -278,11 +278,13 @@ def test_a_stream_that_nobody_reads_is_cancelled_after_a_grace(
 def test_a_task_that_nobody_ran_gets_a_last_delta(client: redis.Redis) -> None:
     from tasks.worker.quarantine import end_stream
 
-    end_stream(client, TASK, 60_000, "cancelled", "revoked")
-    end_stream(client, TASK, 60_000, "cancelled", "revoked")
+    error = {"type": "InvalidRequest", "message": "no request"}
+    end_stream(client, TASK, 60_000, error)
+    end_stream(client, TASK, 60_000, error)
     (delta,) = log(client)
-    assert (delta["attempt"], delta["index"], delta["finish_reason"]) == (1, 0, "cancelled")
-    assert begin(client).record == {"finish_reason": "cancelled"}
+    assert (delta["attempt"], delta["index"], delta["finish_reason"]) == (1, 0, "error")
+    assert delta["error"] == error
+    assert begin(client).record == {"finish_reason": "error", "error": error}
 
 
 @pytest.fixture

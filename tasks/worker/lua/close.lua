@@ -1,4 +1,4 @@
--- End a stream that no worker runs: a task revoked or expired before it began, or a message that is no request.
+-- End a stream that no worker runs: its message is no request.
 --
 -- KEYS  log, state
 -- ARGV  ttl_ms, payload up to and after the attempt, and up to and after the index, done
