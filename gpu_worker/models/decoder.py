@@ -19,6 +19,19 @@ from gpu_worker.models.layers import Kernels, Linear
 LinearName = Literal["qkv", "out", "gate_up", "down"]
 
 
+class ValueDecoder(Protocol):
+    """A decoder whose `n_values` is not 0: it decodes numbers beside each token (coordinates, sizes), and reads
+    those of the tokens that it is fed. Of a prompt's tokens they are 0. Neither method may wait for the device."""
+
+    def embed_values(self, token_ids: Tensor, values: Tensor) -> Tensor:
+        """int64 [T], float32 [T, n_values] -> [T, hidden]."""
+        ...
+
+    def decode_values(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+        """Hidden states whose logits gave `token_ids`: [O, hidden], int [O] -> float32 [O, n_values]."""
+        ...
+
+
 class Attention(Protocol):
     """One step's attention over the paged KV cache."""
 

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.models.decoder import Decoder, Forward
+from gpu_worker.models.decoder import Decoder, Forward, ValueDecoder
 from gpu_worker.models.lora import AdapterBank, GroupedDeltas
 from gpu_worker.runtime.attention.paged import PagedAttention
-from gpu_worker.runtime.inputs import StepInputs
+from gpu_worker.runtime.inputs import StepInputs, StepStates
 from gpu_worker.runtime.kv import KVCache
 from gpu_worker.runtime.native.forward import native_decoder
-
-
-class ValueDecoder(Protocol):
-    """A decoder whose `n_values` is not 0: it decodes numbers beside each token (coordinates, sizes), and reads
-    those of the tokens that it is fed. Of a prompt's tokens they are 0."""
-
-    def embed_values(self, token_ids: Tensor, values: Tensor) -> Tensor:
-        """int64 [T], float32 [T, n_values] -> [T, hidden]."""
-        ...
-
-    def decode_values(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
-        """Hidden states whose logits gave `token_ids`: [O, hidden], int [O] -> float32 [O, n_values]."""
-        ...
 
 
 class CpuExecutor:
@@ -41,20 +27,14 @@ class CpuExecutor:
     ) -> None:
         self._decoder, self._cache, self._bank = decoder, cache, bank
         self._pending, self._pending_values = pending.numpy(), pending_values.numpy()
-        self._outputs = [torch.empty(0)] * 2
         self._native = None if decoder.n_values else native_decoder(decoder, cache, bank)
 
-    def forward(self, slot_id: int, inputs: StepInputs) -> Callable[[], Tensor]:
+    def forward(self, slot_id: int, inputs: StepInputs) -> StepStates:
         at = inputs.pending_inputs
         inputs.token_ids[at] = self._pending[inputs.rows[at]]
         hidden = self._hidden(inputs, torch.from_numpy(inputs.token_ids))
         outputs = hidden if inputs.samples_all else hidden[torch.from_numpy(inputs.output_inputs)]
-        self._outputs[slot_id] = outputs
-        return lambda: self._logits(outputs)
-
-    def decode_values(self, slot_id: int, token_ids: Tensor) -> Tensor:
-        """float32 [O, n_values], beside the tokens that the slot's step has sampled."""
-        return cast(ValueDecoder, self._decoder).decode_values(self._outputs[slot_id], token_ids)
+        return StepStates(outputs, lambda: self._logits(outputs))
 
     def _embed(self, inputs: StepInputs, token_ids: Tensor) -> Tensor:
         if not self._decoder.n_values:

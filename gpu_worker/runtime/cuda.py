@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from gpu_worker.config import EngineConfig
 from gpu_worker.errors import ModelError
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.decoder import Decoder, Forward
+from gpu_worker.models.decoder import Decoder, Forward, ValueDecoder
 from gpu_worker.models.lora import AdapterBank, GroupedDeltas
 from gpu_worker.runtime.attention.flashinfer import (
     WORKSPACE_BYTES,
@@ -25,7 +25,7 @@ from gpu_worker.runtime.attention.flashinfer import (
 )
 from gpu_worker.runtime.device import Device, Stream, staged, upload
 from gpu_worker.runtime.graphs import Capture, DecodeGraphs
-from gpu_worker.runtime.inputs import StepInputs, lay_out
+from gpu_worker.runtime.inputs import StepInputs, StepStates, lay_out
 from gpu_worker.runtime.interface import PageUpdates, StepBatch
 from gpu_worker.runtime.kv import KVCache
 from gpu_worker.runtime.sampling import Choice, choose
@@ -72,12 +72,14 @@ class CudaExecutor:
         cache: KVCache,
         bank: AdapterBank | None,
         pending: Tensor,
+        pending_values: Tensor,
         config: EngineConfig,
         device: Device,
         stream: Stream,
         capture: Capture,
     ) -> None:
-        self._decoder, self._cache, self._bank, self._pending = decoder, cache, bank, pending
+        self._decoder, self._cache, self._bank = decoder, cache, bank
+        self._pending, self._pending_values = pending, pending_values
         self._geometry = Geometry(decoder.config, cache, decoder.dtype)
         sizes = batch_ladder(config.graph_batch_sizes, config.max_num_seqs)
         workspace = new_workspace(cache.keys.device)
@@ -89,11 +91,11 @@ class CudaExecutor:
         stream.synchronize()
 
     def _new_slot(self, sizes: list[int], workspace: Tensor, device: Device) -> _Slot:
-        model = (self._decoder, self._geometry, self._pending, self._bank)
+        model = (self._decoder, self._geometry, self._pending, self._pending_values, self._bank)
         graphs = DecodeGraphs(*model, sizes, workspace, device)
         return _Slot(graphs, AppendWrappers(self._geometry, workspace))
 
-    def forward(self, slot_id: int, inputs: StepInputs) -> Callable[[], Tensor]:
+    def forward(self, slot_id: int, inputs: StepInputs) -> StepStates:
         slot = self._slots[slot_id]
         if inputs.kind == "decode" and len(inputs.batch_rows) <= slot.graphs.largest:
             return slot.graphs.run(inputs)
@@ -105,21 +107,30 @@ class CudaExecutor:
         batch = StepBatch("prefill", 0 * one, 0 * one, 2 * one, np.zeros(2, np.int32), one, -one, (), _NO_PAGES)
         with torch.inference_mode():
             for slot in self._slots:
-                logits = self._append(slot.append, lay_out(batch, 0 * one))()
+                logits = self._append(slot.append, lay_out(batch, 0 * one)).logits()
             keys, half = self._up(np.zeros((1, 2), np.int32)), self._up(one / np.float32(2))
             choose(logits, Choice(half, keys, self._up(one.astype(np.int64)), half, half, True, 1))
 
-    def _append(self, wrappers: AppendWrappers, inputs: StepInputs) -> Callable[[], Tensor]:
+    def _append(self, wrappers: AppendWrappers, inputs: StepInputs) -> StepStates:
         rows, positions = self._up(inputs.rows), self._up(inputs.positions.astype(np.int32))
-        token_ids = self._up(inputs.token_ids)
-        token_ids = torch.where(token_ids < 0, self._pending[rows], token_ids)
         attention = self._plan(wrappers, inputs, rows, positions)
         deltas = None
         if self._bank is not None and inputs.adapters.any():
             deltas = GroupedDeltas(self._bank, np.repeat(inputs.adapters, inputs.lengths))
-        hidden = self._decoder.forward(self._decoder.embed(token_ids), Forward(positions, attention, deltas))
+        hidden = self._decoder.forward(self._embed(inputs, rows), Forward(positions, attention, deltas))
         outputs = hidden[self._up(inputs.output_inputs)]
-        return lambda: self._decoder.head_output(outputs).float()
+        return StepStates(outputs, lambda: self._decoder.head_output(outputs).float())
+
+    def _embed(self, inputs: StepInputs, rows: Tensor) -> Tensor:
+        given = self._up(inputs.token_ids)
+        token_ids = torch.where(given < 0, self._pending[rows], given)
+        if not self._decoder.n_values:
+            return self._decoder.embed(token_ids)
+        values = torch.zeros((len(rows), self._decoder.n_values), dtype=torch.float32, device=rows.device)
+        if inputs.values is not None:
+            values = self._up(inputs.values)
+        values = torch.where((given < 0)[:, None], self._pending_values[rows], values)
+        return cast(ValueDecoder, self._decoder).embed_values(token_ids, values)
 
     def _plan(
         self, wrappers: AppendWrappers, inputs: StepInputs, rows: Tensor, positions: Tensor

@@ -1,7 +1,8 @@
 """Decode steps as CUDA graphs: one for each slot and batch size of a ladder, captured once.
 
 A graph reads its rows, positions and tokens from the slot's device buffer, and the pending inputs and the page
-table from where they always lie; it writes logits to the slot's own buffer. What changes between replays (the
+table from where they always lie; it writes logits (and, where values are decoded beside tokens, hidden states) to
+the slot's own buffers. What changes between replays (the
 attention's plan) is written into the same memory before the replay. A batch between two sizes is padded with row
 0, whose one position lies in page 0.
 
@@ -14,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.models.decoder import Decoder, Forward
+from gpu_worker.models.decoder import Decoder, Forward, ValueDecoder
 from gpu_worker.models.lora import AdapterBank, GatheredDeltas
 from gpu_worker.runtime.attention.flashinfer import (
     DecodeWrappers,
@@ -28,7 +30,7 @@ from gpu_worker.runtime.attention.flashinfer import (
     host_page_counts,
 )
 from gpu_worker.runtime.device import CudaStream, Device, Stream
-from gpu_worker.runtime.inputs import StepInputs
+from gpu_worker.runtime.inputs import StepInputs, StepStates
 
 _ROWS, _POSITIONS, _TOKENS, _ADAPTERS, _INDPTR, _LAST = range(6)
 _FIELDS = 6
@@ -36,11 +38,15 @@ _FIELDS = 6
 
 @dataclass(frozen=True, slots=True)
 class DecodeBuffers:
-    """A slot's inputs, one int32 row for each field, pinned and on the device; and its logits."""
+    """A slot's inputs, one int32 row for each field, pinned and on the device; and what its steps leave.
+
+    logits: float32 [most, vocab]; hidden: [most, hidden], empty where the model decodes no values.
+    """
 
     host: Tensor
     device: Tensor
     logits: Tensor
+    hidden: Tensor
 
     def field(self, field: int, n: int) -> Tensor:
         return self.device[field, :n]
@@ -63,12 +69,16 @@ def cuda_capture(stream: CudaStream) -> Capture:
     return capture
 
 
-def new_decode_buffers(most: int, vocab_size: int, host: Device, device: torch.device) -> DecodeBuffers:
+def new_decode_buffers(most: int, decoder: Decoder, host: Device, device: torch.device) -> DecodeBuffers:
+    config = decoder.config
     shape = (_FIELDS, -(-(most + 1) // 4) * 4)  # each field begins at a multiple of 16 bytes
     return DecodeBuffers(
         host=host.host_buffer(shape, torch.int32),
         device=torch.zeros(shape, dtype=torch.int32, device=device),
-        logits=torch.zeros((most, vocab_size), dtype=torch.float32, device=device),
+        logits=torch.zeros((most, config.vocab_size), dtype=torch.float32, device=device),
+        hidden=torch.zeros(
+            (most if decoder.n_values else 0, config.hidden_size), dtype=decoder.dtype, device=device
+        ),
     )
 
 
@@ -80,14 +90,16 @@ class DecodeGraphs:
         decoder: Decoder,
         geometry: Geometry,
         pending: Tensor,
+        pending_values: Tensor,
         bank: AdapterBank | None,
         sizes: list[int],
         workspace: Tensor,
         host: Device,
     ) -> None:
-        self._decoder, self._geometry, self._pending, self._bank = decoder, geometry, pending, bank
+        self._decoder, self._geometry, self._bank = decoder, geometry, bank
+        self._pending, self._pending_values = pending, pending_values
         self._sizes = sizes
-        self._buffers = new_decode_buffers(sizes[-1], decoder.config.vocab_size, host, geometry.device)
+        self._buffers = new_decode_buffers(sizes[-1], decoder, host, geometry.device)
         n_indices = sizes[-1] * geometry.cache.table.shape[1]  # shared pages count for every row that shares them
         self._indices = torch.zeros(n_indices, dtype=torch.int32, device=geometry.device)
         self._wrappers = {size: DecodeWrappers(geometry, size, workspace, self._indices) for size in sizes}
@@ -116,18 +128,25 @@ class DecodeGraphs:
 
         cache = self._geometry.cache
         rows, positions = self._buffers.field(_ROWS, size), self._buffers.field(_POSITIONS, size)
-        tokens = self._buffers.field(_TOKENS, size).long()
-        token_ids = torch.where(tokens < 0, self._pending[rows.long()], tokens)
         deltas = None
         if adapted and self._bank is not None:
             deltas = GatheredDeltas(self._bank, self._buffers.field(_ADAPTERS, size).long())
         slots = token_slots(cache.table, rows, positions, cache.page_size)
         attention = FlashInferAttention(self._geometry, slots, self._wrappers[size].wrappers)
-        hidden = self._decoder.forward(self._decoder.embed(token_ids), Forward(positions, attention, deltas))
+        hidden = self._decoder.forward(self._embed(size, rows.long()), Forward(positions, attention, deltas))
+        if self._decoder.n_values:
+            self._buffers.hidden[:size].copy_(hidden)
         self._buffers.logits[:size].copy_(self._decoder.head_output(hidden))
 
-    def run(self, inputs: StepInputs) -> Callable[[], Tensor]:
-        """Stage, plan and replay one decode step; in stream order. Returns its logits."""
+    def _embed(self, size: int, rows: Tensor) -> Tensor:
+        tokens = self._buffers.field(_TOKENS, size).long()
+        token_ids = torch.where(tokens < 0, self._pending[rows], tokens)
+        if not self._decoder.n_values:
+            return self._decoder.embed(token_ids)
+        return cast(ValueDecoder, self._decoder).embed_values(token_ids, self._pending_values[rows])
+
+    def run(self, inputs: StepInputs) -> StepStates:
+        """Stage, plan and replay one decode step; in stream order."""
         n = len(inputs.batch_rows)
         size = next(s for s in self._sizes if s >= n)
         host = self._buffers.host.numpy()
@@ -136,7 +155,7 @@ class DecodeGraphs:
         host[_ADAPTERS, :n] = inputs.adapters
         self._prepare(size, inputs.batch_rows, inputs.starts)
         self._replays[size, self._bank is not None and bool(inputs.adapters.any())]()
-        return lambda: self._buffers.logits[:n]
+        return StepStates(self._buffers.hidden[:n], lambda: self._buffers.logits[:n])
 
     def _prepare(self, size: int, rows: np.ndarray, starts: np.ndarray) -> None:
         """Fill the slot's buffers for `rows`, padded to `size`, and plan the attention over them."""

@@ -11,10 +11,12 @@ last     [O]  0          4             5  6  7       inputs whose logits are sam
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from gpu_worker.runtime.interface import PENDING, Float32Array, Int32Array, StepBatch, StepKind
 
@@ -47,6 +49,18 @@ class StepInputs:
     @property
     def samples_all(self) -> bool:
         return len(self.output_inputs) == len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class StepStates:
+    """What a forward leaves for sampling, until the slot's next forward.
+
+    hidden: [O, hidden], of the outputs; only where the model decodes values. logits: gives float32 [O, vocab], to
+    be called in stream order.
+    """
+
+    hidden: Tensor
+    logits: Callable[[], Tensor]
 
 
 def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from gpu_worker.config import EngineConfig
 from gpu_worker.errors import AdapterError, ModelError
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.decoder import Decoder
+from gpu_worker.models.decoder import Decoder, ValueDecoder
 from gpu_worker.models.layers import TorchKernels
 from gpu_worker.models.loading import (
     LoadOptions,
@@ -36,7 +36,7 @@ from gpu_worker.runtime.cpu import CpuExecutor
 from gpu_worker.runtime.cuda import CudaExecutor, require_flashinfer, working_bytes
 from gpu_worker.runtime.device import CudaStream, Device, open_device, upload
 from gpu_worker.runtime.graphs import cuda_capture
-from gpu_worker.runtime.inputs import StepInputs, lay_out
+from gpu_worker.runtime.inputs import StepInputs, StepStates, lay_out
 from gpu_worker.runtime.interface import ModelLimits, PageUpdates, StepBatch, TokenMask, Transfer
 from gpu_worker.runtime.kv import KVCache, decide_n_pages, free_bytes, last_writes, new_kv_cache
 from gpu_worker.runtime.outputs import OutputSampler
@@ -51,9 +51,8 @@ N_SLOTS = 2
 class Executor(Protocol):
     """A device's way to run the model. Called in stream order."""
 
-    def forward(self, slot_id: int, inputs: StepInputs) -> Callable[[], Tensor]:
-        """Compute all positions; their KV is in the pool afterwards. Returns what gives the outputs' logits,
-        float32 [O, vocab]: to be called in stream order, before the slot's next forward."""
+    def forward(self, slot_id: int, inputs: StepInputs) -> StepStates:
+        """Compute all positions; their KV is in the pool afterwards."""
         ...
 
 
@@ -65,7 +64,7 @@ class Staging:
     """
 
     sources: dict[str, Tensor] = field(default_factory=dict)
-    logits: Callable[[], Tensor] | None = None
+    states: StepStates | None = None
     plan: OutputPlan | None = None
 
 
@@ -153,11 +152,10 @@ class ModelRuntime:
         return free - working_bytes(self.config, self._model_config, self._decoder.dtype.itemsize)
 
     def _new_executor(self) -> Executor:
-        parts = (self._decoder, self._cache, self._bank, self._states.pending)
+        pending = (self._states.pending, self._states.pending_values)
+        parts = (self._decoder, self._cache, self._bank, *pending)
         if not isinstance(self._stream, CudaStream):
-            return CpuExecutor(*parts, self._states.pending_values)
-        if self._decoder.n_values:
-            raise ModelError(f"{self._identity[0]} decodes values beside its tokens: served on the CPU only")
+            return CpuExecutor(*parts)
         with torch.inference_mode():
             return CudaExecutor(*parts, self.config, self._device, self._stream, cuda_capture(self._stream))
 
@@ -198,7 +196,7 @@ class ModelRuntime:
         def forward() -> None:
             self._states.apply_bindings(batch.bindings)
             self._update_pages(batch.pages)
-            staging.logits = self._executor.forward(slot_id, inputs)
+            staging.states = self._executor.forward(slot_id, inputs)
             if len(inputs.known_pending):
                 rows = self._up(inputs.known_pending_rows)
                 write_rows(self._states.pending, rows, self._up(inputs.known_pending))
@@ -224,11 +222,12 @@ class ModelRuntime:
             lengths |= dict.fromkeys(("logprobs", "top_ids", "top_logprobs"), plan.n)
 
         def sample() -> None:
-            assert staging.logits is not None
+            states = staging.states
+            assert states is not None
             if plan.n:
-                sources.update(self._sampler.sample(plan, batch, staging.logits(), mask))
+                sources.update(self._sampler.sample(plan, batch, states.logits(), mask))
                 if "values" in lengths:
-                    sources["values"] = self._decode_values(slot_id, plan, sources["token_ids"])
+                    sources["values"] = self._decode_values(states.hidden, plan, sources["token_ids"])
 
         self._enqueue(sample, "sample")
         ready = None if self._copy_stream is self._stream else self._stream.record()
@@ -249,10 +248,9 @@ class ModelRuntime:
             rows, columns, pages = self._up(np.stack(last_writes(updates)).astype(np.int64))
             table[rows, columns] = pages.int()
 
-    def _decode_values(self, slot_id: int, plan: OutputPlan, token_ids: Tensor) -> Tensor:
+    def _decode_values(self, hidden: Tensor, plan: OutputPlan, token_ids: Tensor) -> Tensor:
         """float32 [O, n_values], which the rows' next forward embeds."""
-        assert isinstance(self._executor, CpuExecutor)
-        values = self._executor.decode_values(slot_id, token_ids)
+        values = cast(ValueDecoder, self._decoder).decode_values(hidden, token_ids)
         write_rows(self._states.pending_values, self._up(plan.rows), values)
         return values
 

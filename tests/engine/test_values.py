@@ -1,14 +1,17 @@
 """What a model decodes beside its tokens: staged per slot, written to the pending inputs, copied to the host with
-the ids, embedded by the next forward without the host. On the real runtime, with a decoder whose values matter."""
+the ids, embedded by the next forward without the host. On the real runtime, with a decoder whose values matter,
+as the CPU computes it and as CUDA does, there with a stand-in for FlashInfer."""
 
 from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import fake_flashinfer
 from support.toy_decoder import N_VALUES, VOCAB, continuation, value_runtime
 from support.toy_engine import Watch, request, toy_engine
 
@@ -16,6 +19,7 @@ from gpu_worker import Engine
 from gpu_worker.constraints import SkillConstraint
 from gpu_worker.runtime.runtime import ModelRuntime
 
+OpenEngine = Callable[..., Engine]
 PROMPTS = [[1 + i, 2, 3, 4 + i] for i in range(5)]
 TOKENS = 20
 
@@ -25,9 +29,20 @@ def delays(seed: int = 3) -> Any:
     return lambda: time.sleep(rng.random() * 0.0005)
 
 
-def value_engine(folder: Path, monkeypatch: pytest.MonkeyPatch, **config: Any) -> Engine:
-    machine = {"max_num_seqs": 8, "num_pages": 60, "prefix_cache": "radix", **config}
-    return toy_engine(runtime=value_runtime(folder, monkeypatch, delays(), **machine), text=False, **machine)
+@pytest.fixture(params=["cpu", "cuda"])
+def value_engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenEngine:
+    """value_engine(**engine settings) -> an engine over the real runtime with the toy decoder in it."""
+    if request.param == "cuda":
+        fake_flashinfer.install(monkeypatch)
+
+    def get(**config: Any) -> Engine:
+        machine = {"max_num_seqs": 8, "num_pages": 60, "prefix_cache": "radix", **config}
+        runtime = value_runtime(tmp_path, monkeypatch, delays(), **machine)
+        if request.param == "cuda":
+            fake_flashinfer.compute_as_on_cuda(runtime)
+        return toy_engine(runtime=runtime, text=False, **machine)
+
+    return get
 
 
 def answers(engine: Engine) -> list[tuple[tuple[int, ...], tuple[tuple[float, ...], ...]]]:
@@ -54,25 +69,23 @@ def oracle() -> list[tuple[tuple[int, ...], tuple[tuple[float, ...], ...]]]:
 @pytest.mark.parametrize("pipeline", ["on", "off"])
 @pytest.mark.parametrize(("cache", "page_size"), [("radix", 1), ("block", 16), ("off", 4)])
 def test_values_are_those_of_a_model_without_an_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipeline: str, cache: str, page_size: int
+    value_engine: OpenEngine, pipeline: str, cache: str, page_size: int
 ) -> None:
     machine = {"pipeline": pipeline, "prefix_cache": cache, "page_size": page_size, "speculative_tokens": 3}
-    with value_engine(tmp_path, monkeypatch, **machine) as engine:
+    with value_engine(**machine) as engine:
         assert answers(engine) == oracle()
         assert answers(engine) == oracle(), "nor does what is cached of the first round change them"
 
 
 @pytest.mark.parametrize("pipeline", ["on", "off"])
-def test_a_preempted_sequence_gets_its_values_back_as_inputs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipeline: str
-) -> None:
-    with value_engine(tmp_path, monkeypatch, pipeline=pipeline, num_pages=50, chunk_size=3) as engine:
+def test_a_preempted_sequence_gets_its_values_back_as_inputs(value_engine: OpenEngine, pipeline: str) -> None:
+    with value_engine(pipeline=pipeline, num_pages=50, chunk_size=3) as engine:
         assert answers(engine) == oracle()
         assert engine.stats()["preemptions"]
 
 
-def test_values_that_are_not_fed_back_change_what_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with value_engine(tmp_path, monkeypatch) as engine:
+def test_values_that_are_not_fed_back_change_what_follows(value_engine: OpenEngine) -> None:
+    with value_engine() as engine:
         runtime = engine.runtime
         assert isinstance(runtime, ModelRuntime)
         runtime._states.pending_values = runtime._states.pending_values.clone()  # broken: nobody reads these
@@ -105,12 +118,10 @@ class Points:
         return Points(self.steps)
 
 
-def test_a_skill_steers_its_output_and_sees_the_values_beside_the_tokens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_skill_steers_its_output_and_sees_the_values_beside_the_tokens(value_engine: OpenEngine) -> None:
     skill = SkillConstraint(Points(), [0], VOCAB)
     deltas: list[Any] = []
-    with value_engine(tmp_path, monkeypatch, num_pages=200) as engine:
+    with value_engine(num_pages=200) as engine:
         others = [engine.submit(request([9, i], 12)) for i in range(3)]
         handle = engine.submit(request([4, 2], 20, constraint=skill), on_delta=lambda _, d: deltas.append(d))
         result = handle.result(timeout=30)

@@ -17,7 +17,7 @@ if DEVICE == "cpu":
         pytest.skip("Triton's interpreter does not know this numpy", allow_module_level=True)
 pytest.importorskip("triton")
 
-import fake_flashinfer as plain
+from support import fake_flashinfer as plain
 
 from gpu_worker.runtime.fused import choose as fused
 from gpu_worker.runtime.fused.layers import gather_pages, rotate, store_kv, token_slots

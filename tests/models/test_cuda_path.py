@@ -1,23 +1,22 @@
 """The CUDA path's plumbing (plans, page lists, padding, staging) gives the CPU path's tokens.
 
-FlashInfer is replaced by its interface in torch, and a graph's capture by the task itself, which reads the same
-buffers at each replay as the graph would.
+FlashInfer is replaced by its interface in torch, and a graph's capture by the task itself; see `support`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-import fake_flashinfer
 import numpy as np
 import pytest
 import torch
+from support import fake_flashinfer
 from test_generation import N_TOKENS, PROMPTS, oracle
 from test_logits import ALL, reference, relative_error, table, tokens
 
 from bench.driver import Driver
-from gpu_worker.runtime.attention.flashinfer import FlashInferKernels, batch_ladder, host_page_counts
-from gpu_worker.runtime.cuda import CudaExecutor, working_bytes
+from gpu_worker.runtime.attention.flashinfer import batch_ladder, host_page_counts
+from gpu_worker.runtime.cuda import working_bytes
 
 
 @pytest.fixture
@@ -33,10 +32,7 @@ def open_cuda(request, open_runtime, monkeypatch, cpu_path):
 
     def get(folder, **settings):
         runtime = open_runtime(folder, page_size=request.param, prefix_cache="off", **settings)
-        decoder = dataclasses.replace(runtime._decoder, kernels=FlashInferKernels())
-        parts = (decoder, runtime._cache, runtime._bank, runtime._states.pending, runtime.config)
-        runtime._executor = CudaExecutor(*parts, runtime._device, runtime._stream, lambda work: work)
-        return runtime
+        return fake_flashinfer.compute_as_on_cuda(runtime)
 
     return get
 

@@ -8,11 +8,16 @@ buffer again too early, or plans one wrapper twice for two steps in flight, gets
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 import types
 
 import torch
+
+from gpu_worker.models.decoder import Decoder
+from gpu_worker.runtime.attention.flashinfer import FlashInferKernels
+from gpu_worker.runtime.cuda import CudaExecutor
 
 WORKSPACE_BYTES = 128 * 2**20
 CUDA_CORE_GROUPS = {1, 2, 3, 4, 6, 8, 16}
@@ -242,3 +247,15 @@ def install(monkeypatch):
     module("flashinfer.norm", rmsnorm, fused_add_rmsnorm)
     module("flashinfer.activation", silu_and_mul)
     module("gpu_worker.runtime.fused.layers", rotate, gather_pages, token_slots, store_kv, quantize_rows)
+
+
+def compute_as_on_cuda(runtime):
+    """From now on a runtime on the CPU computes with the executor of CUDA, where a graph is the task itself: it
+    reads the same buffers at each replay as the graph would. `install` comes first."""
+    decoder = runtime._decoder
+    if isinstance(decoder, Decoder):
+        decoder = dataclasses.replace(decoder, kernels=FlashInferKernels())
+    pending = (runtime._states.pending, runtime._states.pending_values)
+    parts = (decoder, runtime._cache, runtime._bank, *pending, runtime.config)
+    runtime._executor = CudaExecutor(*parts, runtime._device, runtime._stream, lambda work: work)
+    return runtime
