@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -85,9 +85,36 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
+class Storage:
+    """The memory of a decoder's tensors. Who reads another decoder of the same layout after `rewind` gets the same
+    memory, in the same order."""
+
+    def __init__(self) -> None:
+        self._tensors: list[Tensor] = []
+        self._used = 0
+
+    @property
+    def layout(self) -> list[tuple[torch.Size, torch.dtype]]:
+        return [(tensor.shape, tensor.dtype) for tensor in self._tensors]
+
+    def rewind(self) -> None:
+        self._used = 0
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        if self._used == len(self._tensors):
+            self._tensors.append(torch.empty(tuple(shape), dtype=dtype, device=device))
+        tensor = self._tensors[self._used]
+        self._used += 1
+        assert (tensor.shape, tensor.dtype, tensor.device.type) == (tuple(shape), dtype, device.type)
+        return tensor
+
+
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """Where weights go and as what. `max_positions`: length of the rotary table."""
+    """Where weights go and as what. `max_positions`: length of the rotary table.
+
+    On the "meta" device a decoder is checked: all its tensors are there and fit, and none is read.
+    """
 
     device: torch.device
     dtype: torch.dtype
@@ -95,6 +122,10 @@ class LoadOptions:
     quantization: Quantization = "none"
     kernels: Kernels | None = None
     make_linear: MakeLinear = DenseLinear
+    storage: Storage = field(default_factory=Storage)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+        return self.storage.empty(shape, dtype or self.dtype, self.device)
 
 
 class TensorSource(Protocol):
@@ -119,8 +150,10 @@ def read_decoder(
 
 def load_decoder(folder: Path, config: ModelConfig, options: LoadOptions) -> Decoder:
     """Read a checkpoint's weights into a decoder. Raises ModelError for what is missing or of another shape."""
-    with Checkpoint(folder) as checkpoint, _progress(checkpoint.n_bytes(), folder.name) as advance:
-        return read_decoder(checkpoint, config, options, advance)
+    with Checkpoint(folder) as checkpoint:
+        n_bytes = 0 if options.device.type == "meta" else checkpoint.n_bytes()
+        with _progress(n_bytes, folder.name) as advance:
+            return read_decoder(checkpoint, config, options, advance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +179,14 @@ class _Loader:
             layers=layers,
             norm=self._tensor("model.norm.weight", config.hidden_size),
             head=head,
-            rotary=rotary_table(config.rope, config.head_dim, options.max_positions, options.device),
+            rotary=self._rotary(),
             kernels=options.kernels or TorchKernels(),
         )
+
+    def _rotary(self) -> Tensor:
+        config, options = self.config, self.options
+        table = rotary_table(config.rope, config.head_dim, options.max_positions, options.device)
+        return options.empty(table.shape, table.dtype).copy_(table)
 
     def _layer(self, i: int) -> DecoderLayer:
         config, at = self.config, f"model.layers.{i}."
@@ -171,7 +209,7 @@ class _Loader:
         )
 
     def _tensor(self, name: str, *shape: int) -> Tensor:
-        tensor = torch.empty(shape, dtype=self.options.dtype, device=self.options.device)
+        tensor = self.options.empty(shape)
         self.advance(self.checkpoint.copy(name, tensor))
         return tensor
 
@@ -185,7 +223,7 @@ class _Loader:
         return self.options.make_linear(self._joint([n + ".weight" for n in names], sizes, (inputs,)), joint)
 
     def _joint(self, names: Sequence[str], sizes: Sequence[int], rest: tuple[int, ...]) -> Tensor:
-        joint = torch.empty((sum(sizes), *rest), dtype=self.options.dtype, device=self.options.device)
+        joint = self.options.empty((sum(sizes), *rest))
         for name, part in zip(names, torch.split(joint, list(sizes)), strict=True):
             self.advance(self.checkpoint.copy(name, part))
         return joint
@@ -194,8 +232,8 @@ class _Loader:
         """Part by part, so that the wide weights are never all there."""
         int8, device = self.options.quantization == "int8", self.options.device
         dtype = torch.int8 if int8 else torch.float8_e4m3fn
-        weight = torch.empty((sum(sizes), inputs), dtype=dtype, device=device)
-        scale = torch.empty(sum(sizes), dtype=self.options.dtype if int8 else torch.float32, device=device)
+        weight = self.options.empty((sum(sizes), inputs), dtype)
+        scale = self.options.empty((sum(sizes),), None if int8 else torch.float32)
         parts = zip(names, torch.split(weight, list(sizes)), torch.split(scale, list(sizes)), strict=True)
         for name, weight_part, scale_part in parts:
             full = torch.empty(weight_part.shape, dtype=torch.float32, device=device)

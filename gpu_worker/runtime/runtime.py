@@ -7,8 +7,10 @@ arrays only.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, cast
 
 import numpy as np
@@ -23,6 +25,7 @@ from gpu_worker.models.layers import TorchKernels
 from gpu_worker.models.loading import (
     LoadOptions,
     Quantization,
+    Storage,
     TensorSource,
     end_token_ids,
     fingerprint,
@@ -30,7 +33,7 @@ from gpu_worker.models.loading import (
     resolve_model,
 )
 from gpu_worker.models.lora import AdapterBank, read_adapter
-from gpu_worker.models.registry import architecture
+from gpu_worker.models.registry import Architecture, architecture
 from gpu_worker.runtime.attention.flashinfer import FlashInferKernels
 from gpu_worker.runtime.cpu import CpuExecutor
 from gpu_worker.runtime.cuda import CudaExecutor, require_flashinfer, working_bytes
@@ -54,6 +57,23 @@ class Executor(Protocol):
     def forward(self, slot_id: int, inputs: StepInputs) -> StepStates:
         """Compute all positions; their KV is in the pool afterwards."""
         ...
+
+
+class _NoWeights:
+    """The executor while weights are overwritten. If that fails there are none, and the next step says so."""
+
+    def forward(self, slot_id: int, inputs: StepInputs) -> StepStates:
+        raise ModelError("the weights were lost when others were to replace them; start a new engine")
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A model of which all but the weights has been read. identity: its name, fingerprint and end tokens."""
+
+    folder: Path
+    architecture: Architecture
+    config: ModelConfig
+    identity: tuple[str, str, frozenset[int]]
 
 
 @dataclass(slots=True)
@@ -84,7 +104,8 @@ class ModelRuntime:
         if config.num_threads:
             torch.set_num_threads(config.num_threads)
         with torch.no_grad():  # not inference mode: buffers are also written by copies outside it
-            self._load(config.model)
+            self._storage = Storage()
+            self._load(self._find(config.model))
             self._stream = self._device.new_stream("compute")
             on_cuda = self._device.kind == "cuda"  # a CPU's copy needs no thread of its own
             self._copy_stream = self._device.new_stream("copy") if on_cuda else self._stream
@@ -94,25 +115,30 @@ class ModelRuntime:
 
     # -- construction
 
-    def _load(self, model: str) -> None:
+    def _find(self, model: str) -> _Found:
         folder = resolve_model(model, self.config.revision)
-        found, model_config = architecture(folder)
-        self._model_config = model_config
-        self._max_model_len = _max_model_len(self.config, model_config)
-        on_cuda = self._torch_device.type == "cuda"
+        found, config = architecture(folder)
+        digest = fingerprint(folder) if self._source is None else "unknown"
+        return _Found(folder, found, config, (model, digest, end_token_ids(folder, config)))
+
+    def _load(self, found: _Found) -> None:
+        dtype = _dtype(self.config, found.config, self._torch_device)
+        self._max_model_len = _max_model_len(self.config, found.config)
+        self._decoder: Decoder = self._read(found, dtype, self._torch_device, self._storage)
+        self._model_config, self._identity = found.config, found.identity
+
+    def _read(self, found: _Found, dtype: torch.dtype, device: torch.device, storage: Storage) -> Decoder:
         options = LoadOptions(
-            device=self._torch_device,
-            dtype=_dtype(self.config, model_config, self._torch_device),
+            device=device,
+            dtype=dtype,
             max_positions=self._max_model_len + 1,
             quantization=_quantization(self.config, self._torch_device),
-            kernels=FlashInferKernels() if on_cuda else TorchKernels(),
+            kernels=FlashInferKernels() if self._torch_device.type == "cuda" else TorchKernels(),
+            storage=storage,
         )
         if self._source is not None:
-            self._decoder: Decoder = read_decoder(self._source, model_config, options)
-            self._identity = (model, "unknown", end_token_ids(folder, model_config))
-            return
-        self._decoder = found.load(folder, model_config, options)
-        self._identity = (model, fingerprint(folder), end_token_ids(folder, model_config))
+            return read_decoder(self._source, found.config, options)
+        return found.architecture.load(found.folder, found.config, options)
 
     def _allocate(self) -> None:
         config, model, device = self.config, self._model_config, self._torch_device
@@ -146,6 +172,7 @@ class ModelRuntime:
         )
 
     def _free_bytes(self) -> int:
+        self._give_back()  # what converting the weights took
         free = free_bytes(self._torch_device, self.config.gpu_memory_utilization)
         if self._torch_device.type == "cpu":
             return free
@@ -277,15 +304,34 @@ class ModelRuntime:
         self._enqueue(lambda: bank.put(weights, slot), "adapter")
 
     def reload(self, model: str) -> None:
-        """Takes a checkpoint of the same shape; raises ModelError for another one and keeps the old weights."""
+        """Takes a checkpoint of the same layout, and overwrites the old weights, so that both need never fit.
+
+        Raises ModelError for another one, or one that lacks something, before anything is overwritten."""
         self.synchronize()
-        _, model_config = architecture(resolve_model(model, self.config.revision))
-        if _shape(model_config) != _shape(self._model_config):
-            raise ModelError(f"{model} has another shape than {self._identity[0]}; start a new engine for it")
+        found = self._find(model)
         with torch.no_grad():
-            self._load(model)
+            self._check(found)
+            self._executor = _NoWeights()
+            self._give_back()
+            self._storage.rewind()
+            self._load(found)
             self._device.synchronize()
             self._executor = self._new_executor()
+
+    def _check(self, found: _Found) -> None:
+        layout = Storage()
+        if _shape(found.config) == _shape(self._model_config):
+            dtype = _dtype(self.config, found.config, self._torch_device)
+            self._read(found, dtype, torch.device("meta"), layout)
+        if layout.layout != self._storage.layout:
+            model, served = found.identity[0], self._identity[0]
+            raise ModelError(f"{model} has another shape or type than {served}; start a new engine for it")
+
+    def _give_back(self) -> None:
+        """Device memory that nothing uses any more."""
+        if self._torch_device.type == "cuda":
+            gc.collect()  # graphs and what they call refer to each other
+            torch.cuda.empty_cache()
 
     def synchronize(self) -> None:
         self._stream.synchronize()

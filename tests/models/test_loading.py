@@ -7,13 +7,16 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from test_logits import ALL, reference, relative_error, table, tokens
 
 from bench.driver import Driver
 from gpu_worker.errors import ModelError
 from gpu_worker.models.loading import fingerprint, resolve_model
+from gpu_worker.runtime.device import DeviceError
 
 
 @pytest.fixture
@@ -142,19 +145,67 @@ def test_a_model_of_another_shape_cannot_replace_a_running_one(open_runtime, che
         runtime.reload(str(checkpoint("llama2")[0]))
 
 
-def test_reload_serves_the_new_weights(open_runtime, checkpoint, tmp_path):
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_reload_serves_the_new_weights_from_where_the_old_ones_lay(
+    quantization, open_runtime, checkpoint, tmp_path
+):
     folder, model = checkpoint("qwen3")
-    runtime = open_runtime(folder)
-    before = runtime.limits.fingerprint
+    runtime = open_runtime(folder, weight_quantization=quantization)
+    before, places = runtime.limits.fingerprint, addresses(runtime._decoder)
     with torch.no_grad():
         model.model.embed_tokens.weight.neg_()
         expected = reference(model, tokens(9))[-1:]
         model.save_pretrained(tmp_path)
         model.model.embed_tokens.weight.neg_()
     runtime.reload(str(tmp_path))
-    driver = Driver(runtime)
-    assert relative_error(table(driver.prefill([driver.sequence(tokens(9), ALL)])), expected) < 1e-4
+    got = table(logits_of(runtime))
+    assert relative_error(got, expected) < (1e-4 if quantization == "none" else 0.05)
     assert runtime.limits.fingerprint != before
+    assert addresses(runtime._decoder) == places
+    fresh = open_runtime(tmp_path, weight_quantization=quantization)
+    assert np.array_equal(table(logits_of(fresh)), got)
+
+
+def logits_of(runtime):
+    driver = Driver(runtime)
+    return driver.prefill([driver.sequence(tokens(9), ALL)])
+
+
+def addresses(decoder):
+    layer = decoder.layers[-1]
+    return [t.data_ptr() for t in (decoder.embedding, decoder.rotary, layer.qkv.weight, layer.down.weight)]
+
+
+@pytest.mark.parametrize("damage", ["a tensor is missing", "a tensor has another shape", "the file is truncated"])
+def test_a_damaged_checkpoint_leaves_the_old_weights_serving(damage, open_runtime, checkpoint, folder):
+    runtime = open_runtime(checkpoint("qwen3")[0])
+    before = table(logits_of(runtime))
+    path = folder / "model.safetensors"
+    if damage == "the file is truncated":
+        path.write_bytes(path.read_bytes()[:-100])
+    else:
+        weights = load_file(path)
+        last = weights.pop("model.norm.weight")
+        if damage == "a tensor has another shape":
+            weights["model.norm.weight"] = last[:-1].clone()
+        save_file(weights, path)
+    with pytest.raises(ModelError):
+        runtime.reload(str(folder))
+    assert np.array_equal(table(logits_of(runtime)), before)
+
+
+def test_a_reload_that_breaks_half_way_fails_what_comes_next(open_runtime, checkpoint, monkeypatch):
+    folder = checkpoint("qwen3")[0]
+    runtime = open_runtime(folder)
+
+    def breaks(found):
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(runtime, "_load", breaks)
+    with pytest.raises(OSError, match="disk"):
+        runtime.reload(str(folder))
+    with pytest.raises(DeviceError, match="weights were lost"):
+        logits_of(runtime)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama-biases"])
