@@ -1,4 +1,4 @@
-"""`NativeAdapters`: the bank's adapters as `adapters.c` reads them."""
+"""`NativeAdapters`: the bank's adapters as `adapters.c` reads them, their ranks padded to even ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from ctypes import c_int64
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 
 from gpu_worker.models.decoder import LinearName
 from gpu_worker.models.layers import DenseLinear
@@ -31,6 +32,11 @@ class NativeAdapters:
         self._packed: dict[int, tuple[int, Weights, ctypes.Array[_Delta]]] = {}
         self._addresses = np.zeros(bank.n_slots + 1, dtype=np.int64)
 
+    @staticmethod
+    def reduced_width(bank: AdapterBank) -> int:
+        """Floats of A x for one position, at most."""
+        return MOST_PARTS * (bank.max_rank + bank.max_rank % 2)
+
     def addresses(self, slots: Int32Array) -> npt.NDArray[np.int64]:
         """int64 [T]: where each position's deltas lie, 0 for slot 0."""
         for slot in np.unique(slots).tolist():
@@ -45,9 +51,12 @@ class NativeAdapters:
         for layer in range(n_layers):
             for i, name in enumerate(MAPS):
                 a, b = self._bank.matrices(layer, name, slot)
+                odd = a[0].shape[0] % 2
                 deltas[layer * len(MAPS) + i] = _Delta(
-                    weights.linear(DenseLinear(torch.cat(a))),
-                    (LinearStruct * MOST_PARTS)(*(weights.linear(DenseLinear(part.clone())) for part in b)),
+                    weights.linear(DenseLinear(torch.cat([F.pad(part, (0, 0, 0, odd)) for part in a]))),
+                    (LinearStruct * MOST_PARTS)(
+                        *(weights.linear(DenseLinear(F.pad(part, (0, odd)).clone())) for part in b)
+                    ),
                     len(b),
                 )
         self._packed[slot] = (self._bank.version(slot), weights, deltas)

@@ -74,15 +74,9 @@ static void silu_mul(const float *x, float *y, int n) {
   for (int c = full; c < n; c++) y[c] = x[c] / (1.0f + vexp(splat(-x[c]))[0]) * x[n + c];
 }
 
-INLINE uint16_t to_bf16(float x) { /* round to nearest even */
-  uint32_t bits;
-  memcpy(&bits, &x, 4);
-  return (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-}
-
 static void keep(int kind, const char *pool, int64_t at, const float *x, int n) {
   if (kind == F32) memcpy((float *)pool + at, x, 4 * n);
-  else for (int c = 0; c < n; c++) ((uint16_t *)pool)[at + c] = to_bf16(x[c]);
+  else narrow(x, n, (uint16_t *)pool + at);
 }
 
 static void rotate_and_keep(const Model *m, const Layer *l, int64_t i, const Step *s) {

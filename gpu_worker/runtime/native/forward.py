@@ -16,7 +16,7 @@ from gpu_worker.models.layers import DenseLinear
 from gpu_worker.models.lora import AdapterBank
 from gpu_worker.runtime.interface import Int32Array
 from gpu_worker.runtime.kv import KVCache
-from gpu_worker.runtime.native.adapters import MOST_PARTS, NativeAdapters
+from gpu_worker.runtime.native.adapters import NativeAdapters
 from gpu_worker.runtime.native.build import load_library, wanted
 from gpu_worker.runtime.native.weights import KINDS, LinearStruct, Weights
 
@@ -127,7 +127,7 @@ class NativeDecoder:
             config.q_size,
             2 * config.intermediate_size,
             config.intermediate_size,
-            MOST_PARTS * bank.max_rank if bank is not None else 0,
+            NativeAdapters.reduced_width(bank) if bank is not None else 0,
         )
         self._scratch = torch.empty(0)
 
@@ -208,7 +208,12 @@ def native_decoder(decoder: Decoder, cache: KVCache, bank: AdapterBank | None = 
 
     The decoder's weights are rearranged where they lie: after this only the fast path can use them.
     """
-    width = decoder.config.head_dim
-    usual = decoder.dtype in (torch.float32, torch.bfloat16) and width % _LANES == 0 and width <= _MAX_HEAD
+    width, even = (
+        decoder.config.head_dim,
+        decoder.config.intermediate_size % 2 == decoder.config.hidden_size % 2 == 0,
+    )
+    usual = (
+        decoder.dtype in (torch.float32, torch.bfloat16) and width % _LANES == 0 and width <= _MAX_HEAD and even
+    )
     library = load_library() if usual and wanted() else None
     return None if library is None else NativeDecoder(library, decoder, cache, bank)

@@ -3,13 +3,19 @@
  * A panel holds, for one input after another, the weights that lead to its outputs:
  *
  *     k = 0:  w[n0, 0]  w[n0 + 1, 0]  ...  w[n0 + 31, 0]
- *     k = 1:  w[n0, 1]  w[n0 + 1, 1]  ...                    (bfloat16: see `place`)
+ *     k = 1:  w[n0, 1]  w[n0 + 1, 1]  ...
+ *
+ * or, in bfloat16, for two inputs after the next two:
+ *
+ *     k = 0, 1:  w[n0, 0] w[n0, 1]   w[n0 + 1, 0] w[n0 + 1, 1]  ...
  *
  * so a product is: take one input, multiply the vector beside it, add to the sums of 32 outputs. No sum crosses
  * lanes, weights are read in order, and each output is one chain of additions over k = 0, 1, 2, ... That chain is
  * the same for one input row and for 500, however they are blocked: the same bits in any batch.
  *
  * A panel takes the bytes that its rows took, so weights are rearranged where they lie.
+ *
+ * Where the processor multiplies bfloat16 (DOT), inputs are rounded to it beside weights in it; the sums are floats.
  */
 #include "matrix.h"
 
@@ -24,9 +30,11 @@
 
 /* ---------------------------------------------------------------- panels */
 
-/* Where output n of a panel lies. A bfloat16 is the upper half of a float: even places are shifted up, odd ones
- * masked, and both are vectors of neighbours. */
-INLINE int place(int kind, int n) { return kind == BF16 ? 2 * (n % LANES) + n / LANES : n; }
+/* Where the weight from input c to output n lies. A pair of bfloat16 makes one float's bits: the even one is shifted
+ * up, the odd one masked. */
+INLINE int64_t place(int kind, int64_t c, int n) {
+  return kind == BF16 ? (c / 2 * PANEL + n) * 2 + c % 2 : c * PANEL + n;
+}
 
 /* rows [n <= PANEL, k] -> panel [k][PANEL], padded with zeros */
 static void pack_panel(int kind, const char *rows, int n, int64_t k, char *panel) {
@@ -34,12 +42,13 @@ static void pack_panel(int kind, const char *rows, int n, int64_t k, char *panel
   if (n < PANEL) memset(panel, 0, (size_t)(k * PANEL * size));
   for (int64_t from = 0; from < k; from += 64) { /* a few lines of each row at a time */
     const int64_t to = smaller(k, from + 64);
-    for (int i = 0; i < n; i++) {
-      const int at = place(kind, i);
-      if (kind == F32) for (int64_t c = from; c < to; c++) ((float *)panel)[c * PANEL + at] = ((const float *)rows)[i * k + c];
-      else if (kind == BF16) for (int64_t c = from; c < to; c++) ((uint16_t *)panel)[c * PANEL + at] = ((const uint16_t *)rows)[i * k + c];
-      else for (int64_t c = from; c < to; c++) panel[c * PANEL + at] = rows[i * k + c];
-    }
+    for (int i = 0; i < n; i++)
+      for (int64_t c = from; c < to; c++) {
+        const int64_t at = place(kind, c, i);
+        if (kind == F32) ((float *)panel)[at] = ((const float *)rows)[i * k + c];
+        else if (kind == BF16) ((uint16_t *)panel)[at] = ((const uint16_t *)rows)[i * k + c];
+        else panel[at] = rows[i * k + c];
+      }
   }
 }
 
@@ -64,33 +73,30 @@ INLINE const char *panel_of(const Linear *l, int64_t p) {
   return p < l->n / PANEL ? l->weight + p * l->k * PANEL * size_of(l->kind) : l->tail;
 }
 
-/* Row i of a panel. */
-INLINE void widen(int kind, const void *panel, int64_t i, vf *low, vf *high) {
-  if (kind == F32) {
-    *low = load((const float *)panel + i * PANEL);
-    *high = load((const float *)panel + i * PANEL + LANES);
-  } else if (kind == BF16) {
-    vu both = *(const vu *)((const char *)panel + i * PANEL * 2);
-    *low = (vf)(both << 16);
-    *high = (vf)(both & 0xFFFF0000u);
-  } else {
-    const char *p = (const char *)panel + i * PANEL;
-    *low = __builtin_convertvector(widen_bytes(p), vf);
-    *high = __builtin_convertvector(widen_bytes(p + LANES), vf);
+#define AT_ONCE(kind) ((kind) == BF16 ? 2 : 1)
+
+/* Rows i .. i + AT_ONCE - 1 of a panel. */
+INLINE void widen(int kind, const void *panel, int64_t i, vf rows[2][2]) {
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; half++) {
+    const char *p = (const char *)panel + (i * PANEL + half * LANES * AT_ONCE(kind)) * size_of(kind);
+    if (kind == F32) rows[0][half] = load((const float *)p);
+    else if (kind == INT8) rows[0][half] = __builtin_convertvector(widen_bytes(p), vf);
+    else {
+      const vu pairs = *(const vu *)p;
+      rows[0][half] = (vf)(pairs << 16);
+      rows[1][half] = (vf)(pairs & 0xFFFF0000u);
+    }
   }
 }
 
 /* vocabulary rows of a packed embedding: out [t, k] */
 void petiole_embed(const Linear *l, int64_t t, const int64_t *ids, float *out) {
   for (int64_t i = 0; i < t; i++) {
-    const int at = place(l->kind, (int)(ids[i] % PANEL));
     const char *panel = panel_of(l, ids[i] / PANEL);
     for (int64_t c = 0; c < l->k; c++) {
-      if (l->kind == F32) {
-        out[i * l->k + c] = ((const float *)panel)[c * PANEL + at];
-        continue;
-      }
-      uint32_t bits = (uint32_t)((const uint16_t *)panel)[c * PANEL + at] << 16;
+      const int64_t at = place(l->kind, c, (int)(ids[i] % PANEL));
+      uint32_t bits = l->kind == F32 ? ((const uint32_t *)panel)[at] : (uint32_t)((const uint16_t *)panel)[at] << 16;
       memcpy(out + i * l->k + c, &bits, 4);
     }
   }
@@ -98,23 +104,63 @@ void petiole_embed(const Linear *l, int64_t t, const int64_t *ids, float *out) {
 
 /* ---------------------------------------------------------------- products */
 
-INLINE void tile(int kind, int mb, int kc, const float *x, const void *w, float *c, int64_t ldc, int add) {
+/* Beside bfloat16 with DOT, inputs are bfloat16. */
+#ifdef DOT
+#define HALF_INPUTS(kind) ((kind) == BF16)
+#else
+#define HALF_INPUTS(kind) 0
+#endif
+
+INLINE int64_t input_size(int kind) { return HALF_INPUTS(kind) ? 2 : 4; }
+
+INLINE void add_products(int kind, int mb, int64_t i, const void *x, const void *w, vf acc[MB][2]) {
+#ifdef DOT
+  if (HALF_INPUTS(kind)) {
+    const vu *pairs = (const vu *)((const char *)w + i * PANEL * 2);
+    const vu low = pairs[0], high = pairs[1];
+#pragma GCC unroll 16
+    for (int j = 0; j < mb; j++) {
+      uint32_t pair;
+      memcpy(&pair, (const uint16_t *)x + j * KC + i, 4);
+      acc[j][0] = add_pairs(acc[j][0], low, pair - (vu){0});
+      acc[j][1] = add_pairs(acc[j][1], high, pair - (vu){0});
+    }
+    return;
+  }
+#endif
+  vf rows[2][2];
+  widen(kind, w, i, rows);
+  for (int odd = 0; odd < AT_ONCE(kind); odd++)
+#pragma GCC unroll 16
+    for (int j = 0; j < mb; j++) {
+      const vf in = splat(((const float *)x)[j * KC + i + odd]);
+      acc[j][0] += rows[odd][0] * in;
+      acc[j][1] += rows[odd][1] * in;
+    }
+}
+
+/* Weights come from far away: while a tile is computed, it asks for its share of those that are needed next. */
+typedef struct {
+  const char *at;
+  int64_t step; /* bytes for each row or pair of rows */
+} Ahead;
+
+INLINE void tile(int kind, int mb, int kc, const void *x, const void *w, float *c, int64_t ldc, int add, const Ahead *ahead) {
   vf acc[MB][2];
 #pragma GCC unroll 16
   for (int j = 0; j < mb; j++) {
     acc[j][0] = add ? load(c + j * ldc) : (vf){0};
     acc[j][1] = add ? load(c + j * ldc + LANES) : (vf){0};
   }
-  for (int64_t i = 0; i < kc; i++) {
-    vf low, high;
-    widen(kind, w, i, &low, &high);
-    if (mb <= 4) __builtin_prefetch((const char *)w + i * PANEL * size_of(kind) + 2048);
-#pragma GCC unroll 16
-    for (int j = 0; j < mb; j++) {
-      vf in = splat(x[j * KC + i]);
-      acc[j][0] += low * in;
-      acc[j][1] += high * in;
+  const char *next = ahead ? ahead->at : NULL;
+  const int64_t step = ahead ? ahead->step : 0;
+  for (int64_t i = 0; i < kc; i += AT_ONCE(kind)) {
+    if (ahead) {
+      __builtin_prefetch(next, 0, 2);
+      __builtin_prefetch(next + 64, 0, 2);
+      next += step;
     }
+    add_products(kind, mb, i, x, w, acc);
   }
 #pragma GCC unroll 16
   for (int j = 0; j < mb; j++) {
@@ -123,9 +169,10 @@ INLINE void tile(int kind, int mb, int kc, const float *x, const void *w, float 
   }
 }
 
-#define TILE_CASE(kind, mb) case mb: tile(kind, mb, kc, x, w, c, ldc, add); break;
+#define TILE_CASE(kind, mb) case mb: tile(kind, mb, kc, x, w, c, ldc, add, AHEAD); break;
 #define TILE_FUNCTION(name, kind) \
-  static void name(int mb, int kc, const float *x, const void *w, float *c, int64_t ldc, int add) { \
+  static void name(int mb, int kc, const void *x, const void *w, float *c, int64_t ldc, int add, const Ahead *ahead) { \
+    (void)ahead; \
     switch (mb) { /* constants, so that each case is unrolled */ \
       TILE_CASE(kind, 1) TILE_CASE(kind, 2) TILE_CASE(kind, 3) MORE_TILES(kind) } }
 #if MB == 12
@@ -135,43 +182,68 @@ INLINE void tile(int kind, int mb, int kc, const float *x, const void *w, float 
 #else
 #define MORE_TILES(kind)
 #endif
+#define AHEAD ahead
 TILE_FUNCTION(tile_f32, F32)
 TILE_FUNCTION(tile_bf16, BF16)
 TILE_FUNCTION(tile_int8, INT8)
+#undef AHEAD
+#define AHEAD NULL
+TILE_FUNCTION(near_f32, F32)
+#ifdef DOT
+TILE_FUNCTION(near_bf16, BF16)
+#endif
+
+typedef void (*Tile)(int mb, int kc, const void *x, const void *w, float *c, int64_t ldc, int add, const Ahead *ahead);
 
 /* In tiles of about the same number of rows. */
-INLINE void multiply_kind(int kind, int m, int kc, const float *x, const void *w, float *c, int64_t ldc, int add) {
-  for (int tiles = (int)parts(m, MB), at = 0; tiles; tiles--) {
-    const int mb = (m - at) / tiles;
-    if (kind == F32) tile_f32(mb, kc, x + at * KC, w, c + at * ldc, ldc, add);
-    else if (kind == BF16) tile_bf16(mb, kc, x + at * KC, w, c + at * ldc, ldc, add);
-    else tile_int8(mb, kc, x + at * KC, w, c + at * ldc, ldc, add);
+INLINE void in_tiles(Tile tile, int kind, int m, int kc, const void *x, const void *w, float *c, int64_t ldc, int add) {
+  const int n = (int)parts(m, MB), rows = parts(kc, AT_ONCE(kind));
+  const int64_t step = AT_ONCE(kind) * PANEL * size_of(kind) / n;
+  for (int left = n, at = 0; left; left--) {
+    const int mb = (m - at) / left;
+    const Ahead ahead = {(const char *)w + (rows * (AT_ONCE(kind) * PANEL * size_of(kind) + (n - left) * step)), step};
+    tile(mb, kc, (const char *)x + at * KC * input_size(kind), w, c + at * ldc, ldc, add, &ahead);
     at += mb;
   }
 }
 
 void multiply(int m, int kc, const float *x, const float *w, float *c, int64_t ldc, int add) {
-  multiply_kind(F32, m, kc, x, w, c, ldc, add);
+  in_tiles(near_f32, F32, m, kc, x, w, c, ldc, add);
+}
+
+#ifdef DOT
+void multiply_pairs(int m, int kc, const uint16_t *x, const void *w, float *c, int64_t ldc, int add) {
+  in_tiles(near_bf16, BF16, m, kc, x, w, c, ldc, add);
+}
+#endif
+
+/* [kc][PANEL] floats */
+INLINE void widen_panel(int kind, int kc, const char *w, float *out) {
+  for (int i = 0; i < kc; i += AT_ONCE(kind)) {
+    vf rows[2][2];
+    widen(kind, w, i, rows);
+    for (int odd = 0; odd < AT_ONCE(kind); odd++) {
+      store(out + (i + odd) * PANEL, rows[odd][0]);
+      store(out + (i + odd) * PANEL + LANES, rows[odd][1]);
+    }
+  }
 }
 
 /* sums [m, PANEL] = x W. x: [ceil(k / KC)][m][KC] */
-static void product(const Linear *l, const char *panel, int m, const float *x, Bench *b) {
+static void product(const Linear *l, const char *panel, int m, const char *x, Bench *b) {
   const int64_t row = PANEL * size_of(l->kind);
-  for (int64_t from = 0; from < l->k; from += KC, x += m * KC) {
+  for (int64_t from = 0; from < l->k; from += KC, x += m * KC * input_size(l->kind)) {
     const int kc = (int)smaller(KC, l->k - from);
     const char *w = panel + from * row;
-    if (l->kind == F32 || m <= 2 * MB) {
-      multiply_kind(l->kind, m, kc, x, w, b->sums, PANEL, from > 0);
+    if (l->kind == F32 || HALF_INPUTS(l->kind) || m <= 2 * MB) {
+      if (l->kind == F32) in_tiles(tile_f32, F32, m, kc, x, w, b->sums, PANEL, from > 0);
+      else if (l->kind == BF16) in_tiles(tile_bf16, BF16, m, kc, x, w, b->sums, PANEL, from > 0);
+      else in_tiles(tile_int8, INT8, m, kc, x, w, b->sums, PANEL, from > 0);
       continue;
     }
-    for (int i = 0; i < kc; i++) { /* widen once for all the rows */
-      vf low, high;
-      if (l->kind == BF16) widen(BF16, w, i, &low, &high);
-      else widen(INT8, w, i, &low, &high);
-      store(b->panel + i * PANEL, low);
-      store(b->panel + i * PANEL + LANES, high);
-    }
-    multiply(m, kc, x, b->panel, b->sums, PANEL, from > 0);
+    if (l->kind == BF16) widen_panel(BF16, kc, w, b->panel); /* once for all the rows */
+    else widen_panel(INT8, kc, w, b->panel);
+    multiply(m, kc, (const float *)x, b->panel, b->sums, PANEL, from > 0);
   }
 }
 
@@ -194,17 +266,22 @@ static void finish(const Linear *l, int64_t p, int m, const float *sums, float *
   }
 }
 
-/* x [m, k] -> [ceil(k / KC)][m][KC] */
-static void slice(const float *x, int64_t ldx, int64_t m, int64_t k, float *out) {
+/* x [m, k] -> [ceil(k / KC)][m][KC], as the products with this kind of weights take it */
+static void slice(int kind, const float *x, int64_t ldx, int64_t m, int64_t k, char *out) {
   for (int64_t from = 0; from < k; from += KC)
-    for (int64_t j = 0; j < m; j++, out += KC)
-      memcpy(out, x + j * ldx + from, sizeof(float) * (size_t)smaller(KC, k - from));
+    for (int64_t j = 0; j < m; j++, out += KC * input_size(kind)) {
+      const float *in = x + j * ldx + from;
+      const int64_t n = smaller(KC, k - from);
+      if (HALF_INPUTS(kind)) narrow(in, n, (uint16_t *)out);
+      else memcpy(out, in, sizeof(float) * (size_t)n);
+    }
 }
 
 void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, float *y, int64_t ldy, int add, Bench *b) {
-  if (m > 1 && x != b->held) slice(x, ldx, m, l->k, b->inputs);
+  const int as_is = m == 1 && !HALF_INPUTS(l->kind);
+  if (!as_is && x != b->held) slice(l->kind, x, ldx, m, l->k, b->inputs);
   b->held = x;
-  product(l, panel_of(l, p), m, m > 1 ? b->inputs : x, b);
+  product(l, panel_of(l, p), m, as_is ? (const char *)x : b->inputs, b);
   finish(l, p, m, b->sums, y, ldy, add);
 }
 

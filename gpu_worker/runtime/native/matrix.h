@@ -13,12 +13,12 @@ typedef struct {
   const char *tail;   /* the panel of the last n % PANEL outputs, padded, or null */
   const float *scale; /* [n], for INT8 */
   const float *bias;  /* [n] or null */
-  int32_t n, k, kind, pad;
+  int32_t n, k, kind, pad; /* k is even for BF16 */
 } Linear;
 
 /* A thread's own memory for products of at most `rows` inputs of at most `k` terms. */
 typedef struct {
-  float *inputs; /* [ceil(k / KC)][rows][KC] */
+  void *inputs;      /* [ceil(k / KC)][rows][KC], float or, for weights in bfloat16 with DOT, bfloat16 */
   const float *held; /* whose copy `inputs` is */
   float *sums;   /* [rows][PANEL] */
   float *panel;  /* [KC][PANEL] */
@@ -33,6 +33,11 @@ void free_bench(Bench *b);
 
 /* c [m, PANEL] (+)= x [m, kc] w [kc, PANEL]. Rows of x are KC apart, those of c `ldc`. */
 void multiply(int m, int kc, const float *x, const float *w, float *c, int64_t ldc, int add);
+
+#ifdef DOT
+/* The same in bfloat16, two terms of a sum at a time: w [kc / 2][PANEL] pairs. */
+void multiply_pairs(int m, int kc, const uint16_t *x, const void *w, float *c, int64_t ldc, int add);
+#endif
 
 /* y [m, n at panel p] (+)= x Wt + b, for m <= ROWS inputs. Forget `held` when x has changed. */
 void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, float *y, int64_t ldy, int add, Bench *b);

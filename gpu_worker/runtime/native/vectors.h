@@ -17,6 +17,12 @@ typedef int8_t vb __attribute__((vector_size(LANES), aligned(1)));
 /* What compilers of today make of the general form is several times slower than the instruction for it. */
 #ifdef __AVX512F__
 #include <immintrin.h>
+#ifdef __AVX512BF16__
+/* The processor multiplies bfloat16 itself: a lane's sum of floats takes two products at a time. */
+#define DOT
+INLINE vf add_pairs(vf sums, vu a, vu b) { return (vf)_mm512_dpbf16_ps((__m512)sums, (__m512bh)a, (__m512bh)b); }
+INLINE void narrow16(vf x, uint16_t *out) { _mm256_storeu_si256((__m256i *)out, (__m256i)_mm512_cvtneps_pbh((__m512)x)); }
+#endif
 INLINE vu widen_halves(const void *p) { return (vu)_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)); }
 INLINE vi widen_bytes(const void *p) { return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128(p)); }
 #else
@@ -24,9 +30,24 @@ INLINE vu widen_halves(const void *p) { return __builtin_convertvector(*(const v
 INLINE vi widen_bytes(const void *p) { return __builtin_convertvector(*(const vb *)p, vi); }
 #endif
 
+INLINE uint16_t to_bf16(float x) { /* round to nearest even */
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  return (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+
 INLINE vf load(const float *p) { return *(const vf *)p; }
 INLINE void store(float *p, vf v) { *(vf *)p = v; }
 INLINE vf splat(float x) { return x - (vf){0}; }
+
+/* n floats -> bfloat16 */
+INLINE void narrow(const float *x, int64_t n, uint16_t *out) {
+  int64_t c = 0;
+#ifdef DOT
+  for (; c + LANES <= n; c += LANES) narrow16(load(x + c), out + c);
+#endif
+  for (; c < n; c++) out[c] = to_bf16(x[c]);
+}
 
 INLINE vf pick(vi where, vf yes, vf no) { return (vf)(((vi)yes & where) | ((vi)no & ~where)); }
 
