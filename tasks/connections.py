@@ -30,6 +30,7 @@ _OPTIONS: dict[str, Any] = {
     "protocol": 2,  # under 3 redis-py writes a log line for each message of a subscription, shown or not
     "socket_connect_timeout": CONNECT_TIMEOUT_S,
     "socket_timeout": REPLY_TIMEOUT_S,
+    "max_connections": 2**31,  # each reader holds one; redis-py 8 would refuse the hundred-and-first
 }
 
 

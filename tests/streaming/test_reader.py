@@ -191,6 +191,20 @@ def test_many_readers_at_once(app: Celery, client: redis.Redis) -> None:
         assert token_ids(list(reader)) == list(range(1, 50))
 
 
+def test_nothing_limits_the_readers_of_one_event_loop(app: Celery, client: redis.Redis) -> None:
+    async def all_of_them() -> list[list[StreamDelta]]:
+        readers = [streaming.AsyncStream("t", app=app) for _ in range(120)]
+        for reader in readers:
+            await reader.open()
+        Writer(client, "t").finish(1, 2, 3)
+        return await asyncio.gather(*(collected(reader) for reader in readers))
+
+    async def collected(reader: streaming.AsyncStream) -> list[StreamDelta]:
+        return [delta async for delta in reader]
+
+    assert all(token_ids(deltas) == [1, 2, 3] for deltas in asyncio.run(all_of_them()))
+
+
 def test_readers_share_connections(app: Celery, client: redis.Redis) -> None:
     Writer(client, "t").finish(1)
     list(streaming.Stream("t", app=app))
