@@ -1,7 +1,7 @@
 """A fleet on paper: the real scheduler and its admission, with a model that only says how long a step would take.
 
-    check       seconds of a decode step by batch and of a prefill by tokens, measured in turns with a closed loop;
-                then what the simulation says of that loop, and of Poisson arrivals, beside what the engine did
+    check       a closed loop and Poisson arrivals, on paper beside what the engine did; how long a step takes
+                (bench/steps.py) is measured in the same loads, and in others in turns with them
     fleet       workers that take tasks from one queue, as Celery's do: throughput, TTFT, and the load on Redis
 
 Everything happens in virtual time. A worker is the loop of `gpu_worker.loop` over the real `Scheduler`, two steps
@@ -12,12 +12,12 @@ checked here; those of fleets follow from them as long as Redis keeps up, so its
 from __future__ import annotations
 
 import heapq
+import itertools
 import json
 import statistics
-import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,35 +27,17 @@ from bench import load
 from bench.checkpoints import TINY, checkpoint
 from bench.engine import Bench
 from bench.growth import enqueue, null_scheduler
-from bench.profiling import phases
 from bench.report import Report, arguments, percentile, progress
-from gpu_worker import Engine
+from bench.steps import Recorder, Step, TimedModel
+from gpu_worker import Engine, Request
 from gpu_worker.scheduling.scheduled import ScheduledSequence
 from gpu_worker.tracing import Tracer
 
 WITHIN = 0.15
 SLOTS, LOOK_AHEAD = 64, 4
+CONCURRENCIES = (1, 2, 4, 8, 16, 32, SLOTS)
+ROUNDS = 9
 RESULTS = Path(__file__).parent / "results" / "cpu" / "redis_cost.json"
-
-
-@dataclass(frozen=True)
-class TimedModel:
-    """Seconds of a step: decode by batch, prefill by tokens; straight lines between what was measured.
-
-    More work never takes less time: where the measurements say so, that is noise.
-    """
-
-    decode: Sequence[tuple[int, float]]
-    prefill: Sequence[tuple[int, float]]
-
-    def seconds(self, kind: str, sequences: int, tokens: int) -> float:
-        points, at = (self.prefill, tokens) if kind == "prefill" else (self.decode, sequences)
-        xs = [size for size, _ in points]
-        ys = np.maximum.accumulate([seconds for _, seconds in points])
-        if at <= xs[-1]:
-            return float(np.interp(at, xs, ys))
-        slope = (ys[-1] - ys[-2]) / (xs[-1] - xs[-2])
-        return float(ys[-1] + slope * (at - xs[-1]))
 
 
 @dataclass
@@ -86,7 +68,6 @@ class Worker:
         self.arrivals = 0
 
     def take(self, task: Task) -> None:
-        self.now = max(self.now, task.arrived)
         self.held[self.arrivals] = task
         prompt = np.random.default_rng(self.arrivals).integers(1, 1000, task.prompt)
         enqueue(self.scheduler, prompt, task.output, self.arrivals)
@@ -106,12 +87,13 @@ class Worker:
         plan = self.scheduler.schedule_step(self.pipeline) if slot_id is not None else None
         if plan is None or slot_id is None:
             return False
+        tokens, running = sum(plan.lengths or ()), len(self.scheduler.state.running)
+        step = Step(plan.kind, len(plan.sequences), tokens, running)
+        self.free_at = max(self.free_at, self.now) + self.model.seconds(step)
         handle = self.scheduler.launch_forward_async(plan, slot_id)
         assert handle is not None
         self.pipeline.on_launch(handle)
         self.pipeline.on_pending_commit(self.scheduler.finalize_sampling(handle, None))
-        tokens = sum(plan.lengths or ())
-        self.free_at = max(self.free_at, self.now) + self.model.seconds(plan.kind, len(plan.sequences), tokens)
         self.ends.append(self.free_at)
         return True
 
@@ -120,9 +102,9 @@ class Worker:
         for seq, tokens, _, end in state.outbox:
             task = self.held[number(seq)]
             if len(tokens) and not task.first:
-                task.first = self.now
+                task.first = self.now + self.model.out_s
             if end is not None:
-                task.ended = self.now
+                task.ended = self.now + self.model.out_s
                 done.append(self.held.pop(number(seq)))
         state.outbox = []
         return done
@@ -133,26 +115,27 @@ def number(seq: ScheduledSequence) -> int:
 
 
 def run(model: TimedModel, tasks: Sequence[Task], workers: int = 1, concurrency: int = 0) -> list[Task]:
-    """All tasks through one queue. With `concurrency` a task arrives when one has ended, as in a closed loop."""
+    """All tasks through one queue. With `concurrency` one arrives when another has ended, as in a closed loop."""
     fleet = [Worker(model) for _ in range(workers)]
-    queue, done = deque(sorted(tasks, key=lambda task: task.arrived)), list[Task]()
-    limit = concurrency or workers * (SLOTS + LOOK_AHEAD)
+    ordered, done = deque(sorted(tasks, key=lambda task: task.arrived)), list[Task]()
+    queue = deque(ordered.popleft() for _ in range(min(concurrency or len(tasks), len(tasks))))
     clocks = [(0.0, i) for i in range(workers)]
     while len(done) < len(tasks):
         now, i = heapq.heappop(clocks)
         worker = fleet[i]
         worker.now = max(worker.now, now)
-        while queue and len(worker.held) < SLOTS + LOOK_AHEAD and len(tasks) - len(queue) - len(done) < limit:
-            if concurrency:
-                queue[0].arrived = worker.now
-            if queue[0].arrived > worker.now:
-                break
+        while queue and len(worker.held) < SLOTS + LOOK_AHEAD and queue[0].arrived + model.in_s <= worker.now:
             worker.take(queue.popleft())
         if worker.held:
-            done += worker.round()
+            ended = worker.round()
+            done += ended
+            for _ in ended[: len(ordered)]:
+                ordered[0].arrived = worker.now + model.out_s
+                queue.append(ordered.popleft())
             heapq.heappush(clocks, (worker.now, i))
-        elif queue:
-            heapq.heappush(clocks, (max(queue[0].arrived, now + 1e-4), i))
+        else:
+            arrives = queue[0].arrived + model.in_s if queue else now
+            heapq.heappush(clocks, (max(arrives, now + 1e-4), i))
     return done
 
 
@@ -161,96 +144,129 @@ def run(model: TimedModel, tasks: Sequence[Task], workers: int = 1, concurrency:
 
 PROMPT, OUTPUT = 64, 48
 CLOSED = "closed loop of 64"
-COMPLETION = "arrivals at half of that: median completion"
-TTFT = "arrivals at half of that: median TTFT"
+COMPLETION = "arrivals at half of that: mean completion"
+TTFT = "arrivals at half of that: mean TTFT"
+OTHERS = ", from the steps of other loads alone"
+
+
+def outputs(n: int, seed: int) -> list[int]:
+    """Tokens of `n` answers, `OUTPUT` on average, so that sequences come and go one by one."""
+    drawn: list[int] = np.random.default_rng(seed).integers(OUTPUT // 2, OUTPUT * 3 // 2 + 1, n).tolist()
+    return drawn
+
+
+def requests(lengths: Sequence[int], seed: int) -> list[Request]:
+    asked = load.prompts(len(lengths), PROMPT, seed=seed)
+    return [Request(prompt=p, sampling=load.greedy(n)) for p, n in zip(asked, lengths, strict=True)]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A load on the engine, and its steps."""
+
+    run: load.Run
+    steps: list[Step]
+
+    @property
+    def in_s(self) -> float:
+        """From the submission to the scheduler's choice: the way in, where nobody else is there to wait for."""
+        return statistics.fmean(stream.result.timing.queue_ms for stream in self.run.streams) / 1e3
+
+    @property
+    def out_s(self) -> float:
+        """From the commit of a first token to its reader."""
+        return statistics.fmean(
+            stream.ttft_s - (stream.result.timing.ttft_ms or 0.0) / 1e3 for stream in self.run.streams
+        )
 
 
 @dataclass
 class Measured:
     """petiole-tiny on this machine, whose speed drifts with what else runs.
 
-    So a round measures all that it compares: steps of each kind and size, then the loads that they must reproduce.
+    So seconds of steps of each kind and size come from the very load to reproduce, and from other loads, right
+    before it, for the sizes that it may miss. Which steps there are, and who waits for which, is the simulation's
+    to say.
     """
 
     bench: Bench
     engine: Engine
     tracer: Tracer
+    seeds: Iterator[int] = field(default_factory=itertools.count)
     models: list[TimedModel] = field(default_factory=list)
     figures: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
-    def round(self, i: int) -> None:
-        pick, n = self.bench.pick, self.bench.pick(8, 192)
-        decode = [(batch, self.decode_step_s(batch)) for batch in pick((1, 4), (1, 8, 16, 32, 48, SLOTS))]
-        prefill = [
-            (k * PROMPT, statistics.median(self.prefill_step_s(k) for _ in range(5)))
-            for k in pick((1, 2), (1, 2, 4, 8, 16, 32))
+    def __post_init__(self) -> None:
+        self.recorder = Recorder(self.engine, self.tracer)
+
+    def observe(self, work: Callable[[], load.Run]) -> Observed:
+        self.recorder.reset()
+        return Observed(work(), self.recorder.steps())
+
+    def closed(self, lengths: Sequence[int], concurrency: int) -> Observed:
+        asked = requests(lengths, next(self.seeds))
+        return self.observe(lambda: load.at_concurrency(self.engine, asked, concurrency))
+
+    def others(self) -> TimedModel:
+        """From closed loops of each size."""
+        loops = [
+            self.closed(outputs(max(4, 3 * concurrency // 2), next(self.seeds)), concurrency)
+            for concurrency in self.bench.pick((1, 4), CONCURRENCIES)
         ]
-        model = TimedModel(decode, prefill)
-        self.models.append(model)
+        return TimedModel.fit([step for loop in loops for step in loop.steps], loops[0].in_s, loops[0].out_s)
 
-        closed = load.at_concurrency(self.engine, load.requests(n, PROMPT, OUTPUT, seed=i), SLOTS)
-        paper = run(model, [Task(0.0, PROMPT, OUTPUT) for _ in range(n)], concurrency=SLOTS)
-        self.note(CLOSED, n * OUTPUT / max(task.ended for task in paper), closed.tokens_per_s)
+    def round(self) -> None:
+        n, seed = self.bench.pick(8, 160), next(self.seeds)
+        lengths, asked = outputs(n, seed), requests(outputs(n, seed), seed)
+        others = self.others()
+        closed = self.closed(lengths, SLOTS)
+        rate = 0.5 * closed.run.requests_per_s
+        opened = self.observe(lambda: load.poisson(self.engine, asked, rate, seed))
+        self.models.append(others.adjusted(closed.steps + opened.steps, opened.out_s))
 
-        rate = 0.5 * closed.requests_per_s
-        opened = load.poisson(self.engine, load.requests(n, PROMPT, OUTPUT, seed=i), rate, seed=i)
-        arrived = np.cumsum(load.arrival_gaps(n, rate, seed=i))
-        paper = run(model, [Task(float(at), PROMPT, OUTPUT) for at in arrived])
-        seen = [1e3 * (stream.stamps[-1] - stream.submitted) for stream in opened.streams]
-        middle = statistics.median
-        self.note(COMPLETION, middle(1e3 * (task.ended - task.arrived) for task in paper), middle(seen))
-        self.note(TTFT, middle(1e3 * (task.first - task.arrived) for task in paper), middle(opened.ttfts_ms))
+        arrived = np.cumsum(load.arrival_gaps(n, rate, seed))
+        seen = [stream.stamps[-1] - stream.submitted for stream in opened.run.streams]
+        for part in ("", OTHERS):
+            model = others if part else others.adjusted(closed.steps, closed.out_s)
+            paper = run(model, [Task(0.0, PROMPT, output) for output in lengths], concurrency=SLOTS)
+            self.note(CLOSED + part, sum(lengths) / max(task.ended for task in paper), closed.run.tokens_per_s)
+            model = others if part else others.adjusted(opened.steps, opened.out_s)
+            tasks = [Task(float(at), PROMPT, output) for at, output in zip(arrived, lengths, strict=True)]
+            paper = run(model, tasks)
+            self.note(COMPLETION + part, mean_ms([t.ended - t.arrived for t in paper]), mean_ms(seen))
+            self.note(
+                TTFT + part,
+                mean_ms([t.first - t.arrived for t in paper]),
+                mean_ms([stream.ttft_s for stream in opened.run.streams]),
+            )
 
     def note(self, what: str, simulated: float, measured: float) -> None:
         self.figures.setdefault(what, []).append((simulated, measured))
 
-    def decode_step_s(self, batch: int) -> float:
-        """From one launch to the next, in the steady state."""
-        self.tracer.reset()
-        load.at_concurrency(self.engine, load.requests(batch, PROMPT, self.bench.pick(32, 80)), batch)
-        return phases(self.tracer.spans())["step"] / 1e6
 
-    def prefill_step_s(self, n: int) -> float:
-        """Of one step that holds the prompts of `n` requests, with all that the host does for it."""
-        self.engine.pause()
-        streams = [load.submit(self.engine, request) for request in load.requests(n, PROMPT, 1)]
-        while int(self.engine.stats()["waiting"]) < n:
-            time.sleep(0.001)
-        began = time.perf_counter()
-        self.engine.resume()
-        load.finished(streams)
-        return max(stream.stamps[0] for stream in streams) - began
+def mean_ms(seconds: Sequence[float]) -> float:
+    return 1e3 * statistics.fmean(seconds)
 
 
 def check(bench: Bench) -> TimedModel:
-    """The same loads on the engine and on paper; the middle round counts."""
+    """The same loads on the engine and on paper; the middle round counts. Returns a model of all rounds."""
     tracer = Tracer()
     with checkpoint(TINY) as folder, bench.engine(folder, TINY, tracer, prefix_cache="off") as engine:
         measured = Measured(bench, engine, tracer)
-        for i in progress(range(bench.pick(1, 5)), "steps and loads, in turns"):
-            measured.round(i)
+        for _ in progress(range(bench.pick(1, ROUNDS)), "steps and loads, in turns"):
+            measured.round()
     for what, pairs in measured.figures.items():
         simulated, seen = (statistics.median(side) for side in zip(*pairs, strict=True))
         ratios = [a / b for a, b in pairs]
         spread = (min(ratios), max(ratios))
-        unit = "tokens/s" if what == CLOSED else "ms"
+        unit = "tokens/s" if what.startswith(CLOSED) else "ms"
         bench.report.add(what, simulated, unit, peer=seen, spread=spread, note="peer: measured")
         off = abs(statistics.median(ratios) - 1)  # either way
-        judged = (
-            what != TTFT and not bench.quick
-        )  # a few ms, in which the way to the reader counts as much as steps
-        bench.report.add("  off by", off, "", target=WITHIN if judged else None, better="lower")
-    return TimedModel(
-        middle_of([model.decode for model in measured.models]),
-        middle_of([model.prefill for model in measured.models]),
-    )
-
-
-def middle_of(rounds: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float]]:
-    """The same sizes in each round."""
-    return [
-        (points[0][0], statistics.median(seconds for _, seconds in points)) for points in zip(*rounds, strict=True)
-    ]
+        target = None if bench.quick or what.endswith(OTHERS) else WITHIN
+        bench.report.add(
+            f"  {what}: off by", off, "", target=target, better="lower", note=f"median of {len(pairs)} rounds"
+        )
+    return TimedModel.middle(measured.models)
 
 
 # ---------------------------------------------------------------- fleets
@@ -300,7 +316,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     model = check(bench)
     fleets(bench, model, [1, 2] if options.quick else options.workers)
-    bench.report.extra["model"] = {"decode": list(model.decode), "prefill": list(model.prefill)}
+    bench.report.extra["model"] = asdict(model)
     bench.report.finish(options.json)
 
 
