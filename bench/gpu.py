@@ -1,62 +1,36 @@
 """Decode on a CUDA device against the time to read its bytes, and prefill against the matrix rate.
 
 Also what the device waits for between two steps, where a step's time goes, and a workload of many sequences beside
-transformers' own continuous batching.
+transformers' own continuous batching and vLLM, where that is installed.
 
 Floors come from two rates measured in the same run: a large copy on the device (bytes read plus written) and a
-large bf16 matrix product. Weights are random. `--only` picks parts, each of which takes a minute at most; results
-are written after each, so that a run that is cut off still tells something.
+large bf16 matrix product. Weights are random. Results are written after each part, so that a run that is cut off
+still tells something. `--only` picks parts; what the same commit has measured of the others stays in the file.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import gc
 import json
-import random
 import statistics
-import tempfile
-import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from bench.checkpoints import QWEN3_06B, Shape, config
+from bench.checkpoints import Shape
+from bench.cuda import QWEN3_8B, SMALL, Card, copy_bandwidth, matrix_rate, opened, release, seconds, tokens
 from bench.driver import Driver, Stream
-from bench.report import Report, arguments, table
-from gpu_worker.config import EngineConfig
+from bench.gpu_serving import beside_transformers, beside_vllm, workload
+from bench.report import Measurement, Report, arguments, commit, table
 from gpu_worker.engine import Engine
 from gpu_worker.request import Request, SamplingParams
 from gpu_worker.runtime.runtime import ModelRuntime
 
-QWEN3_8B = Shape("Qwen3-8B shape, bf16", "bfloat16", 151_936, 4096, 12_288, 36, 32, 8, 128, max_positions=16_384)
-SMALL = dataclasses.replace(QWEN3_06B, max_positions=4096)
 CONTEXT = 512
-
-
-@dataclass(frozen=True)
-class Card:
-    """bandwidth: bytes a second; rate: bf16 operations a second."""
-
-    bandwidth: float
-    rate: float
-
-
-class RandomWeights:
-    """See `gpu_worker.models.loading.TensorSource`."""
-
-    def __contains__(self, name: str) -> bool:
-        return name != "lm_head.weight"
-
-    def copy(self, name: str, into: Tensor) -> int:
-        into.fill_(1.0) if "norm" in name else into.normal_(0, 0.02)
-        return into.nbytes
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -65,13 +39,16 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         raise SystemExit("bench.gpu needs a CUDA device")
+    chosen = options.only or (["0.6b"] if options.quick else list(PARTS))
     report = Report("Models on a CUDA device")
+    if options.json:
+        resume(report, Path(options.json), chosen)
     card = Card(copy_bandwidth(), matrix_rate())
     report.add("copy on the device", card.bandwidth / 1e12, "TB/s")
     report.add("bf16 matrix product", card.rate / 1e12, "TFLOP/s")
     release()
     failed = []
-    for part in options.only or (["0.6b"] if options.quick else list(PARTS)):
+    for part in chosen:
         seen, start = len(report.results), time.perf_counter()
         try:
             PARTS[part](report, card)
@@ -79,66 +56,24 @@ def main(argv: list[str] | None = None) -> None:
             traceback.print_exc()
             failed.append(part)
         release()
+        report.extra.setdefault("parts", {})[part] = [result.name for result in report.results[seen:]]
         print(f"\n{part}, {time.perf_counter() - start:.0f} s\n{table(report.results[seen:])}", flush=True)
-        if options.json:
-            Path(options.json).write_text(json.dumps(report.as_json(), indent=1) + "\n")
+        report.save(options.json)
     report.finish(options.json)
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
 
 
-def release() -> None:
-    """Give back what closed runtimes held; their graphs and their decoders refer to each other."""
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
-class opened:  # noqa: N801 - reads as what it is, a context
-    """A runtime of random weights, closed at the end."""
-
-    def __init__(self, shape: Shape, device: str = "cuda", **settings: object) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        (Path(self._folder.name) / "config.json").write_text(json.dumps(config(shape)))
-        engine = EngineConfig(model=self._folder.name, device=device, dtype=shape.dtype, **settings)  # type: ignore[arg-type]
-        self.config = engine
-        self._runtime = ModelRuntime(engine, source=RandomWeights())
-
-    def __enter__(self) -> ModelRuntime:
-        return self._runtime
-
-    def __exit__(self, *_: object) -> None:
-        self._runtime.close()
-        del self._runtime
-        self._folder.cleanup()
-
-
-# ---------------------------------------------------------------- the card
-
-
-def seconds(work: Callable[[], object], rounds: int = 20) -> float:
-    """Median by device events, after a warm-up."""
-    for _ in range(3):
-        work()
-    times = []
-    for _ in range(rounds):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    return statistics.median(times)
-
-
-def copy_bandwidth() -> float:
-    source = torch.empty(2**31, dtype=torch.uint8, device="cuda").random_()
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / seconds(lambda: target.copy_(source))
-
-
-def matrix_rate(side: int = 8192) -> float:
-    a, b = (torch.randn(side, side, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    return float(2 * side**3 / seconds(lambda: a @ b, rounds=10))
+def resume(report: Report, path: Path, chosen: list[str]) -> None:
+    """Keep what earlier calls measured on this commit, of the parts that are not measured now."""
+    earlier = json.loads(path.read_text()) if path.exists() else {}
+    if earlier.get("commit") != commit():
+        return
+    parts = {part: names for part, names in earlier.get("parts", {}).items() if part not in chosen}
+    kept = {name for names in parts.values() for name in names}
+    fields = [field.name for field in dataclasses.fields(Measurement)]
+    report.results += [Measurement(**{f: r[f] for f in fields}) for r in earlier["results"] if r["name"] in kept]
+    report.extra |= {"parts": parts, "kernels": earlier.get("kernels", {})}
 
 
 # ---------------------------------------------------------------- steps
@@ -271,83 +206,6 @@ def sampling(report: Report, card: Card) -> None:
             report.add(f"sampling, batch {batch}, {name}", took * 1e6, "us", floor=floor * 1e6, better="lower")
 
 
-# ---------------------------------------------------------------- many sequences
-
-
-def tokens(n: int) -> list[int]:
-    return random.Random(n).choices(range(10, 150_000), k=n)
-
-
-def published() -> list[Request]:
-    """256 sequences, 100 to 1,024 tokens in and out, as nano-vllm's benchmark draws them."""
-    draw = random.Random(0)
-    prompts = [[draw.randint(0, 10_000) for _ in range(draw.randint(100, 1024))] for _ in range(256)]
-    return [
-        Request(
-            prompt=prompt,
-            sampling=SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=draw.randint(100, 1024)),
-        )
-        for prompt in prompts
-    ]
-
-
-def throughput(engine: Engine, requests: list[Request]) -> tuple[float, int]:
-    """(output tokens a second, output tokens)"""
-    start = time.perf_counter()
-    results = engine.generate(requests)
-    elapsed = time.perf_counter() - start
-    produced = sum(result.usage.completion_tokens for result in results)
-    return produced / elapsed, produced
-
-
-def workload(report: Report, card: Card) -> None:
-    """The published one, and one that transformers' continuous batching can be given as well."""
-    settings = {"max_num_seqs": 256, "max_num_batched_tokens": 16_384, "chunk_size": 4096, "max_model_len": 4096}
-    context = opened(SMALL, **settings)
-    with context as runtime, Engine(context.config, runtime=runtime) as engine:
-        engine.generate([Request(prompt=tokens(64), sampling=SamplingParams(max_tokens=8, ignore_eos=True))])
-        rate, produced = throughput(engine, published())
-        report.add(f"256 sequences, {produced} tokens out, {SMALL.name}", rate, "tokens/s", target=24_000)
-        report.extra["ours"] = throughput(engine, equal_lengths())[0]
-
-
-def equal_lengths() -> list[Request]:
-    """The same prompts, 256 tokens out of each: what a peer without a limit for each request can be given too."""
-    sampling = SamplingParams(temperature=0, ignore_eos=True, max_tokens=256)
-    return [dataclasses.replace(request, sampling=sampling) for request in published()]
-
-
-def beside_transformers(report: Report, card: Card) -> None:
-    if "ours" not in report.extra:
-        workload(report, card)
-        release()
-    rates: list[float] = []
-    prompts = [list(r.prompt) for r in equal_lengths()]  # type: ignore[arg-type]
-    thread = threading.Thread(target=lambda: rates.append(peer(prompts, 256)), daemon=True)
-    thread.start()
-    thread.join(timeout=150)
-    if not rates:
-        raise TimeoutError("transformers gave no result")
-    name = "256 sequences, 256 tokens out of each; peer: transformers"
-    report.add(name, report.extra["ours"], "tokens/s", peer=rates[0], target=4.0)
-
-
-def peer(prompts: list[list[int]], n_tokens: int) -> float:
-    """Output tokens a second, its own warm-up not counted."""
-    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
-
-    shape = {k: v for k, v in config(SMALL).items() if k not in ("architectures", "model_type", "torch_dtype")}
-    settings = Qwen3Config(**shape)
-    settings._attn_implementation = "sdpa"
-    with torch.device("cuda"):
-        model = Qwen3ForCausalLM(settings).to(torch.bfloat16).eval()
-    model.set_attn_implementation("paged|sdpa")
-    generation = GenerationConfig(max_new_tokens=n_tokens, do_sample=False, eos_token_id=-1)
-    outputs = list(model.generate_batch(inputs=prompts, generation_config=generation).values())
-    first, last = min(o.lifespan[0] for o in outputs), max(o.lifespan[1] for o in outputs)
-    return sum(len(o.generated_tokens) for o in outputs) / (last - first)
-
-
 # ---------------------------------------------------------------- parts
 
 
@@ -387,7 +245,8 @@ PARTS: dict[str, Callable[[Report, Card], None]] = {
     "sampling": sampling,
     "workload": workload,
     "8b-fp8": large_fp8,
-    "peer": beside_transformers,
+    "transformers": beside_transformers,
+    "vllm": beside_vllm,
 }
 
 

@@ -34,6 +34,7 @@ PACKAGES = (
     "transformers",
     "llama-cpp-python",
     "flashinfer-python",
+    "vllm",
 )
 
 

@@ -1,0 +1,98 @@
+"""A card and a model of random weights on it: what the parts of `bench.gpu` share."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import random
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bench.checkpoints import QWEN3_06B, Shape, config
+from gpu_worker.config import EngineConfig
+from gpu_worker.runtime.runtime import ModelRuntime
+
+QWEN3_8B = Shape("Qwen3-8B shape, bf16", "bfloat16", 151_936, 4096, 12_288, 36, 32, 8, 128, max_positions=16_384)
+SMALL = dataclasses.replace(QWEN3_06B, max_positions=4096)
+
+
+@dataclass(frozen=True)
+class Card:
+    """bandwidth: bytes a second; rate: bf16 operations a second."""
+
+    bandwidth: float
+    rate: float
+
+
+class RandomWeights:
+    """See `gpu_worker.models.loading.TensorSource`."""
+
+    def __contains__(self, name: str) -> bool:
+        return name != "lm_head.weight"
+
+    def copy(self, name: str, into: Tensor) -> int:
+        into.fill_(1.0) if "norm" in name else into.normal_(0, 0.02)
+        return into.nbytes
+
+
+def release() -> None:
+    """Give back what closed runtimes held; their graphs and their decoders refer to each other."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+class opened:  # noqa: N801 - reads as what it is, a context
+    """A runtime of random weights, closed at the end; and the folder with its `config.json`."""
+
+    def __init__(self, shape: Shape, device: str = "cuda", **settings: object) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self.folder = self._folder.name
+        (Path(self.folder) / "config.json").write_text(json.dumps(config(shape)))
+        engine = EngineConfig(model=self.folder, device=device, dtype=shape.dtype, **settings)  # type: ignore[arg-type]
+        self.config = engine
+        self._runtime = ModelRuntime(engine, source=RandomWeights())
+
+    def __enter__(self) -> ModelRuntime:
+        return self._runtime
+
+    def __exit__(self, *_: object) -> None:
+        self._runtime.close()
+        del self._runtime
+        self._folder.cleanup()
+
+
+def seconds(work: Callable[[], object], rounds: int = 20) -> float:
+    """Median by device events, after a warm-up."""
+    for _ in range(3):
+        work()
+    times = []
+    for _ in range(rounds):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(times)
+
+
+def copy_bandwidth() -> float:
+    source = torch.empty(2**31, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / seconds(lambda: target.copy_(source))
+
+
+def matrix_rate(side: int = 8192) -> float:
+    a, b = (torch.randn(side, side, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return float(2 * side**3 / seconds(lambda: a @ b, rounds=10))
+
+
+def tokens(n: int) -> list[int]:
+    return random.Random(n).choices(range(10, 150_000), k=n)

@@ -1,0 +1,117 @@
+"""Many sequences at once on a CUDA device: a published workload, and other servers on the same card."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+import threading
+import time
+
+import torch
+
+from bench.checkpoints import config
+from bench.cuda import SMALL, Card, opened, release, tokens
+from bench.peers import vllm_peer
+from bench.report import NotAvailableError, Report, compare
+from gpu_worker.engine import Engine
+from gpu_worker.request import Request, SamplingParams
+
+SETTINGS = {"max_num_seqs": 256, "max_num_batched_tokens": 16_384, "chunk_size": 4096, "max_model_len": 4096}
+
+
+def published(seed: int = 0) -> list[Request]:
+    """256 sequences, 100 to 1,024 tokens in and out, as nano-vllm's benchmark draws them with seed 0."""
+    draw = random.Random(seed)
+    prompts = [[draw.randint(0, 10_000) for _ in range(draw.randint(100, 1024))] for _ in range(256)]
+    return [
+        Request(
+            prompt=prompt,
+            sampling=SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=draw.randint(100, 1024)),
+        )
+        for prompt in prompts
+    ]
+
+
+def throughput(engine: Engine, requests: list[Request]) -> tuple[float, int]:
+    """(output tokens a second, output tokens)"""
+    start = time.perf_counter()
+    results = engine.generate(requests)
+    elapsed = time.perf_counter() - start
+    produced = sum(result.usage.completion_tokens for result in results)
+    return produced / elapsed, produced
+
+
+def workload(report: Report, card: Card) -> None:
+    """The published one, and one that transformers' continuous batching can be given as well."""
+    context = opened(SMALL, **SETTINGS)
+    with context as runtime, Engine(context.config, runtime=runtime) as engine:
+        engine.generate(FIRST)
+        rate, produced = throughput(engine, published())
+        report.add(f"256 sequences, {produced} tokens out, {SMALL.name}", rate, "tokens/s", target=24_000)
+        report.extra["ours"] = throughput(engine, equal_lengths())[0]
+
+
+FIRST = [Request(prompt=tokens(64), sampling=SamplingParams(max_tokens=8, ignore_eos=True))]
+"""What is computed once, by whoever serves first."""
+
+
+def beside_vllm(report: Report, card: Card, memory: float = 0.4) -> None:
+    """The published workload, drawn anew for each round, in turns; each side has `memory` of the card."""
+    try:
+        vllm_peer.require()
+    except NotAvailableError as error:
+        report.absent["vLLM"] = str(error)
+        return
+    context = opened(SMALL, gpu_memory_utilization=memory, **SETTINGS)
+    limits = {"max_model_len": context.config.max_model_len, "max_num_seqs": context.config.max_num_seqs}
+    with context as runtime, Engine(context.config, runtime=runtime) as engine:
+        peer = vllm_peer.Vllm(context.folder, dtype=SMALL.dtype, memory=memory, **limits)
+        engine.generate(FIRST)
+        peer.throughput(FIRST)
+        ours, theirs = itertools.count(1), itertools.count(1)
+        value, other, spread = compare(
+            lambda: throughput(engine, published(next(ours)))[0],
+            lambda: peer.throughput(published(next(theirs))),
+            rounds=3,
+        )
+        peer.close()
+    name = f"256 sequences of 100 to 1,024 tokens in and out, {SMALL.name}; peer: vLLM"
+    report.add(name, value, "tokens/s", peer=other, spread=spread)
+
+
+def equal_lengths() -> list[Request]:
+    """The same prompts, 256 tokens out of each: what a peer without a limit for each request can be given too."""
+    sampling = SamplingParams(temperature=0, ignore_eos=True, max_tokens=256)
+    return [dataclasses.replace(request, sampling=sampling) for request in published()]
+
+
+def beside_transformers(report: Report, card: Card) -> None:
+    if "ours" not in report.extra:
+        workload(report, card)
+        release()
+    rates: list[float] = []
+    prompts = [list(r.prompt) for r in equal_lengths()]  # type: ignore[arg-type]
+    thread = threading.Thread(target=lambda: rates.append(peer(prompts, 256)), daemon=True)
+    thread.start()
+    thread.join(timeout=150)
+    if not rates:
+        raise TimeoutError("transformers gave no result")
+    name = "256 sequences, 256 tokens out of each; peer: transformers"
+    report.add(name, report.extra["ours"], "tokens/s", peer=rates[0], target=4.0)
+
+
+def peer(prompts: list[list[int]], n_tokens: int) -> float:
+    """Output tokens a second, its own warm-up not counted."""
+    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+
+    shape = {k: v for k, v in config(SMALL).items() if k not in ("architectures", "model_type", "torch_dtype")}
+    settings = Qwen3Config(**shape)
+    settings._attn_implementation = "sdpa"
+    with torch.device("cuda"):
+        model = Qwen3ForCausalLM(settings).to(torch.bfloat16).eval()
+    model.set_attn_implementation("paged|sdpa")
+    generation = GenerationConfig(max_new_tokens=n_tokens, do_sample=False, eos_token_id=-1)
+    outputs = list(model.generate_batch(inputs=prompts, generation_config=generation).values())
+    first, last = min(o.lifespan[0] for o in outputs), max(o.lifespan[1] for o in outputs)
+    return sum(len(o.generated_tokens) for o in outputs) / (last - first)
