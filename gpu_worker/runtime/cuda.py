@@ -15,13 +15,13 @@ from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import Decoder, Forward, ValueDecoder
 from gpu_worker.models.lora import AdapterBank, GroupedDeltas
 from gpu_worker.runtime.attention.flashinfer import (
-    WORKSPACE_BYTES,
     AppendWrappers,
     FlashInferAttention,
     Geometry,
     batch_ladder,
     host_page_counts,
     new_workspace,
+    workspace_bytes,
 )
 from gpu_worker.runtime.device import Device, Stream, staged, upload
 from gpu_worker.runtime.graphs import Capture, DecodeGraphs
@@ -43,7 +43,8 @@ def require_flashinfer() -> None:
 
 
 def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int) -> int:
-    """What a running engine needs beside weights and KV: workspaces, graphs, a prefill's activations, logits."""
+    """What a running engine needs beside weights, adapters and KV: workspaces, graphs, a prefill's activations,
+    logits, and the matrices of each row's adapter in a decode."""
     ladder = batch_ladder(engine.graph_batch_sizes, engine.max_num_seqs)
     outputs = engine.max_num_seqs * (1 + engine.speculative_tokens)
     tokens = max(engine.max_num_batched_tokens, outputs)
@@ -52,7 +53,14 @@ def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int) -> in
     wrappers = 2 * (len(ladder) + 1) * len(set(model.windows)) * _WRAPPER_BYTES
     columns = -(-(engine.max_model_len or model.max_position) // engine.page_size)
     page_lists = 4 * (2 * ladder[-1] + engine.max_num_seqs + 1) * columns  # each slot's, and the table
-    return WORKSPACE_BYTES + wrappers + page_lists + tokens * widest * itemsize + logits + _SLACK_BYTES
+    workspace = workspace_bytes(model, ladder[-1])
+    gathered = ladder[-1] * engine.lora_max_rank * _widest_adapter(model) if engine.lora_slots else 0
+    return workspace + wrappers + page_lists + (tokens * widest + 2 * gathered) * itemsize + logits + _SLACK_BYTES
+
+
+def _widest_adapter(model: ModelConfig) -> int:
+    """Elements for each rank of an adapter's largest matrix: three parts of A in one, or one part of B."""
+    return max(3 * model.hidden_size, model.q_size, model.intermediate_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +90,7 @@ class CudaExecutor:
         self._pending, self._pending_values = pending, pending_values
         self._geometry = Geometry(decoder.config, cache, decoder.dtype)
         sizes = batch_ladder(config.graph_batch_sizes, config.max_num_seqs)
-        workspace = new_workspace(cache.keys.device)
+        workspace = new_workspace(workspace_bytes(decoder.config, sizes[-1]), cache.keys.device)
         self._slots = [self._new_slot(sizes, workspace, device) for _ in range(2)]
         device.synchronize()  # all this was made on another stream than the one that uses it
         for slot in self._slots:

@@ -81,11 +81,6 @@ class Device(Protocol):
         """Zeroed host memory that copies to and from the device do not block on (pinned on CUDA)."""
         ...
 
-    def capture(self, stream: Stream, task: Task) -> Callable[[], object]:
-        """Record `task`'s kernels as a graph and return its replay; on the CPU, `task` itself. Runs the task
-        (as a warm-up) before recording. `task` must use the same buffers each time."""
-        ...
-
     def synchronize(self) -> None: ...
 
     def close(self) -> None: ...
@@ -199,9 +194,6 @@ class CpuDevice:
         import torch
 
         return torch.zeros(shape, dtype=dtype)
-
-    def capture(self, stream: Stream, task: Task) -> Callable[[], object]:
-        return task
 
     def synchronize(self) -> None:
         for stream in self._streams:
@@ -334,17 +326,6 @@ class CudaDevice:
         import torch
 
         return torch.zeros(shape, dtype=dtype, pin_memory=True)
-
-    def capture(self, stream: Stream, task: Task) -> Callable[[], object]:
-        import torch
-
-        assert isinstance(stream, CudaStream)
-        stream.enqueue(task)
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream.raw):
-            task()
-        return graph.replay
 
     def synchronize(self) -> None:
         import torch

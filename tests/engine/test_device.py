@@ -76,11 +76,9 @@ def test_errors_are_sticky_and_reach_whoever_waits() -> None:
     device.close()
 
 
-def test_the_cpu_device_is_opened_without_torch_and_captures_nothing() -> None:
+def test_the_cpu_device_is_opened_by_name() -> None:
     device = open_device("cpu")
-    task = list
     assert device.kind == "cpu"
-    assert device.capture(device.new_stream("compute"), task) is task
     device.close()
 
 

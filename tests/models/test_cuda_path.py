@@ -15,7 +15,7 @@ from test_generation import N_TOKENS, PROMPTS, oracle
 from test_logits import ALL, reference, relative_error, table, tokens
 
 from bench.driver import Driver
-from gpu_worker.runtime.attention.flashinfer import batch_ladder, host_page_counts
+from gpu_worker.runtime.attention.flashinfer import batch_ladder, host_page_counts, workspace_bytes
 from gpu_worker.runtime.cuda import working_bytes
 
 
@@ -110,3 +110,30 @@ def test_working_memory_grows_with_the_batch(checkpoint, open_runtime):
         for n in (1, 256)
     )
     assert small < large < 4 * 2**30
+
+
+def test_working_memory_holds_the_matrices_of_every_rows_adapter(checkpoint, open_runtime):
+    runtime = open_runtime(checkpoint("qwen3")[0])
+    model = dataclasses.replace(runtime._model_config, hidden_size=4096, intermediate_size=12_288)
+    without, with_adapters = (
+        working_bytes(dataclasses.replace(runtime.config, max_num_seqs=64, lora_slots=n), model, 2) for n in (0, 4)
+    )
+    assert with_adapters - without >= 2 * 64 * runtime.config.lora_max_rank * 12_288
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "largest", "expected"),
+    [
+        (16, 8, 128, 256, 128 * 2**20),
+        (32, 8, 128, 256, 128 * 2**20),
+        # what FlashInfer 0.7.2 asks for: 64 heads x ceil(padded * 16 / 8) partial rows of 129 floats
+        (64, 8, 128, 2048, 4 * 64 * -(-(1024 + 2047) * 16 // 8) * 129),
+        (32, 1, 128, 8192, 4 * 32 * -(-(4096 + 8191) * 64 // 32) * 129),
+    ],
+)
+def test_the_workspace_holds_the_partial_sums_of_the_largest_captured_decode(
+    heads, kv_heads, width, largest, expected, checkpoint, open_runtime
+):
+    model = open_runtime(checkpoint("qwen3")[0])._model_config
+    model = dataclasses.replace(model, n_heads=heads, n_kv_heads=kv_heads, head_dim=width)
+    assert expected <= workspace_bytes(model, largest) <= 1.01 * expected

@@ -21,7 +21,7 @@ from gpu_worker.models.layers import HeadNorms
 from gpu_worker.runtime.interface import Int32Array
 from gpu_worker.runtime.kv import KVCache
 
-WORKSPACE_BYTES = 128 * 2**20
+_WORKSPACE_BYTES = 128 * 2**20
 _CUDA_CORE_GROUPS = frozenset({1, 2, 3, 4, 6, 8, 16})
 
 
@@ -173,9 +173,18 @@ class AppendWrappers:
             wrapper.plan(lengths, indptr, indices, last_page_len, *self.geometry.sizes, causal=True, **settings)
 
 
-def new_workspace(device: torch.device) -> Tensor:
+def workspace_bytes(config: ModelConfig, largest: int) -> int:
+    """For the partial sums of all wrappers of one stream. A captured decode of `largest` rows reserves them for as
+    many tiles of queries as there could be, in float32; what is not captured needs less than the least here."""
+    group = config.n_heads // config.n_kv_heads
+    tile = next((tile for tile in (16, 64) if group <= tile), 128)
+    tiles = -(-largest * group // tile) + largest
+    return max(_WORKSPACE_BYTES, 4 * config.n_kv_heads * tiles * tile * (config.head_dim + 1))
+
+
+def new_workspace(n_bytes: int, device: torch.device) -> Tensor:
     """Shared by all wrappers of one stream; must be zero before its first use."""
-    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    return torch.zeros(n_bytes, dtype=torch.uint8, device=device)
 
 
 def batch_ladder(asked: Sequence[int], most: int) -> list[int]:
