@@ -51,16 +51,20 @@ def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch(family, settings, ch
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_prompt_gets_the_same_bits_in_chunks(family, checkpoint, open_runtime):
-    driver = Driver(open_runtime(checkpoint(family)[0]))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_prompt_gets_the_same_bits_in_chunks(family, dtype, checkpoint, open_runtime):
+    driver = Driver(open_runtime(checkpoint(family)[0], dtype=dtype))
     whole = [trace(driver, [driver.sequence(p, ALL)])[0] for p in prompts()]
     for chunk in (1, 5, 64):
         assert [trace(driver, [driver.sequence(p, ALL)], chunk)[0] for p in prompts()] == whole
 
 
-def test_a_sequence_with_an_adapter_gets_the_same_bits_alone_and_in_a_batch(checkpoint, tmp_path, open_runtime):
-    runtime = open_runtime(checkpoint("qwen3")[0], lora_slots=3, lora_max_rank=12)
-    for slot, rank in ((1, 4), (2, 11), (3, 12)):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_sequence_with_an_adapter_gets_the_same_bits_alone_and_in_a_batch(
+    dtype, checkpoint, tmp_path, open_runtime
+):
+    runtime = open_runtime(checkpoint("qwen3")[0], lora_slots=3, lora_max_rank=11, dtype=dtype)
+    for slot, rank in ((1, 4), (2, 11), (3, 7)):
         write_adapter(SHAPE, tmp_path / str(slot), rank=rank, seed=slot, spread=0.3)
         runtime.load_adapter(str(tmp_path / str(slot)), slot)
     driver = Driver(runtime)

@@ -11,6 +11,7 @@ from families import FAMILIES
 
 from bench.driver import Driver
 from gpu_worker.request import SamplingParams
+from gpu_worker.runtime.native import build, forward
 
 VOCAB = 320
 ALL = SamplingParams(temperature=0.0, logprobs=VOCAB)
@@ -51,6 +52,23 @@ def test_every_position_of_a_full_prefill(family, dtype, checkpoint, open_runtim
     exact = copy.deepcopy(model).to(getattr(torch, dtype)).float()  # the same weights, computed in float32
     expected = reference(exact, ids)
     assert relative_error(got, expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_prompt_of_several_blocks_of_keys(dtype, checkpoint, open_runtime):
+    folder, model = checkpoint("qwen3")
+    driver = Driver(open_runtime(folder, dtype=dtype))
+    sequence = driver.sequence(tokens(200), ALL)
+    driver.prefill([sequence], [131])
+    got = table(driver.prefill([sequence]))
+    exact = copy.deepcopy(model).to(getattr(torch, dtype)).float()
+    assert relative_error(got, reference(exact, tokens(200))[-1:]) < TOLERANCE[dtype]
+
+
+def test_bfloat16_on_a_processor_without_products_for_it(checkpoint, open_runtime, monkeypatch):
+    monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, "-mno-avx512bf16"))
+    monkeypatch.setattr(forward, "load_library", build.load_library.__wrapped__)
+    test_a_prompt_of_several_blocks_of_keys("bfloat16", checkpoint, open_runtime)
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))

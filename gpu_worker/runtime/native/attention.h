@@ -15,13 +15,15 @@ typedef struct {
   int64_t t, n, row, first;
 } Span;
 
-/* A thread's own memory. `width`: the head's, in whole panels; `m` = queries of a span times heads of a group. */
+/* A thread's own memory. `width`: the head's, in whole panels; `m` = queries of a span times heads of a group. With
+ * HALF_INPUTS beside a cache in bfloat16, what is multiplied lies there in bfloat16, keys and values in pairs. */
 typedef struct {
-  float *queries; /* [m][KC] */
-  float *scores;  /* [m][KC] */
-  float *sums;    /* [m][width] */
-  float *keys;    /* [KEYS / PANEL][width][PANEL], the head's dimension downwards */
-  float *values;  /* [width / PANEL][KEYS][PANEL] */
+  void *queries; /* [m][KC] */
+  float *scores; /* [m][KC] */
+  void *weights; /* [m][KC]: the scores themselves, or rounded */
+  float *sums;   /* [m][width] */
+  void *keys;    /* [KEYS / PANEL][width][PANEL], the head's dimension downwards */
+  void *values;  /* [width / PANEL][KEYS][PANEL] */
   float *most, *now, *by, *total; /* [m]: highest score so far and with this block, e^(most - now), sum of weights */
 } Desk;
 

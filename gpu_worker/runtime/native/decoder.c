@@ -1,9 +1,10 @@
 /* A decoder's forward on a CPU, all layers in one call and one parallel region.
  *
- * Activations are float32; weights and the KV cache are read as they are stored and widened in registers. What is
- * computed for a position depends on that position alone: every sum runs over its terms in one fixed order,
- * whatever the batch, the number of threads or the blocking; so a sequence gets the same bits alone and among
- * others, in one prefill and in chunks. See matrix.c and attention.c for how.
+ * Activations are float32; weights and the KV cache are read as they are stored and widened in registers, or, where
+ * the processor multiplies bfloat16 (DOT), meet activations that are rounded to it. What is computed for a position
+ * depends on that position alone: every sum runs over its terms in one fixed order, whatever the batch, the number
+ * of threads or the blocking; so a sequence gets the same bits alone and among others, in one prefill and in chunks.
+ * See matrix.c and attention.c for how.
  *
  * Vectors are those of the compiler (vector_size), not of one instruction set.
  */

@@ -1,6 +1,7 @@
 """`NativeDecoder`: a decoder's weights and KV pool as `decoder.c` sees them.
 
-Activations are float32 whatever the weights are. The structures mirror those in the C files, field by field.
+Activations are float32 whatever the weights are, or rounded where they meet bfloat16. The structures mirror those
+in the C files, field by field.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class NativeDecoder:
             config.intermediate_size,
             NativeAdapters.reduced_width(bank) if bank is not None else 0,
         )
-        self._scratch = torch.empty(0)
+        self._scratch = self._logits = torch.empty(0)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """int64 [T] -> float32 [T, hidden]"""
@@ -174,10 +175,14 @@ class NativeDecoder:
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [O, hidden] -> float32 [O, vocab]"""
+        """float32 [O, hidden] -> float32 [O, vocab], which the next call overwrites: memory of that size, given
+        back and taken anew in each step, costs more than the sums of a small batch."""
         hidden = hidden.contiguous()
         normed = torch.empty_like(hidden)
-        logits = torch.empty(hidden.shape[0], self._model.head.n)
+        rows, vocab = hidden.shape[0], self._model.head.n
+        if self._logits.numel() < rows * vocab:
+            self._logits = torch.empty(rows * vocab)
+        logits = self._logits[: rows * vocab].view(rows, vocab)
         self._library.petiole_logits(
             ctypes.byref(self._model),
             c_int64(hidden.shape[0]),

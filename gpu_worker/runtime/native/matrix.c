@@ -104,13 +104,6 @@ void petiole_embed(const Linear *l, int64_t t, const int64_t *ids, float *out) {
 
 /* ---------------------------------------------------------------- products */
 
-/* Beside bfloat16 with DOT, inputs are bfloat16. */
-#ifdef DOT
-#define HALF_INPUTS(kind) ((kind) == BF16)
-#else
-#define HALF_INPUTS(kind) 0
-#endif
-
 INLINE int64_t input_size(int kind) { return HALF_INPUTS(kind) ? 2 : 4; }
 
 INLINE void add_products(int kind, int mb, int64_t i, const void *x, const void *w, vf acc[MB][2]) {
@@ -189,9 +182,7 @@ TILE_FUNCTION(tile_int8, INT8)
 #undef AHEAD
 #define AHEAD NULL
 TILE_FUNCTION(near_f32, F32)
-#ifdef DOT
 TILE_FUNCTION(near_bf16, BF16)
-#endif
 
 typedef void (*Tile)(int mb, int kc, const void *x, const void *w, float *c, int64_t ldc, int add, const Ahead *ahead);
 
@@ -207,15 +198,10 @@ INLINE void in_tiles(Tile tile, int kind, int m, int kc, const void *x, const vo
   }
 }
 
-void multiply(int m, int kc, const float *x, const float *w, float *c, int64_t ldc, int add) {
-  in_tiles(near_f32, F32, m, kc, x, w, c, ldc, add);
+void multiply(int half, int m, int kc, const void *x, const void *w, float *c, int64_t ldc, int add) {
+  if (half) in_tiles(near_bf16, BF16, m, kc, x, w, c, ldc, add);
+  else in_tiles(near_f32, F32, m, kc, x, w, c, ldc, add);
 }
-
-#ifdef DOT
-void multiply_pairs(int m, int kc, const uint16_t *x, const void *w, float *c, int64_t ldc, int add) {
-  in_tiles(near_bf16, BF16, m, kc, x, w, c, ldc, add);
-}
-#endif
 
 /* [kc][PANEL] floats */
 INLINE void widen_panel(int kind, int kc, const char *w, float *out) {
@@ -243,7 +229,7 @@ static void product(const Linear *l, const char *panel, int m, const char *x, Be
     }
     if (l->kind == BF16) widen_panel(BF16, kc, w, b->panel); /* once for all the rows */
     else widen_panel(INT8, kc, w, b->panel);
-    multiply(m, kc, (const float *)x, b->panel, b->sums, PANEL, from > 0);
+    multiply(0, m, kc, x, b->panel, b->sums, PANEL, from > 0);
   }
 }
 

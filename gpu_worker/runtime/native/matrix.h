@@ -24,6 +24,13 @@ typedef struct {
   float *panel;  /* [KC][PANEL] */
 } Bench;
 
+/* Beside bfloat16 with DOT, inputs are bfloat16. */
+#ifdef DOT
+#define HALF_INPUTS(kind) ((kind) == BF16)
+#else
+#define HALF_INPUTS(kind) 0
+#endif
+
 INLINE int64_t size_of(int kind) { return kind == F32 ? 4 : kind == BF16 ? 2 : 1; }
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t parts(int64_t n, int64_t size) { return (n + size - 1) / size; }
@@ -31,13 +38,9 @@ INLINE int64_t parts(int64_t n, int64_t size) { return (n + size - 1) / size; }
 Bench new_bench(int64_t rows, int64_t k);
 void free_bench(Bench *b);
 
-/* c [m, PANEL] (+)= x [m, kc] w [kc, PANEL]. Rows of x are KC apart, those of c `ldc`. */
-void multiply(int m, int kc, const float *x, const float *w, float *c, int64_t ldc, int add);
-
-#ifdef DOT
-/* The same in bfloat16, two terms of a sum at a time: w [kc / 2][PANEL] pairs. */
-void multiply_pairs(int m, int kc, const uint16_t *x, const void *w, float *c, int64_t ldc, int add);
-#endif
+/* c [m, PANEL] (+)= x [m, kc] w [kc, PANEL]. Rows of x are KC apart, those of c `ldc`. `half`: x and w are bfloat16,
+ * w in pairs [ceil(kc / 2)][PANEL][2]; an odd kc is rounded up. Only with DOT. */
+void multiply(int half, int m, int kc, const void *x, const void *w, float *c, int64_t ldc, int add);
 
 /* y [m, n at panel p] (+)= x Wt + b, for m <= ROWS inputs. Forget `held` when x has changed. */
 void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, float *y, int64_t ldy, int add, Bench *b);
