@@ -8,37 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from bench import load
-from bench.checkpoints import QWEN3_06B, SMALL, Shape, checkpoint
+from bench.checkpoints import QWEN3_06B, SMALL, checkpoint
 from bench.engine import Bench
+from bench.load import Case
 from bench.peers.transformers_peer import Transformers
 from bench.report import NotAvailableError, Report, arguments, compare, progress
 
 PEERS = {"generate": "transformers' generate", "continuous_batching": "transformers' continuous batching"}
 
 
-@dataclass(frozen=True)
-class Case:
-    """`n` requests, all at once."""
-
-    shape: Shape
-    n: int
-    prompt: int
-    output: int
-    rounds: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.shape.name}, {self.n} at once, {self.prompt} in, {self.output} out"
-
-
-CASES = {"small": Case(SMALL, 32, 64, 32, 3), "large": Case(QWEN3_06B, 8, 32, 8, 1)}
-TINIEST = Case(SMALL, 2, 64, 4, 1)
+CASES = {"small": Case(SMALL, 32, 64, 32, 32, 3), "large": Case(QWEN3_06B, 8, 32, 16, 8, 2)}
+TINIEST = Case(SMALL, 2, 64, 4, 2, 1)
 
 
 def measure(bench: Bench, case: Case) -> None:

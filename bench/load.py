@@ -13,10 +13,34 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from bench.checkpoints import Shape
 from bench.report import percentile
 from gpu_worker import Engine, Request, SamplingParams
 from gpu_worker.handle import Handle
 from gpu_worker.request import Delta, Result
+
+
+@dataclass(frozen=True)
+class Case:
+    """A load to compare: `n` requests, `concurrency` of them open at a time, in so many rounds."""
+
+    shape: Shape
+    n: int
+    prompt: int
+    output: int
+    concurrency: int
+    rounds: int
+    target: float | None = None
+
+    @property
+    def name(self) -> str:
+        at_once = f"{self.n}" if self.concurrency >= self.n else f"{self.concurrency} of {self.n}"
+        return f"{self.shape.name}, {at_once} at once, {self.prompt} in, {self.output} out"
+
+    @property
+    def tokens(self) -> int:
+        """All answers together."""
+        return self.n * self.output
 
 
 @dataclass

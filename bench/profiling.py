@@ -1,17 +1,24 @@
 """Where the time of a decode step goes: host and device by phase, and who waited for the interpreter.
 
-The engine's own tracer gives the spans. The host's phases are those of the engine thread; `wait` is its wait for
-the device, so what is not `wait` is work. A thread that works for longer than its processor time has been waiting:
-for Python's interpreter lock, which engine, text and preparation threads share, or for a core.
+First the engine alone, then a whole worker with its readers. The engine's own tracer gives the spans. The host's
+phases are those of the engine thread; `wait` is its wait for the device, so what is not `wait` is work. A thread
+that works for longer than its processor time has been waiting: for Python's interpreter lock, which all threads of
+a worker share, or for a core.
 """
 
 from __future__ import annotations
 
-import sys
+import asyncio
+import json
+import os
+import statistics
+import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -94,23 +101,88 @@ def profile(bench: Bench, shape: Shape, batch: int, output: int) -> None:
             bench.report.add(f"  processor time of {thread}", cost / run.seconds, "cores")
 
 
-def switch_intervals(bench: Bench, batch: int, output: int) -> None:
-    """Does handing over the interpreter sooner help? Python's default is 5 ms."""
-    usual = sys.getswitchinterval()
-    rates: dict[float, float] = {}
+# ---------------------------------------------------------------- in a worker
+
+
+def in_a_worker(bench: Bench) -> None:
+    """Engine, text, publisher and completion threads of a real worker share one interpreter: who waits for it, and
+    does handing it over sooner help? Python's default is 5 ms. Tasks and readers as in bench/serving.py."""
+    from bench import serving
+
+    case = bench.pick(load.Case(TINY, 4, 16, 8, 4, 1), load.Case(TINY, 192, 32, 96, 64, 3))
+    rates: dict[float, list[float]] = defaultdict(list)
+    seen: dict[float, list[dict[str, Any]]] = defaultdict(list)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        os.mkfifo(pipe := folder / "pipe")
+        stack.enter_context(environment(BENCH_PIPE=str(pipe), PETIOLE_ENGINE_FACTORY="bench.observed:engine"))
+        stack.enter_context(serving.fleet("petiole-tiny", TINY, case.concurrency, bench.threads))
+        asyncio.run(serving.read_all(case, 99))
+        for i in range(case.rounds):
+            for interval in SWITCH_INTERVALS_S:
+                pipe.write_text(f"begin {interval}\n")
+                run = asyncio.run(serving.read_all(case, i))
+                pipe.write_text(f"end {folder / 'seen.json'}\n")
+                seen[interval].append(taken(folder / "seen.json"))
+                rates[interval].append(run.tokens / run.seconds)
+    usual = SWITCH_INTERVALS_S[0]
+    middle = statistics.median
+    bench.report.add(
+        f"a worker, {case.name}, with readers", middle(rates[usual]), "tokens/s", samples=rates[usual]
+    )
+    for name, shares in threads_of(seen[usual]).items():
+        bench.report.add(f"  {name}", middle(shares), "of the time", better="lower")
+    for interval, rounds in seen.items():
+        name = f"a worker, switch interval {interval * 1e3:g} ms"
+        bench.report.add(name, middle(rates[interval]), "tokens/s", peer=middle(rates[usual]))
+        for part in ("mean", "99"):
+            late = middle(1e3 * watched["late_s"][part] for watched in rounds)
+            about = "on average" if part == "mean" else "99 of 100"
+            bench.report.add(f"  a thread that is woken runs late by, {about}", late, "ms", better="lower")
+        core = middle(1e3 * watched["queued_s"]["bench-probe"] / max(1, watched["probes"]) for watched in rounds)
+        bench.report.add("  of which for a core, on average", core, "ms", better="lower")
+
+
+def threads_of(rounds: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Shares of the time, round by round, of what takes any of it."""
+    shares: dict[str, list[float]] = defaultdict(list)
+    for seen in rounds:
+        seconds, cpu, queued = seen["seconds"], dict(seen["cpu_s"]), seen["queued_s"]
+        working = seconds - seen["engine_waited_s"]
+        held_up = max(0.0, working - cpu["engine"] - queued["engine"])
+        shares["engine thread: waiting for the device"].append(seen["engine_waited_s"] / seconds)
+        shares["engine thread: ready, but no core free"].append(queued["engine"] / seconds)
+        shares["engine thread: waiting for the interpreter, or for requests"].append(held_up / seconds)
+        for thread, cost in grouped(cpu).items():
+            shares[f"processor time of {thread}"].append(cost / seconds)
+    return {name: parts for name, parts in shares.items() if statistics.median(parts) >= NOTICED}
+
+
+def grouped(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Threads of a pool together: their names differ by a number alone."""
+    together: dict[str, float] = defaultdict(float)
+    for name, cost in seconds.items():
+        together[name.rstrip("0123456789").rstrip("_-")] += cost
+    return dict(sorted(together.items(), key=lambda pair: -pair[1]))
+
+
+def taken(path: Path) -> dict[str, Any]:
+    """What the worker wrote there, once it has."""
+    while not path.exists():
+        time.sleep(0.01)
+    seen: dict[str, Any] = json.loads(path.read_text())
+    path.unlink()
+    return seen
+
+
+@contextmanager
+def environment(**settings: str) -> Iterator[None]:
+    os.environ.update(settings)
     try:
-        with checkpoint(TINY) as model, bench.engine(model, TINY, prefix_cache="off") as engine:
-            for _ in range(bench.pick(1, 5)):
-                for interval in SWITCH_INTERVALS_S:
-                    sys.setswitchinterval(interval)
-                    run = load.at_concurrency(engine, load.requests(batch, 16, output), batch)
-                    rates[interval] = max(rates.get(interval, 0.0), run.tokens_per_s)
+        yield
     finally:
-        sys.setswitchinterval(usual)
-    base = rates[SWITCH_INTERVALS_S[0]]
-    for interval, rate in rates.items():
-        name = f"petiole-tiny, batch {batch}: switch interval {interval * 1e3:g} ms"
-        bench.report.add(name, rate, "tokens/s", peer=base)
+        for name in settings:
+            del os.environ[name]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -129,7 +201,8 @@ def main(argv: list[str] | None = None) -> None:
         cases = [*cases, (QWEN3_06B, 16, 40)]
     for shape, batch, output in progress(cases, "profile"):
         profile(bench, shape, batch, output)
-    switch_intervals(bench, *bench.pick((4, 16), (32, 200)))
+    if bench.device == "cpu":
+        in_a_worker(bench)
     bench.report.finish(options.json)
 
 
