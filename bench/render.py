@@ -13,6 +13,7 @@ import argparse
 import json
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ Repeat all of it with `petiole bench --json bench/results/cpu --plots docs/image
 """
 
 Row = Sequence[str]
+Run = Mapping[str, Any]
 
 
 def page(results: Path = RESULTS) -> str:
@@ -51,7 +53,11 @@ def page(results: Path = RESULTS) -> str:
             parts += [f"## {title}", f"### Targets: none measured\n\n{markdown(TARGETS, waiting)}"]
         if runs:
             parts += [f"## {title}", machine(runs), targets(runs, notes, device)]
-            parts += [section(name, run, notes.get(name, {}), device) for name, run in runs.items()]
+            usual = usual_run(runs)
+            parts += [
+                section(name, run, notes.get(name, {}), device, elsewhere(run, usual))
+                for name, run in runs.items()
+            ]
     if closing := notes.get("closing"):
         parts.append(str(closing).strip())
     return "\n\n".join(part.strip() for part in parts) + "\n"
@@ -64,32 +70,56 @@ def load(folder: Path) -> dict[str, dict[str, Any]]:
     return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
 
 
-def machine(runs: Mapping[str, Mapping[str, Any]]) -> str:
-    facts, versions = next(iter(runs.values()))["machine"], next(iter(runs.values()))["versions"]
+def machine(runs: Mapping[str, Run]) -> str:
+    """Where most of them were recorded, and with which software."""
+    usual = usual_run(runs)
+    return f"{hardware(usual)}; {', '.join(software(usual))}."
+
+
+def usual_run(runs: Mapping[str, Run]) -> Run:
+    """One of those on the machine that most of them share."""
+    common = Counter(map(hardware, runs.values())).most_common(1)[0][0]
+    return next(run for run in runs.values() if hardware(run) == common)
+
+
+def hardware(run: Run) -> str:
+    facts = run["machine"]
     device = f"{facts['gpu']}, " if "gpu" in facts else ""
-    software = ", ".join(f"{name} {version}" for name, version in versions.items() if name != "petiole")
-    return f"{device}{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB; {software}."
+    return f"{device}{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB"
+
+
+def software(run: Run) -> list[str]:
+    return [f"{name} {version}" for name, version in run["versions"].items() if name != "petiole"]
+
+
+def elsewhere(run: Run, usual: Run) -> str:
+    """What was different when it was recorded: the machine, and versions of what both had."""
+    both = run["versions"].keys() & usual["versions"].keys()
+    others = [each for each in software(run) if each not in software(usual) and each.split()[0] in both]
+    return ", ".join(([] if hardware(run) == hardware(usual) else [hardware(run)]) + others)
 
 
 TARGETS = ("", "", "measured", "ratio", "target", "")
 
 
-def targets(runs: Mapping[str, Mapping[str, Any]], notes: Mapping[str, Any], device: str) -> str:
+def targets(runs: Mapping[str, Run], notes: Mapping[str, Any], device: str) -> str:
     """Each target, what was measured, and the gap where one remains."""
     rows: list[Row] = []
+    usual = usual_run(runs)
     for name, run in runs.items():
         for result in run["results"]:
             if result["target"] is None:
                 continue
             verdict = "met" if result["met"] else f"**missed** {cause(result, notes.get(name, {}))}".strip()
             value = f"{number(result['value'])} {result['unit']}".strip()
-            rows.append((name, result["name"].strip(), value, ratio(result), bound(result), verdict))
+            where = name if hardware(run) == hardware(usual) else f"{name} (another machine)"
+            rows.append((where, result["name"].strip(), value, ratio(result), bound(result), verdict))
     met = sum(row[-1] == "met" for row in rows)
     table = markdown(TARGETS, [*rows, *unmeasured(runs, notes, device)])
     return f"### Targets: {met} of {len(rows)} met\n\n{table}"
 
 
-def unmeasured(runs: Mapping[str, Mapping[str, Any]], notes: Mapping[str, Any], device: str) -> list[Row]:
+def unmeasured(runs: Mapping[str, Run], notes: Mapping[str, Any], device: str) -> list[Row]:
     """The targets of notes.toml that no result with a target stands for, with the reason."""
     rows: list[Row] = []
     for workload, about in notes.items():
@@ -102,7 +132,7 @@ def unmeasured(runs: Mapping[str, Mapping[str, Any]], notes: Mapping[str, Any], 
     return rows
 
 
-def section(name: str, run: Mapping[str, Any], notes: Mapping[str, Any], device: str) -> str:
+def section(name: str, run: Run, notes: Mapping[str, Any], device: str, where: str = "") -> str:
     about = str(notes.get("about", WORKLOADS.get(name, ""))).strip()
     head = ("", "value", "unit", "peer", "floor", "ratio", "spread", "target", "")
     rows = [
@@ -125,14 +155,11 @@ def section(name: str, run: Mapping[str, Any], notes: Mapping[str, Any], device:
     flag = " --device cuda" if device == "cuda" and name == "engine" else ""
     absent = "\n".join(f"{peer}: {why}" for peer, why in run.get("absent", {}).items())
     repeat = f"`python -m bench.{name}{flag}`, at commit {run['commit']}"
-    return "\n\n".join(
-        filter(
-            None, [f"### {name}: {run['title']}", about, table, absent, *pictures, f"Repeat: {repeat}{took(run)}."]
-        )
-    )
+    parts = [f"### {name}: {run['title']}", about, f"Recorded elsewhere: {where}." if where else "", table, absent]
+    return "\n\n".join(filter(None, [*parts, *pictures, f"Repeat: {repeat}{took(run)}."]))
 
 
-def took(run: Mapping[str, Any]) -> str:
+def took(run: Run) -> str:
     return f", which took {run['seconds']:.0f} s" if "seconds" in run else ""
 
 

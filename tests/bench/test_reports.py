@@ -124,6 +124,18 @@ def test_a_peer_that_was_not_there_is_named_with_its_reason(recorded: Path) -> N
     assert "continuous batching: not available on CPU" in render.page(recorded)
 
 
+def test_a_record_of_another_machine_says_so(recorded: Path) -> None:
+    for name in ("models", "cache"):
+        run = json.loads((recorded / "cpu" / "engine.json").read_text())
+        run["machine"] = {"cpu": "Z80", "cores": 1, "memory_gib": 0.1}
+        (recorded / "cpu" / f"{name}.json").write_text(json.dumps(run))
+    (recorded / "notes.toml").write_text("")
+    page = render.page(recorded)
+    assert "Z80, 1 cores, 0.1 GiB; python" in page
+    assert page.count("Recorded elsewhere: ") == 1
+    assert "| engine (another machine) | prefixes |" in page
+
+
 def test_the_committed_page_is_what_the_committed_results_make() -> None:
     assert render.PAGE.read_text() == render.page()
 
