@@ -2,16 +2,18 @@
 
 The machine is expected to have a CUDA build of torch, with numpy, safetensors, tokenizers, transformers and, for
 kernels that are not compiled ahead, nvcc and ninja. What is missing beside them is downloaded for that machine's
-Python and written to FOLDER; there it is installed with
+Python and written to FOLDER. There, `. FOLDER/setup.sh` in the project's root installs it, once, and names it to
+Python and FlashInfer.
 
-    python3 -m pip install --no-index --no-deps --target FOLDER/site FOLDER/*.whl
-
-and `PYTHONPATH=FOLDER/site`. FlashInfer's wheel is trimmed to the kernels that Petiole calls.
+FlashInfer's wheel is trimmed to the kernels that Petiole calls. Where nvcc and ninja are, the wheel gets them
+compiled as well (`bench.kernels`), which takes some minutes; a second run compiles only what has changed.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -25,7 +27,7 @@ PACKAGES = (
     "click-didyoumean",
     "click-plugins",
     "click-repl",
-    "flashinfer-python",
+    "flashinfer-python==0.7.2.post1",
     "hiredis",
     "kombu",
     "amqp",
@@ -53,19 +55,40 @@ PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor i
 LIMIT_MIB = 64
 _WHOLE = ("flashinfer/data/csrc/", "flashinfer/data/cutlass/")
 """Source trees of which only the top level (csrc) or the headers (cutlass) are compiled for the kernels in use."""
-_UNUSED = ("flashinfer/moe_ep/",)
+_UNUSED = ("flashinfer/moe_ep/", "flashinfer/data/aot/")
+_TO_COMPILE = ("apache-tvm-ffi", "nvidia-ml-py")
+"""What importing FlashInfer needs beside torch; of the first, the build for the Python that compiles."""
+_BUILD = Path("build/wheelhouse")
+_SETUP = """\
+# Source this in the project's root, on a machine with CUDA and torch: . wheelhouse/setup.sh
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+if [ ! -d "$here/site/flashinfer" ]; then
+  python3 -m pip install -q --no-index --no-deps --no-compile --target "$here/site" "$here"/*.whl || return 1
+fi
+export PYTHONPATH=$here/site:$PWD${PYTHONPATH:+:$PYTHONPATH}
+export PATH=$(python3 -c 'import os, sys; print(os.path.dirname(sys.executable))'):$PATH  # where ninja may lie
+export FLASHINFER_WORKSPACE_BASE=$here FLASHINFER_USE_CUDA_NORM=1 FLASHINFER_NO_DOWNLOAD=1
+export MAX_JOBS=$(nproc) PYTHONUNBUFFERED=1
+"""
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", default="3.12", help="the target's Python version")
+    parser.add_argument("--arch", default="9.0a", help="what kernels are compiled for")
+    parser.add_argument("--adopt", type=Path, help="an archive of kernels that were compiled before")
     options = parser.parse_args(argv)
     options.folder.mkdir(parents=True, exist_ok=True)
     for package in PACKAGES:
-        download(package, options.python, options.folder)
-    for wheel in options.folder.glob("flashinfer_python-*.whl"):
-        trim(wheel)
+        download(package, options.folder, options.python)
+    (wheel,) = options.folder.glob("flashinfer_python-*.whl")
+    trim(wheel)
+    if options.adopt or (shutil.which("nvcc") and shutil.which("ninja")):
+        add_kernels(wheel, options.arch, options.adopt)
+    else:
+        print("without nvcc and ninja, no kernel is compiled ahead")
+    (options.folder / "setup.sh").write_text(_SETUP)
     size = sum(path.stat().st_size for path in options.folder.glob("*.whl")) / 2**20
     print(f"{size:.1f} MiB in {options.folder}")
     if size > LIMIT_MIB:
@@ -74,12 +97,28 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def download(package: str, python: str, folder: Path) -> None:
+def download(package: str, folder: Path, python: str) -> None:
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
     command += ["--python-version", python, "--implementation", "cp", "-d", str(folder)]
     for platform in PLATFORMS:
         command += ["--platform", platform]
     subprocess.run([*command, package], check=True)
+
+
+def add_kernels(wheel: Path, arch: str, adopt: Path | None) -> None:
+    """Compile what can be compiled here, and put it where FlashInfer looks first."""
+    site, kernels = _BUILD / "-".join(wheel.name.split("-")[:2]), _BUILD / f"kernels-{arch}"
+    if not site.exists():  # newer sources would all be compiled anew
+        install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site)]
+        subprocess.run([*install, str(wheel), *_TO_COMPILE], check=True)
+    compile_them = [sys.executable, "-m", "bench.kernels", str(kernels), "--arch", arch]
+    path = os.pathsep.join(filter(None, [str(site), os.getcwd(), os.environ.get("PYTHONPATH")]))
+    subprocess.run(
+        [*compile_them, *(["--adopt", str(adopt)] if adopt else [])], env={**os.environ, "PYTHONPATH": path}
+    )
+    with zipfile.ZipFile(wheel, "a", zipfile.ZIP_DEFLATED) as archive:
+        for module in sorted(kernels.glob("*/*.so")):
+            archive.write(module, f"flashinfer/data/aot/{module.relative_to(kernels)}")
 
 
 def trim(wheel: Path) -> None:
