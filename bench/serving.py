@@ -243,8 +243,8 @@ BROKER = {
     "large": [Case(QWEN3_06B, 16, 32, 24, 16, 3, target=0.9)],
 }
 OTHERS = {
-    "small": Case(SMALL, 32, 64, 48, 32, 2),
-    "large": Case(QWEN3_06B, 32, 32, 16, 32, 1, target=PLAIN_RATE),
+    "small": Case(SMALL, 32, 64, 48, 32, 1),
+    "large": Case(QWEN3_06B, 32, 32, 24, 32, 1, target=PLAIN_RATE),
 }
 
 
