@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,9 @@ from families import FAMILIES
 from test_logits import ALL, reference, relative_error, table, tokens
 
 from bench.driver import Driver
+from gpu_worker.models.config import parse_decoder_config
+from gpu_worker.models.loading import load_decoder
+from gpu_worker.models.registry import ARCHITECTURES, Architecture
 from gpu_worker.request import SamplingParams
 from gpu_worker.runtime.noise import gumbel, noise_keys
 
@@ -119,8 +124,6 @@ def test_a_linear_map_in_eight_bits(n):
 
 def test_adapters_share_a_captured_batch_with_rows_that_have_none(checkpoint, open_runtime, tmp_path):
     peft = pytest.importorskip("peft")
-    import copy
-
     folder, base = checkpoint("qwen3")
     torch.manual_seed(0)
     model = peft.get_peft_model(copy.deepcopy(base), peft.LoraConfig(r=4, target_modules="all-linear")).eval()
@@ -155,3 +158,58 @@ def test_the_pool_takes_the_memory_it_is_given(checkpoint, open_runtime):
     free, total = torch.cuda.mem_get_info()
     assert free >= 0.45 * total
     assert runtime.limits.n_pages > 100_000
+
+
+def test_captured_graphs_compute_with_what_a_reload_brings(checkpoint, open_runtime, tmp_path):
+    folder, model = checkpoint("qwen3")
+    runtime = open_runtime(folder)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.model.embed_tokens.weight.neg_()
+    other.to(torch.bfloat16).save_pretrained(tmp_path)
+    place = runtime._decoder.embedding.data_ptr()
+    for where, expected in ((tmp_path, other.float()), (folder, model)):
+        runtime.reload(str(where))
+        driver = Driver(runtime)
+        sequence = driver.sequence(tokens(12), ALL)
+        driver.prefill([sequence])
+        got = table(driver.decode([sequence]))
+        assert relative_error(got, reference(expected, sequence.prompt + sequence.output[:-1])[-1:]) < BF16
+    assert runtime._decoder.embedding.data_ptr() == place
+
+
+class WithValues:
+    """Adds the values that it is fed to what it embeds, and decodes them from its hidden states."""
+
+    n_values = 2
+
+    def __init__(self, decoder):
+        self._decoder = decoder
+        shape, noise = (2, decoder.config.hidden_size), torch.Generator().manual_seed(0)
+        self._inward, self._outward = (torch.randn(shape, generator=noise).to(decoder.device) for _ in range(2))
+
+    def __getattr__(self, name):
+        return getattr(self._decoder, name)
+
+    def embed_values(self, token_ids, values):
+        return self._decoder.embed(token_ids) + (values @ self._inward).to(self._decoder.dtype)
+
+    def decode_values(self, hidden, token_ids):
+        hidden = hidden.float()
+        return torch.tanh(hidden / hidden.norm(dim=-1, keepdim=True) @ self._outward.T)
+
+
+@pytest.mark.parametrize("sizes", [(1, 4, 8), (1,)], ids=["captured", "eager"])
+def test_values_beside_the_tokens_are_those_of_the_cpu(sizes, checkpoint, open_runtime, monkeypatch):
+    """Every token is given, so that what is compared depends on the values alone."""
+    kind = Architecture(parse_decoder_config, lambda *found: WithValues(load_decoder(*found)))
+    monkeypatch.setitem(ARCHITECTURES, "Qwen3ForCausalLM", kind)
+    folder, given = checkpoint("qwen3")[0], SamplingParams(temperature=0, allowed_token_ids=[7])
+    found = []
+    for device in ("cpu", "cuda"):
+        driver = Driver(open_runtime(folder, device=device, graph_batch_sizes=sizes))
+        sequences = [driver.sequence(tokens(n, n), given) for n in (3, 9, 5)]
+        found.append([driver.prefill(sequences).values.copy()])
+        found[-1] += [driver.decode(sequences).values.copy() for _ in range(6)]
+    assert relative_error(np.array(found[1]), np.array(found[0])) < 2 * BF16
+    assert np.abs(np.diff(found[0], axis=0)).max() > 0.1, "they change from step to step"
