@@ -215,16 +215,31 @@ TOKENS_A_DELTA = (1, 5)
 
 
 def scaling(text: str, results: Path = RESULTS) -> str:
-    """`docs/scaling.md` with its two tables made anew; the prose around them is by hand."""
-    path = results / "cpu" / "redis_cost.json"
-    if not path.exists():
-        return text
-    figures = {r["name"]: r["value"] for r in json.loads(path.read_text())["results"]}
-    for name, block in (("costs", costs(figures)), ("full", full(figures))):
+    """`docs/scaling.md` with its tables made anew, as far as they are recorded; the prose is by hand."""
+    runs = load(results / "cpu")
+    blocks: dict[str, str] = {}
+    if "redis_cost" in runs:
+        figures = {r["name"]: r["value"] for r in runs["redis_cost"]["results"]}
+        blocks |= {"costs": costs(figures), "full": full(figures)}
+    if "simulate" in runs:
+        blocks["fleet"] = fleet(runs["simulate"]["results"])
+    for name, block in blocks.items():
         opening, closing = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
         before, _, rest = text.partition(opening)
         text = before + opening + block + closing + rest.partition(closing)[2]
     return text
+
+
+def fleet(results: Sequence[Mapping[str, Any]]) -> str:
+    """What the simulation says of so many workers: a row for each, from the figures listed under it."""
+    rows: list[list[str]] = []
+    for result in results:
+        if workers := re.match(r"(\d+) workers", result["name"]):
+            rows.append([workers[1], number(result["value"])])
+        elif rows:
+            rows[-1].append(number(result["value"]))
+    head = ("workers", "tokens/s", "TTFT, median, ms", "TTFT, 99 of 100, ms", "Redis, share of its core")
+    return markdown(head, rows)
 
 
 def costs(figures: Mapping[str, float]) -> str:
