@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sortedcontainers import SortedDict
@@ -19,12 +18,9 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._by_rank)
 
-    def __iter__(self) -> Iterator[ScheduledSequence]:
-        """Best rank first. Whoever is looked at may be taken out meanwhile."""
-        rank = next(iter(self._by_rank), None)
-        while rank is not None:
-            yield self._by_rank[rank]
-            rank = next(self._by_rank.irange(rank, inclusive=(False, True)), None)
+    def head(self, n: int) -> list[ScheduledSequence]:
+        """The `n` best ranks, best first. O(n): whoever is looked at may be taken out meanwhile."""
+        return [self._by_rank[rank] for rank in self._by_rank.keys()[:n]]
 
     def push(self, seq: ScheduledSequence) -> None:
         self._by_rank[seq.rank] = seq

@@ -1,6 +1,10 @@
 """What the next step computes. Selection reads; the only effects here are admissions and preemptions.
 
 Prefill goes first, but never twice in a row while sequences are decoding: a stream waits for one chunk at most.
+Prefills go by rank; but nothing is prefilled behind a chunk of a *long* prompt, one that takes more than a chunk,
+until that chunk is committed, and then the short ones have a step to themselves. So a short prompt, too, waits for
+one chunk at most, and a long one has every second prefill step.
+
 Pages go to the best ranks first. A sequence that gets none is left out of the plan, and if a worse-ranked one
 holds a row, that one is preempted, one at a time: the best-ranked sequence always gets on, so no two can wait for
 each other.
@@ -8,7 +12,7 @@ each other.
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Iterable, Sequence
 
 from gpu_worker.constraints import ConstraintState
@@ -24,13 +28,21 @@ HEADROOM_TOKENS = 16
 
 
 class Planner:
-    """Chooses. `last_kind`: of the step launched last; `left_out`: the best-ranked sequence that got no pages."""
+    """Chooses. `last_kind`: of the step launched last; `after_long`: did the last prefill compute a part of a long
+    prompt? `left_out`: the best-ranked sequence that got no pages."""
 
     def __init__(self, state: SchedulerState) -> None:
         self.state = state
         self.last_kind = "decode"
+        self.after_long = False
         self.left_out: ScheduledSequence | None = None
+        self._chunk = min(state.config.chunk_size, state.config.max_num_batched_tokens)
         self._broken: list[tuple[ScheduledSequence, Exception]] = []
+
+    def on_launch(self, plan: StepPlan) -> None:
+        self.last_kind = plan.kind
+        if plan.kind == "prefill":
+            self.after_long = any(self._is_long(seq) for seq in plan.sequences)
 
     # ------------------------------------------------------------ the choice
 
@@ -59,7 +71,7 @@ class Planner:
             return decode
         if drain and not pipeline.is_empty:
             return None if self._wants_prefill(streams, now) else decode
-        return self.schedule_prefill_step(streams, now) or decode
+        return self._next_prefill(pipeline, streams, now) or decode
 
     def _wants_prefill(self, streams: bool, now: float) -> bool:
         """Would a prefill start if the pipeline were empty?"""
@@ -142,16 +154,24 @@ class Planner:
 
     # ------------------------------------------------------------ prefill
 
-    def schedule_prefill_step(self, streams: bool, now: float) -> StepPlan | None:
+    def _next_prefill(
+        self, pipeline: PipelineState[ScheduledSequence], streams: bool, now: float
+    ) -> StepPlan | None:
+        """By rank; but once a chunk of a long prompt has been committed, the short ones that wait by then."""
+        plan = None
+        if self.after_long:
+            if any(step.kind == "prefill" for step in pipeline.steps()):
+                return None
+            plan = self.schedule_prefill_step(streams, now, short_only=True)
+        return plan or self.schedule_prefill_step(streams, now)
+
+    def schedule_prefill_step(self, streams: bool, now: float, short_only: bool = False) -> StepPlan | None:
         """Chunks of those that are being prefilled, and of those that can be admitted behind them."""
-        config = self.state.config
-        budget = (
-            min(config.chunk_size, config.max_num_batched_tokens) if streams else config.max_num_batched_tokens
-        )
+        budget = self._chunk if streams else self.state.config.max_num_batched_tokens
         sequences: list[ScheduledSequence] = []
         lengths: list[int] = []
-        for seq in self._prefilling(streams, now, budget, lengths):
-            room = min(config.chunk_size, budget - sum(lengths), seq.prefill_target - seq.scheduled_position)
+        for seq in self._prefilling(streams, now, budget, lengths, short_only):
+            room = min(self._chunk, budget - sum(lengths), seq.prefill_target - seq.scheduled_position)
             if self._new_pages(seq, room) > self.state.manager.pages_available - self._promised(
                 sequences, lengths
             ):
@@ -167,16 +187,25 @@ class Planner:
         return sum(self._new_pages(seq, n) for seq, n in zip(sequences, lengths, strict=True))
 
     def _prefilling(
-        self, streams: bool, now: float, budget: int, lengths: list[int]
+        self, streams: bool, now: float, budget: int, lengths: list[int], short_only: bool
     ) -> Iterable[ScheduledSequence]:
-        """Started ones first, by rank; then each that is admitted while the caller still has budget."""
+        """Started ones first, by rank; then each that is admitted while the caller still has budget.
+        `short_only`: long ones are passed over, but for nobody of a worse priority."""
         state = self.state
+        worst_priority = math.inf
         for seq in sorted(state.prefilling, key=_rank):
-            if seq.inflight_refs < seq.max_outstanding and not seq.preempting:
+            if short_only and self._is_long(seq):
+                worst_priority = min(worst_priority, seq.rank[0])
+            elif seq.inflight_refs < seq.max_outstanding and not seq.preempting:
                 yield seq
         if not state.gate.is_open(state.waiting, streams, now):
             return
-        for seq in itertools.islice(state.waiting, state.config.max_num_seqs):
+        for seq in state.waiting.head(state.config.max_num_seqs):
+            if seq.rank[0] > worst_priority:
+                return
+            if short_only and self._is_long(seq):
+                worst_priority = seq.rank[0]
+                continue
             if self._awaits_chunks(seq):
                 continue
             if not self._admit(seq, budget - sum(lengths), now):
@@ -184,6 +213,16 @@ class Planner:
             if seq.finalized:
                 continue
             yield seq
+
+    def _is_long(self, seq: ScheduledSequence) -> bool:
+        """Does its prefill take more than one chunk?"""
+        if seq.prefill_target <= self._chunk:
+            return False
+        if seq.allocation is not None:
+            return seq.prefill_target - seq.allocation.reused > self._chunk
+        if seq.expected_reuse is None:
+            seq.expected_reuse = self.state.manager.match_length(seq.cache_tokens, seq.namespace)
+        return seq.prefill_target - seq.expected_reuse > self._chunk
 
     def _awaits_chunks(self, seq: ScheduledSequence) -> bool:
         """Is most of what it would compute being computed for another? Then it waits for those chunks and reuses

@@ -26,6 +26,7 @@ class ScheduledSequence(SchedulableSequence):
 
     `adapter_key`: its adapter, by content; what its KV and its device slot are keyed by.
     `allocation`: its row and pages while it has them. `bound`: the device knows the row's sequence.
+    `expected_reuse`: KV positions that the cache had of it when admission first asked, None before that.
     `preempting`: it is planned no more and gives up its row once nothing is outstanding.
     `values`: what the model decoded beside each generated token, where it does. Times in seconds of
     `time.perf_counter`.
@@ -42,6 +43,7 @@ class ScheduledSequence(SchedulableSequence):
         "deadline_s",
         "drafter",
         "end",
+        "expected_reuse",
         "first_token_s",
         "namespace",
         "preempting",
@@ -98,6 +100,7 @@ class ScheduledSequence(SchedulableSequence):
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.cached_prompt_tokens: int | None = None
+        self.expected_reuse: int | None = None
         self.cache_tokens = self._prefill_tokens()
 
     def __repr__(self) -> str:
@@ -121,6 +124,7 @@ class ScheduledSequence(SchedulableSequence):
         super().release()
         self.bound = False
         self.preempting = False
+        self.expected_reuse = None
         self.cache_tokens = self._prefill_tokens()
 
     def _prefill_tokens(self) -> CacheTokens:

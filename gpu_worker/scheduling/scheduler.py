@@ -76,7 +76,7 @@ class Scheduler:
         self.runtime.launch_forward(slot_id, payload.batch)
         state, counters = self.state, self.state.counters
         counters.steps += 1
-        self.planner.last_kind = plan.kind
+        self.planner.on_launch(plan)
         if plan.kind == "prefill":
             counters.prefill_steps += 1
             counters.prompt_tokens += int(payload.batch.lengths.sum())

@@ -8,64 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.stepped import Bench, sequence
 
-from cache import KVCacheManager, PageTable
-from cache.factory import build_prefix_cache
-from gpu_worker import AdapterError, EngineConfig, FinishReason, Request, SamplingParams
-from gpu_worker.runtime.interface import PENDING, StepBatch
-from gpu_worker.runtime.stand_ins import NullRuntime
+from cache import PageTable
+from gpu_worker import AdapterError, FinishReason, SamplingParams
+from gpu_worker.runtime.interface import PENDING
 from gpu_worker.scheduling.adapters import AdapterSlots
 from gpu_worker.scheduling.admission import DelayGate, WaitingQueue, shared_prefix
 from gpu_worker.scheduling.batching import page_updates
-from gpu_worker.scheduling.pipeline import PipelineState
-from gpu_worker.scheduling.scheduled import ScheduledSequence
-from gpu_worker.scheduling.scheduler import Scheduler
 from gpu_worker.scheduling.stopping import Finish, StopRules
-
-
-def sequence(prompt: list[int], arrival: int = 0, max_tokens: int = 8, **request: Any) -> ScheduledSequence:
-    made = Request(prompt=prompt, sampling=SamplingParams(max_tokens=max_tokens), **request)
-    rules = StopRules.of(made.sampling, frozenset({0}), len(prompt), 64)
-    return ScheduledSequence(made, prompt, rules, arrival=arrival)
-
-
-class Bench:
-    """A scheduler and its pipeline, stepped by hand; `batches` is what the runtime was given."""
-
-    def __init__(self, n_pages: int = 1000, **config: Any) -> None:
-        runtime = NullRuntime(rows=4, n_pages=n_pages, max_model_len=64)
-        self.batches: list[StepBatch] = []
-        runtime.launch_forward = lambda slot_id, batch: self.batches.append(batch)  # type: ignore[method-assign]
-        table = PageTable(n_pages, 1, 5, 64)
-        settings = EngineConfig(**{"max_num_seqs": 4, **config})
-        manager = KVCacheManager(table, build_prefix_cache(settings.prefix_cache, table))
-        self.scheduler = Scheduler(settings, runtime, manager)
-        self.pipeline = PipelineState[ScheduledSequence](2)
-
-    def submit(self, *sequences: ScheduledSequence) -> None:
-        for seq in sequences:
-            self.scheduler.state.waiting.push(seq)
-
-    def launch(self) -> str | None:
-        slot_id = self.pipeline.free_slot_id()
-        assert slot_id is not None
-        plan = self.scheduler.schedule_step(self.pipeline)
-        if plan is None:
-            return None
-        handle = self.scheduler.launch_forward_async(plan, slot_id)
-        assert handle is not None
-        self.pipeline.on_launch(handle)
-        self.pipeline.on_pending_commit(self.scheduler.finalize_sampling(handle, None))
-        self.scheduler.check_invariants(self.pipeline)
-        return plan.kind
-
-    def commit(self) -> None:
-        step = self.pipeline.pop_oldest()
-        assert step is not None
-        self.scheduler.commit_step(step)
-        self.pipeline.on_step_completed()
-        self.scheduler.check_invariants(self.pipeline)
-
 
 # ---------------------------------------------------------------- the verbs
 
@@ -219,7 +170,7 @@ def test_the_waiting_queue_goes_by_priority_and_then_by_arrival() -> None:
     sequences = [sequence([1], arrival, priority=priority) for arrival, priority in enumerate([1, 0, 1, -1])]
     for seq in sequences:
         queue.push(seq)
-    assert list(queue) == [sequences[i] for i in (3, 1, 0, 2)]
+    assert queue.head(9) == [sequences[i] for i in (3, 1, 0, 2)]
     queue.remove(sequences[1])
     assert queue.first() is sequences[3]
     assert len(queue) == 3

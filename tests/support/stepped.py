@@ -1,0 +1,73 @@
+"""A scheduler stepped by hand: a runtime that answers at once, no threads, no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cache import KVCacheManager, PageTable
+from cache.factory import build_prefix_cache
+from gpu_worker import EngineConfig, Request, SamplingParams
+from gpu_worker.runtime.interface import StepBatch
+from gpu_worker.runtime.stand_ins import NullRuntime
+from gpu_worker.scheduling.batching import StepPlan
+from gpu_worker.scheduling.pipeline import PipelineState
+from gpu_worker.scheduling.scheduled import ScheduledSequence
+from gpu_worker.scheduling.scheduler import Scheduler
+from gpu_worker.scheduling.stopping import StopRules
+
+
+def sequence(prompt: list[int], arrival: int = 0, max_tokens: int = 8, **request: Any) -> ScheduledSequence:
+    made = Request(prompt=prompt, sampling=SamplingParams(max_tokens=max_tokens), **request)
+    rules = StopRules.of(made.sampling, frozenset({0}), len(prompt), 64)
+    return ScheduledSequence(made, prompt, rules, arrival=arrival)
+
+
+class Bench:
+    """A scheduler and its pipeline. `plans` is what was launched, `batches` what the runtime was given."""
+
+    def __init__(self, n_pages: int = 1000, slots: int = 2, **config: Any) -> None:
+        settings = EngineConfig(**{"max_num_seqs": 4, **config})
+        rows = settings.max_num_seqs
+        runtime = NullRuntime(rows=rows, n_pages=n_pages, max_model_len=64)
+        self.plans: list[StepPlan] = []
+        self.batches: list[StepBatch] = []
+        runtime.launch_forward = lambda slot_id, batch: self.batches.append(batch)  # type: ignore[method-assign]
+        table = PageTable(n_pages, 1, rows + 1, 64)
+        manager = KVCacheManager(table, build_prefix_cache(settings.prefix_cache, table))
+        self.scheduler = Scheduler(settings, runtime, manager)
+        self.pipeline = PipelineState[ScheduledSequence](slots)
+
+    def submit(self, *sequences: ScheduledSequence) -> None:
+        for seq in sequences:
+            self.scheduler.state.waiting.push(seq)
+
+    def launch(self) -> str | None:
+        slot_id = self.pipeline.free_slot_id()
+        assert slot_id is not None
+        plan = self.scheduler.schedule_step(self.pipeline)
+        if plan is None:
+            return None
+        handle = self.scheduler.launch_forward_async(plan, slot_id)
+        assert handle is not None
+        self.plans.append(plan)
+        self.pipeline.on_launch(handle)
+        self.pipeline.on_pending_commit(self.scheduler.finalize_sampling(handle, None))
+        self.scheduler.check_invariants(self.pipeline)
+        return plan.kind
+
+    def commit(self) -> None:
+        step = self.pipeline.pop_oldest()
+        assert step is not None
+        self.scheduler.commit_step(step)
+        self.pipeline.on_step_completed()
+        self.scheduler.check_invariants(self.pipeline)
+
+    def round(self) -> None:
+        """Half a trip of the engine's loop: launch, or commit when the slots are used up or nothing can start.
+        What arrives before a commit arrives while the engine waits for that step."""
+        if self.pipeline.is_full or not self.launch():
+            self.commit()
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.state.has_work
