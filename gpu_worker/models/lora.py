@@ -116,7 +116,7 @@ class _Slots:
 
 
 class AdapterBank:
-    """The device's adapter slots."""
+    """The device's adapter slots. ranks: int32 [slots], of what lies in each, on the device."""
 
     def __init__(
         self, config: ModelConfig, n_slots: int, max_rank: int, dtype: torch.dtype, device: torch.device
@@ -133,12 +133,14 @@ class AdapterBank:
 
         self._slots = {(i, name): new(parts) for i in range(config.n_layers) for name, parts in _PARTS.items()}
         self._ranks = [0] * (n_slots + 1)
+        self.ranks = torch.zeros(n_slots + 1, dtype=torch.int32, device=device)
         self._versions = [0] * (n_slots + 1)
 
     def put(self, adapter: Adapter, slot: int) -> None:
         """Replace what lies in a slot. In stream order: earlier steps still use the old content."""
         r, most = adapter.rank, self.max_rank
         self._ranks[slot] = r
+        self.ranks[slot] = r
         self._versions[slot] += 1
         for slots in self._slots.values():
             for tensor in (slots.a, *slots.b):
@@ -181,10 +183,10 @@ class GroupedDeltas:
             y.index_add_(0, positions, torch.cat(parts, dim=-1).to(y.dtype))
 
 
-class GatheredDeltas:
-    """The deltas of a decode step, each position with its own adapter's matrices.
+class CapturedDeltas:
+    """The deltas of a decode step on CUDA, each position with its own adapter's matrices.
 
-    The host decides nothing in it, so it can be captured in a graph. adapter_slots: int64 [T].
+    The host decides nothing in it, so it can be captured in a graph. adapter_slots: int32 [T].
     """
 
     def __init__(self, bank: AdapterBank, adapter_slots: Tensor) -> None:
@@ -192,13 +194,10 @@ class GatheredDeltas:
         self._of = adapter_slots
 
     def add(self, layer: int, name: LinearName, x: Tensor, y: Tensor) -> None:
+        from gpu_worker.runtime.fused.adapters import add_deltas
+
         slots = self._bank.slots(layer, name)
-        inner = torch.bmm(slots.a[self._of], x.unsqueeze(-1)).squeeze(-1)
-        parts = [
-            torch.bmm(b[self._of], h.unsqueeze(-1)).squeeze(-1)
-            for h, b in zip(inner.chunk(len(slots.b), dim=-1), slots.b, strict=True)
-        ]
-        y += torch.cat(parts, dim=-1)
+        add_deltas(x, y, slots.a, slots.b, self._of, self._bank.ranks)
 
 
 def adapter_fingerprint(folder: Path) -> str:

@@ -44,7 +44,7 @@ def require_flashinfer() -> None:
 
 def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int) -> int:
     """What a running engine needs beside weights, adapters and KV: workspaces, graphs, a prefill's activations,
-    logits, and the matrices of each row's adapter in a decode."""
+    logits."""
     ladder = batch_ladder(engine.graph_batch_sizes, engine.max_num_seqs)
     outputs = engine.max_num_seqs * (1 + engine.speculative_tokens)
     tokens = max(engine.max_num_batched_tokens, outputs)
@@ -54,13 +54,7 @@ def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int) -> in
     columns = -(-(engine.max_model_len or model.max_position) // engine.page_size)
     page_lists = 4 * (2 * ladder[-1] + engine.max_num_seqs + 1) * columns  # each slot's, and the table
     workspace = workspace_bytes(model, ladder[-1])
-    gathered = ladder[-1] * engine.lora_max_rank * _widest_adapter(model) if engine.lora_slots else 0
-    return workspace + wrappers + page_lists + (tokens * widest + 2 * gathered) * itemsize + logits + _SLACK_BYTES
-
-
-def _widest_adapter(model: ModelConfig) -> int:
-    """Elements for each rank of an adapter's largest matrix: three parts of A in one, or one part of B."""
-    return max(3 * model.hidden_size, model.q_size, model.intermediate_size)
+    return workspace + wrappers + page_lists + tokens * widest * itemsize + logits + _SLACK_BYTES
 
 
 @dataclass(frozen=True, slots=True)

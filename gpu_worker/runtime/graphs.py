@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.decoder import Decoder, Forward, ValueDecoder
-from gpu_worker.models.lora import AdapterBank, GatheredDeltas
+from gpu_worker.models.lora import AdapterBank, CapturedDeltas
 from gpu_worker.runtime.attention.flashinfer import (
     DecodeWrappers,
     FlashInferAttention,
@@ -130,7 +130,7 @@ class DecodeGraphs:
         rows, positions = self._buffers.field(_ROWS, size), self._buffers.field(_POSITIONS, size)
         deltas = None
         if adapted and self._bank is not None:
-            deltas = GatheredDeltas(self._bank, self._buffers.field(_ADAPTERS, size).long())
+            deltas = CapturedDeltas(self._bank, self._buffers.field(_ADAPTERS, size))
         slots = token_slots(cache.table, rows, positions, cache.page_size)
         attention = FlashInferAttention(self._geometry, slots, self._wrappers[size].wrappers)
         hidden = self._decoder.forward(self._embed(size, rows.long()), Forward(positions, attention, deltas))

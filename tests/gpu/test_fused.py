@@ -20,6 +20,7 @@ pytest.importorskip("triton")
 from support import fake_flashinfer as plain
 
 from gpu_worker.runtime.fused import choose as fused
+from gpu_worker.runtime.fused.adapters import add_deltas
 from gpu_worker.runtime.fused.layers import gather_pages, rotate, store_kv, token_slots
 from gpu_worker.runtime.noise import noise_keys
 from gpu_worker.runtime.sampling import Choice, choose
@@ -110,3 +111,27 @@ def test_keys_and_values_are_stored_in_the_type_of_the_cache(dtype):
     for (keys, values), by in zip(caches, (store_kv, plain.store_kv), strict=True):
         by(kv[:, 0], kv[:, 1], keys, values, slots)
     assert torch.equal(caches[0].float(), caches[1].float())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("width", "outputs", "most"), [(64, (96, 32, 32), 8), (1000, (130,), 12), (600, (70, 70), 1)]
+)
+def test_each_row_adds_what_its_own_adapter_gives(width, outputs, most, dtype):
+    ranks = torch.tensor([0, most, max(1, most // 2), 1], dtype=torch.int32)
+    slots = torch.tensor([1, 0, 3, 2, 1, 0], dtype=torch.int32)
+    draw = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=draw).to(dtype)
+
+    x, y = normal(len(slots), width), normal(len(slots), sum(outputs))
+    a = normal(len(ranks), len(outputs) * most, width)
+    b = [normal(len(ranks), n, most) for n in outputs]  # beyond a slot's rank too, where it does not count
+    expected, ours = y.clone(), y.clone().to(DEVICE)
+    plain.add_deltas(x, expected, a, b, slots, ranks)
+    device = [t.to(DEVICE) for t in (x, a, slots, ranks)]
+    add_deltas(device[0], ours, device[1], [m.to(DEVICE) for m in b], *device[2:])
+    near = 2e-2 if dtype is torch.bfloat16 else 1e-4
+    torch.testing.assert_close(ours.cpu(), expected, rtol=near, atol=near)
+    assert torch.equal(ours.cpu()[slots == 0], y[slots == 0])

@@ -108,6 +108,24 @@ def quantize_rows(x):
     return (x.float() / scale).to(torch.float8_e4m3fn), scale
 
 
+# ---------------------------------------------------------------- gpu_worker.runtime.fused.adapters
+
+
+def add_deltas(x, y, a, b, slots, ranks):
+    check_int32(slots, ranks)
+    assert x.stride(1) == y.stride(1) == 1
+    most = a.shape[1] // len(b)
+    for t, slot in enumerate(slots.tolist()):
+        first = 0
+        for part, matrix in enumerate(b):
+            rows = slice(part * most, part * most + int(ranks[slot]))
+            inner = a[slot, rows].float() @ x[t].float()
+            outputs = y[t, first : first + matrix.shape[1]]
+            if slot:
+                outputs.copy_(outputs.float() + matrix[slot, :, : ranks[slot]].float() @ inner)
+            first += matrix.shape[1]
+
+
 # ---------------------------------------------------------------- the wrappers
 
 
@@ -247,6 +265,7 @@ def install(monkeypatch):
     module("flashinfer.norm", rmsnorm, fused_add_rmsnorm)
     module("flashinfer.activation", silu_and_mul)
     module("gpu_worker.runtime.fused.layers", rotate, gather_pages, token_slots, store_kv, quantize_rows)
+    module("gpu_worker.runtime.fused.adapters", add_deltas)
 
 
 def compute_as_on_cuda(runtime):
