@@ -312,6 +312,8 @@ class ModelRuntime:
         with torch.no_grad():
             self._check(found)
             self._executor = _NoWeights()
+            for slot in self._slots:
+                slot.staging.states = None  # the old executor's
             self._give_back()
             self._storage.rewind()
             self._load(found)

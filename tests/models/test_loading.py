@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -152,6 +153,8 @@ def test_reload_serves_the_new_weights_from_where_the_old_ones_lay(
     folder, model = checkpoint("qwen3")
     runtime = open_runtime(folder, weight_quantization=quantization)
     before, places = runtime.limits.fingerprint, addresses(runtime._decoder)
+    logits_of(runtime)
+    old = weakref.ref(runtime._executor)
     with torch.no_grad():
         model.model.embed_tokens.weight.neg_()
         expected = reference(model, tokens(9))[-1:]
@@ -162,6 +165,7 @@ def test_reload_serves_the_new_weights_from_where_the_old_ones_lay(
     assert relative_error(got, expected) < (1e-4 if quantization == "none" else 0.05)
     assert runtime.limits.fingerprint != before
     assert addresses(runtime._decoder) == places
+    assert old() is None, "its graphs and buffers are given back"
     fresh = open_runtime(tmp_path, weight_quantization=quantization)
     assert np.array_equal(table(logits_of(fresh)), got)
 
