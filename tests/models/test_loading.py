@@ -161,11 +161,11 @@ def test_reload_serves_the_new_weights_from_where_the_old_ones_lay(
         model.save_pretrained(tmp_path)
         model.model.embed_tokens.weight.neg_()
     runtime.reload(str(tmp_path))
+    assert old() is None, "its graphs and buffers are given back"
     got = table(logits_of(runtime))
     assert relative_error(got, expected) < (1e-4 if quantization == "none" else 0.05)
     assert runtime.limits.fingerprint != before
     assert addresses(runtime._decoder) == places
-    assert old() is None, "its graphs and buffers are given back"
     fresh = open_runtime(tmp_path, weight_quantization=quantization)
     assert np.array_equal(table(logits_of(fresh)), got)
 
