@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.checkpoints import TINY, checkpoint
+from bench.load import Case
 from bench.report import Report, arguments
-from bench.serving import PATIENCE_S, Case, Seen, fleet, read_all
+from bench.serving import PATIENCE_S, Seen, fleet, read_all, requests
 
 FIGURES = ("commands", "bytes in", "bytes out", "processor us")
 UNITS = {"commands": "", "bytes in": "bytes", "bytes out": "bytes", "processor us": "us"}
@@ -60,7 +61,7 @@ def unread(case: Case) -> int:
     """Tasks whose results are fetched, and whose streams nobody reads."""
     from tasks import generate
 
-    results = [generate.delay(**request) for request in case.requests()]
+    results = [generate.delay(**request) for request in requests(case)]
     for result in results:
         result.get(timeout=PATIENCE_S)
     return 0

@@ -89,6 +89,10 @@ class Worker:
             return False
         tokens, running = sum(plan.lengths or ()), len(self.scheduler.state.running)
         step = Step(plan.kind, len(plan.sequences), tokens, running)
+        before = self.pipeline.oldest
+        if plan.kind == "prefill" and before is not None and before.kind == "decode":
+            self.ends[-1] += self.model.delay_s
+            self.free_at = self.ends[-1]
         self.free_at = max(self.free_at, self.now) + self.model.seconds(step)
         handle = self.scheduler.launch_forward_async(plan, slot_id)
         assert handle is not None

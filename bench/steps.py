@@ -8,7 +8,7 @@ steps of a busy engine add up to the time that passed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -23,12 +23,16 @@ PREFILL_KNOTS = (64, 512, 2048)
 
 @dataclass(frozen=True)
 class Step:
-    """What one step held, beside `running` sequences that had their first token, and its seconds."""
+    """What one step held, beside `running` sequences that had their first token, and its seconds.
+
+    `delayed`: a prefill was launched behind it while it was in flight, which takes the host longer than a decode.
+    """
 
     kind: str
     sequences: int
     tokens: int
     running: int
+    delayed: bool = False
     seconds: float = 0.0
 
 
@@ -67,14 +71,18 @@ class Recorder:
         for step_id in sorted(committed):
             if (held := self._held.get(step_id)) is not None and step_id in launched:
                 seconds = (committed[step_id] - max(before, launched[step_id])) / 1e6
-                steps.append(Step(held.kind, held.sequences, held.tokens, held.running, seconds))
+                behind = self._held.get(step_id + 1)
+                delayed = behind is not None and behind.kind == "prefill"
+                delayed = delayed and launched.get(step_id + 1, committed[step_id]) < committed[step_id]
+                steps.append(replace(held, delayed=delayed, seconds=seconds))
             before = committed[step_id]
         return steps
 
 
 @dataclass(frozen=True)
 class TimedModel:
-    """Seconds of a step: decode by batch, prefill by its tokens and by the sequences that run beside it.
+    """Seconds of a step: decode by batch, and by whether it was delayed; prefill by its tokens and by the
+    sequences that run beside it.
 
     Straight lines between the knots. `in_s`, `out_s`: from a submission to the scheduler, and from a commit to the
     reader.
@@ -87,7 +95,7 @@ class TimedModel:
 
     @classmethod
     def fit(cls, steps: Sequence[Step], in_s: float, out_s: float) -> TimedModel:
-        nothing = cls((0.0,) * len(DECODE_KNOTS), (0.0,) * (len(PREFILL_KNOTS) + 1), in_s, out_s)
+        nothing = cls((0.0,) * (len(DECODE_KNOTS) + 1), (0.0,) * (len(PREFILL_KNOTS) + 1), in_s, out_s)
         return nothing.adjusted(steps, out_s)
 
     @classmethod
@@ -112,6 +120,11 @@ class TimedModel:
         found = np.linalg.lstsq(np.array([features(step) for step in steps]), missing, rcond=None)[0]
         return tuple((np.array(before) + found).tolist())
 
+    @property
+    def delay_s(self) -> float:
+        """How much later a decode step is noticed behind which a prefill is launched."""
+        return self.decode_s[-1]
+
     def seconds(self, step: Step) -> float:
         """What such a step would take."""
         fitted = self.decode_s if step.kind == "decode" else self.prefill_s
@@ -121,7 +134,7 @@ class TimedModel:
 def features(step: Step) -> np.ndarray:
     """What the seconds of a step are linear in."""
     if step.kind == "decode":
-        return hats(step.sequences, DECODE_KNOTS)
+        return np.append(hats(step.sequences, DECODE_KNOTS), step.delayed)
     return np.append(hats(step.tokens, PREFILL_KNOTS), step.running)
 
 
