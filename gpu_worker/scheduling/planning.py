@@ -3,7 +3,7 @@
 Prefill goes first, but never twice in a row while sequences are decoding: a stream waits for one chunk at most.
 Prefills go by rank; but nothing is prefilled behind a chunk of a *long* prompt, one that takes more than a chunk,
 until that chunk is committed, and then the short ones have a step to themselves. So a short prompt, too, waits for
-one chunk at most, and a long one has every second prefill step.
+one such step at most, and a long one has every second prefill step.
 
 Pages go to the best ranks first. A sequence that gets none is left out of the plan, and if a worse-ranked one
 holds a row, that one is preempted, one at a time: the best-ranked sequence always gets on, so no two can wait for
