@@ -28,7 +28,7 @@ WORKLOADS: dict[str, str] = {
     "recovery": "a worker that is killed or deployed in mid-sentence: when its readers hear again",
     "redis_cost": "what a task and a delta cost Redis: commands, bytes, processor time",
     "simulate": "a fleet on paper: the real scheduler with a timed model, checked against the engine",
-    "profiling": "where the time of a step goes: host and device by phase",
+    "profiling": "where the time of a step goes, by phase; who waits for the interpreter in a worker",
     "growth": "what one more costs: sequences, prompt tokens, cached tokens, waiting tasks, readers",
     "gpu": "decode and prefill on a CUDA device against their floors",
 }
