@@ -1,4 +1,5 @@
-"""On CUDA the same positions give the same logits (bf16, 2e-2) however they were computed."""
+"""On CUDA the same positions give the same logits however they were computed: in bfloat16 within 2e-2 of float32,
+or within twice what transformers itself loses where that is more."""
 
 from __future__ import annotations
 
@@ -23,6 +24,13 @@ WINDOWED = {"mistral", "qwen2-window"}
 PAGES = [{"page_size": 1}, {"page_size": 16, "prefix_cache": "off"}]
 
 
+def tolerance(model):
+    """For a model in float32 with weights that bfloat16 can hold."""
+    ids = tokens(40)
+    lost = relative_error(reference(copy.deepcopy(model).to(torch.bfloat16), ids), reference(model, ids))
+    return max(BF16, 2 * lost)
+
+
 @pytest.mark.parametrize(
     "family", [pytest.param(f, marks=[pytest.mark.slow] * (f in WINDOWED)) for f in sorted(FAMILIES)]
 )
@@ -30,26 +38,26 @@ PAGES = [{"page_size": 1}, {"page_size": 16, "prefix_cache": "off"}]
 def test_prefill_chunks_prefix_and_decode_agree_with_transformers(family, pages, checkpoint, open_runtime):
     folder, model = checkpoint(family)
     driver = Driver(open_runtime(folder, speculative_tokens=7, **pages))
-    ids = tokens(40)
+    ids, limit = tokens(40), tolerance(model)
 
     whole = driver.sequence(ids, ALL)
     step = driver.launch("verify", [whole], [ids], [len(ids)])
-    assert relative_error(table(driver.finish_step(*step)), reference(model, ids)) < BF16
+    assert relative_error(table(driver.finish_step(*step)), reference(model, ids)) < limit
 
     chunked = driver.sequence(ids, ALL)
     for end in (7, 30):
         driver.prefill([chunked], [end])
-    assert relative_error(table(driver.prefill([chunked])), reference(model, ids)[-1:]) < BF16
+    assert relative_error(table(driver.prefill([chunked])), reference(model, ids)[-1:]) < limit
 
     appended = driver.fork(chunked, [*ids[:32], 9, 8, 7], 32)
-    assert relative_error(table(driver.prefill([appended])), reference(model, appended.prompt)[-1:]) < BF16
+    assert relative_error(table(driver.prefill([appended])), reference(model, appended.prompt)[-1:]) < limit
 
     sequences = [driver.sequence(tokens(n, n), ALL) for n in (1, 5, 18, 33, 40)]
     driver.prefill(sequences)
     for _ in range(4):
         got = table(driver.decode(sequences))
         expected = [reference(model, s.prompt + s.output[:-1])[-1] for s in sequences]
-        assert relative_error(got, np.array(expected)) < BF16
+        assert relative_error(got, np.array(expected)) < limit
 
 
 def test_two_steps_in_flight_give_the_tokens_of_one(checkpoint, open_runtime):
