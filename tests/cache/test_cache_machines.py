@@ -111,6 +111,7 @@ class CacheMachine(RuleBasedStateMachine):
     def start_one(self, dice: random.Random) -> ToySequence | None:
         namespace, chunk, tokens = dice.choice(NAMESPACES), dice.choice([None, None, 3, 20]), self.tokens(dice)
         compact = CacheTokens.from_tokens(tokens)
+        self.forget_evicted()  # a start before this one, in the same step, may have evicted
         expected = self.expected_match(tokens, namespace)
         assert self.manager.match_length(compact, namespace) == expected
         possible = self.manager.can_start(compact, namespace, first_chunk=chunk)
