@@ -57,6 +57,7 @@ class Bench:
         )
         with Engine(config, tracer=tracer) as engine:
             load.at_concurrency(engine, load.requests(2, 8, 4), 2)
+            load.settle()
             yield engine
 
     def pick(self, quick: Any, full: Any) -> Any:

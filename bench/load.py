@@ -5,6 +5,7 @@ Times are taken on the engine's text thread, as the deltas come: what a reader i
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 import time
@@ -18,6 +19,12 @@ from bench.report import percentile
 from gpu_worker import Engine, Request, SamplingParams
 from gpu_worker.handle import Handle
 from gpu_worker.request import Delta, Result
+
+
+def settle() -> None:
+    """Once models are loaded: garbage collections leave them alone from now on, as a worker sees to."""
+    gc.collect()
+    gc.freeze()
 
 
 @dataclass(frozen=True)

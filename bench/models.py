@@ -1,8 +1,8 @@
 """Decode and prefill on the CPU: tokens a second beside transformers and llama.cpp.
 
 Random weights in the shapes of Qwen3-0.6B (bf16) and of a 6.8 M-parameter model (float32). Each side computes the
-same prompts once and then decodes the same number of tokens in every round; sides alternate in one run, on the
-same number of threads, each with the attention that is faster for it. llama.cpp takes part where
+same prompts once and then, in every round, decodes the same number of tokens behind them; sides alternate in one
+run, on the same number of threads, each with the attention that is faster for it. llama.cpp takes part where
 `llama-cpp-python` and `gguf` are installed. The peer of a row is the best of the others.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from bench import floors
+from bench import floors, load
 from bench.checkpoints import QWEN3_06B, SMALL, Shape, checkpoint
 from bench.driver import Driver
 from bench.peers.llama_cpp import open_peer
@@ -101,10 +101,11 @@ def measure(case: Case, report: Report, rounds: int, threads: int, json_path: st
         )
         llama = open_peer(folder, shape, threads)
         sides: list[Side] = [Ours(runtime), Transformers(folder, shape), *([llama] if llama else [])]
+        load.settle()
         try:
             for goal in case.decode:
                 work = {s.name: s.decode(prompts(goal.size, case.prompt), case.n_tokens) for s in sides}
-                context = case.prompt + case.n_tokens * rounds // 2
+                context = case.prompt + case.n_tokens // 2
                 floor = goal.size / machine.decode_step_s(shape, goal.size, context)
                 name = f"{shape.name}, batch {goal.size}"
                 judge(report, name, goal, in_turns(work, goal.size * case.n_tokens, rounds), floor)
@@ -162,7 +163,14 @@ class Ours:
         sequences = [driver.sequence(p) for p in prompts]
         driver.prefill(sequences)
         driver.decode_many(sequences, 2)
-        return lambda: _seconds(lambda: driver.decode_many(sequences, n_tokens))
+
+        def work() -> float:
+            seconds = _seconds(lambda: driver.decode_many(sequences, n_tokens))
+            for sequence in sequences:
+                sequence.length -= n_tokens
+            return seconds
+
+        return work
 
     def prefill(self, prompt: Sequence[int]) -> Work:
         def work() -> float:
@@ -196,7 +204,13 @@ class Transformers:
                 state["cache"], state["token"] = out.past_key_values, out.logits[:, -1:].argmax(-1)
 
         steps(2)
-        return lambda: _seconds(lambda: steps(n_tokens))
+
+        def work() -> float:
+            seconds = _seconds(lambda: steps(n_tokens))
+            state["cache"].crop(-n_tokens)
+            return seconds
+
+        return work
 
     def prefill(self, prompt: Sequence[int]) -> Work:
         ids = torch.tensor([prompt])

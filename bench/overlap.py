@@ -111,6 +111,7 @@ def main(argv: list[str] | None = None) -> None:
             )
     modes = {mode: EngineConfig(device="cpu", pipeline=mode, prefix_cache="off") for mode in ("on", "off")}  # type: ignore[arg-type]
     with Engine(modes["on"]) as pipelined, Engine(modes["off"]) as blocking:
+        load.settle()
         for batch in (1,) if options.quick else BATCHES:
             engines = {"on": pipelined, "off": blocking}
             on_the_cpu(

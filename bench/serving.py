@@ -154,6 +154,7 @@ def through_broker(report: Report, case: Case, client: str, threads: int) -> See
     with ExitStack() as stack:
         model = stack.enter_context(checkpoint(case.shape))
         engine = stack.enter_context(Engine(replace(config, model=model)))
+        load.settle()
         stack.enter_context(fleet(model, case.shape, case.concurrency, threads))
 
         def direct() -> float:

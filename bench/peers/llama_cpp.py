@@ -107,12 +107,14 @@ class _Batch:
         return time.perf_counter() - began
 
     def decode(self, n_tokens: int) -> float:
+        """Tokens behind the prompts, which are then forgotten."""
         began = time.perf_counter()
-        for _ in range(n_tokens):
-            self._run([(token, self._length, i) for i, token in enumerate(self._tokens)], last_only=False)
+        for position in range(self._length, self._length + n_tokens):
+            self._run([(token, position, i) for i, token in enumerate(self._tokens)], last_only=False)
             self._tokens = [self._drawn(i) for i in range(len(self._tokens))]
-            self._length += 1
-        return time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        self._lib.llama_memory_seq_rm(self._lib.llama_get_memory(self._context), -1, self._length, -1)
+        return seconds
 
     def _run(self, inputs: Sequence[tuple[int, int, int]], *, last_only: bool) -> None:
         batch = self._batch
