@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import count
 from typing import Any
 
 import pytest
 from support.toy_engine import VOCAB, Expected, Watch, expected, request, toy_engine
 from support.toy_runtime import ToyRuntime
+from support.toy_text import LETTERS
 
 from gpu_worker import Constraint, Engine, EngineBusy, EngineClosed, FinishReason, HandedBack, ModelError, Request
 from gpu_worker.handle import Handle
@@ -71,6 +73,33 @@ def test_cancel_while_running_gives_what_there_is_and_frees_the_row() -> None:
         assert 2 <= len(result.token_ids) < 90
         assert result.token_ids == expected(LONG).token_ids[: len(result.token_ids)]
         assert released(engine)
+
+
+def test_a_cancel_lets_out_the_letter_that_completes_a_stop_string() -> None:
+    """Undisturbed, the letter is held back until the next token, and that one belongs to the output."""
+    tokens = expected(LONG).token_ids
+    held = next(k for k in range(2, len(tokens)) if tokens[k] % 3 == 2 and tokens[k] not in tokens[:k])
+    asked = request([1, 2, 3], 90, ignore_eos=True, stop=[LETTERS[tokens[held]]])
+    assert len(expected(asked).token_ids) == held + 2
+    reached, go_on, steps = threading.Event(), threading.Event(), count()
+    with toy_engine(pipeline="off") as engine:
+        launch = engine.scheduler.runtime.launch_forward
+
+        def wait_before_that_token(slot_id: int, batch: Any) -> None:
+            if next(steps) == held:
+                reached.set()
+                go_on.wait(30)
+            launch(slot_id, batch)
+
+        engine.scheduler.runtime.launch_forward = wait_before_that_token  # type: ignore[method-assign]
+        handle = engine.submit(asked)
+        assert reached.wait(30)
+        handle.cancel()
+        go_on.set()
+        result = handle.result(timeout=30)
+    got = Expected(result.token_ids, result.text, result.finish_reason, result.stop_reason)
+    assert got == expected(asked, cut=held + 1)
+    assert (got.finish_reason, got.stop_reason) == (FinishReason.STOP, asked.sampling.stop[0])
 
 
 def test_cancel_in_the_middle_of_a_prefill() -> None:

@@ -72,8 +72,9 @@ class Watch:
         self.ends += 1
 
 
-def expected(request: Request, max_model_len: int = MAX_MODEL_LEN) -> Expected:
-    """What the request must give, from the toy's definition and the stop rules alone."""
+def expected(request: Request, max_model_len: int = MAX_MODEL_LEN, cut: int | None = None) -> Expected:
+    """What the request must give, from the toy's definition and the stop rules alone. `cut`: a deadline or a
+    cancel ends it after so many tokens, which lets out what the detokenizer holds."""
     prompt, sampling = [int(t) for t in request.prompt or ()], request.sampling
     constraint = ToyConstraint(VOCAB, request.constraint.value) if request.constraint else None
     adapter = request.adapter or ""
@@ -85,6 +86,8 @@ def expected(request: Request, max_model_len: int = MAX_MODEL_LEN) -> Expected:
         finish = _finish(request, tokens, len(prompt), max_model_len)
         if finish is None and constraint is not None and constraint.finished:
             finish = Finish(FinishReason.STOP, "constraint")
+        if finish is None and len(tokens) == cut:
+            finish = Finish(FinishReason.CANCELLED)
         if finish is None or finish.stop_reason not in ("eos", token):  # EOS and stop tokens have no text
             text += detokenizer.push([token])
         if finish is not None and not any(stop in text for stop in sampling.stop):
