@@ -14,10 +14,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from support.site import RedisServer
+from support.site import REPOSITORY, RedisServer
 
 # argv: the names of modules that a fresh environment lacks, as JSON. They cannot be imported here.
 PRODUCER = """
@@ -65,7 +64,7 @@ def brought_by(requirements: Iterable[str]) -> set[str]:
 
 
 def test_a_producer_runs_on_what_it_declares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    declared = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["dependencies"]
     brought = brought_by(declared) | {"petiole"}
     absent = [
         module
