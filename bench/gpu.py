@@ -200,7 +200,7 @@ def sampling(report: Report, card: Card) -> None:
         }
         for name, filters in (("plain", {}), ("top-p", {"top_p": full["top_p"]}), ("top-k and top-p", full)):
             temperature = torch.full((batch,), 0.6, device="cuda")
-            choice = Choice(temperature, keys, filters.get("top_k"), filters.get("top_p"), None, False, 20)
+            choice = Choice(temperature, keys, filters.get("top_k"), filters.get("top_p"), None)
             took = seconds(lambda c=choice, x=logits: choose(x, c))  # type: ignore[misc]
             floor = logits.nbytes / card.bandwidth
             report.add(f"sampling, batch {batch}, {name}", took * 1e6, "us", floor=floor * 1e6, better="lower")

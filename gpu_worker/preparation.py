@@ -27,6 +27,7 @@ from gpu_worker.text_thread import OutputStream
 ConstraintCompiler = Callable[[Constraint], ConstraintState]
 
 MAX_LOGPROBS = 20
+MAX_DEADLINE_S = 1e9  # a lock waits for ten times as long at most
 _SEED_RANGE = 1 << 64
 
 
@@ -111,7 +112,7 @@ class Preparer:
         require(len(resumed) <= limit, "resume_token_ids", f"must have at most {limit} tokens", len(resumed))
         require_int("priority", request.priority)
         if request.deadline_s is not None:
-            require_number("deadline_s", request.deadline_s)
+            require_number("deadline_s", request.deadline_s, 0.0, MAX_DEADLINE_S)
             require(request.deadline_s > 0, "deadline_s", "must be above 0", request.deadline_s)
         check_text("salt", request.salt)
         require(not request.images, "images", "this model takes none", len(request.images))
@@ -173,13 +174,12 @@ def resolve_seed(request: Request) -> int:
 
 def check_sampling(sampling: SamplingParams, limits: ModelLimits) -> None:
     """Every field by its own limits. Raises InvalidRequest."""
-    require_number("temperature", sampling.temperature, 0.0)
+    require_number("temperature", sampling.temperature, 0.0, 100.0)
     require_int("top_k", sampling.top_k, 0)
     require_number("top_p", sampling.top_p, 0.0, 1.0)
     require(sampling.top_p > 0, "top_p", "must be above 0 and at most 1", sampling.top_p)
     require_number("min_p", sampling.min_p, 0.0, 1.0)
-    require_number("repetition_penalty", sampling.repetition_penalty, 0.0)
-    require(sampling.repetition_penalty > 0, "repetition_penalty", "must be above 0", sampling.repetition_penalty)
+    require_number("repetition_penalty", sampling.repetition_penalty, 0.01, 100.0)
     require_number("presence_penalty", sampling.presence_penalty, -2.0, 2.0)
     require_number("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0)
     if sampling.seed is not None:
@@ -193,7 +193,7 @@ def _check_token_sets(sampling: SamplingParams, vocab_size: int) -> None:
     require(isinstance(sampling.logit_bias, Mapping), "logit_bias", "must map token ids to numbers", "no mapping")
     check_token_ids("logit_bias", list(sampling.logit_bias), vocab_size)
     for token, bias in sampling.logit_bias.items():
-        require_number(f"logit_bias[{token}]", bias)
+        require_number(f"logit_bias[{token}]", bias, -1000.0, 1000.0)
     check_token_ids("banned_token_ids", sampling.banned_token_ids, vocab_size)
     if sampling.allowed_token_ids is not None:
         allowed = check_token_ids("allowed_token_ids", sampling.allowed_token_ids, vocab_size)
@@ -220,7 +220,8 @@ def require_int(field: str, value: object, low: int | None = None, high: int | N
 
 def require_number(field: str, value: object, low: float | None = None, high: float | None = None) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    require(number and math.isfinite(cast(float, value)), field, "must be a finite number", value)
+    finite = number and -math.inf < cast(float, value) < math.inf  # a whole number may be beyond all floats
+    require(finite, field, "must be a finite number", value)
     _require_range(field, cast(float, value), low, high)
 
 

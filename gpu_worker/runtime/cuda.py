@@ -111,7 +111,7 @@ class CudaExecutor:
             for slot in self._slots:
                 logits = self._append(slot.append, lay_out(batch, 0 * one)).logits()
             keys, half = self._up(np.zeros((1, 2), np.int32)), self._up(one / np.float32(2))
-            choose(logits, Choice(half, keys, self._up(one.astype(np.int64)), half, half, True, 1))
+            choose(logits, Choice(half, keys, self._up(one.astype(np.int64)), half, half))
 
     def _append(self, wrappers: AppendWrappers, inputs: StepInputs) -> StepStates:
         rows, positions = self._up(inputs.rows), self._up(inputs.positions.astype(np.int32))

@@ -46,6 +46,7 @@ class Uses:
     DRAW, TOP_K, TOP_P, MIN_P, PENALTIES, BIAS, LOGPROBS = (1 << bit for bit in range(7))
 
 
+_COLDEST = 1e-6
 _NO_DRAFTS = np.empty(0, np.int64)
 _NO_PAIRS = np.empty((0, 2), np.int64)
 
@@ -100,10 +101,10 @@ class RowStates:
     def bind(self, bindings: Sequence[RowBinding]) -> None:
         for binding in bindings:
             s = binding.sampling
-            greedy = s.temperature <= 0
+            greedy = is_greedy(s)
             self._parameters[binding.row] = (
-                s.temperature,
-                0 if greedy else s.top_k,
+                0.0 if greedy else s.temperature,
+                0 if greedy else min(s.top_k, self._vocab_size),
                 1.0 if greedy else s.top_p,
                 0.0 if greedy else s.min_p,
                 s.repetition_penalty,
@@ -200,7 +201,7 @@ def write_rows(target: Tensor, rows: Tensor, values: Tensor) -> None:
 
 def uses_of(s: SamplingParams) -> int:
     """A greedy row has no use for filters."""
-    drawn = s.temperature > 0
+    drawn = not is_greedy(s)
     return (
         Uses.DRAW * drawn
         | Uses.TOP_K * (drawn and s.top_k > 0)
@@ -210,6 +211,11 @@ def uses_of(s: SamplingParams) -> int:
         | Uses.BIAS * is_biased(s)
         | Uses.LOGPROBS * (s.logprobs is not None)
     )
+
+
+def is_greedy(s: SamplingParams) -> bool:
+    """Logits over a smaller temperature would leave float32."""
+    return s.temperature < _COLDEST
 
 
 def is_penalized(s: SamplingParams) -> bool:
@@ -225,15 +231,12 @@ def choice_of(plan: OutputPlan, upload: Callable[[npt.NDArray[Any]], Tensor]) ->
     p, uses = plan.parameters, plan.uses
     if not uses & Uses.DRAW:
         return None
-    top_k = p["top_k"]
     return Choice(
         temperature=upload(p["temperature"]),
         keys=upload(noise_keys(p["seed"], plan.positions)),
-        top_k=upload(top_k) if uses & Uses.TOP_K else None,
+        top_k=upload(p["top_k"]) if uses & Uses.TOP_K else None,
         top_p=upload(p["top_p"]) if uses & Uses.TOP_P else None,
         min_p=upload(p["min_p"]) if uses & Uses.MIN_P else None,
-        every_top_k=bool(uses & Uses.TOP_K) and bool((top_k[p["temperature"] > 0] > 0).all()),
-        max_top_k=int(top_k.max()) if uses & Uses.TOP_K else 0,
     )
 
 

@@ -18,6 +18,9 @@ from gpu_worker.runtime.noise import gumbel
 _PREFIXES = (512, 8192)
 """Candidates to try before a CPU sorts a whole vocabulary."""
 
+_SPARE = 8
+"""Candidates behind the k-th, in case some have its logit."""
+
 NEG_INF = float("-inf")
 
 
@@ -26,7 +29,6 @@ class Choice:
     """How each of O outputs is drawn; None where no output uses it.
 
     temperature: float32 [O], 0 greedy. keys: int32 [O, 2]. top_k: int64 [O], 0 off. top_p, min_p: float32 [O].
-    `every_top_k`: all drawn outputs have a top_k, the largest of which is `max_top_k`.
     """
 
     temperature: Tensor
@@ -34,8 +36,6 @@ class Choice:
     top_k: Tensor | None
     top_p: Tensor | None
     min_p: Tensor | None
-    every_top_k: bool
-    max_top_k: int
 
     def at(self, outputs: Tensor) -> Choice:
         """The same for some of the outputs."""
@@ -82,7 +82,7 @@ def apply_bits(logits: Tensor, outputs: Tensor, bits: Tensor) -> Tensor:
 
 
 def choose(logits: Tensor, choice: Choice | None) -> Tensor:
-    """int64 [O] from float32 [O, V]."""
+    """int64 [O] from float32 [O, V]. What is drawn for an output depends on its own logits and `Choice` alone."""
     if choice is not None and logits.device.type == "cuda":
         from gpu_worker.runtime.fused.choose import choose as choose_on_cuda
 
@@ -92,22 +92,18 @@ def choose(logits: Tensor, choice: Choice | None) -> Tensor:
         return best
     drawn = choice.temperature > 0
     scaled = logits / torch.where(drawn, choice.temperature, 1.0)[:, None]
-    if choice.every_top_k:
-        values, ids = scaled.topk(min(choice.max_top_k, logits.shape[-1]), dim=-1)
-        noise = gumbel(choice.keys, ids.int())
-        sampled = ids.gather(1, (_keep(values, choice, values) + noise).argmax(-1, keepdim=True)).squeeze(1)
+    ranked = _limited(choice) | _nucleus(choice)
+    free = drawn & ~ranked
+    if not bool(free.any()):
+        sampled = _among_likeliest(scaled, choice)
+    elif not bool(ranked.any()):
+        sampled = _among_all(scaled, choice)
     else:
-        sampled = draw_token(_filter(scaled, choice), choice.keys)
+        sampled = best.clone()
+        for outputs, draw_some in ((ranked, _among_likeliest), (free, _among_all)):
+            at = outputs.nonzero().squeeze(1)
+            sampled[at] = draw_some(scaled[at], choice.at(at))
     return torch.where(drawn, sampled, best)
-
-
-def draw_token(scores: Tensor, keys: Tensor) -> Tensor:
-    """int64 [O]: argmax of scores [O, V] plus noise."""
-    drawn = draw(scores, keys)
-    if drawn is not None:
-        return drawn
-    token_ids = torch.arange(scores.shape[-1], dtype=torch.int32, device=scores.device)
-    return (scores + gumbel(keys, token_ids)).argmax(-1)
 
 
 def likeliest(logits: Tensor) -> Tensor:
@@ -117,26 +113,66 @@ def likeliest(logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)
 
 
-def _filter(scaled: Tensor, choice: Choice) -> Tensor:
-    """-inf where top-k, top-p or min-p says no; [O, V]."""
-    kept = scaled if choice.top_k is None and choice.top_p is None else _filter_by_rank(scaled, choice)
+def _among_all(scaled: Tensor, choice: Choice) -> Tensor:
+    """int64 [O]: the Gumbel maximum of outputs [O, V] with neither top-k nor top-p."""
     if choice.min_p is not None:
         floor = scaled.amax(-1, keepdim=True) + choice.min_p.log()[:, None]
-        kept = kept.masked_fill(scaled < floor, NEG_INF)
-    return kept
+        scaled = scaled.masked_fill(scaled < floor, NEG_INF)
+    drawn = draw(scaled, choice.keys)
+    if drawn is not None:
+        return drawn
+    token_ids = torch.arange(scaled.shape[-1], dtype=torch.int32, device=scaled.device)
+    return (scaled + gumbel(choice.keys, token_ids)).argmax(-1)
 
 
-def _filter_by_rank(scaled: Tensor, choice: Choice) -> Tensor:
-    """Top-k and top-p, with as few candidates as the rows that want them need."""
-    ranked = (choice.temperature > 0) & (_limited(choice) | _nucleus(choice))
-    if not bool(ranked.all()):
-        rows = ranked.nonzero().squeeze(1)
-        kept = scaled.clone()
-        if len(rows):
-            kept[rows] = _filter_by_rank(scaled[rows], choice.at(rows))
-        return kept
-    values, ids = _enough(scaled, choice)
-    return torch.full_like(scaled, NEG_INF).scatter_(1, ids, _keep(values, choice, scaled))
+def _among_likeliest(scaled: Tensor, choice: Choice) -> Tensor:
+    """int64 [O]: the Gumbel maximum of what top-k, top-p and min-p leave of [O, V].
+
+    A token stays if less than `top_k` tokens, or less than `top_p` of the mass, lie strictly above it, as on CUDA:
+    equal logits stay or go together. As few candidates as will do: they must reach below every row's floor.
+    """
+    vocab = scaled.shape[-1]
+    most = 0 if choice.top_k is None else int(choice.top_k.max())
+    few = most + _SPARE
+    total = None
+    if bool((_nucleus(choice) & ~_limited(choice)).any()):
+        total = scaled.logsumexp(-1)
+        few = max(few, _PREFIXES[0])
+    for n in (few, max(few, _PREFIXES[1]), vocab):
+        n = n if 2 * n <= vocab else vocab
+        values, ids = scaled.topk(n, dim=-1) if n < vocab else scaled.sort(dim=-1, descending=True)
+        floor = _floor(values, total, choice)
+        if n == vocab or bool(((values[:, -1:] < floor) | (floor == NEG_INF)).all()):
+            break
+    kept = int((values >= floor).sum(-1).max())
+    values, ids = values[:, :kept], ids[:, :kept]
+    scores = values.masked_fill(values < floor, NEG_INF) + gumbel(choice.keys, ids.int())
+    return ids.gather(1, scores.argmax(-1, keepdim=True)).squeeze(1)
+
+
+def _floor(values: Tensor, total: Tensor | None, choice: Choice) -> Tensor:
+    """float32 [O, 1]: the smallest logit that stays. values: the likeliest, descending, [O, K].
+
+    total: float32 [O], the logsumexp of whole rows, for those with a top-p and no top-k.
+    """
+    limited, likeliest = _limited(choice)[:, None], values[:, :1]
+    floor = torch.full_like(likeliest, NEG_INF)
+    if choice.top_k is not None:
+        last = choice.top_k.clamp(1, values.shape[-1]) - 1
+        floor = torch.where(limited, values.gather(1, last[:, None]), floor)
+    if choice.top_p is not None:
+        weights = (values - likeliest).exp().masked_fill(values < floor, 0.0)
+        running = weights.cumsum(-1)
+        mass = running[:, -1:]
+        if total is not None:
+            mass = torch.where(limited, mass, (total[:, None] - likeliest).exp())
+        inside = running - weights < choice.top_p[:, None] * mass
+        last = inside.sum(-1, keepdim=True).clamp(min=1) - 1
+        nucleus = torch.maximum(floor, values.gather(1, last))
+        floor = torch.where(_nucleus(choice)[:, None], nucleus, floor)
+    if choice.min_p is not None:
+        floor = torch.maximum(floor, likeliest + choice.min_p.log()[:, None])
+    return floor
 
 
 def _limited(choice: Choice) -> Tensor:
@@ -147,36 +183,6 @@ def _limited(choice: Choice) -> Tensor:
 def _nucleus(choice: Choice) -> Tensor:
     """bool [O]: has a top-p."""
     return torch.zeros_like(choice.temperature, dtype=torch.bool) if choice.top_p is None else choice.top_p < 1
-
-
-def _enough(scaled: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
-    """The likeliest tokens in descending order, as many as every row's top-k or top-p can want."""
-    total = scaled.logsumexp(-1)
-    for few in _PREFIXES:
-        few = max(few, choice.max_top_k)
-        if 2 * few > scaled.shape[-1]:
-            break
-        values, ids = scaled.topk(few, dim=-1)
-        mass = (values.logsumexp(-1) - total).exp()
-        if choice.top_p is None or bool((_limited(choice) | (mass > choice.top_p)).all()):
-            return values, ids
-    return scaled.sort(dim=-1, descending=True)
-
-
-def _keep(values: Tensor, choice: Choice, scaled: Tensor) -> Tensor:
-    """Descending candidates [O, K] with -inf for those that the filters drop; `scaled` is what they came from."""
-    rank = torch.arange(values.shape[-1], device=values.device)
-    limited = _limited(choice)
-    if choice.top_k is not None:
-        values = values.masked_fill(limited[:, None] & (rank >= choice.top_k[:, None]), NEG_INF)
-    if choice.top_p is not None:
-        total = torch.where(limited, values.logsumexp(-1), scaled.logsumexp(-1))
-        probabilities = (values - total[:, None]).exp()
-        before = probabilities.cumsum(-1) - probabilities
-        values = values.masked_fill((before >= choice.top_p[:, None]) & (rank > 0), NEG_INF)
-    if choice.min_p is not None:
-        values = values.masked_fill(values < values[:, :1] + choice.min_p.log()[:, None], NEG_INF)
-    return values
 
 
 def logprobs(logits: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -45,7 +45,7 @@ def test_it_draws_what_sorting_would_have_drawn(sampling):
     top_k = torch.arange(n) * 7 if sampling in ("top_k", "top_k and top_p", "everything") else None
     top_p = torch.linspace(0, 1, n) if sampling in ("top_p", "top_k and top_p", "everything") else None
     min_p = torch.full((n,), 0.02) if sampling == "everything" else None
-    choice = Choice(temperature, keys, top_k, top_p, min_p, False, 7 * n)
+    choice = Choice(temperature, keys, top_k, top_p, min_p)
     drawn = fused.choose(logits.to(DEVICE), moved(choice)).cpu()
     # a tie to the last bit of a logarithm, or of a sum, may fall otherwise
     assert (choose(logits, choice) == drawn).float().mean() > 0.96
@@ -60,7 +60,7 @@ def test_equal_logits_stay_or_go_together():
     logits[:, 3] = 9.0
     keys = torch.from_numpy(noise_keys(np.arange(n, dtype=np.uint64), np.arange(n))).to(DEVICE)
     one = torch.ones(n, device=DEVICE)
-    choice = Choice(9 * one, keys, 2 * one.long(), None, None, True, 2)
+    choice = Choice(9 * one, keys, 2 * one.long(), None, None)
     assert set(fused.choose(logits, choice).tolist()) == {3, *range(10, 20)}
 
 

@@ -132,6 +132,44 @@ def test_a_draw_does_not_depend_on_its_batch():
         assert choose(logits[row - 1 : row], choice_of(plan, upload)).item() == together[row - 1].item()
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingParams(top_k=50), SamplingParams(top_k=50, top_p=0.9), SamplingParams(top_p=0.9)],
+    ids=["top_k", "top_k and top_p", "top_p"],
+)
+@pytest.mark.parametrize(
+    "companion", [SamplingParams(), SamplingParams(top_k=4000), SamplingParams(top_p=0.99)], ids=str
+)
+def test_equal_logits_are_drawn_from_alike_in_every_batch(sampling, companion):
+    logits = (torch.randn(8192, generator=torch.Generator().manual_seed(0)) * 12).round() / 4
+    states = RowStates(3, 8192, torch.device("cpu"))
+    states.bind([bind(1, sampling), bind(2, companion)])
+
+    def drawn(rows, scores):
+        plan = states.plan_outputs(batch(rows, range(len(rows))))
+        return choose(scores, choice_of(plan, upload))
+
+    alone = drawn([1] * 500, logits.expand(500, -1))
+    beside = drawn([1] * 500 + [2], torch.cat([logits.expand(500, -1), torch.randn(1, 8192) / 100]))
+    assert torch.equal(alone, beside[:500])
+
+
+def test_equal_logits_stay_or_go_together():
+    logits = [9.0] + [4.0] * 20 + [0.0] * 979
+    for sampling in (SamplingParams(temperature=9, top_k=2), SamplingParams(temperature=9, top_k=21, top_p=0.1)):
+        assert set(np.flatnonzero(draw(logits, sampling))) == set(range(21))
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1e-40, 1e-320])
+def test_the_coldest_draw_is_the_likeliest(temperature):
+    for sampling in (SamplingParams(temperature=temperature), SamplingParams(temperature=temperature, top_p=0.5)):
+        assert draw([2.0, 30.0, 31.0, -4.0], sampling, n=50)[2] == 1
+
+
+def test_a_top_k_beyond_the_vocabulary_is_all_of_it():
+    assert np.array_equal(draw(LOGITS, SamplingParams(top_k=10**30), n=500), draw(LOGITS, SamplingParams(), n=500))
+
+
 def test_a_greedy_batch_needs_no_sampler():
     states = RowStates(3, 50, torch.device("cpu"))
     states.bind([bind(1, SamplingParams(temperature=0.0, top_k=5)), bind(2, SamplingParams(temperature=0.0))])
