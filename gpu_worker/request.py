@@ -30,10 +30,10 @@ class FinishReason(StrEnum):
 class SamplingParams:
     """How tokens are chosen and when to stop.
 
-    `temperature` 0 is greedy, and so is one below 1e-6. `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed` None means "derived from the
-    request id". `logprobs` None is off; k returns the chosen token's and the k likeliest. Stop conditions are
-    checked in this order: `stop_token_sequences`, EOS (unless `ignore_eos`), `stop_token_ids` (and the model's
-    own), `max_tokens`; `stop` strings are matched on the text.
+    `temperature` 0, and what is below 1e-6, is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed` None
+    means "derived from the request id". `logprobs` None is off; k returns the chosen token's and the k likeliest.
+    Stop conditions are checked in this order: `stop_token_sequences`, EOS (unless `ignore_eos`), `stop_token_ids`
+    (and the model's own), `max_tokens`; `stop` strings are matched on the text.
     """
 
     max_tokens: int = 256
