@@ -3,77 +3,77 @@
 Also what the device waits for between two steps, where a step's time goes, and a workload of many sequences beside
 transformers' own continuous batching and vLLM, where that is installed.
 
-Floors come from two rates measured in the same run: a large copy on the device (bytes read plus written) and a
-large bf16 matrix product. Weights are random. Results are written after each part, so that a run that is cut off
-still tells something. `--only` picks parts; what the same commit has measured of the others stays in the file.
+Floors come from two rates measured at the start of the call: a large copy on the device (bytes read plus written)
+and a large bf16 matrix product. Weights are random. `--only` picks parts; what the same commit has measured of the
+others on the same card stays in the file (`bench.parts`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
+import tempfile
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
 from bench.checkpoints import Shape
-from bench.cuda import QWEN3_8B, SMALL, Card, copy_bandwidth, matrix_rate, opened, release, seconds, tokens
+from bench.cuda import QWEN3_8B, SMALL, Card, copy_bandwidth, matrix_rate, opened, seconds, tokens
 from bench.driver import Driver, Stream
 from bench.gpu_serving import beside_transformers, beside_vllm, workload
-from bench.report import Measurement, Report, arguments, commit, table
+from bench.parts import Parts, apart, failed, read
+from bench.report import Report, arguments, table
 from gpu_worker.engine import Engine
 from gpu_worker.request import Request, SamplingParams
 from gpu_worker.runtime.runtime import ModelRuntime
 
 CONTEXT = 512
+CEILINGS = "ceilings"
+BANDWIDTH, RATE = "copy on the device", "bf16 matrix product"
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--only", choices=list(PARTS), action="append", help="may be given several times")
+    parser.add_argument(
+        "--limit", type=float, default=180, metavar="S", help="seconds for each part (default 180)"
+    )
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         raise SystemExit("bench.gpu needs a CUDA device")
     chosen = options.only or (["0.6b"] if options.quick else list(PARTS))
-    report = Report("Models on a CUDA device")
-    if options.json:
-        resume(report, Path(options.json), chosen)
-    card = Card(copy_bandwidth(), matrix_rate())
-    report.add("copy on the device", card.bandwidth / 1e12, "TB/s")
-    report.add("bf16 matrix product", card.rate / 1e12, "TFLOP/s")
-    release()
-    failed = []
-    for part in chosen:
-        seen, start = len(report.results), time.perf_counter()
-        try:
-            PARTS[part](report, card)
-        except Exception:  # the other parts are worth having all the same
-            traceback.print_exc()
-            failed.append(part)
-        release()
-        report.extra.setdefault("parts", {})[part] = [result.name for result in report.results[seen:]]
-        print(f"\n{part}, {time.perf_counter() - start:.0f} s\n{table(report.results[seen:])}", flush=True)
-        report.save(options.json)
-    report.finish(options.json)
-    if failed:
-        raise SystemExit(f"failed: {', '.join(failed)}")
+    with tempfile.TemporaryDirectory() as folder:
+        path = options.json or f"{folder}/gpu.json"
+        lost = {}
+        for part in (CEILINGS, *chosen):
+            why = apart(options.limit, measure, part, path, (part,) if part in chosen else (part, *chosen))
+            if why:
+                failed(path, part, why)
+                lost[part] = why
+            if why and part == CEILINGS:
+                break
+        record = read(path)
+    for missing, why in record.get("absent", {}).items():
+        print(f"{missing}: {why}")
+    if lost:
+        raise SystemExit(f"failed: {', '.join(lost)}")
 
 
-def resume(report: Report, path: Path, chosen: list[str]) -> None:
-    """Keep what earlier calls measured on this commit, of the parts that are not measured now."""
-    earlier = json.loads(path.read_text()) if path.exists() else {}
-    if earlier.get("commit") != commit():
-        return
-    parts = {part: names for part, names in earlier.get("parts", {}).items() if part not in chosen}
-    kept = {name for names in parts.values() for name in names}
-    fields = [field.name for field in dataclasses.fields(Measurement)]
-    report.results += [Measurement(**{f: r[f] for f in fields}) for r in earlier["results"] if r["name"] in kept]
-    report.extra |= {"parts": parts, "kernels": earlier.get("kernels", {})}
+def measure(part: str, path: str, without: tuple[str, ...]) -> None:
+    """One part, in this process; `without`: the parts whose earlier figures no longer count."""
+    report, start = Parts("Models on a CUDA device", path=path, part=part), time.perf_counter()
+    report.resume(without)
+    report.save(path)
+    if part == CEILINGS:
+        report.add(BANDWIDTH, copy_bandwidth() / 1e12, "TB/s")
+        report.add(RATE, matrix_rate() / 1e12, "TFLOP/s")
+    else:
+        PARTS[part](report, Card(report.value(BANDWIDTH) * 1e12, report.value(RATE) * 1e12))
+    report.save(path)
+    new = [result for result in report.results if result.name in report.names.get(part, ())]
+    print(f"\n{part}, {time.perf_counter() - start:.0f} s\n{table(new)}", flush=True)
 
 
 # ---------------------------------------------------------------- steps

@@ -121,8 +121,15 @@ class Report:
     def save(self, json_path: str | None) -> None:
         """Write the JSON, when asked: what was measured is kept, whatever becomes of the rest of a long run."""
         if json_path:
-            Path(json_path).parent.mkdir(parents=True, exist_ok=True)
-            Path(json_path).write_text(json.dumps(self.as_json(), indent=1, allow_nan=False) + "\n")
+            write(json_path, self.as_json())
+
+
+def write(path: str, record: dict[str, Any]) -> None:
+    """All of it or nothing: who is killed here leaves the file that was there before."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    half = Path(f"{path}.part")
+    half.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
+    half.replace(path)
 
 
 def table(results: Iterable[Measurement]) -> str:

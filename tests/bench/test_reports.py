@@ -147,27 +147,3 @@ def test_every_missed_target_has_its_cause() -> None:
 def test_the_tables_of_the_scaling_page_are_those_of_the_results() -> None:
     text = render.SCALING.read_text()
     assert render.scaling(text) == text
-
-
-def test_parts_of_a_card_that_are_not_measured_again_stay_in_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from bench import gpu, report
-
-    for module in (gpu, report):
-        monkeypatch.setattr(module, "commit", lambda: "abc")
-    path = tmp_path / "gpu.json"
-    first = Report("a card", extra={"parts": {"8b": ["big"], "sampling": ["draw"]}})
-    for name in ("copy", "big", "draw"):
-        first.add(name, 1.0, "ms", floor=0.5, note=name)
-    first.save(str(path))
-
-    second = Report("a card")
-    gpu.resume(second, path, ["sampling"])
-    assert [(r.name, r.ratio, r.note) for r in second.results] == [("big", 2.0, "big")]
-    assert second.extra["parts"] == {"8b": ["big"]}
-
-    monkeypatch.setattr(gpu, "commit", lambda: "def")
-    third = Report("a card")
-    gpu.resume(third, path, ["sampling"])
-    assert third.results == [], "another commit's"

@@ -1,0 +1,93 @@
+"""A benchmark in parts, each in a process of its own: what fails, hangs or breaks the device ends with its part.
+
+Every figure is in the file as soon as it is measured, under its part, so that a run that is cut off still tells
+something, and a later call measures the parts that are missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.report import Measurement, Report, commit, write
+
+TARGET_CARD = "H200"
+
+
+@dataclass
+class Parts(Report):
+    """What is known of all parts, and figures for one of them, each written to `path` when it is added. Targets
+    hold on a card whose name has `TARGET_CARD` in it; another's figures stand without a verdict."""
+
+    path: str = ""
+    part: str = ""
+    names: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, name: str, value: float, unit: str, **more: Any) -> Measurement:
+        target = more.get("target")
+        if target is not None and TARGET_CARD not in card_name():
+            notes = [more.get("note"), f"an {TARGET_CARD}'s target is {target:g}"]
+            more |= {"target": None, "note": "; ".join(filter(None, notes))}
+        result = super().add(name, value, unit, **more)
+        self.names.setdefault(self.part, []).append(name)
+        self.save(self.path)
+        return result
+
+    def as_json(self) -> dict[str, Any]:
+        return {**super().as_json(), "parts": self.names}
+
+    def resume(self, without: Sequence[str]) -> None:
+        """Take over what the file has of this commit on this card, but for the parts that are measured now."""
+        record = read(self.path)
+        if (record.get("commit"), record.get("machine", {}).get("gpu", "")) != (commit(), card_name()):
+            return
+        self.names = {part: names for part, names in record["parts"].items() if part not in without}
+        kept = {name for names in self.names.values() for name in names}
+        fields = [each.name for each in dataclasses.fields(Measurement)]
+        self.results += [Measurement(**{f: r[f] for f in fields}) for r in record["results"] if r["name"] in kept]
+        self.absent |= {part: why for part, why in record["absent"].items() if part not in without}
+        self.extra["kernels"] = record.get("kernels", {})
+        self.began -= record["seconds"]
+
+    def value(self, name: str) -> float:
+        return next(result.value for result in self.results if result.name == name)
+
+
+def card_name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+
+
+def read(path: str) -> dict[str, Any]:
+    """A record; empty where there is none, or only half of one."""
+    try:
+        found: dict[str, Any] = json.loads(Path(path).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def failed(path: str, part: str, why: str) -> None:
+    """The record says what is missing in it."""
+    record = read(path)
+    if record:
+        record["absent"][part] = why
+        write(path, record)
+
+
+def apart(limit_s: float, work: Callable[..., None], *arguments: object) -> str:
+    """Do `work` in a new process, for `limit_s` at most; says why it failed, or nothing."""
+    process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
+    process.start()
+    process.join(limit_s)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return f"stopped after {limit_s:g} s"
+    return f"failed with status {process.exitcode}" if process.exitcode else ""

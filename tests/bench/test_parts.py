@@ -1,0 +1,124 @@
+"""A benchmark in parts keeps what it has measured, whatever becomes of the part that runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench import gpu, parts, report
+from bench.cuda import Card
+from bench.parts import Parts, apart, failed, read
+from bench.report import Report
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """card(name, commit): what the next figures are measured on."""
+
+    def use(name: str, commit: str = "abc") -> None:
+        monkeypatch.setattr(parts, "card_name", lambda: name)
+        monkeypatch.setattr(report, "machine", lambda: {"gpu": name})
+        for module in (parts, report):
+            monkeypatch.setattr(module, "commit", lambda: commit)
+
+    use("NVIDIA H200")
+    return use
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "new folder" / "gpu.json")
+
+
+def measured(path: str, part: str, *names: str, without: tuple[str, ...] = ()) -> Parts:
+    report = Parts("a card", path=path, part=part)
+    report.resume((part, *without))
+    for name in names:
+        report.add(name, 1.0, "ms", floor=0.5, target=3.0, better="lower", note=name)
+    return report
+
+
+def names(report: Report) -> list[str]:
+    return [result.name for result in report.results]
+
+
+def test_a_figure_is_in_the_file_as_soon_as_it_is_there(path: str, card: Callable[..., None]) -> None:
+    measured(path, "8b", "step")  # and killed, before the part has ended
+    assert [r["name"] for r in read(path)["results"]] == ["step"]
+    resumed = measured(path, "sampling", "draw")
+    assert [(r.name, r.ratio, r.note) for r in resumed.results] == [("step", 2.0, "step"), ("draw", 2.0, "draw")]
+
+
+def test_parts_that_are_not_measured_again_stay(path: str, card: Callable[..., None]) -> None:
+    measured(path, "8b", "step", "prefill")
+    failed(path, "vllm", "not installed")
+    measured(path, "sampling", "draw")
+    again = measured(path, "8b", "step")
+    assert names(again) == ["draw", "step"]
+    assert again.absent == {"vllm": "not installed"}
+    assert measured(path, "ceilings", without=("8b", "vllm")).absent == {}
+
+
+@pytest.mark.parametrize("now", [("NVIDIA H100 80GB HBM3", "abc"), ("NVIDIA H200", "def")])
+def test_figures_of_another_card_or_commit_are_dropped(
+    now: tuple[str, str], path: str, card: Callable[..., None]
+) -> None:
+    measured(path, "8b", "step")
+    card(*now)
+    assert names(measured(path, "sampling", "draw")) == ["draw"]
+
+
+def test_a_target_is_judged_on_the_card_it_was_set_for(path: str, card: Callable[..., None]) -> None:
+    assert measured(path, "8b", "step").results[0].met is True
+    card("NVIDIA H100 80GB HBM3")
+    (result,) = measured(path, "8b", "step").results
+    assert (result.target, result.met, result.note) == (None, None, "step; an H200's target is 3")
+
+
+def test_half_a_file_counts_as_none(path: str, card: Callable[..., None]) -> None:
+    measured(path, "8b", "step")
+    Path(path).write_text(Path(path).read_text()[:100])
+    assert names(measured(path, "sampling", "draw")) == ["draw"]
+
+
+def test_seconds_are_those_of_all_parts(path: str, card: Callable[..., None]) -> None:
+    measured(path, "8b", "step")
+    Path(path).write_text(json.dumps(read(path) | {"seconds": 100.0}))
+    assert measured(path, "sampling", "draw").as_json()["seconds"] >= 100
+
+
+def test_a_part_reads_the_ceilings_and_the_file_says_what_failed(
+    path: str, card: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "copy_bandwidth", lambda: 4e12)
+    monkeypatch.setattr(gpu, "matrix_rate", lambda: 8e14)
+
+    def part(report: Report, card: Card) -> None:
+        report.add("share", card.bandwidth / card.rate, "")
+        raise RuntimeError("the device broke")
+
+    monkeypatch.setitem(gpu.PARTS, "8b", part)
+    gpu.measure("ceilings", path, ("ceilings", "8b"))
+    with pytest.raises(RuntimeError):
+        gpu.measure("8b", path, ("8b",))
+    failed(path, "8b", "failed with status 1")
+    record = read(path)
+    assert [r["name"] for r in record["results"]] == [gpu.BANDWIDTH, gpu.RATE, "share"]
+    assert record["results"][-1]["value"] == 4e12 / 8e14
+    assert record["absent"] == {"8b": "failed with status 1"}
+
+
+def die(status: int) -> None:
+    os._exit(status)
+
+
+def test_a_part_has_a_process_and_a_limit_of_its_own() -> None:
+    assert apart(60, os.getpid) == ""
+    assert apart(60, die, 7) == "failed with status 7"
+    assert apart(60, os.kill, 0, "no signal") == "failed with status 1"
+    assert apart(0.2, time.sleep, 600) == "stopped after 0.2 s"
