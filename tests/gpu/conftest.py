@@ -22,20 +22,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
+@pytest.fixture(autouse=True)
+def device_after_test() -> Iterator[None]:
+    """What the device did wrong ends the run with the test that made it do so: nothing works in this process
+    afterwards. `CUDA_LAUNCH_BLOCKING=1` then names the launch."""
+    yield
+    if torch.cuda.is_available():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            pytest.exit(f"the device failed: {error}", returncode=1)
+
+
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
-    """checkpoint(family) -> (folder, the model of transformers). In bf16, with the head size 64."""
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Any]]:
+    """checkpoint(family, **changes) -> (folder, the model of transformers). In bf16; the head size is 64 unless
+    `changes`, which override the shape, say otherwise."""
     from families import build_model
 
     made: dict[str, tuple[Path, Any]] = {}
 
-    def get(name: str) -> tuple[Path, Any]:
-        if name not in made:
-            model = build_model(name, head_dim=64).to(torch.bfloat16)
+    def get(name: str, **changes: Any) -> tuple[Path, Any]:
+        key = f"{name} {changes}"
+        if key not in made:
+            model = build_model(name, **{"head_dim": 64} | changes).to(torch.bfloat16)
             folder = tmp_path_factory.mktemp(name)
             model.save_pretrained(folder)
-            made[name] = (folder, model.float())
-        return made[name]
+            made[key] = (folder, model.float())
+        return made[key]
 
     return get
 

@@ -4,6 +4,7 @@ or within twice what transformers itself loses where that is more."""
 from __future__ import annotations
 
 import copy
+from collections import deque
 
 import numpy as np
 import pytest
@@ -52,12 +53,36 @@ def test_prefill_chunks_prefix_and_decode_agree_with_transformers(family, pages,
     appended = driver.fork(chunked, [*ids[:32], 9, 8, 7], 32)
     assert relative_error(table(driver.prefill([appended])), reference(model, appended.prompt)[-1:]) < limit
 
-    sequences = [driver.sequence(tokens(n, n), ALL) for n in (1, 5, 18, 33, 40)]
+    decodes_agree(driver, model, [tokens(n, n) for n in (1, 5, 18, 33, 40)])
+
+
+def decodes_agree(driver, model, prompts):
+    sequences, limit = [driver.sequence(prompt, ALL) for prompt in prompts], tolerance(model)
     driver.prefill(sequences)
     for _ in range(4):
         got = table(driver.decode(sequences))
         expected = [reference(model, s.prompt + s.output[:-1])[-1] for s in sequences]
         assert relative_error(got, np.array(expected)) < limit
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width"), [(32, 8, 128), (16, 8, 128), (5, 1, 64), (8, 1, 128)], ids=str
+)
+def test_captured_decodes_of_other_shapes(heads, kv_heads, width, checkpoint, open_runtime):
+    """Queries that share a head of keys in fours, or in fives, take another kernel than those in twos; from 128
+    positions on a row is split."""
+    shape = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": width}
+    folder, model = checkpoint("qwen3", **shape)
+    for pages in PAGES:
+        decodes_agree(Driver(open_runtime(folder, **pages)), model, [tokens(n, n) for n in (240, 3, 129, 30, 1)])
+
+
+def test_a_pool_that_32_bits_cannot_index(checkpoint, open_runtime):
+    folder, model = checkpoint("qwen3")
+    n_pages = 2**31 // (model.config.num_key_value_heads * model.config.head_dim) + 4096
+    driver = Driver(open_runtime(folder, num_pages=n_pages))
+    driver._free = deque(range(n_pages - 2048, n_pages))
+    decodes_agree(driver, model, [tokens(n, n) for n in (30, 3, 18)])
 
 
 def test_two_steps_in_flight_give_the_tokens_of_one(checkpoint, open_runtime):

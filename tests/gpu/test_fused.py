@@ -113,6 +113,16 @@ def test_keys_and_values_are_stored_in_the_type_of_the_cache(dtype):
     assert torch.equal(caches[0].float(), caches[1].float())
 
 
+def test_a_slot_that_32_bits_cannot_index():
+    """Memory that is not touched is not taken on a CPU."""
+    n, kv = 2**31 // 128 + 8, torch.randn(2, 2, 1, 128, device=DEVICE, dtype=torch.bfloat16)
+    keys, values = (torch.empty(n, 1, 128, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+    slots = torch.tensor([n - 1, 5], device=DEVICE)
+    store_kv(kv[0], kv[1], keys, values, slots)
+    for target, source in ((keys, kv[0]), (values, kv[1])):
+        assert torch.equal(torch.stack([target[i] for i in slots.tolist()]), source)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(
     ("width", "outputs", "most"), [(64, (96, 32, 32), 8), (1000, (130,), 12), (600, (70, 70), 1)]
