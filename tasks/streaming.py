@@ -241,9 +241,12 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
         if not self._closed:
             self._closed = True
             self._steps.close()
-            await self._unsubscribe()
-            if self._cancel_on_disconnect:
-                await asyncio.to_thread(self._cancel_if_abandoned)
+            await asyncio.shield(self._let_go())  # anyio cancels every `await` of a client that has gone
+
+    async def _let_go(self) -> None:
+        await self._unsubscribe()
+        if self._cancel_on_disconnect:
+            await asyncio.to_thread(self._cancel_if_abandoned)
 
 
 def stream(

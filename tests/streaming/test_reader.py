@@ -312,6 +312,32 @@ def test_a_reader_that_goes_away_cancels_its_task(app: Celery, client: redis.Red
     assert client.ttl(keys.state) > 0
 
 
+def test_an_asynchronous_reader_that_is_cancelled_at_every_turn_cancels_its_task(
+    app: Celery, client: redis.Redis
+) -> None:
+    """So do web frameworks on anyio (Starlette, FastAPI) when a client goes away."""
+    keys = stream_keys("t")
+    Writer(client, "t").write(1)
+
+    async def abandon() -> None:
+        begun = asyncio.Event()
+
+        async def read() -> None:
+            async for _ in streaming.AsyncStream("t", cancel_on_disconnect=True, app=app):
+                begun.set()
+
+        reading = asyncio.create_task(read())
+        await begun.wait()
+        while not reading.done():
+            reading.cancel()
+            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            while client.hget(keys.state, "cancel") is None or client.pubsub_channels(keys.channel):
+                await asyncio.sleep(0.01)
+
+    asyncio.run(abandon())
+
+
 def test_a_stream_read_to_its_end_cancels_nothing(read: Read, client: redis.Redis) -> None:
     Writer(client, "t").finish(1)
     read("t", cancel_on_disconnect=True)
