@@ -21,9 +21,10 @@ from torch import Tensor
 from gpu_worker.errors import AdapterError, ModelError
 from gpu_worker.models.config import ModelConfig, read_json
 from gpu_worker.models.decoder import LinearName
-from gpu_worker.models.loading import resolve_model
 from gpu_worker.models.safetensors import SafetensorsFile
 from gpu_worker.runtime.device import upload
+
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 _PARTS: dict[LinearName, tuple[str, ...]] = {
     "qkv": ("q_proj", "k_proj", "v_proj"),
@@ -59,13 +60,12 @@ def part_sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     }
 
 
-def read_adapter(name: str, config: ModelConfig, max_rank: int) -> Adapter:
-    """A PEFT adapter from a folder or the hub. Raises AdapterError with one clear line."""
+def read_adapter(name: str, folder: Path, config: ModelConfig, max_rank: int) -> Adapter:
+    """A PEFT adapter from its folder. Raises AdapterError with one clear line."""
+    settings, weights = ADAPTER_FILES
     try:
-        folder = resolve_model(name)
-        raw = read_json(folder / "adapter_config.json")
-        rank, scale = _rank_and_scale(name, raw, max_rank)
-        file = SafetensorsFile(folder / "adapter_model.safetensors")
+        rank, scale = _rank_and_scale(name, read_json(folder / settings), max_rank)
+        file = SafetensorsFile(folder / weights)
         return Adapter(name, rank, _read_weights(name, file, config, rank, scale))
     except AdapterError:
         raise
@@ -79,10 +79,13 @@ def _rank_and_scale(name: str, raw: Mapping[str, Any], max_rank: int) -> tuple[i
     used = [key for key in _UNSUPPORTED if raw.get(key)]
     if used or str(raw.get("bias", "none")) != "none":
         raise AdapterError(f"adapter {name}: {', '.join(used) or 'bias'} is not supported")
-    rank = int(raw.get("r", 0))
+    rank, alpha = raw.get("r"), raw.get("lora_alpha", raw.get("r"))
+    if not isinstance(rank, int):
+        raise AdapterError(f"adapter {name}: r must be a whole number, got {rank!r}")
+    if not isinstance(alpha, int | float):
+        raise AdapterError(f"adapter {name}: lora_alpha must be a number, got {alpha!r}")
     if not 1 <= rank <= max_rank:
         raise AdapterError(f"adapter {name}: rank must be 1 to {max_rank} (lora_max_rank), got {rank}")
-    alpha = float(raw.get("lora_alpha", rank))
     return rank, alpha / (rank**0.5 if raw.get("use_rslora") else rank)
 
 
@@ -198,14 +201,3 @@ class CapturedDeltas:
 
         slots = self._bank.slots(layer, name)
         add_deltas(x, y, slots.a, slots.b, self._of, self._bank.ranks)
-
-
-def adapter_fingerprint(folder: Path) -> str:
-    """Names an adapter by its content; see `loading.fingerprint`."""
-    import hashlib
-
-    digest = hashlib.sha256((folder / "adapter_config.json").read_bytes())
-    file = SafetensorsFile(folder / "adapter_model.safetensors")
-    for name in sorted(file.entries):
-        digest.update(f"{name} {file.entries[name].shape}".encode() + file.sample(name))
-    return digest.hexdigest()[:16]

@@ -7,6 +7,7 @@ the system that the file's pages are no longer needed, so that a load never hold
 from __future__ import annotations
 
 import json
+import math
 import mmap
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,16 @@ class Entry:
     end: int
 
 
+def _entry(raw: Any, data: int) -> Entry:
+    """What a header says of a tensor; `data` is where its offsets count from. ValueError where that cannot be."""
+    entry = Entry(str(raw["dtype"]), tuple(raw["shape"]), *(data + offset for offset in raw["data_offsets"]))
+    dtype = _DTYPES.get(entry.dtype)
+    n_bytes = entry.end - entry.start
+    if entry.start < data or (dtype is not None and math.prod(entry.shape) * dtype.itemsize != n_bytes):
+        raise ValueError(f"{n_bytes} bytes for {entry.dtype} {list(entry.shape)}")
+    return entry
+
+
 class SafetensorsFile:
     """One file of a checkpoint. Opening it checks that every tensor lies inside the file."""
 
@@ -62,18 +73,10 @@ class SafetensorsFile:
             raise ModelError(f"{self.path} is no safetensors file or is truncated ({size} bytes)")
         try:
             header: dict[str, Any] = json.loads(self._map[8 : 8 + length])
-            entries = {
-                name: Entry(
-                    str(raw["dtype"]),
-                    tuple(raw["shape"]),
-                    8 + length + raw["data_offsets"][0],
-                    8 + length + raw["data_offsets"][1],
-                )
-                for name, raw in header.items()
-                if name != "__metadata__"
-            }
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise ModelError(f"{self.path} has a damaged header: {error}") from None
+            header.pop("__metadata__", None)
+            entries = {name: _entry(raw, 8 + length) for name, raw in header.items()}
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            raise ModelError(f"{self.path} has a damaged header: {error!r}") from None
         end = max((entry.end for entry in entries.values()), default=0)
         if end > size:
             raise ModelError(f"{self.path} is truncated: {size} bytes, its header promises {end}")
@@ -85,7 +88,7 @@ class SafetensorsFile:
         if entry.dtype not in _DTYPES:
             raise ModelError(f"{self.path}: tensor {name} has the unsupported type {entry.dtype}")
         dtype = _DTYPES[entry.dtype]
-        count = (entry.end - entry.start) // dtype.itemsize
+        count = math.prod(entry.shape)
         if count == 0:
             return torch.empty(entry.shape, dtype=dtype)
         if entry.start % dtype.itemsize:

@@ -161,7 +161,8 @@ class Runtime(Protocol):
     """Computes steps, in launch order, on one compute stream. Owned by the engine thread.
 
     A runtime may also have `adapter_key(adapter: str) -> str`, which names an adapter by its content: called on
-    preparation threads, it keys adapter slots and cached KV; without it the adapter's own name does.
+    preparation threads, it keys adapter slots and cached KV, and is what `load_adapter` is asked for; without it
+    the adapter's own name is all that. Raises AdapterError.
 
     `launch_forward` and `launch_sampling` enqueue and return; neither waits for the device. A slot's buffers
     belong to a step from `launch_forward` until its transfer has been waited for. Slots are 0 and 1; either

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gpu_worker.config import EngineConfig
 from gpu_worker.errors import AdapterError, ModelError
+from gpu_worker.models.adapters import AdapterStore
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import Decoder, ValueDecoder
 from gpu_worker.models.layers import TorchKernels
@@ -32,7 +33,7 @@ from gpu_worker.models.loading import (
     read_decoder,
     resolve_model,
 )
-from gpu_worker.models.lora import AdapterBank, read_adapter
+from gpu_worker.models.lora import AdapterBank
 from gpu_worker.models.registry import Architecture, architecture
 from gpu_worker.runtime.attention.flashinfer import FlashInferKernels
 from gpu_worker.runtime.cpu import CpuExecutor
@@ -149,6 +150,7 @@ class ModelRuntime:
             if config.lora_slots
             else None
         )
+        self._adapters = AdapterStore(model, config.lora_max_rank, kept=2 * config.lora_slots)
         self._states = RowStates(self._n_rows, model.vocab_size, device, self._decoder.n_values)
         self._sampler = OutputSampler(self._states, self._up)
         self._slots = tuple(self._new_slot(slot_id) for slot_id in range(N_SLOTS))
@@ -293,14 +295,18 @@ class ModelRuntime:
 
     # -- the rest of the protocol
 
+    def adapter_key(self, adapter: str) -> str:
+        """Also reads it, so that `load_adapter` finds it in memory. Raises AdapterError."""
+        return self._adapters.key(adapter)
+
     def load_adapter(self, adapter: str, slot: int) -> None:
-        """Reads and checks on the calling thread; the slot changes in stream order, between two steps."""
+        """The slot changes in stream order, between two steps."""
         bank = self._bank
         if bank is None:
             raise AdapterError(f"adapter {adapter}: this engine has no adapter slots (lora_slots is 0)")
         if not 1 <= slot <= bank.n_slots:
             raise AdapterError(f"adapter slot must be 1 to {bank.n_slots}, got {slot}")
-        weights = read_adapter(adapter, self._model_config, bank.max_rank)
+        weights = self._adapters.take(adapter)
         self._enqueue(lambda: bank.put(weights, slot), "adapter")
 
     def reload(self, model: str) -> None:

@@ -1,0 +1,163 @@
+"""Adapters in an engine go by the content of their files; what is wrong with one ends its own request."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from gpu_worker import AdapterError, Engine, EngineConfig, Request, SamplingParams
+from gpu_worker.models.lora import read_adapter
+from gpu_worker.runtime.runtime import ModelRuntime
+
+PROMPT = [5, 17, 200, 33, 91, 14, 77]
+
+
+@pytest.fixture
+def open_engine(checkpoint: Any) -> Iterator[Callable[..., Engine]]:
+    """open_engine(**settings) -> a running engine over qwen3, which takes token ids."""
+    opened: list[Engine] = []
+
+    def get(**settings: Any) -> Engine:
+        folder = str(checkpoint("qwen3")[0])
+        config = EngineConfig(
+            model=folder, device="cpu", dtype="float32", debug=True, **{"lora_slots": 1, **settings}
+        )
+        opened.append(Engine(config, runtime=ModelRuntime(config)).start())
+        return opened[-1]
+
+    yield get
+    for engine in opened:
+        engine.shutdown(drain=False)
+
+
+def write_adapter(folder: Path, seed: int, **settings: Any) -> Path:
+    """A PEFT adapter of rank 4 on the attention of every layer."""
+    folder.mkdir(exist_ok=True)
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for layer in range(3):
+        at = f"base_model.model.model.layers.{layer}.self_attn.o_proj"
+        weights[f"{at}.lora_A.weight"] = torch.randn(4, 128, generator=generator)
+        weights[f"{at}.lora_B.weight"] = torch.randn(64, 4, generator=generator)
+    save_file(weights, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 4, **settings}))
+    return folder
+
+
+def ask(engine: Engine, adapter: Path | None) -> tuple[int, ...]:
+    sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    name = None if adapter is None else str(adapter)
+    handle = engine.submit(Request(prompt=PROMPT, adapter=name, sampling=sampling))
+    return handle.result(timeout=10).token_ids
+
+
+def test_files_that_have_changed_are_another_adapter(open_engine: Any, tmp_path: Path) -> None:
+    engine = open_engine()
+    other = ask(engine, write_adapter(tmp_path / "other", seed=2))
+    adapter = write_adapter(tmp_path / "adapter", seed=1)
+    before = ask(engine, adapter)
+    write_adapter(adapter, seed=2)
+    assert before != other
+    assert ask(engine, adapter) == other, "neither its slot nor its cached KV is used again"
+
+
+def test_one_content_has_one_slot_and_one_cache_under_all_its_names(open_engine: Any, tmp_path: Path) -> None:
+    engine = open_engine()
+    adapter = write_adapter(tmp_path / "adapter", seed=1)
+    answer = ask(engine, adapter)
+    shutil.copytree(adapter, tmp_path / "copy")
+    assert ask(engine, tmp_path / "copy") == answer
+    assert engine.stats()["prefix_hit_tokens"] == len(PROMPT) - 1
+
+
+def test_a_request_that_waited_gets_the_adapter_that_it_came_with_or_an_error(
+    open_engine: Any, tmp_path: Path
+) -> None:
+    engine = open_engine()
+    adapter = write_adapter(tmp_path / "adapter", seed=1)
+    before = ask(engine, adapter)
+    engine.pause()
+    waiting = engine.submit(Request(prompt=PROMPT, adapter=str(adapter), sampling=SamplingParams(temperature=0)))
+    while not engine.stats()["waiting"]:
+        engine._call(lambda: None)
+    write_adapter(adapter, seed=2)
+    engine.resume()
+    assert waiting.result(timeout=60).token_ids[: len(before)] == before
+
+    key = engine.runtime.adapter_key(str(adapter))
+    for seed in range(3, 8):  # more than are kept on the host
+        engine.runtime.adapter_key(str(write_adapter(tmp_path / "adapter", seed=seed)))
+    with pytest.raises(AdapterError, match="have changed"):
+        engine.runtime.load_adapter(key, 1)
+
+
+def test_an_adapter_is_read_beside_the_engine_thread(
+    open_engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers = []
+
+    def watched(*args: Any) -> Any:
+        readers.append(threading.current_thread().name)
+        return read_adapter(*args)
+
+    monkeypatch.setattr("gpu_worker.models.adapters.read_adapter", watched)
+    engine = open_engine()
+    adapter = write_adapter(tmp_path / "adapter", seed=1)
+    assert ask(engine, adapter) == ask(engine, adapter)
+    assert [name.startswith("prepare") for name in readers] == [True]
+
+
+def test_a_hub_adapter_is_asked_for_once(
+    open_engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    adapter = write_adapter(tmp_path / "adapter", seed=1)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: asked.append(name) or str(adapter))
+    engine = open_engine()
+    assert ask(engine, Path("somebody/something")) == ask(engine, Path("somebody/something"))
+    assert asked == ["somebody/something"]
+
+
+def safetensors(header: str) -> bytes:
+    return len(header).to_bytes(8, "little") + header.encode() + bytes(64)
+
+
+BROKEN: dict[str, tuple[Any, str]] = {
+    "no rank": ({"r": None}, "r must be a whole number, got None"),
+    "a rank in words": ({"r": "four"}, "r must be a whole number, got 'four'"),
+    "no alpha": ({"lora_alpha": None}, "lora_alpha must be a number, got None"),
+    "another kind": ({"peft_type": "IA3"}, "peft_type must be LORA, got IA3"),
+    "too many": ({"r": 65}, "rank must be 1 to 64"),
+    "no safetensors": (b"not a header", "truncated"),
+    "a header that is no object": (safetensors("[]"), "damaged header"),
+    "a tensor that is not as long as its shape": (
+        safetensors('{"x": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 16]}}'),
+        r"16 bytes for F32 \[4, 4\]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_adapter_ends_its_request_and_nobody_elses(
+    damage: Any, message: str, open_engine: Any, tmp_path: Path
+) -> None:
+    engine = open_engine()
+    adapter = write_adapter(tmp_path / "adapter", seed=1, **(damage if isinstance(damage, dict) else {}))
+    if isinstance(damage, bytes):
+        (adapter / "adapter_model.safetensors").write_bytes(damage)
+    answer = ask(engine, None)
+    with pytest.raises(AdapterError, match=message) as caught:
+        ask(engine, adapter)
+    assert "\n" not in str(caught.value)
+    assert str(adapter) in str(caught.value)
+    assert ask(engine, None) == answer
+    write_adapter(adapter, seed=2)
+    assert ask(engine, adapter) != answer, "mended, it serves"
