@@ -164,6 +164,7 @@ class EngineLoop:
             pass
 
     def _sleep(self) -> None:
+        self.flush()  # planning may have ended a request, and launched nothing
         deadline = self.scheduler.state.next_deadline()
         with self._wake:
             if self._inbox or (self._stopping and not self.scheduler.state.has_work):

@@ -2,7 +2,8 @@
 
 A slot is held by every sequence that uses it, until the sequence's last outstanding step. A slot that nobody holds
 keeps its adapter until somebody else needs the slot: the least recently used one goes first. Slot 0 is "none".
-Adapters go by content (`key`), so a folder that has changed is another adapter.
+Adapters go by content (`key`), so a folder that has changed is another adapter. What is wrong with an adapter,
+whatever it is, is the fault of the request that names it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from gpu_worker.errors import AdapterError
 
 
 class AdapterSlots:
-    """`load(adapter, slot)` puts an adapter into a slot; it raises AdapterError."""
+    """`load(key, slot)` puts an adapter into a slot."""
 
     def __init__(self, n_slots: int, load: Callable[[str, int], None]) -> None:
         self._load = load
@@ -28,8 +29,8 @@ class AdapterSlots:
         return sum(self._holders.values())
 
     def acquire(self, key: str | None, adapter: str | None) -> int | None:
-        """The slot of the adapter with this key, now held once more; `adapter` is where to load it from. None when
-        every slot is held by others."""
+        """The slot of the adapter with this key, now held once more; `adapter` is how the request names it. None
+        when every slot is held by others. Raises AdapterError."""
         if key is None or adapter is None:
             return 0
         if self._n_slots == 0:
@@ -39,7 +40,12 @@ class AdapterSlots:
             slot = self._room()
             if slot is None:
                 return None
-            self._load(adapter, slot)
+            try:
+                self._load(key, slot)
+            except AdapterError:
+                raise
+            except Exception as error:
+                raise AdapterError(f"adapter {adapter} cannot be loaded: {error!r}") from error
             self._slot_of[key] = slot
         self._slot_of.move_to_end(key)
         self._holders[key] = self._holders.get(key, 0) + 1

@@ -121,7 +121,11 @@ class Planner:
 
     def _promising(self, seq: ScheduledSequence) -> bool:
         """Is it worth letting the sequence come to rest, so that drafts can be verified?"""
-        return seq.drafter is not None and bool(seq.drafter.propose(1))
+        try:
+            return seq.drafter is not None and bool(seq.drafter.propose(1))
+        except Exception as error:
+            self._broken.append((seq, error))
+            return False
 
     def _with_pages(
         self, sequences: list[ScheduledSequence], lengths: Sequence[int] | None

@@ -111,6 +111,43 @@ def test_an_adapter_that_cannot_be_loaded_fails_its_request_alone() -> None:
         assert outcomes(handles) == [expected(GOOD[0]), AdapterError, expected(GOOD[1])]
 
 
+def test_an_adapter_that_cannot_be_loaded_is_told_to_one_who_waits_alone() -> None:
+    class Broken(ToyRuntime):
+        def load_adapter(self, adapter: str, slot: int) -> None:
+            raise OSError("the disk is gone")
+
+    with toy_engine(runtime=Broken(), lora_slots=1) as engine:
+        with pytest.raises(AdapterError, match="the disk is gone"):
+            engine.submit(request([3], adapter="bad")).result(timeout=5)
+        assert outcomes([engine.submit(GOOD[0])]) == [expected(GOOD[0])]
+
+
+def test_a_drafter_that_raises_between_two_steps_fails_its_request_alone() -> None:
+    class Proposer:
+        def drafter(self, tokens: list[int]) -> Any:
+            return Drafter(breaks=list(tokens) == [3, 3])
+
+    class Drafter:
+        """Fails when it is asked while a step is in flight."""
+
+        def __init__(self, breaks: bool) -> None:
+            self.breaks, self.asked = breaks, 0
+
+        def extend(self, tokens: list[int]) -> None:
+            self.asked = 0
+
+        def propose(self, count: int) -> list[int]:
+            self.asked += 1
+            if self.breaks and self.asked == 2:
+                raise RuntimeError("a broken draft model")
+            return []
+
+    engine = toy_engine(speculative_tokens=2)
+    engine._proposer = Proposer()
+    with engine:
+        assert "broken draft" in str(others_are_unharmed(engine, request([3, 3], request_id="bad")))
+
+
 # ---------------------------------------------------------------- before dispatch
 
 
