@@ -56,6 +56,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[
 
 @pytest.fixture
 def open_runtime() -> Iterator[Callable[..., Any]]:
+    from bench.cuda import release
     from gpu_worker.config import EngineConfig
     from gpu_worker.runtime.runtime import ModelRuntime
 
@@ -74,6 +75,6 @@ def open_runtime() -> Iterator[Callable[..., Any]]:
         return runtime
 
     yield get
-    for runtime in opened:
-        runtime.close()
-    torch.cuda.empty_cache()
+    while opened:
+        opened.pop().close()
+    release()
