@@ -128,6 +128,12 @@ def _parse(architecture: str, family: Family, raw: JsonObject) -> ModelConfig:
     activation = raw.get("hidden_act", "silu")
     if activation != "silu":
         raise ModelError(f"config.json: hidden_act must be silu for {architecture}, got {activation!r}")
+    if quantised := raw.get("quantization_config"):
+        method = quantised.get("quant_method", "unnamed") if isinstance(quantised, Mapping) else quantised
+        raise ModelError(
+            f"config.json: weights that are quantised already ({method}) are not read; "
+            "take the plain checkpoint, and weight_quantization for eight bits"
+        )
     n_heads = int(raw["num_attention_heads"])
     return ModelConfig(
         architecture=architecture,

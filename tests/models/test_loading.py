@@ -78,6 +78,14 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(open_runtime, fo
         assert name in message
 
 
+def test_quantised_weights_are_refused_by_their_kind(open_runtime, folder):
+    """Read without their scales they would give nonsense."""
+    edit(folder, quantization_config={"quant_method": "fp8"})
+    message = refused(open_runtime, folder)
+    assert "fp8" in message
+    assert "weight_quantization" in message
+
+
 def test_an_unknown_rope_type(open_runtime, folder):
     edit(folder, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4})
     assert "longrope" in refused(open_runtime, folder)
