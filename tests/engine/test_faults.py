@@ -151,17 +151,20 @@ def test_a_drafter_that_raises_between_two_steps_fails_its_request_alone() -> No
 # ---------------------------------------------------------------- before dispatch
 
 
-def test_a_fault_before_dispatch_fails_its_sequences_and_the_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fail_at", [1, 4])
+def test_a_fault_before_dispatch_fails_its_sequences_and_the_loop_goes_on(
+    fail_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_batch, calls = scheduler_module.make_batch, 0
 
-    def sometimes(*args: Any) -> Any:
+    def once(*args: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls in (1, 6):
+        if calls == fail_at:
             raise RuntimeError("a bug in the batch")
         return make_batch(*args)
 
-    monkeypatch.setattr(scheduler_module, "make_batch", sometimes)
+    monkeypatch.setattr(scheduler_module, "make_batch", once)
     with toy_engine() as engine:
         failed = outcomes([engine.submit(r) for r in GOOD])
         assert EngineError in failed
