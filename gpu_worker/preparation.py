@@ -103,6 +103,8 @@ class Preparer:
             field, tokens = "prompt", check_token_ids("prompt", request.prompt, self.limits.vocab_size)
         require(len(tokens) > 0, field, "must not be empty", "0 tokens")
         require(len(tokens) <= limit, field, f"must have at most {limit} tokens", f"{len(tokens)} tokens")
+        last = self.limits.vocab_size - 1  # a tokenizer may have tokens that the model never learnt
+        require(max(tokens) <= last, field, f"must have only tokens of the model, 0 to {last}", max(tokens))
         return tokens
 
     def _check_request(self, request: Request) -> None:

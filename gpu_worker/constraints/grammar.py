@@ -103,10 +103,9 @@ class GrammarState:
             self._check()
             set_bits(out, vocabulary.eos)
             return
-        own = out[: vocabulary.words]
+        own = np.empty(vocabulary.words, np.int32)
         self._matcher.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
-        out[vocabulary.words :] = 0
-        self._check(own)
+        self._write(own, out)
 
     def consume(self, token_id: int) -> bool:
         if self._matcher.is_stopped():
@@ -131,6 +130,13 @@ class GrammarState:
     def fork(self) -> Self:
         return type(self)(self._grammar, self._matcher.deep_copy(), self._consumed, self._after_end)
 
+    def _write(self, own: Int32Array, out: Int32Array) -> None:
+        """A mask over the tokenizer's vocabulary as one over the model's, which may be the larger or the smaller."""
+        self._check(own)
+        shared = min(len(own), len(out))
+        out[:shared] = own[:shared]
+        out[shared:] = 0
+
     def _check(self, mask: Int32Array | None = None) -> None:
         """Raise where the matcher has given up, or where no token of this vocabulary can go on."""
         if self._matcher.is_error():
@@ -151,13 +157,11 @@ def fill_grammar_masks(states: Sequence[tuple[int, GrammarState]], out: Int32Arr
         if state.finished:
             state.fill_mask(out[row])
     words = going[0][1]._grammar.vocabulary.words
-    own = np.empty((len(going), words), np.int32)  # `out` has the words of the model, often more
+    own = np.empty((len(going), words), np.int32)
     pairs = [(state._matcher, k) for k, (_, state) in enumerate(going)]
     _executor().unsafe_compute_mask_ptr(pairs, own.ctypes.data, words * own.itemsize, len(going))
     for k, (row, state) in enumerate(going):
-        state._check(own[k])
-        out[row, :words] = own[k]
-        out[row, words:] = 0
+        state._write(own[k], out[row])
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:

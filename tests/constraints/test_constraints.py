@@ -219,7 +219,7 @@ def test_more_cannot_be_taken_back_than_was_consumed() -> None:
 # --- many at once -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [WORDS, -(-samples.byte_level().get_vocab_size() // 32)])
+@pytest.mark.parametrize("words", [WORDS, -(-samples.byte_level().get_vocab_size() // 32), 11])
 def test_masks_of_many_states_are_those_of_each(words: int) -> None:
     states = [compiled("choice", ["one", "two", "ten"]) for _ in range(6)]
     for state, text in zip(states, ["", "o", "t", "on", "one", "te"], strict=True):
@@ -229,6 +229,9 @@ def test_masks_of_many_states_are_those_of_each(words: int) -> None:
     for row, state in enumerate(states):
         state.fill_mask(alone[row])
     assert (together == alone).all()
+    widest = np.full((6, WORDS), -1, np.int32)
+    fill_masks(states, widest)
+    assert (together == widest[:, :words]).all(), "a model with fewer tokens than its tokenizer has lacks the last"
 
 
 def test_the_masks_of_drafts_are_those_met_on_their_way() -> None:

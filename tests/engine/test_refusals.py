@@ -22,6 +22,7 @@ BAD: dict[str, tuple[Request, str]] = {
     "empty text": (Request(prompt=""), "prompt"),
     "over the context": (request([1] * 96), "prompt"),
     "a token beyond the vocabulary": (request([1, 48]), "prompt[1]"),
+    "a text with a token that only the tokenizer has": (Request(prompt="ab9"), "prompt"),
     "a negative token": (request([-1]), "prompt[0]"),
     "a token that is no number": (request([1, "x"]), "prompt[1]"),  # type: ignore[list-item]
     "a prompt that is no list": (Request(prompt=7), "prompt"),  # type: ignore[arg-type]
