@@ -19,7 +19,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from types import TracebackType
 from typing import TypeVar
 
@@ -40,6 +40,7 @@ from gpu_worker.scheduling.stopping import Finish
 from gpu_worker.speculation import NgramProposer, Proposer
 from gpu_worker.text import Tokenizer
 from gpu_worker.text_thread import OutputStream, TextThread
+from gpu_worker.threads import Threads
 from gpu_worker.tracing import NO_TRACE, Tracer
 
 logger = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ class Engine:
         self._loop = EngineLoop(
             self.scheduler, pipeline, self._text.post, self._on_device_lost, self.tracer, self.config.debug
         )
-        self._preparation = ThreadPoolExecutor(PREPARATION_THREADS, thread_name_prefix="prepare")
+        self._preparation = Threads(PREPARATION_THREADS, "prepare")
         self._thread = threading.Thread(target=self._loop.run, name="engine", daemon=True)
         self._text.start()
         self._thread.start()
@@ -128,7 +129,7 @@ class Engine:
             if self._shut_down or not hasattr(self, "_thread"):
                 return
             self._shut_down = self._closed = True
-        self._preparation.shutdown(wait=True)
+        self._preparation.close()
         if not drain:
             end = HandedBack("the engine is shutting down") if handback else Finish(FinishReason.CANCELLED)
             self._loop.post(lambda: self._end_all(end))
@@ -162,7 +163,7 @@ class Engine:
             refusal = self._refusal()
             if refusal is None:
                 self._open[handle] = stream
-                self._preparation.submit(self._prepare, stream, arrival, now)
+                self._preparation.put(lambda: self._prepare(stream, arrival, now))
         if refusal is not None:
             self._refuse(stream, refusal)
         return handle

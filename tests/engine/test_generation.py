@@ -200,7 +200,6 @@ def test_priorities_go_first() -> None:
                 on_done=lambda handle: order.append(handle.request.request_id),
             )
         engine._call(lambda: None)
-        engine._preparation.submit(int).result()
         while engine.stats()["waiting"] != 3:
             engine._call(lambda: None)
         engine.resume()
