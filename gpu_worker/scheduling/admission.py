@@ -58,6 +58,8 @@ def shared_prefix(a: ScheduledSequence, b: ScheduledSequence, page_size: int) ->
         return 0
     left, right = a.cache_tokens.codes, b.cache_tokens.codes
     limit = min(len(left), len(right) - 1)
+    if limit < page_size:
+        return 0
     differs = (left[:limit] != right[:limit]).nonzero()[0]
     common = int(differs[0]) if len(differs) else limit
     return common // page_size * page_size

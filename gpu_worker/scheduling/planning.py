@@ -83,7 +83,7 @@ class Planner:
             first is not None
             and state.num_allocated < state.config.max_num_seqs
             and state.gate.is_open(state.waiting, streams, now)
-            and self._fits(first)
+            and self._fits(first, self._promised())
         )
 
     # ------------------------------------------------------------ decode and verify
@@ -174,11 +174,11 @@ class Planner:
         budget = self._chunk if streams else self.state.config.max_num_batched_tokens
         sequences: list[ScheduledSequence] = []
         lengths: list[int] = []
+        promised = 0
         for seq in self._prefilling(streams, now, budget, lengths, short_only):
             room = min(self._chunk, budget - sum(lengths), seq.prefill_target - seq.scheduled_position)
-            if self._new_pages(seq, room) > self.state.manager.pages_available - self._promised(
-                sequences, lengths
-            ):
+            promised += self._new_pages(seq, room)
+            if promised > self.state.manager.pages_available:
                 self._leave_out(seq)
                 break
             sequences.append(seq)
@@ -186,9 +186,6 @@ class Planner:
             if sum(lengths) >= budget:
                 break
         return StepPlan("prefill", sequences, lengths) if sequences else None
-
-    def _promised(self, sequences: Sequence[ScheduledSequence], lengths: Sequence[int]) -> int:
-        return sum(self._new_pages(seq, n) for seq, n in zip(sequences, lengths, strict=True))
 
     def _prefilling(
         self, streams: bool, now: float, budget: int, lengths: list[int], short_only: bool
@@ -204,6 +201,7 @@ class Planner:
                 yield seq
         if not state.gate.is_open(state.waiting, streams, now):
             return
+        promised = self._promised()
         for seq in state.waiting.head(state.config.max_num_seqs):
             if seq.rank[0] > worst_priority:
                 return
@@ -212,10 +210,11 @@ class Planner:
                 continue
             if self._awaits_chunks(seq):
                 continue
-            if not self._admit(seq, budget - sum(lengths), now):
+            if not self._admit(seq, budget - sum(lengths), now, promised):
                 return
             if seq.finalized:
                 continue
+            promised += self._missing_pages(seq)
             yield seq
 
     def _is_long(self, seq: ScheduledSequence) -> bool:
@@ -240,10 +239,18 @@ class Planner:
         matched = state.manager.match_length(seq.cache_tokens, seq.namespace)
         return 2 * (shared - matched) >= seq.prefill_target - matched
 
-    def _admit(self, seq: ScheduledSequence, budget: int, now: float) -> bool:
+    def _promised(self) -> int:
+        """Pages that those that are being prefilled are about to need."""
+        return sum(self._missing_pages(seq) for seq in self.state.prefilling)
+
+    def _missing_pages(self, seq: ScheduledSequence) -> int:
+        """For the rest of its prefill."""
+        return self._new_pages(seq, seq.prefill_target - seq.scheduled_position)
+
+    def _admit(self, seq: ScheduledSequence, budget: int, now: float, promised: int) -> bool:
         """Start one. False: it must wait, and so must all behind it. A broken adapter ends that request."""
         state = self.state
-        if state.num_allocated >= state.config.max_num_seqs or not self._fits(seq):
+        if state.num_allocated >= state.config.max_num_seqs or not self._fits(seq, promised):
             worst = max(state.active, key=_rank, default=None)
             if worst is not None and worst.rank[0] > seq.rank[0]:
                 self._leave_out(seq)
@@ -254,14 +261,12 @@ class Planner:
             state.finalize(seq, error)
             return True
 
-    def _fits(self, seq: ScheduledSequence) -> bool:
-        """Are there pages for the whole prefill, beyond what others are about to need? Alone, it always fits."""
+    def _fits(self, seq: ScheduledSequence, promised: int) -> bool:
+        """Are there pages for the whole prefill, beyond the `promised` ones and what running sequences will soon
+        need? Alone, it always fits."""
         state, manager = self.state, self.state.manager
         target = seq.max_positions if state.config.reserve == "full" else seq.prefill_target
-        spare = 0
-        if state.num_allocated:
-            promised = (self._new_pages(s, s.prefill_target - s.scheduled_position) for s in state.prefilling)
-            spare = len(state.running) * manager.pages_needed(HEADROOM_TOKENS) + sum(promised)
+        spare = len(state.running) * manager.pages_needed(HEADROOM_TOKENS) + promised
         wanted = target + spare * manager.table.page_size
         limit = manager.table.max_pages_per_row * manager.table.page_size
         if wanted > limit and manager.pages_available < manager.pages_needed(wanted):
