@@ -25,6 +25,7 @@ def settle() -> None:
     """Once models are loaded: garbage collections leave them alone from now on, as a worker sees to."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, *gc.get_threshold()[1:])
 
 
 @dataclass(frozen=True)
