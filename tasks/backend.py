@@ -9,9 +9,10 @@ Redis stays away, and may ask again.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from celery import states
 from celery.backends import redis as stock
 
 from tasks.errors import Unavailable
@@ -54,6 +55,24 @@ class ResultConsumer(stock.ResultConsumer):  # type: ignore[misc]
 
 class RedisBackend(stock.RedisBackend):  # type: ignore[misc]
     ResultConsumer = ResultConsumer
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._stored: set[str] = set()
+
+    @contextlib.contextmanager
+    def having_stored(self, task_ids: Sequence[str]) -> Iterator[None]:
+        """While this is open, the successes of these tasks are stored already: by `tasks.worker.completions`."""
+        self._stored.update(task_ids)
+        try:
+            yield
+        finally:
+            self._stored.difference_update(task_ids)
+
+    def store_result(self, task_id: str, result: Any, state: str, *args: Any, **kwargs: Any) -> Any:
+        if state == states.SUCCESS and task_id in self._stored:
+            return result
+        return super().store_result(task_id, result, state, *args, **kwargs)
 
     def on_task_call(self, producer: object, task_id: str) -> None:
         """Subscribe when somebody asks for the result, and not for everything that is submitted."""

@@ -32,7 +32,7 @@ from gpu_worker.handle import Handle
 from gpu_worker.request import Delta, FinishReason, Request
 from tasks.worker.attempts import Begun
 from tasks.worker.publisher import Stream
-from tasks.worker.results import Outcome, at_hand, ended, failed, recorded, succeeded, within
+from tasks.worker.results import Outcome, Success, at_hand, ended, failed, recorded, succeeded, within
 from tasks.worker.revoking import Ending
 from tasks.worker.started import store_started
 
@@ -145,7 +145,7 @@ class Job:
         """An earlier delivery finished the task: store what was recorded, unless that was stored too."""
         assert begun.record is not None
         self.outcome = recorded(begun.record, begun.written)
-        self.pool.run(self._replay)
+        self.pool.completions.run(self._replay)
 
     # ------------------------------------------------------------ engine's text thread
 
@@ -184,7 +184,7 @@ class Job:
     # ------------------------------------------------------------ publisher
 
     def on_finished(self) -> None:
-        self.pool.run(self._complete)
+        self.pool.completions.complete(self)
 
     def on_stale(self) -> None:
         logger.warning("task %s: a newer attempt owns it; dropped here", self.task_id)
@@ -205,7 +205,24 @@ class Job:
 
     # ------------------------------------------------------------ completion threads
 
-    def _complete(self) -> None:
+    @property
+    def plain(self) -> bool:
+        """Is there a result to store, and nothing to send before that or because of it?"""
+        request, outcome = self.delivery.request, self.outcome
+        assert outcome is not None
+        if outcome.result is None or outcome.revoked or self._timed_out(outcome) or request.ignore_result:
+            return False
+        _, _, embed = request._payload
+        return not any((embed or {}).get(name) for name in ("callbacks", "chain", "chord"))
+
+    @property
+    def success(self) -> Success:
+        """What is stored of a job that is plain."""
+        assert self.outcome is not None
+        assert self.outcome.result is not None
+        return self.task_id, self.outcome.result, self.delivery.request._context
+
+    def complete(self) -> None:
         """The end is written: run Celery's trace, which stores the result and sends links and callbacks."""
         outcome = self.outcome
         assert outcome is not None
@@ -262,7 +279,7 @@ class Job:
         backend = request.task.backend
         stored = backend.get_task_meta(self.task_id, cache=False)
         if stored.get("status") not in states.READY_STATES:
-            self._complete()
+            self.complete()
             return
         if request.chord:  # counting a header task twice is harmless, not counting it is not
             backend.on_chord_part_return(request._context, stored["status"], stored["result"])
@@ -291,7 +308,7 @@ class Job:
         if self.ending is None and not self.over:
             self.ending = ending
             if ending == "revoked":
-                self.pool.run(lambda: self.pool.flag_cancel(self.task_id))
+                self.pool.completions.run(lambda: self.pool.flag_cancel(self.task_id))
             if self.handle is not None:
                 self.handle.cancel()
 
@@ -318,7 +335,8 @@ class Job:
         if self.ending is None:
             self.accepted = True
             self.delivery.accept_callback(os.getpid(), self.admitted_at or time.monotonic())
-            self.pool.run(self._store_started)
+            if self.outcome is None:
+                self.pool.completions.run(self._store_started)
 
     def _settle(self, outcome: tuple[bool, Any, float]) -> None:
         self._forget()

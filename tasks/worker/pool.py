@@ -13,7 +13,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from celery.concurrency.base import BasePool
@@ -27,6 +26,7 @@ from tasks.definitions import GenerationTask
 from tasks.schemas import stream_keys
 from tasks.settings import PREFIX, Settings, settings
 from tasks.worker import handoff
+from tasks.worker.completions import Completions
 from tasks.worker.engines import EngineLike, make_engine
 from tasks.worker.foreign import ForeignTasks
 from tasks.worker.intake import Intake
@@ -37,7 +37,6 @@ from tasks.worker.results import largest
 
 logger = logging.getLogger(__name__)
 
-COMPLETION_THREADS = 3
 EX_USAGE = 2
 EX_SOFTWARE = 70
 
@@ -75,7 +74,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         )
         self.intake = Intake(self, client)
         self.foreign = ForeignTasks(self.mailbox)
-        self._completions = ThreadPoolExecutor(COMPLETION_THREADS, thread_name_prefix="petiole-completion")
+        self.completions = Completions(self.app)
         GenerationTask.Request = "tasks.worker.revoking:Request"
         self.result_max_bytes = min(self.settings.result_max_bytes, largest(self.app.backend))
         self.publisher.start()
@@ -134,10 +133,6 @@ class EnginePool(BasePool):  # type: ignore[misc]
         if self.jobs.get(job.task_id) is job:
             del self.jobs[job.task_id]
 
-    def run(self, work: Callable[[], object]) -> None:
-        """On a completion thread. What raises there is logged."""
-        self._completions.submit(_logged, work)
-
     def flag_cancel(self, task_id: str) -> None:
         """Say in Redis that the task shall end, for the worker that may be continuing it."""
         client, key = connections.streams(), stream_keys(task_id).state
@@ -179,7 +174,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     def close_threads(self) -> None:
         """The last step of handing off: nothing runs any more, and everything is in Redis."""
-        self._completions.shutdown(wait=True)
+        self.completions.close()
         self.publisher.close()
         self.engine.shutdown(drain=False)
 
@@ -193,10 +188,3 @@ class EnginePool(BasePool):  # type: ignore[misc]
         hub = self.hub or get_event_loop()
         if hub is not None:
             hub.call_soon(lambda: None)
-
-
-def _logged(work: Callable[[], object]) -> None:
-    try:
-        work()
-    except Exception:
-        logger.exception("completing a task raised")

@@ -32,6 +32,10 @@ _OF_THE_REST = 16_384
 """More than the JSON of everything else in a result without log probabilities."""
 
 
+Success = tuple[str, dict[str, Any], Any]
+"""Task id, result, and Celery's context of the task."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """A result, or an error with what was generated before it."""

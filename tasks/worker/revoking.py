@@ -66,7 +66,7 @@ def revoke(
             logger.info("terminating %s", one)
             request.terminate(pool, signal)
         else:
-            pool.run(lambda one=one: pool.flag_cancel(one))
+            pool.completions.run(lambda one=one: pool.flag_cancel(one))
     held = [one for one in ids if one in known.requests]
     return {"ok": f"terminate: {', '.join(held) or 'tasks unknown'}"}
 
