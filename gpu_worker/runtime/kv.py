@@ -18,6 +18,7 @@ from torch import Tensor
 from gpu_worker.config import EngineConfig
 from gpu_worker.errors import ModelError
 from gpu_worker.models.config import ModelConfig
+from gpu_worker.runtime.container import memory_left
 from gpu_worker.runtime.interface import Int32Array, PageUpdates
 
 _CPU_KV_BYTES = 2**30
@@ -110,9 +111,11 @@ def free_bytes(device: torch.device, utilization: float) -> int:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return int(free - total * (1 - utilization))
+    limit = memory_left()
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
-            available = next(line for line in lines if line.startswith("MemAvailable"))
-        return int(available.split()[1]) * 1024
+            line = next(line for line in lines if line.startswith("MemAvailable"))
+        available = int(line.split()[1]) * 1024
     except (OSError, StopIteration):
-        return 4 * 2**30
+        available = 4 * 2**30
+    return available if limit is None else min(available, limit)

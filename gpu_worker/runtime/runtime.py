@@ -36,6 +36,7 @@ from gpu_worker.models.loading import (
 from gpu_worker.models.lora import AdapterBank
 from gpu_worker.models.registry import Architecture, architecture
 from gpu_worker.runtime.attention.flashinfer import FlashInferKernels
+from gpu_worker.runtime.container import cpu_quota
 from gpu_worker.runtime.cpu import CpuExecutor
 from gpu_worker.runtime.cuda import CudaExecutor, require_flashinfer, working_bytes
 from gpu_worker.runtime.device import CudaStream, Device, open_device, upload
@@ -102,8 +103,8 @@ class ModelRuntime:
         self._torch_device = torch.device("cuda", 0) if self._device.kind == "cuda" else torch.device("cpu")
         if self._device.kind == "cuda":
             require_flashinfer()
-        if config.num_threads:
-            torch.set_num_threads(config.num_threads)
+        if (threads := config.num_threads or _threads()) != torch.get_num_threads():
+            torch.set_num_threads(threads)
         with torch.no_grad():  # not inference mode: buffers are also written by copies outside it
             self._storage = Storage()
             self._load(self._find(config.model))
@@ -346,6 +347,12 @@ class ModelRuntime:
 
     def close(self) -> None:
         self._device.close()
+
+
+def _threads() -> int:
+    """torch's own choice, within what a container's quota lets run at once."""
+    threads, quota = torch.get_num_threads(), cpu_quota()
+    return threads if quota is None else max(1, min(threads, int(quota)))
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:

@@ -1,0 +1,58 @@
+"""What a container leaves to this process: limits of control groups, which neither torch nor /proc/meminfo shows.
+
+A group's limit holds for all groups below it, so the least one on the way up counts. Both versions of control
+groups are read; a container may see its own group at the root of the mount, whatever its path is said to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+_MOUNT = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+def cpu_quota() -> float | None:
+    """How many processors' time may be used; None without a limit."""
+    quotas = []
+    for group in _groups("cpu"):
+        version_1 = f"{_text(group / 'cpu.cfs_quota_us')} {_text(group / 'cpu.cfs_period_us')}"
+        words = (_text(group / "cpu.max") or version_1).split()
+        if len(words) == 2 and all(map(str.isdecimal, words)):
+            quotas.append(int(words[0]) / int(words[1]))
+    return min(quotas, default=None)
+
+
+def memory_left() -> int | None:
+    """Bytes until a limit, counting what the kernel caches of files as free; None without a limit."""
+    left = []
+    for group in _groups("memory"):
+        for limit, usage, cache in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            most, used = _text(group / limit), _text(group / usage)
+            if most.isdecimal() and used.isdecimal():
+                stat = dict(line.split(" ", 1) for line in _text(group / "memory.stat").splitlines())
+                left.append(int(most) - int(used) + int(stat.get(cache, 0)))
+    return max(0, min(left)) if left else None
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """This process's group of a controller, and those above it."""
+    for line in _text(_MEMBERSHIP).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = _MOUNT / controller if controllers else _MOUNT
+        parts = Path(path).parts[1:]
+        for depth in range(len(parts) + 1 if ".." not in parts else 1):
+            yield mount.joinpath(*parts[:depth])
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
