@@ -20,7 +20,7 @@ from collections.abc import Callable
 import torch
 
 from bench.checkpoints import Shape
-from bench.cuda import QWEN3_8B, SMALL, Card, copy_bandwidth, matrix_rate, opened, seconds, tokens
+from bench.cuda import QWEN3_8B, SMALL, Card, copy_bandwidth, matrix_rate, opened, release, seconds, tokens
 from bench.driver import Driver, Stream
 from bench.gpu_serving import beside_transformers, beside_vllm, workload
 from bench.parts import Parts, apart, failed, read
@@ -66,14 +66,16 @@ def measure(part: str, path: str, without: tuple[str, ...]) -> None:
     report, start = Parts("Models on a CUDA device", path=path, part=part), time.perf_counter()
     report.resume(without)
     report.save(path)
-    if part == CEILINGS:
-        report.add(BANDWIDTH, copy_bandwidth() / 1e12, "TB/s")
-        report.add(RATE, matrix_rate() / 1e12, "TFLOP/s")
-    else:
-        PARTS[part](report, Card(report.value(BANDWIDTH) * 1e12, report.value(RATE) * 1e12))
-    report.save(path)
-    new = [result for result in report.results if result.name in report.names.get(part, ())]
-    print(f"\n{part}, {time.perf_counter() - start:.0f} s\n{table(new)}", flush=True)
+    try:
+        if part == CEILINGS:
+            report.add(BANDWIDTH, copy_bandwidth() / 1e12, "TB/s")
+            report.add(RATE, matrix_rate() / 1e12, "TFLOP/s")
+        else:
+            PARTS[part](report, Card(report.value(BANDWIDTH) * 1e12, report.value(RATE) * 1e12))
+    finally:
+        report.save(path)
+        new = [result for result in report.results if result.name in report.names.get(part, ())]
+        print(f"\n{part}, {time.perf_counter() - start:.0f} s\n{table(new)}", flush=True)
 
 
 # ---------------------------------------------------------------- steps
@@ -165,16 +167,17 @@ def kernels(report: Report, runtime: ModelRuntime, shape: Shape, batch: int, ste
         print(f"{us:9.1f} us {count:6.1f} x  {kernel[:90]}")
 
 
-def idle(report: Report, context: opened, runtime: ModelRuntime, batch: int = 64) -> None:
-    """The share of an engine's steps in which the device has nothing to do, pipelined and blocking."""
-    alone = device_seconds(runtime, *prefilled(runtime, batch))
-    for mode in ("on", "off"):
-        with Engine(dataclasses.replace(context.config, pipeline=mode), runtime=runtime) as engine:  # type: ignore[arg-type]
+def waits(report: Report, mode: str, batch: int = 64) -> None:
+    """The share of an engine's steps in which the device has nothing to do."""
+    context = opened(SMALL, pipeline=mode, graph_batch_sizes=(batch,), max_num_seqs=batch, max_model_len=4096)
+    with context as runtime:
+        alone = device_seconds(runtime, *prefilled(runtime, batch))
+        with Engine(context.config, runtime=runtime) as engine:
             step = (generation_seconds(engine, batch, 232) - generation_seconds(engine, batch, 32)) / 200
-        name = f"device idle between steps, batch {batch}, pipeline {mode}"
-        share = 100 * max(0.0, 1 - alone / step)
-        note = f"a step takes {step * 1e3:.3f} ms, {alone * 1e3:.3f} of them on the device"
-        report.add(name, share, "%", target=3.0 if mode == "on" else None, better="lower", note=note)
+    name = f"device idle between steps, batch {batch}, pipeline {mode}"
+    share = 100 * max(0.0, 1 - alone / step)
+    note = f"a step takes {step * 1e3:.3f} ms, {alone * 1e3:.3f} of them on the device"
+    report.add(name, share, "%", target=3.0 if mode == "on" else None, better="lower", note=note)
 
 
 def generation_seconds(engine: Engine, batch: int, n_tokens: int) -> float:
@@ -218,11 +221,16 @@ def large(report: Report, card: Card) -> None:
 
 
 def small(report: Report, card: Card) -> None:
-    context = opened(SMALL, graph_batch_sizes=(1, 16, 64), max_num_seqs=64, max_model_len=4096)
-    with context as runtime:
+    with opened(SMALL, graph_batch_sizes=(1, 16, 64), max_num_seqs=64, max_model_len=4096) as runtime:
         decode(report, runtime, SMALL, card, {1: None, 16: None, 64: 1.6})
         kernels(report, runtime, SMALL, 64)
-        idle(report, context, runtime)
+
+
+def idle(report: Report, card: Card) -> None:
+    """Pipelined and blocking; an engine closes its runtime, so each has its own."""
+    for mode in ("on", "off"):
+        waits(report, mode)
+        release()
 
 
 def large_fp8(report: Report, card: Card) -> None:
@@ -242,6 +250,7 @@ def large_fp8(report: Report, card: Card) -> None:
 PARTS: dict[str, Callable[[Report, Card], None]] = {
     "8b": large,
     "0.6b": small,
+    "idle": idle,
     "sampling": sampling,
     "workload": workload,
     "8b-fp8": large_fp8,
