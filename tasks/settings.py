@@ -75,7 +75,9 @@ class EngineSettings(BaseModel):
         default=(), description="batch sizes with a CUDA graph, such as 1,2,4,8; empty: chosen"
     )
     max_waiting: int = Field(default=10_000, ge=1, description="requests that may wait in the engine")
-    num_threads: int = Field(default=0, ge=0, description="CPU threads of the model; 0: as many as may run at once")
+    num_threads: int = Field(
+        default=0, ge=0, description="CPU threads of the model; 0: as many as may run at once"
+    )
     debug: bool = Field(default=False, description="check every invariant at every step")
 
     @field_validator("graph_batch_sizes", mode="before")

@@ -48,9 +48,9 @@ class EngineLike(Protocol):
 def make_engine(settings: Settings) -> EngineLike:
     """Load, warm up and start the engine that the settings name."""
     module, _, name = settings.engine_factory.partition(":")
-    if not name:
+    factory = getattr(import_module(module), name, None) if name else None
+    if not callable(factory):
         raise InvalidRequest("engine_factory", "must be module:callable", settings.engine_factory)
-    factory = getattr(import_module(module), name)
     engine: EngineLike = factory(EngineConfig(**settings.engine()))
     engine.start()
     return engine

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from gpu_worker.errors import InvalidRequest as InvalidEngine
 from tasks.definitions import generate
 from tasks.errors import InvalidRequest
-from tasks.settings import settings
+from tasks.settings import Settings, settings
 from tasks.worker import local
+from tasks.worker.engines import make_engine
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +32,12 @@ def test_apply_generates_in_this_process() -> None:
 
     result = generate.apply(kwargs={"prompt": "hello", "max_tokens": 3, "seed": 1})
     assert result.get()["token_ids"] == expected("hello", 1, 3)
+
+
+@pytest.mark.parametrize("factory", ["gpu_worker", "gpu_worker:nothing", "gpu_worker:__name__"])
+def test_an_engine_that_is_not_there_is_refused_by_name(factory: str) -> None:
+    with pytest.raises(InvalidEngine, match="engine_factory: must be module:callable"):
+        make_engine(Settings(engine_factory=factory))
 
 
 def test_bad_options_fail_as_in_a_worker() -> None:
