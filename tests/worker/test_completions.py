@@ -30,6 +30,7 @@ def app(server: RedisServer, client: redis.Redis) -> Iterator[Celery]:
     app = Celery("test", set_as_current=False)
     app.loader.override_backends = BACKENDS
     app.conf.update(result_backend=server.url, result_expires=100)
+    app.task(lambda: None, name="tasks.test", shared=False)
     yield app
     app.close()
 
@@ -135,10 +136,6 @@ def test_nothing_is_completed_once_it_is_closed(app: Celery) -> None:
 
 def job_of(app: Celery, outcome: Outcome, **options: Any) -> Job:
     """A job as the pool makes one, of a message as `apply_async` with `options` makes it."""
-
-    @app.task(name="tasks.test", shared=False)  # type: ignore[untyped-decorator]
-    def generate() -> None: ...
-
     sent = app.amqp.as_task_v2("a", "tasks.test", (), {}, **options)
     content_type, encoding, body = dumps(sent.body, "json")
     message = Message(
