@@ -15,6 +15,7 @@ from typing import Any
 from celery import states
 from celery.backends import redis as stock
 
+from tasks.connections import leave_replicas
 from tasks.errors import Unavailable
 from tasks.settings import redacted
 
@@ -59,6 +60,11 @@ class RedisBackend(stock.RedisBackend):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._stored: set[str] = set()
+
+    def _get_pool(self, **params: Any) -> Any:
+        pool = super()._get_pool(**params)
+        leave_replicas(pool)
+        return pool
 
     @contextlib.contextmanager
     def having_stored(self, task_ids: Sequence[str]) -> Iterator[None]:

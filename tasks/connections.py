@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import redis
 from redis.backoff import NoBackoff
+from redis.exceptions import ReadOnlyError
 from redis.retry import Retry
 
 from tasks.settings import EMBEDDED, scheme, settings, verified
@@ -49,7 +50,26 @@ def redis_url(url: str) -> str:
 
 def connect(url: str) -> redis.Redis:
     """A client with a pool of its own."""
-    return redis.Redis.from_url(redis_url(url), retry=Retry(NoBackoff(), 0), **_OPTIONS)
+    client: redis.Redis = redis.Redis.from_url(redis_url(url), retry=Retry(NoBackoff(), 0), **_OPTIONS)
+    leave_replicas(client.connection_pool)
+    return client
+
+
+class _LeavesReplicas:
+    """A connection whose server became a replica has lost its master: the address leads to another one now."""
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        connection: Any = super()
+        try:
+            return connection.read_response(*args, **options)
+        except ReadOnlyError as error:
+            connection.disconnect()
+            raise redis.ConnectionError(str(error)) from error
+
+
+def leave_replicas(pool: Any) -> None:
+    """From now on the connections of `pool` are made anew when a write is refused because of a failover."""
+    pool.connection_class = type("Connection", (_LeavesReplicas, pool.connection_class), {})
 
 
 def streams() -> redis.Redis:

@@ -212,8 +212,10 @@ def test_a_redis_restart_is_survived(own_site: Site) -> None:
     assert site.get(site.generate("after", max_tokens=3, seed=1))["token_ids"] == expected("after", 1, 3)
 
 
-def test_a_failover_to_a_replica_is_survived(tmp_path: Path) -> None:
-    """The address moves to the replica, as it does behind a load balancer or a name; its master is dead."""
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_failover_to_a_replica_is_survived(tmp_path: Path, planned: bool) -> None:
+    """The address moves to the replica, as it does behind a load balancer or a name. Its master is dead; or it has
+    become a replica, refuses writes, and keeps the connections that it has."""
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = str(free.getsockname()[1])
     (tmp_path / "replica").mkdir()
@@ -222,16 +224,23 @@ def test_a_failover_to_a_replica_is_survived(tmp_path: Path) -> None:
         address = Proxy(tmp_path / "p.sock", site.server.socket)
         site.use(address.url)
         worker = site.worker()
+        promoted = connect(replica.url)
+        eventually(lambda: promoted.info("replication")["master_link_status"] == "up", "in step")
         results = [site.generate(f"r{i}", max_tokens=LONG, seed=i) for i in range(20)]
         site.streaming(results[7], 50)
         submitted = site.redis.info("replication")["master_repl_offset"]
-        promoted = connect(replica.url)
         eventually(lambda: promoted.info("replication")["slave_repl_offset"] >= submitted, "replicated")
-        site.server.kill()
         promoted.replicaof("NO", "ONE")
-        address.lead_to(replica.socket)
+        if planned:
+            address.upstream = replica.socket
+            site.redis.replicaof("127.0.0.1", 1)
+            site.use(address.url)
+        else:
+            site.server.kill()
+            address.lead_to(replica.socket)
         for i, result in enumerate(results):
-            assert site.get(result)["token_ids"] == site.tokens(result) == expected(f"r{i}", i, LONG)
+            value = site.get(site.app.AsyncResult(result.id))
+            assert value["token_ids"] == site.tokens(result) == expected(f"r{i}", i, LONG)
         assert worker.alive()
         eventually(lambda: site.held() == site.queued() == 0, "acknowledged")
         replica.kill()
