@@ -30,9 +30,12 @@ def app(server: RedisServer, client: redis.Redis) -> Iterator[Celery]:
     app = Celery("test", set_as_current=False)
     app.loader.override_backends = BACKENDS
     app.conf.update(result_backend=server.url, result_expires=100)
-    app.task(lambda: None, name="tasks.test", shared=False)
+    app.task(nothing, name="tasks.test", shared=False)
     yield app
     app.close()
+
+
+def nothing() -> None: ...
 
 
 class EndedJob:
