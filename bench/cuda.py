@@ -34,9 +34,6 @@ class Card:
 class RandomWeights:
     """See `gpu_worker.models.loading.TensorSource`."""
 
-    def __contains__(self, name: str) -> bool:
-        return name != "lm_head.weight"
-
     def copy(self, name: str, into: Tensor) -> int:
         into.fill_(1.0) if "norm" in name else into.normal_(0, 0.02)
         return into.nbytes

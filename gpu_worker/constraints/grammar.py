@@ -131,7 +131,7 @@ class GrammarState:
         return type(self)(self._grammar, self._matcher.deep_copy(), self._consumed, self._after_end)
 
     def _write(self, own: Int32Array, out: Int32Array) -> None:
-        """A mask over the tokenizer's vocabulary as one over the model's, which may be the larger or the smaller."""
+        """A mask over the tokenizer's vocabulary as one over the model's, the larger or the smaller of the two."""
         self._check(own)
         shared = min(len(own), len(out))
         out[:shared] = own[:shared]

@@ -35,6 +35,11 @@ class RopeConfig:
     truncate: bool = True
 
     @property
+    def max_position(self) -> int:
+        """How far the stretching reaches, where it says so (only YaRN does)."""
+        return int(self.original_max_position * self.factor) if self.kind == "yarn" else 0
+
+    @property
     def amplitude(self) -> float:
         """What cosine and sine are multiplied by (only YaRN does)."""
         if self.kind != "yarn":
@@ -83,12 +88,13 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What a family's `config.json` leaves unsaid."""
+    """What a family's `config.json` leaves unsaid. `head_dim` None: the hidden size over the heads."""
 
     qkv_bias: Callable[[JsonObject], bool]
     out_bias: Callable[[JsonObject], bool]
     qk_norm: bool
     windowed: Callable[[JsonObject], bool]
+    head_dim: int | None = None
 
 
 def _flag(key: str, default: bool = False) -> Callable[[JsonObject], bool]:
@@ -104,7 +110,7 @@ FAMILIES: dict[str, Family] = {
     "MistralForCausalLM": Family(_always(False), _always(False), False, _always(True)),
     "Qwen2ForCausalLM": Family(_always(True), _always(False), False, _flag("use_sliding_window")),
     "Qwen3ForCausalLM": Family(
-        _flag("attention_bias"), _flag("attention_bias"), True, _flag("use_sliding_window")
+        _flag("attention_bias"), _flag("attention_bias"), True, _flag("use_sliding_window"), head_dim=128
     ),
 }
 
@@ -117,6 +123,10 @@ def parse_decoder_config(raw: JsonObject) -> ModelConfig:
         return _parse(architecture, family, raw)
     except KeyError as error:
         raise ModelError(f"config.json of a {architecture} lacks {error.args[0]!r}") from None
+    except ModelError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise ModelError(f"config.json of a {architecture} makes no sense: {error}") from error
 
 
 def architecture_of(raw: JsonObject) -> str:
@@ -125,16 +135,12 @@ def architecture_of(raw: JsonObject) -> str:
 
 
 def _parse(architecture: str, family: Family, raw: JsonObject) -> ModelConfig:
-    activation = raw.get("hidden_act", "silu")
-    if activation != "silu":
-        raise ModelError(f"config.json: hidden_act must be silu for {architecture}, got {activation!r}")
-    if quantised := raw.get("quantization_config"):
-        method = quantised.get("quant_method", "unnamed") if isinstance(quantised, Mapping) else quantised
-        raise ModelError(
-            f"config.json: weights that are quantised already ({method}) are not read; "
-            "take the plain checkpoint, and weight_quantization for eight bits"
-        )
+    _check_computable(architecture, raw)
     n_heads = int(raw["num_attention_heads"])
+    n_kv_heads = int(raw.get("num_key_value_heads") or n_heads)
+    if n_heads % n_kv_heads:
+        raise ModelError(f"config.json: num_key_value_heads must divide {n_heads} heads, got {n_kv_heads}")
+    rope = _parse_rope(raw)
     return ModelConfig(
         architecture=architecture,
         vocab_size=int(raw["vocab_size"]),
@@ -142,11 +148,11 @@ def _parse(architecture: str, family: Family, raw: JsonObject) -> ModelConfig:
         intermediate_size=int(raw["intermediate_size"]),
         n_layers=int(raw["num_hidden_layers"]),
         n_heads=n_heads,
-        n_kv_heads=int(raw.get("num_key_value_heads") or n_heads),
-        head_dim=int(raw.get("head_dim") or raw["hidden_size"] // n_heads),
+        n_kv_heads=n_kv_heads,
+        head_dim=int(raw.get("head_dim") or family.head_dim or raw["hidden_size"] // n_heads),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        max_position=int(raw.get("max_position_embeddings", 2048)),
-        rope=_parse_rope(raw),
+        max_position=max(int(raw.get("max_position_embeddings", 2048)), rope.max_position),
+        rope=rope,
         tied_head=bool(raw.get("tie_word_embeddings", False)),
         qkv_bias=family.qkv_bias(raw),
         out_bias=family.out_bias(raw),
@@ -158,8 +164,23 @@ def _parse(architecture: str, family: Family, raw: JsonObject) -> ModelConfig:
     )
 
 
+def _check_computable(architecture: str, raw: JsonObject) -> None:
+    activation = raw.get("hidden_act", "silu")
+    if activation != "silu":
+        raise ModelError(f"config.json: hidden_act must be silu for {architecture}, got {activation!r}")
+    if quantised := raw.get("quantization_config"):
+        method = quantised.get("quant_method", "unnamed") if isinstance(quantised, Mapping) else quantised
+        raise ModelError(
+            f"config.json: weights that are quantised already ({method}) are not read; "
+            "take the plain checkpoint, and weight_quantization for eight bits"
+        )
+
+
 def _parse_rope(raw: JsonObject) -> RopeConfig:
     given = dict(raw.get("rope_parameters") or {}) | dict(raw.get("rope_scaling") or {})
+    nested = [key for key, value in given.items() if isinstance(value, dict)]
+    if nested:
+        raise ModelError(f"config.json: rope parameters must be the same for all layers, got {', '.join(nested)}")
     kind = str(given.get("rope_type") or given.get("type") or "default")
     if kind not in ("default", "linear", "llama3", "yarn"):
         raise ModelError(f"config.json: rope type must be default, linear, llama3 or yarn, got {kind!r}")
@@ -187,6 +208,12 @@ def _parse_windows(family: Family, raw: JsonObject) -> tuple[int, ...]:
     window = int(raw.get("sliding_window", 4096) or 0) if family.windowed(raw) else 0
     kinds = raw.get("layer_types")
     if kinds:
+        unknown = set(kinds) - {"full_attention", "sliding_attention"}
+        if unknown or len(kinds) != n_layers:
+            found = ", ".join(map(str, sorted(unknown))) or f"{len(kinds)}"
+            raise ModelError(
+                f"config.json: layer_types must be full or sliding attention for {n_layers} layers, got {found}"
+            )
         return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
     first = int(raw.get("max_window_layers", 28)) if "use_sliding_window" in raw else 0
     return tuple(window if layer >= first else 0 for layer in range(n_layers))

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -37,6 +37,8 @@ from gpu_worker.models.safetensors import Checkpoint
 
 PETIOLE_TINY = "petiole-tiny"
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+_HUB_COPIES = ["consolidated*.safetensors", "original/*", "onnx/*"]
+"""The same weights again, in formats of others."""
 _PROGRESS_FROM_BYTES = 256 * 2**20
 _VOLATILE_KEYS = frozenset({"transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"})
 
@@ -63,7 +65,8 @@ def _download(model: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=_HUB_FILES))
+        found = snapshot_download(model, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES)
+        return Path(found)
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         where = f"{model}@{revision}" if revision else model
@@ -131,8 +134,6 @@ class LoadOptions:
 class TensorSource(Protocol):
     """Where a decoder's tensors come from: a `Checkpoint`, or whatever a benchmark makes up."""
 
-    def __contains__(self, name: str) -> bool: ...
-
     def copy(self, name: str, into: Tensor) -> int:
         """Fill `into` with the named tensor; returns the bytes read."""
         ...
@@ -149,8 +150,14 @@ def read_decoder(
 
 
 def load_decoder(folder: Path, config: ModelConfig, options: LoadOptions) -> Decoder:
-    """Read a checkpoint's weights into a decoder. Raises ModelError for what is missing or of another shape."""
+    """Read a checkpoint's weights into a decoder. Raises ModelError for what is missing or of another shape.
+
+    As in transformers, a head that differs from the embedding is used, whatever the configuration says of tying.
+    """
+    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
     with Checkpoint(folder) as checkpoint:
+        if config.tied_head and head in checkpoint and not checkpoint.same(embedding, head):
+            config = replace(config, tied_head=False)
         n_bytes = 0 if options.device.type == "meta" else checkpoint.n_bytes()
         with _progress(n_bytes, folder.name) as advance:
             return read_decoder(checkpoint, config, options, advance)
@@ -167,10 +174,9 @@ class _Loader:
         config, options = self.config, self.options
         embedding = self._tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         layers = tuple(self._layer(i) for i in range(config.n_layers))
-        tied = config.tied_head or "lm_head.weight" not in self.checkpoint
         head = (
             options.make_linear(embedding, None)
-            if tied
+            if config.tied_head
             else self._linear(["lm_head"], [config.vocab_size], config.hidden_size, bias=False, quantize=False)
         )
         return Decoder(

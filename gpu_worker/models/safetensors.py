@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,13 +25,9 @@ _DTYPES = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
 }
+"""Fewer bits mean scales beside them, which are not read."""
+
 _MAX_HEADER_BYTES = 100 * 2**20
 
 
@@ -86,7 +83,8 @@ class SafetensorsFile:
         """A view of the file; read it, do not keep it."""
         entry = self.entries[name]
         if entry.dtype not in _DTYPES:
-            raise ModelError(f"{self.path}: tensor {name} has the unsupported type {entry.dtype}")
+            known = ", ".join(_DTYPES)
+            raise ModelError(f"{self.path}: tensor {name} must be of type {known}, got {entry.dtype}")
         dtype = _DTYPES[entry.dtype]
         count = math.prod(entry.shape)
         if count == 0:
@@ -100,6 +98,13 @@ class SafetensorsFile:
         """The first bytes of a tensor, for a fingerprint."""
         entry = self.entries[name]
         return self._map[entry.start : min(entry.end, entry.start + n_bytes)]
+
+    def chunks(self, name: str, n_bytes: int = 2**24) -> Iterator[bytes]:
+        """A tensor, piece by piece."""
+        entry = self.entries[name]
+        for start in range(entry.start, entry.end, n_bytes):
+            yield self._map[start : min(start + n_bytes, entry.end)]
+            self.release(name)
 
     def release(self, name: str) -> None:
         if hasattr(self._map, "madvise"):
@@ -151,6 +156,14 @@ class Checkpoint:
         file.release(name)
         return entry.end - entry.start
 
+    def same(self, name: str, other: str) -> bool:
+        """Do two tensors hold the same bits?"""
+        one, two = self.entry(name), self.entry(other)
+        if (one.dtype, one.shape) != (two.dtype, two.shape):
+            return False
+        pieces = zip(self._owner(name).chunks(name), self._owner(other).chunks(other), strict=True)
+        return all(left == right for left, right in pieces)
+
     def _owner(self, name: str) -> SafetensorsFile:
         try:
             return self._file_of[name]
@@ -159,16 +172,15 @@ class Checkpoint:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.exists():
+        return [single]
     if index.exists():
         try:
             weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
             return [folder / name for name in sorted(set(weight_map.values()))]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{index} cannot be read: {error!r}") from None
-    single = folder / "model.safetensors"
-    if single.exists():
-        return [single]
     other = sorted(path.name for path in folder.glob("*.bin"))
     hint = f"; {other[0]} is a pickle, convert it to safetensors" if other else ""
     raise ModelError(f"{folder} has neither model.safetensors nor model.safetensors.index.json{hint}")

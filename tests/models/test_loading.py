@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from test_logits import ALL, reference, relative_error, table, tokens
 
 from bench.driver import Driver
 from gpu_worker.errors import ModelError
+from gpu_worker.models.layers import DenseLinear
 from gpu_worker.models.loading import fingerprint, resolve_model
 from gpu_worker.runtime.device import DeviceError
 
@@ -98,6 +101,69 @@ def test_a_missing_field(open_runtime, folder):
     assert "vocab_size" in refused(open_runtime, folder)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_types": ["full_attention", "chunked_attention", "full_attention"]}, "got chunked_attention"),
+        ({"layer_types": ["full_attention"]}, "for 3 layers, got 1"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads must divide 4 heads, got 3"),
+        ({"num_attention_heads": "four"}, "makes no sense: .*'four'"),
+        ({"vocab_size": "many"}, "makes no sense: .*'many'"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "for all layers, got full_attention"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": None}}, "makes no sense"),
+    ],
+    ids=str,
+)
+def test_a_configuration_that_would_give_other_logits_is_refused(changes, message, open_runtime, folder):
+    edit(folder, **changes)
+    assert re.search(message, refused(open_runtime, folder))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_weights_that_want_a_scale_are_refused(dtype, open_runtime, folder):
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    name = "model.layers.0.mlp.up_proj.weight"
+    save_file(weights | {name: weights[name].to(dtype), f"{name}_scale_inv": torch.ones(1)}, path)
+    assert re.search(
+        f"{name} must be of type F64, F32, F16, BF16, got (I8|F8_E4M3)", refused(open_runtime, folder)
+    )
+
+
+@pytest.mark.parametrize("head", ["the embedding again", "one of its own"])
+def test_a_head_beside_a_tied_embedding_is_what_transformers_makes_of_it(head, open_runtime, checkpoint, tmp_path):
+    model = copy.deepcopy(checkpoint("qwen3")[1])
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    own = weights["model.embed_tokens.weight"].clone()
+    if head == "one of its own":
+        own = own.flip(0).contiguous()
+        model.lm_head.weight = torch.nn.Parameter(own)
+    save_file(weights | {"lm_head.weight": own}, path)
+    runtime = open_runtime(tmp_path)
+    assert relative_error(table(logits_of(runtime)), reference(model, tokens(9))[-1:]) < 1e-4
+    shared = runtime._decoder.head.weight.data_ptr() == runtime._decoder.embedding.data_ptr()
+    assert shared == (head == "the embedding again") or not isinstance(runtime._decoder.head, DenseLinear)
+
+
+def test_a_missing_head_is_not_the_embedding(open_runtime, folder):
+    edit(folder, tie_word_embeddings=False)
+    assert "no tensor lm_head.weight" in refused(open_runtime, folder)
+
+
+def test_a_whole_file_goes_before_an_index_of_shards(open_runtime, folder):
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    logits_of(open_runtime(folder))
+
+
+def test_yarn_reaches_as_far_as_it_stretches(open_runtime, checkpoint, tmp_path):
+    folder = shutil.copytree(checkpoint("qwen2-yarn")[0], tmp_path / "model")
+    edit(folder, max_position_embeddings=64)
+    assert open_runtime(folder).limits.max_model_len == 256
+
+
 @pytest.mark.parametrize("keep", [0, 5, 100, -1000])
 def test_truncated_weights(open_runtime, folder, keep):
     path = folder / "model.safetensors"
@@ -119,7 +185,7 @@ def test_weights_of_another_shape(open_runtime, folder):
 
 
 def test_a_missing_tensor(open_runtime, folder):
-    edit(folder, num_hidden_layers=4)
+    edit(folder, num_hidden_layers=4, layer_types=None)
     assert "no tensor model.layers.3" in refused(open_runtime, folder)
 
 
