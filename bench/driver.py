@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -47,8 +48,10 @@ class Driver:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self._slot = 0
-        self._free = deque(range(1, runtime.limits.n_pages))
-        self._rows = deque(range(1, runtime.limits.max_batch_size))
+        limits = runtime.limits
+        self._page_size = limits.page_size
+        self._free = deque(range(1, limits.n_pages))
+        self._rows = deque(range(1, limits.max_batch_size))
 
     def sequence(
         self, prompt: Sequence[int], sampling: SamplingParams | None = None, seed: int = 0, adapter_slot: int = 0
@@ -64,7 +67,7 @@ class Driver:
         """A new sequence whose first `shared` tokens (a multiple of the page size) lie in the other's pages."""
         child = self.sequence(prompt, sequence.sampling, sequence.seed)
         child.length = shared
-        child.pages = sequence.pages[: shared // self.runtime.limits.page_size]
+        child.pages = sequence.pages[: shared // self._page_size]
         return child
 
     # -- steps
@@ -170,7 +173,7 @@ class Driver:
             rows=np.array([s.row for s in sequences], dtype=np.int32),
             starts=np.array(starts, dtype=np.int32),
             lengths=np.array([len(t) for t in inputs], dtype=np.int32),
-            token_ids=np.concatenate([np.array(t, dtype=np.int32) for t in inputs]),
+            token_ids=np.fromiter(chain.from_iterable(inputs), dtype=np.int32),
             outputs=np.array(outputs, dtype=np.int32),
             pending=np.array(pending or [PENDING] * len(sequences), dtype=np.int32),
             bindings=bindings,
@@ -190,7 +193,7 @@ class Driver:
 
     def _grow(self, sequence: Stream) -> list[tuple[int, int, int]]:
         updates = []
-        while len(sequence.pages) * self.runtime.limits.page_size < sequence.length:
+        while len(sequence.pages) * self._page_size < sequence.length:
             page = self._free.popleft()
             updates.append((sequence.row, len(sequence.pages), page))
             sequence.pages.append(page)

@@ -15,6 +15,8 @@ from gpu_worker.runtime.inputs import StepInputs, StepStates
 from gpu_worker.runtime.kv import KVCache
 from gpu_worker.runtime.native.forward import native_decoder
 
+_NO_HIDDEN = torch.empty(0)
+
 
 class CpuExecutor:
     """Forward and logits of one decoder over one KV pool. See `runtime.Executor`.
@@ -32,25 +34,14 @@ class CpuExecutor:
     def forward(self, slot_id: int, inputs: StepInputs) -> StepStates:
         at = inputs.pending_inputs
         inputs.token_ids[at] = self._pending[inputs.rows[at]]
-        hidden = self._hidden(inputs, torch.from_numpy(inputs.token_ids))
-        outputs = hidden if inputs.samples_all else hidden[torch.from_numpy(inputs.output_inputs)]
-        return StepStates(outputs, lambda: self._logits(outputs))
-
-    def _embed(self, inputs: StepInputs, token_ids: Tensor) -> Tensor:
-        if not self._decoder.n_values:
-            return self._decoder.embed(token_ids)
-        values, at = inputs.values, inputs.pending_inputs
-        if values is None:
-            values = np.zeros((len(token_ids), self._decoder.n_values), np.float32)
-        values[at] = self._pending_values[inputs.rows[at]]
-        return cast(ValueDecoder, self._decoder).embed_values(token_ids, torch.from_numpy(values))
-
-    def _hidden(self, inputs: StepInputs, token_ids: Tensor) -> Tensor:
+        token_ids, outputs = torch.from_numpy(inputs.token_ids), torch.from_numpy(inputs.output_inputs)
         rows, positions = torch.from_numpy(inputs.rows), torch.from_numpy(inputs.positions)
-        adapted = self._bank is not None and bool(inputs.adapters.any())
+        adapters = None
+        if self._bank is not None and inputs.adapters.any():
+            adapters = np.repeat(inputs.adapters, inputs.lengths)
         if self._native is not None:
-            adapters = np.repeat(inputs.adapters, inputs.lengths) if adapted else None
-            return self._native.forward(self._native.embed(token_ids), positions, rows, adapters)
+            logits = self._native.forward(slot_id, token_ids, positions, rows, outputs, adapters)
+            return StepStates(_NO_HIDDEN, lambda: logits)
         attention = PagedAttention(
             cache=self._cache,
             windows=self._decoder.config.windows,
@@ -60,12 +51,16 @@ class CpuExecutor:
             slots=self._cache.slots(rows, positions),
             scale=self._decoder.config.head_dim**-0.5,
         )
-        deltas = None
-        if self._bank is not None and adapted:
-            deltas = GroupedDeltas(self._bank, np.repeat(inputs.adapters, inputs.lengths))
-        return self._decoder.forward(self._embed(inputs, token_ids), Forward(positions, attention, deltas))
+        deltas = None if self._bank is None or adapters is None else GroupedDeltas(self._bank, adapters)
+        forward = Forward(positions, attention, deltas)
+        hidden = self._decoder.forward(self._embed(inputs, token_ids), forward)[outputs]
+        return StepStates(hidden, lambda: self._decoder.head_output(hidden).float())
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        if self._native is not None:
-            return self._native.logits(hidden.float())
-        return self._decoder.head_output(hidden).float()
+    def _embed(self, inputs: StepInputs, token_ids: Tensor) -> Tensor:
+        if not self._decoder.n_values:
+            return self._decoder.embed(token_ids)
+        values, at = inputs.values, inputs.pending_inputs
+        if values is None:
+            values = np.zeros((len(token_ids), self._decoder.n_values), np.float32)
+        values[at] = self._pending_values[inputs.rows[at]]
+        return cast(ValueDecoder, self._decoder).embed_values(token_ids, torch.from_numpy(values))

@@ -15,6 +15,12 @@ typedef struct {
   int64_t t, n, row, first;
 } Span;
 
+/* What one call computes: a span at one key head. */
+typedef struct {
+  const Span *span;
+  int head;
+} Unit;
+
 /* A thread's own memory. `width`: the head's, in whole panels; `m` = queries of a span times heads of a group. With
  * HALF_INPUTS beside a cache in bfloat16, what is multiplied lies there in bfloat16, keys and values in pairs. */
 typedef struct {
@@ -38,7 +44,7 @@ INLINE int64_t slot_of(const Cache *c, int64_t row, int64_t position) {
   return (int64_t)pages[position / c->page_size] * c->page_size + position % c->page_size;
 }
 
-/* One span and one key head. queries, out: of the span's first position, at the group's first head; `q_stride`,
- * `out_stride`: from one position to the next. */
-void attend(const Cache *c, int64_t layer, int64_t window, const Span *s, int head, const float *queries,
+/* queries, out: of the span's first position, at the group's first head; `q_stride`, `out_stride`: from one position
+ * to the next. `next`: what this thread computes next, as far as one knows: its keys and values are asked for. */
+void attend(const Cache *c, int64_t layer, int64_t window, const Unit *u, const Unit *next, const float *queries,
             int64_t q_stride, float *out, int64_t out_stride, Desk *d);

@@ -1,4 +1,8 @@
-/* A decoder's forward on a CPU, all layers in one call and one parallel region.
+/* A decoder's forward on a CPU, from token ids to logits in one call.
+ *
+ * Of many sequences each thread computes its own share from the first layer to the last (`share`): threads wait for
+ * nobody, and what one map leaves is in the thread's own cache for the next. Few sequences, or one long prompt, are
+ * computed by all threads together, which share out the outputs of each map and meet after it.
  *
  * Activations are float32; weights and the KV cache are read as they are stored and widened in registers, or, where
  * the processor multiplies bfloat16 (DOT), meet activations that are rounded to it. What is computed for a position
@@ -30,10 +34,11 @@ typedef struct {
 } Model;
 
 typedef struct {
-  int64_t t;                /* positions of the step */
+  int64_t t, from;          /* positions of the step, or of the share of it that begins at `from` */
+  const int64_t *token_ids; /* [t], or null: hidden holds their embeddings */
   const int64_t *positions; /* [t] */
   const int64_t *rows;      /* [t] page-table rows */
-  float *hidden;            /* [t, hidden], in and out */
+  float *hidden;            /* [t, hidden] */
   float *normed;            /* [t, hidden] */
   float *qkv;               /* [t, q + 2 kv] */
   float *mixed;             /* [t, q] */
@@ -42,8 +47,15 @@ typedef struct {
   const Delta *const *adapters; /* [t] deltas, [layers][MAPS], or null; null where the step has none */
   float *reduced;           /* [t, most outputs of an A], where there are adapters */
   int64_t reduced_stride;
+  int64_t o;                /* positions whose logits are wanted */
+  const int64_t *outputs;   /* [o] those, ascending */
+  float *logits;            /* [o, vocab], out */
   int32_t n_threads;
 } Step;
+
+#define LEAST 4      /* positions of a share: fewer do not make up for reading all weights */
+#define UNEQUAL 8    /* the largest share may exceed the mean by 1 / UNEQUAL of it */
+#define READ_COST 32 /* a float of the KV cache that is read costs about as much as so many multiply-adds */
 
 /* The order of an adapter's deltas in a layer. */
 enum { QKV = 0, OUT = 1, GATE_UP = 2, DOWN = 3, MAPS = 4 };
@@ -98,17 +110,26 @@ static void rotate_and_keep(const Model *m, const Layer *l, int64_t i, const Ste
   }
 }
 
-static void attention(const Model *m, int64_t window, int64_t i, const Step *s, const Span *spans, int64_t n, Desk *d) {
+static void attention(const Model *m, int64_t window, int64_t layer, const Step *s, const Span *spans, int64_t n, Desk *d) {
   const Cache *cache = &m->cache;
   const int64_t q = (int64_t)cache->heads * cache->head_dim, wide = q + 2 * (int64_t)cache->kv_heads * cache->head_dim;
   const int64_t group = q / cache->kv_heads;
 #pragma omp for schedule(dynamic, 1)
-  for (int64_t unit = n * cache->kv_heads - 1; unit >= 0; unit--) { /* from the end: the longest first */
-    const Span *span = spans + unit / cache->kv_heads;
-    const int64_t head = unit % cache->kv_heads;
-    attend(cache, i, window, span, (int)head, s->qkv + span->t * wide + head * group, wide,
-           s->mixed + span->t * q + head * group, q, d);
+  for (int64_t i = n * cache->kv_heads - 1; i >= 0; i--) { /* from the end: the longest first */
+    const int64_t next = i < omp_get_num_threads() ? i : i - omp_get_num_threads();
+    const Unit unit = {spans + i / cache->kv_heads, (int)(i % cache->kv_heads)};
+    const Unit then = {spans + next / cache->kv_heads, (int)(next % cache->kv_heads)};
+    attend(cache, layer, window, &unit, &then, s->qkv + unit.span->t * wide + unit.head * group, wide,
+           s->mixed + unit.span->t * q + unit.head * group, q, d);
   }
+}
+
+/* The logits of the step's outputs; normed: [o, hidden] scratch */
+static void logits(const Model *m, const Step *s, Bench *b) {
+#pragma omp for schedule(static)
+  for (int64_t i = 0; i < s->o; i++)
+    rms_norm(s->hidden + (s->outputs[i] - s->from) * m->hidden, m->norm, s->normed + i * m->hidden, m->hidden, m->eps);
+  linear(&m->head, s->o, s->normed, s->logits, 0, b);
 }
 
 static void norms(const Model *m, const Step *s, const float *weight) {
@@ -135,15 +156,17 @@ static int64_t widest(const Model *m) {
   return q > k ? q : k;
 }
 
-void petiole_forward(const Model *m, const Step *s) {
+/* A step or a share of one, on `n_threads` threads. */
+static void compute(const Model *m, const Step *s, int n_threads) {
   Span *spans = malloc(sizeof(Span) * (size_t)s->t);
   const int64_t n_spans = find_spans(&m->cache, s->t, s->rows, s->positions, spans);
   Run *runs = s->adapters ? malloc(sizeof(Run) * (size_t)s->t) : NULL;
   const Adapters adapters = {s, runs, runs ? find_runs(s->t, s->adapters, runs) : 0};
-#pragma omp parallel num_threads(s->n_threads)
+#pragma omp parallel num_threads(n_threads)
   {
     Bench bench = new_bench(s->t, widest(m));
     Desk desk = new_desk(&m->cache, smaller(s->t, span_length(&m->cache)));
+    if (s->token_ids) embed(&m->head, s->t, s->token_ids, s->hidden);
     for (int64_t i = 0; i < m->n_layers; i++) {
       const Layer *l = m->layers + i;
       norms(m, s, l->input_norm);
@@ -157,6 +180,7 @@ void petiole_forward(const Model *m, const Step *s) {
       for (int64_t t = 0; t < s->t; t++) silu_mul(s->gates + t * 2 * m->inner, s->acted + t * m->inner, m->inner);
       map(&l->down, i * MAPS + DOWN, &adapters, s->acted, s->hidden, 1, &bench);
     }
+    logits(m, s, &bench);
     free_bench(&bench);
     free_desk(&desk);
   }
@@ -164,15 +188,65 @@ void petiole_forward(const Model *m, const Step *s) {
   free(runs);
 }
 
-/* hidden [o, hidden] -> logits [o, vocab]; normed: [o, hidden] scratch */
-void petiole_logits(const Model *m, int64_t o, const float *hidden, float *normed, float *logits, int32_t n_threads) {
-#pragma omp parallel num_threads(n_threads)
-  {
-    Bench bench = new_bench(o, m->hidden);
-#pragma omp for schedule(static)
-    for (int64_t i = 0; i < o; i++)
-      rms_norm(hidden + i * m->hidden, m->norm, normed + i * m->hidden, m->hidden, m->eps);
-    linear(&m->head, o, normed, logits, 0, &bench);
-    free_bench(&bench);
+static Step part_of(const Model *m, const Step *s, int64_t from, int64_t to) {
+  const int64_t q = (int64_t)m->cache.heads * m->cache.head_dim;
+  const int64_t wide = q + 2 * (int64_t)m->cache.kv_heads * m->cache.head_dim;
+  int64_t first = 0, end;
+  while (first < s->o && s->outputs[first] < from) first++;
+  for (end = first; end < s->o && s->outputs[end] < to;) end++;
+  return (Step){.t = to - from,
+                .from = from,
+                .token_ids = s->token_ids ? s->token_ids + from : NULL,
+                .positions = s->positions + from,
+                .rows = s->rows + from,
+                .hidden = s->hidden + from * m->hidden,
+                .normed = s->normed + from * m->hidden,
+                .qkv = s->qkv + from * wide,
+                .mixed = s->mixed + from * q,
+                .gates = s->gates + from * 2 * m->inner,
+                .acted = s->acted + from * m->inner,
+                .adapters = s->adapters ? s->adapters + from : NULL,
+                .reduced = s->reduced + from * s->reduced_stride,
+                .reduced_stride = s->reduced_stride,
+                .o = end - first,
+                .outputs = s->outputs + first,
+                .logits = s->logits + first * m->head.n};
+}
+
+static int64_t terms(const Linear *l) { return (int64_t)l->n * l->k; }
+
+/* What a position costs in a layer, in multiply-adds. */
+static int64_t cost(const Model *m, int64_t position) {
+  const Layer *l = m->layers;
+  return terms(&l->qkv) + terms(&l->out) + terms(&l->gate_up) + terms(&l->down) +
+         READ_COST * 2 * (position + 1) * m->cache.kv_heads * m->cache.head_dim;
+}
+
+/* Cuts a step between sequences into a share of like cost for each thread. False where there is no such cut. */
+static int share(const Model *m, const Step *s, Step *shares) {
+  const int n = s->n_threads;
+  int64_t total = 0, done = 0, from = 0, before = 0;
+  int made = 0;
+  if (n == 1 || s->t < n * LEAST) return 0;
+  for (int64_t t = 0; t < s->t; t++) total += cost(m, s->positions[t]);
+  for (int64_t t = 0; t < s->t; t++) {
+    const int last = t + 1 == s->t;
+    done += cost(m, s->positions[t]);
+    if (!last && (done < total / n * (made + 1) || s->rows[t] == s->rows[t + 1])) continue;
+    if (made == n || t + 1 - from < LEAST || (done - before) * n > total + total / UNEQUAL) return 0;
+    shares[made++] = part_of(m, s, from, t + 1);
+    before = done;
+    from = t + 1;
   }
+  return made == n;
+}
+
+void petiole_forward(const Model *m, const Step *s) {
+  Step shares[s->n_threads];
+  if (!share(m, s, shares)) {
+    compute(m, s, s->n_threads);
+    return;
+  }
+#pragma omp parallel num_threads(s->n_threads)
+  compute(m, shares + omp_get_thread_num(), 1);
 }

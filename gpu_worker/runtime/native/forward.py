@@ -72,6 +72,8 @@ class _Model(ctypes.Structure):
 class _Step(ctypes.Structure):
     _fields_ = [
         ("t", c_int64),
+        ("from", c_int64),
+        ("token_ids", c_void_p),
         ("positions", c_void_p),
         ("rows", c_void_p),
         ("hidden", c_void_p),
@@ -83,6 +85,9 @@ class _Step(ctypes.Structure):
         ("adapters", c_void_p),
         ("reduced", c_void_p),
         ("reduced_stride", c_int64),
+        ("o", c_int64),
+        ("outputs", c_void_p),
+        ("logits", c_void_p),
         ("n_threads", c_int32),
     ]
 
@@ -130,29 +135,28 @@ class NativeDecoder:
             config.intermediate_size,
             NativeAdapters.reduced_width(bank) if bank is not None else 0,
         )
-        self._scratch = self._logits = torch.empty(0)
-
-    def embed(self, token_ids: Tensor) -> Tensor:
-        """int64 [T] -> float32 [T, hidden]"""
-        if not self._tied:
-            return self._decoder.embed(token_ids).float()
-        hidden = torch.empty(len(token_ids), self._model.hidden)
-        self._library.petiole_embed(
-            ctypes.byref(self._model.head),
-            c_int64(len(token_ids)),
-            c_void_p(token_ids.data_ptr()),
-            c_void_p(hidden.data_ptr()),
-        )
-        return hidden
+        self._scratch = torch.empty(0)
+        self._logits: dict[int, Tensor] = {}
 
     def forward(
-        self, hidden: Tensor, positions: Tensor, rows: Tensor, adapter_slots: Int32Array | None = None
+        self,
+        slot_id: int,
+        token_ids: Tensor,
+        positions: Tensor,
+        rows: Tensor,
+        outputs: Tensor,
+        adapter_slots: Int32Array | None = None,
     ) -> Tensor:
-        """All layers over `hidden`, float32 [T, hidden], in place. positions, rows: int64 [T]; a row's positions
-        ascend; adapter_slots: [T]. Writes the KV of every position, and reads that of the row's earlier ones."""
-        t, width = hidden.shape[0], sum(self._widths)
-        if self._scratch.numel() < t * width:
-            self._scratch = torch.empty(t * width)
+        """Logits, float32 [O, vocab], in memory that the slot's next step overwrites: as much given back and taken
+        anew in each step costs more than the sums of a small batch.
+
+        token_ids, positions, rows: int64 [T]; a row's positions ascend, and its inputs are neighbours; outputs:
+        int64 [O], ascending, the inputs whose logits are wanted; adapter_slots: [T]. Writes the KV of every
+        position, and reads that of the row's earlier ones."""
+        t, width, hidden_size, vocab = len(token_ids), sum(self._widths), self._model.hidden, self._model.head.n
+        hidden = torch.empty(t, hidden_size) if self._tied else self._decoder.embed(token_ids).float()
+        self._scratch = _at_least(self._scratch, t * width)
+        self._logits[slot_id] = memory = _at_least(self._logits.get(slot_id), len(outputs) * vocab)
         at, parts = self._scratch.data_ptr(), []
         for part in self._widths:
             parts.append(at)
@@ -162,6 +166,8 @@ class NativeDecoder:
             adapters = self._adapters.addresses(adapter_slots)
         step = _Step(
             t,
+            0,
+            token_ids.data_ptr() if self._tied else None,
             positions.data_ptr(),
             rows.data_ptr(),
             hidden.data_ptr(),
@@ -169,29 +175,13 @@ class NativeDecoder:
             None if adapters is None else adapters.ctypes.data,
             parts[-1],
             self._widths[-1],
+            len(outputs),
+            outputs.data_ptr(),
+            memory.data_ptr(),
             torch.get_num_threads(),
         )
         self._library.petiole_forward(ctypes.byref(self._model), ctypes.byref(step))
-        return hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [O, hidden] -> float32 [O, vocab], which the next call overwrites: memory of that size, given
-        back and taken anew in each step, costs more than the sums of a small batch."""
-        hidden = hidden.contiguous()
-        normed = torch.empty_like(hidden)
-        rows, vocab = hidden.shape[0], self._model.head.n
-        if self._logits.numel() < rows * vocab:
-            self._logits = torch.empty(rows * vocab)
-        logits = self._logits[: rows * vocab].view(rows, vocab)
-        self._library.petiole_logits(
-            ctypes.byref(self._model),
-            c_int64(hidden.shape[0]),
-            c_void_p(hidden.data_ptr()),
-            c_void_p(normed.data_ptr()),
-            c_void_p(logits.data_ptr()),
-            c_int32(torch.get_num_threads()),
-        )
-        return logits
+        return memory[: len(outputs) * vocab].view(len(outputs), vocab)
 
     def _layer(self, i: int) -> _Layer:
         layer = self._decoder.layers[i]
@@ -206,6 +196,10 @@ class NativeDecoder:
             down=self._weights.linear(layer.down),
             window=self._decoder.config.windows[i],
         )
+
+
+def _at_least(memory: Tensor | None, n: int) -> Tensor:
+    return memory if memory is not None and memory.numel() >= n else torch.empty(n)
 
 
 def native_decoder(decoder: Decoder, cache: KVCache, bank: AdapterBank | None = None) -> NativeDecoder | None:

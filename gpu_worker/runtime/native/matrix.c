@@ -90,12 +90,14 @@ INLINE void widen(int kind, const void *panel, int64_t i, vf rows[2][2]) {
   }
 }
 
-/* vocabulary rows of a packed embedding: out [t, k] */
-void petiole_embed(const Linear *l, int64_t t, const int64_t *ids, float *out) {
+void embed(const Linear *l, int64_t t, const int64_t *ids, float *out) {
+#pragma omp for schedule(static)
   for (int64_t i = 0; i < t; i++) {
     const char *panel = panel_of(l, ids[i] / PANEL);
+    const int n = (int)(ids[i] % PANEL);
+    for (int64_t c = 0; c < l->k; c++) __builtin_prefetch(panel + place(l->kind, c, n) * size_of(l->kind));
     for (int64_t c = 0; c < l->k; c++) {
-      const int64_t at = place(l->kind, c, (int)(ids[i] % PANEL));
+      const int64_t at = place(l->kind, c, n);
       uint32_t bits = l->kind == F32 ? ((const uint32_t *)panel)[at] : (uint32_t)((const uint16_t *)panel)[at] << 16;
       memcpy(out + i * l->k + c, &bits, 4);
     }

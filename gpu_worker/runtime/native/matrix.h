@@ -45,5 +45,8 @@ void multiply(int half, int m, int kc, const void *x, const void *w, float *c, i
 /* y [m, n at panel p] (+)= x Wt + b, for m <= ROWS inputs. Forget `held` when x has changed. */
 void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, float *y, int64_t ldy, int add, Bench *b);
 
+/* Rows of a packed embedding: out [t, k]. Called by every thread of a region. */
+void embed(const Linear *l, int64_t t, const int64_t *ids, float *out);
+
 /* y [m, n] (+)= x Wt + b. Called by every thread of a region; ends with a barrier. */
 void linear(const Linear *l, int64_t m, const float *x, float *y, int add, Bench *b);

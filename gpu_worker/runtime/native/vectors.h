@@ -21,6 +21,11 @@ typedef int8_t vb __attribute__((vector_size(LANES), aligned(1)));
 /* The processor multiplies bfloat16 itself: a lane's sum of floats takes two products at a time. */
 #define DOT
 INLINE vf add_pairs(vf sums, vu a, vu b) { return (vf)_mm512_dpbf16_ps((__m512)sums, (__m512bh)a, (__m512bh)b); }
+INLINE vu pair_at(const void *halves, int64_t i) {
+  uint32_t pair;
+  memcpy(&pair, (const uint16_t *)halves + i, 4);
+  return pair - (vu){0};
+}
 INLINE void narrow16(vf x, uint16_t *out) { _mm256_storeu_si256((__m256i *)out, (__m256i)_mm512_cvtneps_pbh((__m512)x)); }
 #endif
 INLINE vu widen_halves(const void *p) { return (vu)_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)); }
