@@ -28,6 +28,10 @@ class AdapterSlots:
         """Sequences that hold a slot, each counted once."""
         return sum(self._holders.values())
 
+    def must_wait(self, key: str | None) -> bool:
+        """Are all slots held by others?"""
+        return key is not None and key not in self._slot_of and len(self._holders) >= max(self._n_slots, 1)
+
     def acquire(self, key: str | None, adapter: str | None) -> int | None:
         """The slot of the adapter with this key, now held once more; `adapter` is how the request names it. None
         when every slot is held by others. Raises AdapterError."""

@@ -191,7 +191,8 @@ class Planner:
         self, streams: bool, now: float, budget: int, lengths: list[int], short_only: bool
     ) -> Iterable[ScheduledSequence]:
         """Started ones first, by rank; then each that is admitted while the caller still has budget.
-        `short_only`: long ones are passed over, but for nobody of a worse priority."""
+        `short_only`: long ones are passed over, but for nobody of a worse priority. Behind one that waits for an
+        adapter slot, those with adapters wait, too; those without prolong nothing, and go on."""
         state = self.state
         worst_priority = math.inf
         for seq in sorted(state.prefilling, key=_rank):
@@ -202,13 +203,15 @@ class Planner:
         if not state.gate.is_open(state.waiting, streams, now):
             return
         promised = self._promised()
+        slots_awaited = False
         for seq in state.waiting.head(state.config.max_num_seqs):
             if seq.rank[0] > worst_priority:
                 return
             if short_only and self._is_long(seq):
                 worst_priority = seq.rank[0]
                 continue
-            if self._awaits_chunks(seq):
+            slots_awaited |= state.adapters.must_wait(seq.adapter_key)
+            if self._awaits_chunks(seq) or (slots_awaited and seq.adapter_key is not None):
                 continue
             if not self._admit(seq, budget - sum(lengths), now, promised):
                 return

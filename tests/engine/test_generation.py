@@ -190,6 +190,27 @@ def test_more_adapters_than_slots_take_turns() -> None:
     assert answers == [expected(r) for r in requests]
 
 
+def test_only_adapters_wait_for_an_adapter_slot() -> None:
+    order: list[str] = []
+
+    def asked(name: str, max_tokens: int, **more: Any) -> Any:
+        return request(SHARED, max_tokens, request_id=name, ignore_eos=True, **more)
+
+    with toy_engine(lora_slots=1) as engine:
+        engine.pause()
+        for each in (
+            asked("holds the slot", 40, adapter="a"),
+            asked("wants it", 2, adapter="bb"),
+            asked("would keep it", 2, adapter="a"),
+            asked("needs none", 2),
+        ):
+            engine.submit(each, on_done=lambda handle: order.append(handle.request.request_id))
+            while engine.stats()["waiting"] + engine.stats()["running"] < engine.stats()["open"]:
+                engine._call(lambda: None)
+        engine.resume()
+    assert order == ["needs none", "holds the slot", "wants it", "would keep it"]
+
+
 def test_priorities_go_first() -> None:
     order: list[str] = []
     with toy_engine(max_num_seqs=1) as engine:
