@@ -65,7 +65,10 @@ def _json_schema(field: str, value: Any) -> str:
         raise InvalidRequest(field, "must be a JSON schema (an object)", type(value).__name__)
     schema = {} if value is True else dict(value)
     _check_patterns(field, schema)
-    return str(LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": _WHITESPACE}))
+    try:
+        return str(LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": _WHITESPACE}))
+    except ValueError as error:  # a whole number of more than 64 bits
+        raise InvalidRequest(field, str(error), schema) from error
 
 
 def _choice(field: str, value: Any) -> str:

@@ -301,6 +301,7 @@ def test_threads_walk_the_same_grammar_at_the_same_time() -> None:
         ("json_schema", "string", r"constraint.json_schema: must be a JSON schema \(an object\), got str"),
         ("json_schema", False, "constraint.json_schema: allows no value at all"),
         ("json_schema", {"type": "text"}, "constraint.json_schema: Invalid type: text"),
+        ("json_schema", {"maximum": 10**40}, "constraint.json_schema: Value is not JSON serializable: 1000"),
         ("json_schema", {"propertyNames": {}}, "constraint.json_schema: Unimplemented keys"),
         ("json_schema", {"a": object()}, "constraint.json_schema.a: must be JSON data, got object"),
         (
