@@ -27,12 +27,12 @@ TOKENS = {"runs": 60, "is revoked": 1000}
 STEP_MS = {"runs": 2, "is revoked": 50}
 """Of the doomed. The revocation must come before the end."""
 
-OF_WHAT_IS_REVOKED = {name: POINTS[name] for name in ("end on its way", "end written", "to be stored", "stored")}
+OF_WHAT_IS_REVOKED = ("end on its way", "end written")
 STEPS = [
     *((name, "runs") for name in POINTS),
     *((name, "is revoked") for name in (*OF_A_REVOCATION, *OF_WHAT_IS_REVOKED)),
 ]
-WRITTEN_BY_THE_FIRST = [*list(POINTS)[list(POINTS).index("end on its way") :]]
+WRITTEN_BY_THE_FIRST = [*list(POINTS)[list(POINTS).index("end on its way") :], "to be stored", "stored"]
 FULL = float(os.environ.get("PETIOLE_CHAOS_MINUTES", "1")) >= 10
 
 

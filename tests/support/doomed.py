@@ -43,9 +43,9 @@ POINTS = {
     "end known": Point("tasks.worker.publisher", "Stream.finish", True),
     "end on its way": Point("tasks.worker.scripts", "Pipe.send", False, _ends),
     "end written": Point("tasks.worker.job", "Job.on_finished", True),
-    "to be completed": Point("tasks.worker.job", "Job._complete", True),
-    "to be stored": Point("celery.backends.redis", "RedisBackend._set", True, _of_a_result),
-    "stored": Point("celery.backends.redis", "RedisBackend._set", False, _of_a_result),
+    "to be stored together": Point("tasks.worker.completions", "store_together", True),
+    "stored together": Point("tasks.worker.completions", "store_together", False),
+    "to be completed": Point("tasks.worker.job", "Job.complete", True),
     "to be forgotten": Point("tasks.worker.job", "Job._forget", True),
     "to be acknowledged": Point("tasks.worker.ledger", "Ledger.ack", True),
     "acknowledged here": Point("tasks.worker.ledger", "Ledger.ack", False),
@@ -56,6 +56,8 @@ OF_A_REVOCATION = {
     "to be flagged": Point("tasks.worker.pool", "EnginePool.flag_cancel", True),
     "flagged": Point("tasks.worker.pool", "EnginePool.flag_cancel", False),
     "to be announced": Point("tasks.worker.revoking", "Request.announce", True),
+    "to be stored": Point("celery.backends.redis", "RedisBackend._set", True, _of_a_result),
+    "stored": Point("celery.backends.redis", "RedisBackend._set", False, _of_a_result),
     "announced": Point("tasks.worker.revoking", "Request.announce", False),
 }
 
