@@ -24,9 +24,9 @@ def cpu_path(monkeypatch):
     return "native"
 
 
-def prompts():
+def prompts(lengths=(1, 2, 3, 7, 20, 33, 150, 8)):
     random = np.random.default_rng(0)
-    return [random.integers(3, 320, n).tolist() for n in (1, 2, 3, 7, 20, 33, 150, 8)]
+    return [random.integers(3, 320, n).tolist() for n in lengths]
 
 
 def trace(driver, sequences, chunk=0, steps=5):
@@ -48,6 +48,24 @@ def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch(family, settings, ch
     alone = [trace(driver, [driver.sequence(p, ALL)])[0] for p in prompts()]
     together = trace(driver, [driver.sequence(p, ALL) for p in prompts()])
     assert together == alone
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_sequence_gets_the_same_bits_in_a_share_of_a_large_batch(
+    family, page_size, dtype, checkpoint, open_runtime
+):
+    lengths = [*range(1, 40), 130, 200, 240]
+    cache = "radix" if page_size == 1 else "block"
+    settings = {"dtype": dtype, "page_size": page_size, "prefix_cache": cache, "max_num_seqs": len(lengths)}
+    runtime = open_runtime(checkpoint(family)[0], num_threads=3, **settings)
+    driver = Driver(runtime)
+    alone = [trace(driver, [driver.sequence(p, ALL)])[0] for p in prompts(lengths)]
+    for order in (lengths, lengths[::-1], lengths[1::2] + lengths[::2]):
+        at = [lengths.index(n) for n in order]
+        together = trace(driver, [driver.sequence(prompts(lengths)[i], ALL) for i in at])
+        assert together == [alone[i] for i in at]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

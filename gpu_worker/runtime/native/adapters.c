@@ -22,8 +22,9 @@ void add_deltas(const Run *runs, int64_t n_runs, int64_t at, const float *x, int
 #pragma omp for schedule(dynamic, 1) collapse(2)
   for (int64_t i = 0; i < n_runs; i++)
     for (int64_t p = 0; p < parts(reduced_stride, PANEL); p++)
-      if (p < parts(runs[i].deltas[at].a.n, PANEL)) outputs(&runs[i].deltas[at].a, p, (int)runs[i].n, x + runs[i].t * k, k, reduced + runs[i].t * reduced_stride,
-              reduced_stride, 0, b);
+      if (p < parts(runs[i].deltas[at].a.n, PANEL))
+        outputs(&runs[i].deltas[at].a, p, (int)runs[i].n, x + runs[i].t * k, k,
+                reduced + runs[i].t * reduced_stride, reduced_stride, 0, b);
   b->held = NULL;
 #pragma omp for schedule(dynamic, 4) collapse(2)
   for (int64_t i = 0; i < n_runs; i++)

@@ -57,7 +57,8 @@ INLINE vf add_key(int kind, vf sums, vu keys, const void *queries, int64_t at, i
 }
 
 /* scores [m][KC] of 16 keys (+)= the products over the dimensions from k on, a vector's worth */
-INLINE void score_some(int kind, const char *keys, const int64_t at[LANES], const int64_t next[LANES], int k, int m, const void *queries, float *scores) {
+INLINE void score_some(int kind, const char *keys, const int64_t at[LANES], const int64_t next[LANES], int k, int m,
+                       const void *queries, float *scores) {
   vu rows[LANES];
 #pragma GCC unroll 16
   for (int j = 0; j < LANES; j++) {
@@ -94,7 +95,8 @@ INLINE void turn_keys(int kind, const char *keys, const int64_t at[LANES], int w
   }
   for (int c = full; c < width; c++)
     for (int j = 0; j < LANES; j++)
-      if (HALF_INPUTS(kind)) ((uint16_t *)out)[(c / 2 * PANEL + j) * 2 + c % 2] = ((const uint16_t *)(keys + at[j]))[c];
+      if (HALF_INPUTS(kind))
+        ((uint16_t *)out)[(c / 2 * PANEL + j) * 2 + c % 2] = ((const uint16_t *)(keys + at[j]))[c];
       else ((float *)out)[c * PANEL + j] = widen1(kind, keys + at[j], c);
 }
 
@@ -120,7 +122,8 @@ typedef struct {
 } Block;
 
 /* Positions [base, base + n) of the span's row at one key head. */
-INLINE void find_block(int kind, const Cache *c, int64_t layer, int64_t row, int head, int64_t base, int n, Block *b) {
+INLINE void find_block(int kind, const Cache *c, int64_t layer, int64_t row, int head, int64_t base, int n,
+                       Block *b) {
   const int64_t size = size_of(kind), token = (int64_t)c->kv_heads * c->head_dim * size, page = c->page_size * token;
   const int64_t pool = layer * c->n_slots * token + (int64_t)head * c->head_dim * size;
   const int32_t *pages = c->table + row * c->columns + base / c->page_size;
@@ -153,8 +156,10 @@ INLINE void score(int kind, const Cache *c, const Block *b, const Block *next, i
   }
 }
 
-/* Sums of two queries (or one, twice) += their weights of n positions x those vectors of the values from dimension k. */
-INLINE void add_some(int kind, int vectors, const char *pool, const Block *b, const Block *next, int k, int i0, int i1, int n, int padded, Desk *d) {
+/* The sums of two queries, or of one twice, += their weights of n positions x the values there: so many vectors of
+ * dimensions from k on. */
+INLINE void add_some(int kind, int vectors, const char *pool, const Block *b, const Block *next, int k, int i0, int i1,
+                     int n, int padded, Desk *d) {
   float *to[2] = {d->sums + i0 * padded + k, d->sums + i1 * padded + k};
   const int rows[2] = {i0 * KC, i1 * KC};
   vf sums[2][4];
@@ -191,8 +196,10 @@ INLINE void add_values(int kind, const Cache *c, const Block *b, const Block *ne
         else add_some(kind, 1, c->values, b, next, k, i, (int)smaller(i + 1, m - 1), n, padded, d);
     return;
   }
-  for (int j = 0; j < n; j += 2)
-    lay_values(kind, c->values + b->at[j], j + 1 < n ? c->values + b->at[j + 1] : NULL, width, (char *)d->values + j * PANEL * (half ? 2 : 4));
+  for (int j = 0; j < n; j += 2) {
+    const char *second = j + 1 < n ? c->values + b->at[j + 1] : NULL;
+    lay_values(kind, c->values + b->at[j], second, width, (char *)d->values + j * PANEL * (half ? 2 : 4));
+  }
   for (int k = 0; k < padded; k += PANEL)
     multiply(half, m, n, d->weights, (char *)d->values + k * KEYS * (half ? 2 : 4), d->sums + k, padded, 1);
 }

@@ -1,8 +1,9 @@
 /* A decoder's forward on a CPU, from token ids to logits in one call.
  *
- * Of many sequences each thread computes its own share from the first layer to the last (`share`): threads wait for
- * nobody, and what one map leaves is in the thread's own cache for the next. Few sequences, or one long prompt, are
- * computed by all threads together, which share out the outputs of each map and meet after it.
+ * Where the caches hold the weights, each thread computes its own share of the sequences from the first layer to the
+ * last (`share`): threads wait for nobody, and what one map leaves is in the thread's own cache for the next. Large
+ * weights, few sequences or one long prompt are for all threads together: they share out the outputs of each map,
+ * so that each weight is read once, and meet after it.
  *
  * Activations are float32; weights and the KV cache are read as they are stored and widened in registers, or, where
  * the processor multiplies bfloat16 (DOT), meet activations that are rounded to it. What is computed for a position
@@ -53,9 +54,10 @@ typedef struct {
   int32_t n_threads;
 } Step;
 
-#define LEAST 4      /* positions of a share: fewer do not make up for reading all weights */
-#define UNEQUAL 8    /* the largest share may exceed the mean by 1 / UNEQUAL of it */
-#define READ_COST 32 /* a float of the KV cache that is read costs about as much as so many multiply-adds */
+#define LEAST 8              /* positions of a share: fewer do not make up for reading all weights */
+#define CACHED (64ll << 20) /* bytes of weights that every thread may read for itself */
+#define UNEQUAL 8            /* the largest share may exceed the mean by 1 / UNEQUAL of it */
+#define READ_COST 32         /* a float of the KV cache that is read costs about as much as so many multiply-adds */
 
 /* The order of an adapter's deltas in a layer. */
 enum { QKV = 0, OUT = 1, GATE_UP = 2, DOWN = 3, MAPS = 4 };
@@ -110,9 +112,10 @@ static void rotate_and_keep(const Model *m, const Layer *l, int64_t i, const Ste
   }
 }
 
-static void attention(const Model *m, int64_t window, int64_t layer, const Step *s, const Span *spans, int64_t n, Desk *d) {
+static void attention(const Model *m, int64_t layer, const Step *s, const Span *spans, int64_t n, Desk *d) {
   const Cache *cache = &m->cache;
-  const int64_t q = (int64_t)cache->heads * cache->head_dim, wide = q + 2 * (int64_t)cache->kv_heads * cache->head_dim;
+  const int64_t window = m->layers[layer].window, q = (int64_t)cache->heads * cache->head_dim;
+  const int64_t wide = q + 2 * (int64_t)cache->kv_heads * cache->head_dim;
   const int64_t group = q / cache->kv_heads;
 #pragma omp for schedule(dynamic, 1)
   for (int64_t i = n * cache->kv_heads - 1; i >= 0; i--) { /* from the end: the longest first */
@@ -127,8 +130,10 @@ static void attention(const Model *m, int64_t window, int64_t layer, const Step 
 /* The logits of the step's outputs; normed: [o, hidden] scratch */
 static void logits(const Model *m, const Step *s, Bench *b) {
 #pragma omp for schedule(static)
-  for (int64_t i = 0; i < s->o; i++)
-    rms_norm(s->hidden + (s->outputs[i] - s->from) * m->hidden, m->norm, s->normed + i * m->hidden, m->hidden, m->eps);
+  for (int64_t i = 0; i < s->o; i++) {
+    const float *in = s->hidden + (s->outputs[i] - s->from) * m->hidden;
+    rms_norm(in, m->norm, s->normed + i * m->hidden, m->hidden, m->eps);
+  }
   linear(&m->head, s->o, s->normed, s->logits, 0, b);
 }
 
@@ -172,7 +177,7 @@ static void compute(const Model *m, const Step *s, int n_threads) {
       norms(m, s, l->input_norm);
       map(&l->qkv, i * MAPS + QKV, &adapters, s->normed, s->qkv, 0, &bench);
       rotate_and_keep(m, l, i, s);
-      attention(m, l->window, i, s, spans, n_spans, &desk);
+      attention(m, i, s, spans, n_spans, &desk);
       map(&l->out, i * MAPS + OUT, &adapters, s->mixed, s->hidden, 1, &bench);
       norms(m, s, l->post_norm);
       map(&l->gate_up, i * MAPS + GATE_UP, &adapters, s->normed, s->gates, 0, &bench);
@@ -215,19 +220,22 @@ static Step part_of(const Model *m, const Step *s, int64_t from, int64_t to) {
 
 static int64_t terms(const Linear *l) { return (int64_t)l->n * l->k; }
 
-/* What a position costs in a layer, in multiply-adds. */
-static int64_t cost(const Model *m, int64_t position) {
-  const Layer *l = m->layers;
-  return terms(&l->qkv) + terms(&l->out) + terms(&l->gate_up) + terms(&l->down) +
-         READ_COST * 2 * (position + 1) * m->cache.kv_heads * m->cache.head_dim;
+static int64_t terms_of_layer(const Layer *l) {
+  return terms(&l->qkv) + terms(&l->out) + terms(&l->gate_up) + terms(&l->down);
 }
 
-/* Cuts a step between sequences into a share of like cost for each thread. False where there is no such cut. */
+/* What a position costs in a layer, in multiply-adds. */
+static int64_t cost(const Model *m, int64_t position) {
+  return terms_of_layer(m->layers) + READ_COST * 2 * (position + 1) * m->cache.kv_heads * m->cache.head_dim;
+}
+
+/* Cuts a step between sequences into `n_threads` shares of like cost. False where there is no such cut. */
 static int share(const Model *m, const Step *s, Step *shares) {
+  const int64_t weights = (m->n_layers * terms_of_layer(m->layers) + terms(&m->head)) * size_of(m->head.kind);
   const int n = s->n_threads;
   int64_t total = 0, done = 0, from = 0, before = 0;
   int made = 0;
-  if (n == 1 || s->t < n * LEAST) return 0;
+  if (n == 1 || s->t < n * LEAST || weights > CACHED) return 0;
   for (int64_t t = 0; t < s->t; t++) total += cost(m, s->positions[t]);
   for (int64_t t = 0; t < s->t; t++) {
     const int last = t + 1 == s->t;
@@ -247,6 +255,6 @@ void petiole_forward(const Model *m, const Step *s) {
     compute(m, s, s->n_threads);
     return;
   }
-#pragma omp parallel num_threads(s->n_threads)
-  compute(m, shares + omp_get_thread_num(), 1);
+#pragma omp parallel for schedule(static, 1) num_threads(s->n_threads)
+  for (int i = 0; i < s->n_threads; i++) compute(m, shares + i, 1);
 }
