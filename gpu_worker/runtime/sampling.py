@@ -144,7 +144,7 @@ def _among_likeliest(scaled: Tensor, choice: Choice) -> Tensor:
         floor = _floor(values, total, choice)
         if n == vocab or bool(((values[:, -1:] < floor) | (floor == NEG_INF)).all()):
             break
-    kept = int((values >= floor).sum(-1).max())
+    kept = max(1, int((values >= floor).sum(-1).max()))  # none where logits are not numbers
     values, ids = values[:, :kept], ids[:, :kept]
     scores = values.masked_fill(values < floor, NEG_INF) + gumbel(choice.keys, ids.int())
     return ids.gather(1, scores.argmax(-1, keepdim=True)).squeeze(1)

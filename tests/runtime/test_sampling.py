@@ -170,6 +170,13 @@ def test_a_top_k_beyond_the_vocabulary_is_all_of_it():
     assert np.array_equal(draw(LOGITS, SamplingParams(top_k=10**30), n=500), draw(LOGITS, SamplingParams(), n=500))
 
 
+@pytest.mark.parametrize("sampling", [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}], ids=str)
+def test_logits_that_are_no_numbers_give_some_token(sampling):
+    for n_numbers in (0, 47):
+        logits = [float("nan")] * (48 - n_numbers) + [0.0] * n_numbers
+        assert draw(logits, SamplingParams(**sampling), n=3).sum() == 1
+
+
 def test_a_greedy_batch_needs_no_sampler():
     states = RowStates(3, 50, torch.device("cpu"))
     states.bind([bind(1, SamplingParams(temperature=0.0, top_k=5)), bind(2, SamplingParams(temperature=0.0))])
