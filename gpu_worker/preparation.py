@@ -21,7 +21,7 @@ from gpu_worker.scheduling.scheduled import ScheduledSequence
 from gpu_worker.scheduling.stopping import StopRules
 from gpu_worker.speculation import Proposer
 from gpu_worker.text import Tokenizer
-from gpu_worker.text.checks import check_text, check_token_ids
+from gpu_worker.text.checks import check_text, check_token_ids, is_token_id
 from gpu_worker.text_thread import OutputStream
 
 ConstraintCompiler = Callable[[Constraint], ConstraintState]
@@ -120,7 +120,8 @@ class Preparer:
         require(not request.images, "images", "this model takes none", len(request.images))
         if request.adapter is not None:
             check_text("adapter", request.adapter)
-            require(self.config.lora_slots > 0, "adapter", "this engine has no adapter slots", request.adapter)
+            limit = "this engine has no adapter slots (PETIOLE_LORA_SLOTS is 0)"
+            require(self.config.lora_slots > 0, "adapter", limit, request.adapter)
 
     def _check_fits(self, request: Request, n_prompt: int, rules: StopRules) -> None:
         """Alone, with every page to itself."""
@@ -193,8 +194,9 @@ def check_sampling(sampling: SamplingParams, limits: ModelLimits) -> None:
 
 def _check_token_sets(sampling: SamplingParams, vocab_size: int) -> None:
     require(isinstance(sampling.logit_bias, Mapping), "logit_bias", "must map token ids to numbers", "no mapping")
-    check_token_ids("logit_bias", list(sampling.logit_bias), vocab_size)
     for token, bias in sampling.logit_bias.items():
+        limit = f"must have token ids from 0 to {vocab_size - 1} as keys"
+        require(is_token_id(token, vocab_size), "logit_bias", limit, token)
         require_number(f"logit_bias[{token}]", bias, -1000.0, 1000.0)
     check_token_ids("banned_token_ids", sampling.banned_token_ids, vocab_size)
     if sampling.allowed_token_ids is not None:

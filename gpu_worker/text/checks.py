@@ -30,10 +30,13 @@ def check_token_ids(field: str, token_ids: object, vocab_size: int) -> list[int]
     if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size:
         return ids
     for k, token_id in enumerate(ids):
-        whole = not isinstance(token_id, bool) and hasattr(token_id, "__index__")
-        if not whole or not 0 <= token_id < vocab_size:
+        if not is_token_id(token_id, vocab_size):
             raise InvalidRequest(f"{field}[{k}]", f"must be a token id from 0 to {vocab_size - 1}", repr(token_id))
     return [int(token_id) for token_id in ids]
+
+
+def is_token_id(value: Any, vocab_size: int) -> bool:
+    return not isinstance(value, bool) and hasattr(value, "__index__") and 0 <= value < vocab_size
 
 
 def plain_data(field: str, value: object, depth: int = 0) -> Any:

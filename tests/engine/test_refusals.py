@@ -43,7 +43,7 @@ BAD: dict[str, tuple[Request, str]] = {
     "repetition_penalty too high": (request(repetition_penalty=1e300), "repetition_penalty"),
     "presence_penalty": (request(presence_penalty=3.0), "presence_penalty"),
     "frequency_penalty": (request(frequency_penalty=-3.0), "frequency_penalty"),
-    "logit_bias": (request(logit_bias={99: 1.0}), "logit_bias[0]"),
+    "logit_bias": (request(logit_bias={99: 1.0}), "logit_bias"),
     "logit_bias too high": (request(logit_bias={1: 1e300}), "logit_bias[1]"),
     "logit_bias value": (request(logit_bias={1: float("inf")}), "logit_bias[1]"),
     "banned": (request(banned_token_ids=[48]), "banned_token_ids[0]"),
@@ -79,6 +79,15 @@ def test_bad_input_is_refused_by_field_and_hurts_nobody(bad: Request, field: str
         assert not refused.admitted
         for handle in (before, after):
             assert Expected.of(handle.result(timeout=30)) == expected(request())
+
+
+def test_a_refusal_names_the_token_id_or_the_setting() -> None:
+    for bad, named in (
+        (request(logit_bias={1: 1.0, 99: 1.0}), "logit_bias: must have token ids from 0 to 47 as keys, got 99"),
+        (request(adapter="a"), "PETIOLE_LORA_SLOTS"),
+    ):
+        with toy_engine() as engine, pytest.raises(InvalidRequest, match=named):
+            engine.generate([bad])
 
 
 def test_a_huge_prompt_is_refused_in_a_short_message() -> None:
