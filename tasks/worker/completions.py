@@ -3,8 +3,8 @@
     publisher ──job──► what has piled up ──► one call of Redis stores it all ──► Celery's trace, one by one
 
 Successes that come together are stored together, and Celery's trace then finds each of them stored. A task with
-callbacks, or in a chain or a chord, is traced by itself: callbacks are sent before a result is stored. So is every
-task of a call that failed, with Celery's patience and its errors.
+callbacks, or in a chain or a chord, is traced by itself: callbacks are sent before a result is stored. So is one
+with a large result, and every task of a call that failed, with Celery's patience and its errors.
 """
 
 from __future__ import annotations

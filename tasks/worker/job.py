@@ -43,6 +43,9 @@ logger = logging.getLogger(__name__)
 
 STORE_AGAIN_S = 300.0
 
+FEW_LOGPROBS = 1_000
+"""Positions. More, and a result may be megabytes: many of them in one call would stop Redis for a while."""
+
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
@@ -207,10 +210,12 @@ class Job:
 
     @property
     def plain(self) -> bool:
-        """Is there a result to store, and nothing to send before that or because of it?"""
+        """Is there a result of ordinary size to store, and nothing to send before that or because of it?"""
         request, outcome = self.delivery.request, self.outcome
         assert outcome is not None
         if outcome.result is None or outcome.revoked or self._timed_out(outcome) or request.ignore_result:
+            return False
+        if len(outcome.result.get("logprobs", ())) > FEW_LOGPROBS:
             return False
         _, _, embed = request._payload
         return not any((embed or {}).get(name) for name in ("callbacks", "chain", "chord"))

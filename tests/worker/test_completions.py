@@ -19,7 +19,7 @@ from support.site import RedisServer
 from tasks.app import BACKENDS
 from tasks.worker import completions
 from tasks.worker.completions import THREADS, Completions, store_together
-from tasks.worker.job import Delivery, Job
+from tasks.worker.job import FEW_LOGPROBS, Delivery, Job
 from tasks.worker.results import Outcome, ended
 
 RESULT = {"text": "some", "token_ids": [1, 2], "finish_reason": "length"}
@@ -176,6 +176,12 @@ def test_a_success_alone_is_plain(app: Celery) -> None:
 )
 def test_what_has_more_to_do_than_to_store_is_not(app: Celery, options: dict[str, Any]) -> None:
     assert not job_of(app, Outcome(RESULT, finish_reason="length"), **options).plain
+
+
+def test_a_result_that_may_be_large_is_not(app: Celery) -> None:
+    few, many = ({**RESULT, "logprobs": [{}] * number} for number in (FEW_LOGPROBS, FEW_LOGPROBS + 1))
+    assert job_of(app, Outcome(few, finish_reason="length")).plain
+    assert not job_of(app, Outcome(many, finish_reason="length")).plain
 
 
 def test_a_failure_or_a_revocation_is_not(app: Celery) -> None:
