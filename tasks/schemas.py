@@ -85,9 +85,9 @@ class Options(BaseModel):
     top_k: int = Field(default=0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     min_p: float = Field(default=0.0, ge=0, le=1)
-    repetition_penalty: float = Field(default=1.0, gt=0, le=100)
-    presence_penalty: float = Field(default=0.0, ge=-100, le=100)
-    frequency_penalty: float = Field(default=0.0, ge=-100, le=100)
+    repetition_penalty: float = Field(default=1.0, ge=0.01, le=100)
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     logit_bias: LogitBias = Field(default_factory=dict)
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
     banned_token_ids: TokenIds = Field(default_factory=list)
@@ -107,7 +107,7 @@ class Options(BaseModel):
 
     adapter: str | None = Field(default=None, min_length=1, max_length=1024)
     salt: str = Field(default="", max_length=MAX_SALT_CHARACTERS)
-    deadline_s: float | None = Field(default=None, gt=0)
+    deadline_s: float | None = Field(default=None, gt=0, le=1e9)
     cancel_on_disconnect: bool = False
 
     @field_validator("stop", mode="before")

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 from celery.exceptions import TimeLimitExceeded
 
+from gpu_worker.errors import InvalidRequest as EngineInvalidRequest
+from gpu_worker.preparation import check_sampling
 from gpu_worker.request import SamplingParams
+from gpu_worker.runtime.interface import ModelLimits
 from tasks import InvalidRequest, chat, errors, generate
 from tasks.app import make_app
 from tasks.definitions import parse
@@ -33,6 +39,8 @@ from tasks.schemas import ChatRequest, GenerateRequest, Options, validate
         ({"temperature": None}, "temperature: must be a number, got None"),
         ({"top_p": 0}, "top_p: must be above 0.0, got 0"),
         ({"top_p": 1.5}, "top_p: must be at most 1.0, got 1.5"),
+        ({"presence_penalty": 2.5}, "presence_penalty: must be at most 2.0, got 2.5"),
+        ({"frequency_penalty": -3}, "frequency_penalty: must be at least -2.0, got -3"),
         ({"promt": "x"}, "promt: is not an option of this task, got 'x'"),
         ({"tempreature": 1}, "tempreature: is not an option of this task, got 1"),
         ({"stop": ["a", ""]}, "stop[1]: must not be empty, got ''"),
@@ -52,6 +60,7 @@ from tasks.schemas import ChatRequest, GenerateRequest, Options, validate
         ({"choice": "x"}, "choice: must be a list, got 'x'"),
         ({"stop": ["x" * 10**6] * 300}, "stop: must have at most 64 entries, got ['xxx"),
         ({"deadline_s": 0}, "deadline_s: must be above 0.0, got 0"),
+        ({"deadline_s": 1e10}, "deadline_s: must be at most 1000000000.0, got 10000000000.0"),
         ({"salt": "x" * 257}, "salt: must have at most 256 characters, got 'xxx"),
     ],
 )
@@ -92,6 +101,24 @@ def test_sampling_options_are_the_engines_own() -> None:
     sampling = validate(GenerateRequest, {"prompt": "Hello"}).sampling()
     engine = SamplingParams()
     assert {name: _plain(getattr(engine, name)) for name in SamplingParams.__dataclass_fields__} == sampling
+
+
+@pytest.mark.parametrize(
+    "name", ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"]
+)
+@pytest.mark.parametrize("value", [-100, -2.01, -2, -0.01, 0, 0.005, 0.01, 1, 1.01, 2, 2.01, 100, 100.1])
+def test_sampling_limits_are_the_engines_own(name: str, value: float) -> None:
+    def refusal(check: Callable[[], object]) -> str | None:
+        try:
+            check()
+        except (InvalidRequest, EngineInvalidRequest) as error:
+            return error.field
+        return None
+
+    sampling = replace(SamplingParams(), **{name: value})  # type: ignore[arg-type]
+    limits = ModelLimits("m", "f", 48, 96, 100, 1, 9)
+    there = refusal(lambda: check_sampling(sampling, limits))
+    assert refusal(lambda: validate(GenerateRequest, {"prompt": "x", name: value})) == there
 
 
 def _plain(value: object) -> object:
