@@ -135,6 +135,13 @@ class Settings(EngineSettings, BaseSettings):
     def _streams_are_in_a_redis(cls, url: str) -> str:
         return url and _must_be_one_of(_REDIS_SCHEMES, url)
 
+    @field_validator("result_backend")
+    @classmethod
+    def _results_reach_who_asks(cls, url: str) -> str:
+        if scheme(url) in {"disabled", "cache+memory"}:
+            raise ValueError("must keep results where other processes find them")
+        return url
+
     @field_validator("tenant_weights")
     @classmethod
     def _weights_can_be_read(cls, value: str) -> str:

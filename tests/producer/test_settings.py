@@ -66,6 +66,11 @@ def test_a_bad_value_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value:
         ("BROKER_URL", "sqs://key:secret@", r"BROKER_URL: must begin with redis://, .*, got 'sqs://key:\*\*\*@'"),
         ("BROKER_URL", "localhost:6379", r"BROKER_URL: must begin with redis://, .*, got 'localhost:6379'"),
         ("REDIS_URL", "http://host", r"REDIS_URL: must begin with redis://, .*, got 'http://host'"),
+        (
+            "RESULT_BACKEND",
+            "cache+memory://",
+            r"RESULT_BACKEND: must keep results where other processes find them, got 'cache\+memory://'",
+        ),
     ],
 )
 @pytest.mark.parametrize("command", [["tasks.cli", "settings"], ["celery", "-A", "tasks", "worker"]])
@@ -82,6 +87,15 @@ def test_a_result_backend_that_celery_does_not_know_is_a_wrong_setting(monkeypat
     monkeypatch.setenv("PETIOLE_RESULT_BACKEND", "foo://host")
     with pytest.raises(InvalidSettings, match=r"^PETIOLE_RESULT_BACKEND: must be one that Celery can use here "):
         make_app().conf.result_backend  # noqa: B018
+
+
+@pytest.mark.parametrize("url", ["disabled://", "disabled", "cache+memory://"])
+def test_a_result_backend_that_keeps_results_from_others_is_a_wrong_setting(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("PETIOLE_RESULT_BACKEND", url)
+    with pytest.raises(InvalidSettings, match=f"^PETIOLE_RESULT_BACKEND: must keep .*, got '{re.escape(url)}'$"):
+        settings()
 
 
 def test_a_misspelt_setting_is_named_with_the_nearest_one(monkeypatch: pytest.MonkeyPatch) -> None:
