@@ -88,7 +88,10 @@ class LeaseKeeper:
         hanging = self._heartbeat_age_s() > self.visibility_timeout_s / 2
         if hanging != self._hanging:
             self._hanging = hanging
-            logger.error("the engine hangs: its tasks go to others" if hanging else "the engine goes on")
+            if hanging:
+                logger.error("the engine hangs: its tasks go to others")
+            else:
+                logger.warning("the engine goes on")
         if hanging:
             return
         for ledger in self._ledgers():
