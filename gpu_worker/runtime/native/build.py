@@ -1,4 +1,5 @@
-"""Compiles the C files beside it for the processor at hand, once, and keeps the result in the user's cache.
+"""Compiles the C files beside it for the processor at hand, once, and keeps the result in the user's cache, or in
+a folder for temporary files where there is no home to write to.
 
 There is nothing to install: with a C compiler on the machine the CPU path is several times faster, without one the
 torch path computes the same. `PETIOLE_NATIVE=off` takes the torch path on purpose.
@@ -12,6 +13,7 @@ import logging
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 from functools import cache
@@ -50,7 +52,13 @@ def load_library() -> ctypes.CDLL | None:
 def _compiled(compiler: str) -> Path:
     source = b"".join((_FOLDER / name).read_bytes() for name in (*_SOURCES, *_HEADERS))
     key = hashlib.sha256(source + repr((compiler, _FLAGS, _processor())).encode()).hexdigest()[:16]
-    target = _cache_folder() / f"native-{key}.so"
+    try:
+        return _built(_cache_folder() / f"native-{key}.so", compiler)
+    except (OSError, RuntimeError):  # no home, or none to write to
+        return _built(_private_folder() / f"native-{key}.so", compiler)
+
+
+def _built(target: Path, compiler: str) -> Path:
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
@@ -64,6 +72,16 @@ def _compiled(compiler: str) -> Path:
 def _cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "petiole"
+
+
+def _private_folder() -> Path:
+    """Anybody may write to /tmp: what is loaded from there must be in a folder of this user's alone."""
+    folder = Path(tempfile.gettempdir()) / f"petiole-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{folder} must be a folder that this user alone can use")
+    return folder
 
 
 def _processor() -> str:
