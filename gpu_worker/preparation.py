@@ -120,8 +120,8 @@ class Preparer:
         require(not request.images, "images", "this model takes none", len(request.images))
         if request.adapter is not None:
             check_text("adapter", request.adapter)
-            limit = "this engine has no adapter slots (PETIOLE_LORA_SLOTS is 0)"
-            require(self.config.lora_slots > 0, "adapter", limit, request.adapter)
+            slots = "this engine has no adapter slots (PETIOLE_LORA_SLOTS is 0)"
+            require(self.config.lora_slots > 0, "adapter", slots, request.adapter)
 
     def _check_fits(self, request: Request, n_prompt: int, rules: StopRules) -> None:
         """Alone, with every page to itself."""
