@@ -237,6 +237,7 @@ def test_an_interrupted_demo_leaves_nothing(runtime_folder: str) -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # who runs tests behind `&` ignores it
     )
     assert demo.stdout is not None
     assert "Starting" in demo.stdout.readline()
