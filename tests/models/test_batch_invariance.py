@@ -78,11 +78,12 @@ def test_a_prompt_gets_the_same_bits_in_chunks(family, dtype, checkpoint, open_r
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("ranks", [(4, 11, 7), (900, 600, 1)], ids=["odd", "above every width"])
 def test_a_sequence_with_an_adapter_gets_the_same_bits_alone_and_in_a_batch(
-    dtype, checkpoint, tmp_path, open_runtime
+    ranks, dtype, checkpoint, tmp_path, open_runtime
 ):
-    runtime = open_runtime(checkpoint("qwen3")[0], lora_slots=3, lora_max_rank=11, dtype=dtype)
-    for slot, rank in ((1, 4), (2, 11), (3, 7)):
+    runtime = open_runtime(checkpoint("qwen3")[0], lora_slots=3, lora_max_rank=max(ranks), dtype=dtype)
+    for slot, rank in enumerate(ranks, 1):
         write_adapter(SHAPE, tmp_path / str(slot), rank=rank, seed=slot, spread=0.3)
         runtime.load_adapter(str(tmp_path / str(slot)), slot)
     driver = Driver(runtime)

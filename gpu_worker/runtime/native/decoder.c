@@ -156,9 +156,12 @@ static void map(const Linear *l, int64_t at, const Adapters *a, const float *x, 
   if (a->n_runs) add_deltas(a->runs, a->n_runs, at, x, l->k, y, l->n, s->reduced, s->reduced_stride, b);
 }
 
-static int64_t widest(const Model *m) {
-  int64_t q = (int64_t)m->cache.heads * m->cache.head_dim, k = m->hidden > m->inner ? m->hidden : m->inner;
-  return q > k ? q : k;
+/* The most terms of a sum, those of an adapter's B among them. */
+static int64_t widest(const Model *m, const Step *s) {
+  const int64_t of[] = {m->hidden, m->inner, (int64_t)m->cache.heads * m->cache.head_dim, s->reduced_stride};
+  int64_t k = 0;
+  for (int i = 0; i < 4; i++) k = of[i] > k ? of[i] : k;
+  return k;
 }
 
 /* A step or a share of one, on `n_threads` threads. */
@@ -169,7 +172,7 @@ static void compute(const Model *m, const Step *s, int n_threads) {
   const Adapters adapters = {s, runs, runs ? find_runs(s->t, s->adapters, runs) : 0};
 #pragma omp parallel num_threads(n_threads)
   {
-    Bench bench = new_bench(s->t, widest(m));
+    Bench bench = new_bench(s->t, widest(m, s));
     Desk desk = new_desk(&m->cache, smaller(s->t, span_length(&m->cache)));
     if (s->token_ids) embed(&m->head, s->t, s->token_ids, s->hidden);
     for (int64_t i = 0; i < m->n_layers; i++) {
