@@ -15,7 +15,8 @@ from typing import cast
 import numpy as np
 
 from gpu_worker.constraints import ConstraintState, SkillConstraint, fill_draft_masks, fill_masks
-from gpu_worker.request import FinishReason
+from gpu_worker.errors import InvalidRequest
+from gpu_worker.request import FinishReason, SamplingParams
 from gpu_worker.runtime.interface import Int32Array, TokenMask
 from gpu_worker.scheduling.batching import StepPayload
 from gpu_worker.scheduling.scheduled import ScheduledSequence
@@ -98,12 +99,13 @@ def _try(
 
 
 def consume(
-    constraint: ConstraintState,
+    seq: ScheduledSequence,
     fresh: list[int],
     finish: Finish | None,
     values: Sequence[tuple[float, ...]] | None = None,
 ) -> tuple[list[int], Finish | None]:
     """Go on by committed tokens. A satisfied constraint ends the sequence, also in the middle of drafts."""
+    constraint = cast(ConstraintState, seq.constraint)
     stopped = finish is not None and finish.reason is FinishReason.STOP
     for taken, token in enumerate(fresh, 1):
         if stopped and taken == len(fresh):  # EOS or a stop token: not the constraint's business
@@ -113,7 +115,14 @@ def consume(
         else:
             allowed = constraint.consume(token)
         if not allowed:
-            raise ValueError(f"token {token} does not match the constraint")
+            raise _mismatch(seq.request.sampling, token)
         if constraint.finished:
             return fresh[:taken], finish if taken == len(fresh) and finish else _SATISFIED
     return fresh, finish
+
+
+def _mismatch(sampling: SamplingParams, token: int) -> Exception:
+    """Sampling goes by the mask, unless what the request bans leaves nothing of it."""
+    if sampling.banned_token_ids or sampling.allowed_token_ids is not None:
+        return InvalidRequest("constraint", "must leave a token that is allowed and not banned", "none")
+    return ValueError(f"token {token} does not match the constraint")

@@ -227,7 +227,7 @@ class Scheduler:
         if seq.constraint is None:
             return fresh, finish
         try:
-            return masks.consume(seq.constraint, fresh, finish, extras.values if extras else None)
+            return masks.consume(seq, fresh, finish, extras.values if extras else None)
         except Exception as error:
             self.state.fail(seq, error)
             self._drop(seq)

@@ -9,7 +9,7 @@ import pytest
 from support.toy_engine import VOCAB, Expected, expected, request, toy_engine
 from support.toy_text import ToyConstraint
 
-from gpu_worker import Constraint, FinishReason
+from gpu_worker import Constraint, Engine, EngineConfig, FinishReason, InvalidRequest, Request, SamplingParams
 from gpu_worker.scheduling.pipeline import PendingCommit
 from gpu_worker.speculation import NgramProposer, SpeculationStats
 
@@ -52,6 +52,17 @@ def test_a_satisfied_constraint_ends_the_output() -> None:
         FinishReason.STOP,
         "constraint",
     )
+
+
+@pytest.mark.parametrize("sampling", [{"allowed_token_ids": [100]}, {"banned_token_ids": range(1, 509)}], ids=str)
+def test_tokens_that_leave_nothing_of_a_constraint_are_the_requests_fault(sampling: dict[str, Any]) -> None:
+    digits = Request(
+        prompt="x", constraint=Constraint("regex", "[0-9]+"), sampling=SamplingParams(max_tokens=3, **sampling)
+    )
+    with Engine(EngineConfig(model="petiole-tiny", device="cpu")) as engine:
+        with pytest.raises(InvalidRequest, match="constraint: must leave a token"):
+            engine.generate([digits])
+        assert engine.generate([Request(prompt="x", sampling=SamplingParams(max_tokens=3))])[0].token_ids
 
 
 def test_a_forward_runs_ahead_of_the_commit_that_its_mask_waits_for() -> None:
