@@ -6,9 +6,11 @@
  *   ...
  *   query 260      all         all     up to 260
  *
- * A block's keys and values are laid out once for all queries of the span and all heads of the group. Blocks begin
- * at multiples of 128 positions of the sequence, whoever asks; and a position that a query does not see has the
- * weight 0, which changes no sum. So a query gets the same bits alone as among others.
+ * Few queries meet a block's keys and values where those lie, and every line that is read asks for the same line of
+ * the next block: that many at once would queue up. For many queries (those of the span times the heads of the group)
+ * a block is laid out once. The sums are the same chains of additions either way; blocks begin at multiples of 128
+ * positions of the sequence, whoever asks; and a position that a query does not see has the weight 0, which changes
+ * no sum. So a query gets the same bits alone as among others.
  */
 #include "attention.h"
 
