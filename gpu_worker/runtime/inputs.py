@@ -46,10 +46,6 @@ class StepInputs:
     values: Float32Array | None = None
     pending_values: Float32Array | None = None
 
-    @property
-    def samples_all(self) -> bool:
-        return len(self.output_inputs) == len(self.token_ids)
-
 
 @dataclass(frozen=True, slots=True)
 class StepStates:
