@@ -305,27 +305,13 @@ void attend(const Cache *c, int64_t layer, int64_t window, const Unit *u, const 
 
 /* ---------------------------------------------------------------- memory */
 
-static float *floats(int64_t n) { return aligned_alloc(64, (size_t)parts(n * 4, 64) * 64); }
-
-Desk new_desk(const Cache *c, int64_t length) {
+Desk new_desk(const Cache *c, int64_t length, Scratch *s) {
   const int64_t m = length * (c->heads / c->kv_heads), width = parts(c->head_dim, PANEL) * PANEL;
-  Desk d = {.queries = floats(m * KC), .scores = floats(m * KC), .sums = floats(m * width),
-            .keys = floats(KEYS * width), .values = floats(KEYS * width), .most = floats(m + LANES),
-            .now = floats(m + LANES), .by = floats(m + LANES), .total = floats(m + LANES)};
-  d.weights = HALF_INPUTS(c->kv_kind) ? floats(m * KC / 2) : d.scores;
-  memset(d.values, 0, sizeof(float) * (size_t)(KEYS * width)); /* where a panel is wider than the head */
+  Desk d = {.queries = take_floats(s, m * KC), .scores = take_floats(s, m * KC), .sums = take_floats(s, m * width),
+            .keys = take_floats(s, KEYS * width), .values = take_floats(s, KEYS * width),
+            .most = take_floats(s, m + LANES), .now = take_floats(s, m + LANES), .by = take_floats(s, m + LANES),
+            .total = take_floats(s, m + LANES)};
+  d.weights = HALF_INPUTS(c->kv_kind) ? take_floats(s, m * KC / 2) : d.scores;
+  if (d.values && width > c->head_dim) memset(d.values, 0, sizeof(float) * (size_t)(KEYS * width));
   return d;
-}
-
-void free_desk(Desk *d) {
-  if (d->weights != d->scores) free(d->weights);
-  free(d->queries);
-  free(d->scores);
-  free(d->sums);
-  free(d->keys);
-  free(d->values);
-  free(d->most);
-  free(d->now);
-  free(d->by);
-  free(d->total);
 }

@@ -35,8 +35,7 @@ typedef struct {
 
 int64_t span_length(const Cache *c);
 int64_t find_spans(const Cache *c, int64_t t, const int64_t *rows, const int64_t *positions, Span *spans);
-Desk new_desk(const Cache *c, int64_t length);
-void free_desk(Desk *d);
+Desk new_desk(const Cache *c, int64_t length, Scratch *s);
 
 INLINE int64_t slot_of(const Cache *c, int64_t row, int64_t position) {
   const int32_t *pages = c->table + row * c->columns;

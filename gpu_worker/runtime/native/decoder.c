@@ -52,6 +52,8 @@ typedef struct {
   const int64_t *outputs;   /* [o] those, ascending */
   float *logits;            /* [o, vocab], out */
   int32_t n_threads;
+  char *scratch;            /* [threads] of `scratch_stride` bytes; see petiole_scratch */
+  int64_t scratch_stride;
 } Step;
 
 #define LEAST 8              /* positions of a share: fewer do not make up for reading all weights */
@@ -164,39 +166,59 @@ static int64_t widest(const Model *m, const Step *s) {
   return k;
 }
 
+/* A thread's scratch. The lists that all read are those of the first. */
+typedef struct {
+  Span *spans;
+  Run *runs;
+  Bench bench;
+  Desk desk;
+} Room;
+
+static Room new_room(const Model *m, const Step *s, Scratch *scratch) {
+  Room r;
+  r.spans = take(scratch, s->t * (int64_t)sizeof(Span));
+  r.runs = take(scratch, s->t * (int64_t)sizeof(Run));
+  r.bench = new_bench(s->t, widest(m, s), scratch);
+  r.desk = new_desk(&m->cache, smaller(s->t, span_length(&m->cache)), scratch);
+  return r;
+}
+
+/* The bytes of scratch that each thread of a step needs. */
+int64_t petiole_scratch(const Model *m, const Step *s) {
+  Scratch none = {NULL, 0};
+  new_room(m, s, &none);
+  return none.used;
+}
+
 /* A step or a share of one, on `n_threads` threads. */
 static void compute(const Model *m, const Step *s, int n_threads) {
-  Span *spans = malloc(sizeof(Span) * (size_t)s->t);
-  const int64_t n_spans = find_spans(&m->cache, s->t, s->rows, s->positions, spans);
-  Run *runs = s->adapters ? malloc(sizeof(Run) * (size_t)s->t) : NULL;
-  const Adapters adapters = {s, runs, runs ? find_runs(s->t, s->adapters, runs) : 0};
+  const Room first = new_room(m, s, &(Scratch){s->scratch, 0});
+  const int64_t n_spans = find_spans(&m->cache, s->t, s->rows, s->positions, first.spans);
+  const Adapters adapters = {s, first.runs, s->adapters ? find_runs(s->t, s->adapters, first.runs) : 0};
 #pragma omp parallel num_threads(n_threads)
   {
-    Bench bench = new_bench(s->t, widest(m, s));
-    Desk desk = new_desk(&m->cache, smaller(s->t, span_length(&m->cache)));
+    Room own = new_room(m, s, &(Scratch){s->scratch + omp_get_thread_num() * s->scratch_stride, 0});
+    Bench *bench = &own.bench;
     if (s->token_ids) embed(&m->head, s->t, s->token_ids, s->hidden);
     for (int64_t i = 0; i < m->n_layers; i++) {
       const Layer *l = m->layers + i;
       norms(m, s, l->input_norm);
-      map(&l->qkv, i * MAPS + QKV, &adapters, s->normed, s->qkv, 0, &bench);
+      map(&l->qkv, i * MAPS + QKV, &adapters, s->normed, s->qkv, 0, bench);
       rotate_and_keep(m, l, i, s);
-      attention(m, i, s, spans, n_spans, &desk);
-      map(&l->out, i * MAPS + OUT, &adapters, s->mixed, s->hidden, 1, &bench);
+      attention(m, i, s, first.spans, n_spans, &own.desk);
+      map(&l->out, i * MAPS + OUT, &adapters, s->mixed, s->hidden, 1, bench);
       norms(m, s, l->post_norm);
-      map(&l->gate_up, i * MAPS + GATE_UP, &adapters, s->normed, s->gates, 0, &bench);
+      map(&l->gate_up, i * MAPS + GATE_UP, &adapters, s->normed, s->gates, 0, bench);
 #pragma omp for schedule(static)
       for (int64_t t = 0; t < s->t; t++) silu_mul(s->gates + t * 2 * m->inner, s->acted + t * m->inner, m->inner);
-      map(&l->down, i * MAPS + DOWN, &adapters, s->acted, s->hidden, 1, &bench);
+      map(&l->down, i * MAPS + DOWN, &adapters, s->acted, s->hidden, 1, bench);
     }
-    logits(m, s, &bench);
-    free_bench(&bench);
-    free_desk(&desk);
+    logits(m, s, bench);
   }
-  free(spans);
-  free(runs);
 }
 
-static Step part_of(const Model *m, const Step *s, int64_t from, int64_t to) {
+/* Positions [from, to), for thread i. */
+static Step part_of(const Model *m, const Step *s, int64_t from, int64_t to, int i) {
   const int64_t q = (int64_t)m->cache.heads * m->cache.head_dim;
   const int64_t wide = q + 2 * (int64_t)m->cache.kv_heads * m->cache.head_dim;
   int64_t first = 0, end;
@@ -218,7 +240,8 @@ static Step part_of(const Model *m, const Step *s, int64_t from, int64_t to) {
                 .reduced_stride = s->reduced_stride,
                 .o = end - first,
                 .outputs = s->outputs + first,
-                .logits = s->logits + first * m->head.n};
+                .logits = s->logits + first * m->head.n,
+                .scratch = s->scratch + i * s->scratch_stride};
 }
 
 static int64_t terms(const Linear *l) { return (int64_t)l->n * l->k; }
@@ -245,7 +268,8 @@ static int share(const Model *m, const Step *s, Step *shares) {
     done += cost(m, s->positions[t]);
     if (!last && (done < total / n * (made + 1) || s->rows[t] == s->rows[t + 1])) continue;
     if (made == n || t + 1 - from < LEAST || (done - before) * n > total + total / UNEQUAL) return 0;
-    shares[made++] = part_of(m, s, from, t + 1);
+    shares[made] = part_of(m, s, from, t + 1, made);
+    made++;
     before = done;
     from = t + 1;
   }

@@ -89,6 +89,8 @@ class _Step(ctypes.Structure):
         ("outputs", c_void_p),
         ("logits", c_void_p),
         ("n_threads", c_int32),
+        ("scratch", c_void_p),
+        ("scratch_stride", c_int64),
     ]
 
 
@@ -97,6 +99,7 @@ class NativeDecoder:
 
     def __init__(self, library: ctypes.CDLL, decoder: Decoder, cache: KVCache, bank: AdapterBank | None) -> None:
         self._library = library
+        library.petiole_scratch.restype = c_int64
         self._decoder, self._cache = decoder, cache
         self._weights = Weights(library)
         self._adapters = NativeAdapters(library, bank) if bank is not None else None
@@ -135,7 +138,7 @@ class NativeDecoder:
             config.intermediate_size,
             NativeAdapters.reduced_width(bank) if bank is not None else 0,
         )
-        self._scratch = torch.empty(0)
+        self._activations, self._scratch = torch.empty(0), torch.empty(0)
         self._logits: dict[int, Tensor] = {}
 
     def forward(
@@ -155,15 +158,16 @@ class NativeDecoder:
         position, and reads that of the row's earlier ones."""
         t, width, hidden_size, vocab = len(token_ids), sum(self._widths), self._model.hidden, self._model.head.n
         hidden = torch.empty(t, hidden_size) if self._tied else self._decoder.embed(token_ids).float()
-        self._scratch = _at_least(self._scratch, t * width)
+        self._activations = _at_least(self._activations, t * width)
         self._logits[slot_id] = memory = _at_least(self._logits.get(slot_id), len(outputs) * vocab)
-        at, parts = self._scratch.data_ptr(), []
+        at, parts = self._activations.data_ptr(), []
         for part in self._widths:
             parts.append(at)
             at += 4 * t * part
         adapters = None
         if self._adapters is not None and adapter_slots is not None and adapter_slots.any():
             adapters = self._adapters.addresses(adapter_slots)
+        n_threads = torch.get_num_threads()
         step = _Step(
             t,
             0,
@@ -178,9 +182,13 @@ class NativeDecoder:
             len(outputs),
             outputs.data_ptr(),
             memory.data_ptr(),
-            torch.get_num_threads(),
+            n_threads,
         )
-        self._library.petiole_forward(ctypes.byref(self._model), ctypes.byref(step))
+        arguments = ctypes.byref(self._model), ctypes.byref(step)
+        step.scratch_stride = self._library.petiole_scratch(*arguments)
+        self._scratch = _at_least(self._scratch, n_threads * step.scratch_stride // 4)
+        step.scratch = self._scratch.data_ptr()
+        self._library.petiole_forward(*arguments)
         return memory[: len(outputs) * vocab].view(len(outputs), vocab)
 
     def _layer(self, i: int) -> _Layer:

@@ -52,19 +52,15 @@ static void pack_panel(int kind, const char *rows, int n, int64_t k, char *panel
   }
 }
 
-/* Rearranges the weights [n, k] of `l` in place; the last rows go to `tail`, [k][PANEL]. */
-void petiole_pack(const Linear *l, int32_t n_threads) {
+/* Rearranges the weights [n, k] of `l` in place; the last rows go to `tail`, [k][PANEL]. copies: scratch, one panel
+ * for each thread. */
+void petiole_pack(const Linear *l, char *copies, int32_t n_threads) {
   const int64_t bytes = l->k * PANEL * size_of(l->kind), whole = l->n / PANEL;
-#pragma omp parallel num_threads(n_threads)
-  {
-    char *rows = malloc((size_t)bytes);
-#pragma omp for schedule(static)
-    for (int64_t p = 0; p < whole; p++) {
-      char *panel = (char *)l->weight + p * bytes;
-      memcpy(rows, panel, (size_t)bytes);
-      pack_panel(l->kind, rows, PANEL, l->k, panel);
-    }
-    free(rows);
+#pragma omp parallel for schedule(static) num_threads(n_threads)
+  for (int64_t p = 0; p < whole; p++) {
+    char *panel = (char *)l->weight + p * bytes, *rows = copies + omp_get_thread_num() * bytes;
+    memcpy(rows, panel, (size_t)bytes);
+    pack_panel(l->kind, rows, PANEL, l->k, panel);
   }
   if (l->n % PANEL) pack_panel(l->kind, l->weight + whole * bytes, l->n % PANEL, l->k, (char *)l->tail);
 }
@@ -287,15 +283,9 @@ void linear(const Linear *l, int64_t m, const float *x, float *y, int add, Bench
 
 /* ---------------------------------------------------------------- memory */
 
-static float *floats(int64_t n) { return aligned_alloc(64, (size_t)parts(n * 4, 64) * 64); }
-
-Bench new_bench(int64_t rows, int64_t k) {
+Bench new_bench(int64_t rows, int64_t k, Scratch *s) {
   rows = smaller(rows, ROWS);
-  return (Bench){floats(parts(k, KC) * KC * rows), NULL, floats(rows * PANEL), floats(KC * PANEL)};
-}
-
-void free_bench(Bench *b) {
-  free(b->inputs);
-  free(b->sums);
-  free(b->panel);
+  return (Bench){.inputs = take_floats(s, parts(k, KC) * KC * rows),
+                 .sums = take_floats(s, rows * PANEL),
+                 .panel = take_floats(s, KC * PANEL)};
 }

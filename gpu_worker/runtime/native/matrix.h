@@ -35,8 +35,21 @@ INLINE int64_t size_of(int kind) { return kind == F32 ? 4 : kind == BF16 ? 2 : 1
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t parts(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
-Bench new_bench(int64_t rows, int64_t k);
-void free_bench(Bench *b);
+/* Memory that the caller holds, taken piece by piece. Without any, `used` tells how much there must be. */
+typedef struct {
+  char *memory;
+  int64_t used;
+} Scratch;
+
+INLINE void *take(Scratch *s, int64_t bytes) {
+  void *at = s->memory ? s->memory + s->used : NULL;
+  s->used += parts(bytes, 64) * 64;
+  return at;
+}
+
+INLINE float *take_floats(Scratch *s, int64_t n) { return take(s, n * (int64_t)sizeof(float)); }
+
+Bench new_bench(int64_t rows, int64_t k, Scratch *s);
 
 /* c [m, PANEL] (+)= x [m, kc] w [kc, PANEL]. Rows of x are KC apart, those of c `ldc`. `half`: x and w are bfloat16,
  * w in pairs [ceil(kc / 2)][PANEL][2]; an odd kc is rounded up. Only with DOT. */

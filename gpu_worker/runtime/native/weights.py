@@ -46,7 +46,9 @@ class Weights:
             k=k,
             kind=KINDS[weight.dtype],
         )
-        self.library.petiole_pack(ctypes.byref(packed), c_int32(torch.get_num_threads()))
+        n_threads = torch.get_num_threads()
+        copies = torch.empty((n_threads, k, _PANEL), dtype=weight.dtype)
+        self.library.petiole_pack(ctypes.byref(packed), c_void_p(copies.data_ptr()), c_int32(n_threads))
         return packed
 
     def floats(self, tensor: Tensor | None) -> int | None:
