@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import os
 import random
 import statistics
 import tempfile
@@ -21,6 +22,7 @@ from gpu_worker.runtime.runtime import ModelRuntime
 
 QWEN3_8B = Shape("Qwen3-8B shape, bf16", "bfloat16", 151_936, 4096, 12_288, 36, 32, 8, 128, max_positions=16_384)
 SMALL = dataclasses.replace(QWEN3_06B, max_positions=4096)
+GRAPHS = os.environ.get("PETIOLE_CUDA_GRAPHS", "on")
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class opened:  # noqa: N801 - reads as what it is, a context
         self._folder = tempfile.TemporaryDirectory()
         self.folder = self._folder.name
         (Path(self.folder) / "config.json").write_text(json.dumps(config(shape)))
-        engine = EngineConfig(model=self.folder, device=device, dtype=shape.dtype, **settings)  # type: ignore[arg-type]
+        fixed = {"model": self.folder, "device": device, "dtype": shape.dtype, "cuda_graphs": GRAPHS}
+        engine = EngineConfig(**fixed, **settings)  # type: ignore[arg-type]
         self.config = engine
         self._runtime = ModelRuntime(engine, source=RandomWeights())
 

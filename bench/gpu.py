@@ -5,7 +5,8 @@ transformers' own continuous batching and vLLM, where that is installed.
 
 Floors come from two rates measured at the start of the call: a large copy on the device (bytes read plus written)
 and a large bf16 matrix product. Weights are random. `--only` picks parts; what the same commit has measured of the
-others on the same card stays in the file (`bench.parts`).
+others on the same card stays in the file (`bench.parts`). With PETIOLE_CUDA_GRAPHS=off decodes run eagerly, and
+these figures stand beside the others.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable
 import torch
 
 from bench.checkpoints import Shape
-from bench.cuda import QWEN3_8B, SMALL, Card, copy_bandwidth, matrix_rate, opened, release, seconds, tokens
+from bench.cuda import GRAPHS, QWEN3_8B, SMALL, Card, copy_bandwidth, matrix_rate, opened, release, seconds, tokens
 from bench.driver import Driver, Stream
 from bench.gpu_serving import beside_transformers, beside_vllm, workload
 from bench.parts import Parts, apart, failed, read
@@ -31,6 +32,7 @@ from gpu_worker.runtime.runtime import ModelRuntime
 
 CONTEXT = 512
 CEILINGS = "ceilings"
+VARIANT = "" if GRAPHS == "on" else ", eager"
 BANDWIDTH, RATE = "copy on the device", "bf16 matrix product"
 
 
@@ -50,7 +52,7 @@ def main(argv: list[str] | None = None) -> None:
         for part in (CEILINGS, *chosen):
             why = apart(options.limit, measure, part, path, (part,) if part in chosen else (part, *chosen))
             if why:
-                failed(path, part, why)
+                failed(path, part + VARIANT, why)
                 lost[part] = why
             if why and part == CEILINGS:
                 break
@@ -63,7 +65,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def measure(part: str, path: str, without: tuple[str, ...]) -> None:
     """One part, in this process; `without`: the parts whose earlier figures no longer count."""
-    report, start = Parts("Models on a CUDA device", path=path, part=part), time.perf_counter()
+    start = time.perf_counter()
+    report = Parts("Models on a CUDA device", path=path, part=part, variant=VARIANT)
     report.resume(without)
     report.save(path)
     try:
@@ -74,8 +77,7 @@ def measure(part: str, path: str, without: tuple[str, ...]) -> None:
             PARTS[part](report, Card(report.value(BANDWIDTH) * 1e12, report.value(RATE) * 1e12))
     finally:
         report.save(path)
-        new = [result for result in report.results if result.name in report.names.get(part, ())]
-        print(f"\n{part}, {time.perf_counter() - start:.0f} s\n{table(new)}", flush=True)
+        print(f"\n{part}, {time.perf_counter() - start:.0f} s\n{table(report.new)}", flush=True)
 
 
 # ---------------------------------------------------------------- steps
@@ -250,11 +252,11 @@ def large_fp8(report: Report, card: Card) -> None:
 PARTS: dict[str, Callable[[Report, Card], None]] = {
     "8b": large,
     "0.6b": small,
+    "workload": workload,
+    "transformers": beside_transformers,
     "idle": idle,
     "sampling": sampling,
-    "workload": workload,
     "8b-fp8": large_fp8,
-    "transformers": beside_transformers,
     "vllm": beside_vllm,
 }
 

@@ -15,6 +15,7 @@ from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import Decoder, Forward, ValueDecoder
 from gpu_worker.models.lora import AdapterBank, GroupedDeltas
 from gpu_worker.runtime.attention.flashinfer import (
+    HEAD_SIZES,
     AppendWrappers,
     FlashInferAttention,
     Geometry,
@@ -35,11 +36,15 @@ _SLACK_BYTES = 512 * 2**20
 _NO_PAGES = PageUpdates(*(np.zeros(0, dtype=np.int32) for _ in range(3)))
 
 
-def require_flashinfer() -> None:
+def require_flashinfer(model: ModelConfig) -> None:
+    """Raises ModelError without it, and for what its kernels would compute wrongly without saying so."""
     try:
         import flashinfer  # noqa: F401
     except ImportError as error:
         raise ModelError(f"the CUDA path needs FlashInfer (pip install petiole[gpu]): {error}") from None
+    if model.head_dim not in HEAD_SIZES:
+        known = ", ".join(map(str, HEAD_SIZES))
+        raise ModelError(f"head_dim: on CUDA heads of {known} are served, this model's have {model.head_dim}")
 
 
 def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int) -> int:
@@ -110,7 +115,7 @@ class CudaExecutor:
         with torch.inference_mode():
             for slot in self._slots:
                 logits = self._append(slot.append, lay_out(batch, 0 * one)).logits()
-            keys, half = self._up(np.zeros((1, 2), np.int32)), self._up(one / np.float32(2))
+            keys, half = self._up(np.zeros((1, 2), np.int32)), self._up(np.full(1, 0.5, np.float32))
             choose(logits, Choice(half, keys, self._up(one.astype(np.int64)), half, half))
 
     def _append(self, wrappers: AppendWrappers, inputs: StepInputs) -> StepStates:

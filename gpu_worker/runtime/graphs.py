@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpu_worker.errors import ModelError
 from gpu_worker.models.decoder import Decoder, Forward, ValueDecoder
 from gpu_worker.models.lora import AdapterBank, CapturedDeltas
 from gpu_worker.runtime.attention.flashinfer import (
@@ -57,16 +58,34 @@ Capture = Callable[[Callable[[], None]], Callable[[], object]]
 
 
 def cuda_capture(stream: CudaStream) -> Capture:
+    """Raises ModelError, after which the process is not to go on: an invalid capture, once ended, leaves torch's
+    allocator and generators as they are during one. Ending it also raises, which must not hide the cause."""
     pool = torch.cuda.graph_pool_handle()
 
     def capture(work: Callable[[], None]) -> Callable[[], object]:
         stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream.raw, pool=pool):
-            work()
+        graph, causes = torch.cuda.CUDAGraph(), list[Exception]()
+        try:
+            with torch.cuda.graph(graph, stream=stream.raw, pool=pool):
+                try:
+                    work()
+                except Exception as error:
+                    causes.append(error)
+                    raise
+        except Exception as error:
+            cause = (causes or [error])[0]
+            raise ModelError(
+                f"a decode step could not be captured as a CUDA graph ({type(cause).__name__}: {cause}); "
+                f"PETIOLE_CUDA_GRAPHS=off serves without, more slowly"
+            ) from cause
         return graph.replay
 
     return capture
+
+
+def eager(work: Callable[[], None]) -> Callable[[], object]:
+    """A `Capture` that records nothing: the replay is the task itself, which reads and writes the same buffers."""
+    return work
 
 
 def new_decode_buffers(most: int, decoder: Decoder, host: Device, device: torch.device) -> DecodeBuffers:

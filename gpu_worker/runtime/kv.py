@@ -20,6 +20,7 @@ from gpu_worker.errors import ModelError
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.runtime.container import memory_left
 from gpu_worker.runtime.interface import Int32Array, PageUpdates
+from gpu_worker.runtime.room import require_room
 
 _CPU_KV_BYTES = 2**30
 _CPU_LENGTH_EACH = 2048
@@ -88,11 +89,14 @@ def decide_n_pages(
 
     On CUDA all of `free_bytes` (what the memory fraction leaves after weights and warm-up). On the CPU enough
     for every row to reach 2,048 tokens, within a quarter of the free memory and 1 GiB, but never less than one
-    sequence of full length may need.
+    sequence of full length may need. Raises InvalidRequest where a CPU has no memory for what was asked for: the
+    system would grant it, and end the process when it is used.
     """
     page_bytes = model.kv_elements_per_token * engine.page_size * bytes_per_element
     per_sequence = -(-max_model_len // engine.page_size)
     if engine.num_pages:
+        if not on_cuda:
+            require_room("num_pages", engine.num_pages, page_bytes, free_bytes)
         return engine.num_pages
     most = engine.max_num_seqs * per_sequence + 1
     if on_cuda:
@@ -102,7 +106,11 @@ def decide_n_pages(
         budget = min(_CPU_KV_BYTES, free_bytes // 4) // page_bytes
         n_pages = min(most, max(min(wanted, budget), min(per_sequence + 1, free_bytes // 2 // page_bytes)))
     if n_pages < 2:
-        raise ModelError(f"no memory for the KV cache: {free_bytes} bytes free, {page_bytes} a page")
+        raise ModelError(
+            f"no memory for the KV cache: {free_bytes} bytes are left beside max_num_seqs {engine.max_num_seqs}, "
+            f"max_num_batched_tokens {engine.max_num_batched_tokens} and lora_slots {engine.lora_slots}; "
+            f"{page_bytes} a page"
+        )
     return n_pages
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -69,6 +70,7 @@ def open_runtime() -> Iterator[Callable[..., Any]]:
             "max_num_seqs": 8,
             "num_pages": 4096,
             "graph_batch_sizes": (1, 4, 8),
+            "cuda_graphs": os.environ.get("PETIOLE_CUDA_GRAPHS", "on"),
         }
         runtime = ModelRuntime(EngineConfig(model=str(folder), **defaults | settings))
         opened.append(runtime)

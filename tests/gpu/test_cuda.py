@@ -123,6 +123,16 @@ def test_every_batch_size_between_and_above_the_captured_ones(checkpoint, open_r
         assert relative_error(got, np.array(expected)) < BF16
 
 
+def test_decodes_without_graphs_give_the_same_logits(checkpoint, open_runtime):
+    found = []
+    for graphs in ("on", "off"):
+        driver = Driver(open_runtime(checkpoint("qwen3")[0], cuda_graphs=graphs))
+        sequences = [driver.sequence(tokens(n, n), ALL) for n in (3, 9, 30, 12, 5)]
+        driver.prefill(sequences)
+        found.append([table(driver.decode(sequences)) for _ in range(4)])
+    assert relative_error(np.array(found[1]), np.array(found[0])) < 1e-3
+
+
 def test_a_verify_accepts_what_decoding_would_have_drawn(checkpoint, open_runtime):
     runtime = open_runtime(checkpoint("qwen3")[0], speculative_tokens=3)
     sampling = SamplingParams(temperature=0.8, top_p=0.9, frequency_penalty=0.3)

@@ -1,11 +1,13 @@
 """The CUDA path's plumbing (plans, page lists, padding, staging) gives the CPU path's tokens.
 
-FlashInfer is replaced by its interface in torch, and a graph's capture by the task itself; see `support`.
+FlashInfer is replaced by its interface in torch, and decodes run without graphs; see `support`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import types
 
 import numpy as np
 import pytest
@@ -15,8 +17,13 @@ from test_generation import N_TOKENS, PROMPTS, oracle
 from test_logits import ALL, reference, relative_error, table, tokens
 
 from bench.driver import Driver
+from gpu_worker.errors import ModelError
+from gpu_worker.request import SamplingParams
+from gpu_worker.runtime import cuda, outputs
 from gpu_worker.runtime.attention.flashinfer import batch_ladder, host_page_counts, workspace_bytes
-from gpu_worker.runtime.cuda import working_bytes
+from gpu_worker.runtime.cuda import require_flashinfer, working_bytes
+from gpu_worker.runtime.graphs import cuda_capture
+from gpu_worker.runtime.sampling import choose
 
 
 @pytest.fixture
@@ -43,6 +50,25 @@ def test_a_greedy_generation_equals_that_of_transformers(family, chunk, checkpoi
     folder, model = checkpoint(family)
     outputs = Driver(open_cuda(folder)).generate(PROMPTS, N_TOKENS, chunk=chunk, depth=2)
     assert outputs == [oracle(model, prompt) for prompt in PROMPTS]
+
+
+def test_sampling_is_warmed_up_with_the_types_that_steps_have(checkpoint, open_cuda, monkeypatch):
+    """A kernel is compiled for its arguments' types: others would compile while somebody waits, or not at all."""
+    seen = []
+
+    def spy(logits, choice):
+        if choice is not None:
+            parts = (logits, *(getattr(choice, field.name) for field in dataclasses.fields(choice)))
+            seen.append([part.dtype for part in parts])
+        return choose(logits, choice)
+
+    monkeypatch.setattr(cuda, "choose", spy)
+    monkeypatch.setattr(outputs, "choose", spy)
+    driver = Driver(open_cuda(checkpoint("qwen3")[0]))
+    warmed_up, seen[:] = list(seen), []
+    driver.generate([tokens(5)], 2, SamplingParams(temperature=0.7, top_k=9, top_p=0.9, min_p=0.1))
+    assert len(seen) == 2
+    assert warmed_up == seen[:1] == seen[1:]
 
 
 def test_batches_between_the_sizes_of_the_ladder_and_above_it(checkpoint, open_cuda):
@@ -89,6 +115,36 @@ def test_decodes_with_and_without_adapters(checkpoint, open_cuda, tmp_path):
         reference(model, adapted.prompt + adapted.output[:-1])[-1],
     ]
     assert relative_error(got, np.array(expected)) < 1e-4
+
+
+@pytest.mark.parametrize("ending", ["ends", "raises"])
+def test_a_capture_that_fails_is_refused_by_its_cause_and_the_setting(ending, monkeypatch):
+    """Torch raises at the end of a capture that became invalid, which would hide why it did."""
+
+    class Capture(contextlib.nullcontext):
+        def __exit__(self, *error):
+            if ending == "raises":
+                raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", types.SimpleNamespace)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **_: Capture())
+    capture = cuda_capture(types.SimpleNamespace(synchronize=lambda: None, raw=None))
+
+    def work():
+        raise ValueError("it waits for the device")
+
+    with pytest.raises(ModelError, match=r"ValueError: it waits for the device.*PETIOLE_CUDA_GRAPHS=off"):
+        capture(work)
+
+
+@pytest.mark.parametrize("width", [32, 80, 96, 192])
+def test_heads_that_the_kernels_would_compute_wrongly_are_refused(width, checkpoint, open_runtime, monkeypatch):
+    fake_flashinfer.install(monkeypatch)
+    model = open_runtime(checkpoint("qwen3")[0])._model_config
+    require_flashinfer(dataclasses.replace(model, head_dim=128))
+    with pytest.raises(ModelError, match=rf"64, 128, 256.*{width}"):
+        require_flashinfer(dataclasses.replace(model, head_dim=width))
 
 
 def test_page_counts_of_rows():

@@ -18,6 +18,7 @@ import torch
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.runtime.attention.flashinfer import FlashInferKernels
 from gpu_worker.runtime.cuda import CudaExecutor
+from gpu_worker.runtime.graphs import eager
 
 WORKSPACE_BYTES = 128 * 2**20
 CUDA_CORE_GROUPS = {1, 2, 3, 4, 6, 8, 16}
@@ -269,12 +270,12 @@ def install(monkeypatch):
 
 
 def compute_as_on_cuda(runtime):
-    """From now on a runtime on the CPU computes with the executor of CUDA, where a graph is the task itself: it
-    reads the same buffers at each replay as the graph would. `install` comes first."""
+    """From now on a runtime on the CPU computes with the executor of CUDA, without graphs. `install` comes
+    first."""
     decoder = runtime._decoder
     if isinstance(decoder, Decoder):
         decoder = dataclasses.replace(decoder, kernels=FlashInferKernels())
     pending = (runtime._states.pending, runtime._states.pending_values)
     parts = (decoder, runtime._cache, runtime._bank, *pending, runtime.config)
-    runtime._executor = CudaExecutor(*parts, runtime._device, runtime._stream, lambda work: work)
+    runtime._executor = CudaExecutor(*parts, runtime._device, runtime._stream, eager)
     return runtime

@@ -24,6 +24,10 @@ from gpu_worker.runtime.kv import KVCache
 _WORKSPACE_BYTES = 128 * 2**20
 _CUDA_CORE_GROUPS = frozenset({1, 2, 3, 4, 6, 8, 16})
 
+HEAD_SIZES = (64, 128, 256)
+"""Smaller ones are refused by the kernels. Of others a pass reads whole 64s alone (of 96, the first 64), and a
+decode adds up over threads whose number must be a power of two; neither is checked there."""
+
 
 class FlashInferKernels:
     """See `models.layers.Kernels`. `add_rms_norm` and `rotate` work in place."""
