@@ -7,6 +7,8 @@ from typing import Literal
 
 from gpu_worker.errors import InvalidRequest
 
+_INT32 = 2**31 - 1  # what tables of rows and pages hold
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -17,7 +19,10 @@ class EngineConfig:
     piece of one prompt in a step, so the longest that a running stream waits for somebody else's prompt.
     `num_pages` counts pages of `page_size` tokens, the reserved page 0 included.
     `delay_factor`: let the waiting queue grow for this share of the last prefill's duration.
+    `stream_interval_ms`: after a request's first token, what comes within so long is delivered as one delta.
     `max_waiting`: requests that may wait; the next one is refused.
+
+    What needs memory for each has a limit in the memory that is free when the model is loaded, too.
     """
 
     model: str = "petiole-tiny"
@@ -39,26 +44,35 @@ class EngineConfig:
     prefill_policy: Literal["drain", "pipelined"] = "pipelined"
     reserve: Literal["demand", "full"] = "demand"
     delay_factor: float = 0.0
+    stream_interval_ms: float = 0.0
     speculative_tokens: int = 0
     lora_slots: int = 0
     lora_max_rank: int = 64
+    cuda_graphs: Literal["on", "off"] = "on"
     graph_batch_sizes: tuple[int, ...] = ()
     max_waiting: int = 10_000
     num_threads: int = 0
     debug: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "chunk_size", "page_size", "max_waiting"):
-            _require(getattr(self, name) >= 1, name, "must be at least 1", getattr(self, name))
-        for name in ("max_model_len", "num_pages", "speculative_tokens", "lora_slots", "num_threads"):
-            _require(getattr(self, name) >= 0, name, "must be at least 0", getattr(self, name))
+        _require(self.max_waiting >= 1, "max_waiting", "must be at least 1", self.max_waiting)
+        for name in ("max_num_seqs", "max_num_batched_tokens", "chunk_size", "page_size", "lora_max_rank"):
+            _require(1 <= getattr(self, name) <= _INT32, name, f"must be 1 to {_INT32}", getattr(self, name))
+        for name, most in (("speculative_tokens", 1024), ("lora_slots", _INT32), ("num_threads", 1024)):
+            _require(0 <= getattr(self, name) <= most, name, f"must be 0 to {most}", getattr(self, name))
+        for name in ("max_model_len", "num_pages"):  # one token of output, and the reserved page
+            value, limit = getattr(self, name), f"must be 0, or 2 to {_INT32}"
+            _require(value == 0 or 2 <= value <= _INT32, name, limit, value)
+        sizes = self.graph_batch_sizes
+        _require(all(size >= 1 for size in sizes), "graph_batch_sizes", "must each be at least 1", sizes)
         _require(
             0 < self.gpu_memory_utilization <= 1,
             "gpu_memory_utilization",
             "must be above 0 and at most 1",
             self.gpu_memory_utilization,
         )
-        _require(self.delay_factor >= 0, "delay_factor", "must be at least 0", self.delay_factor)
+        for name in ("delay_factor", "stream_interval_ms"):
+            _require(getattr(self, name) >= 0, name, "must be at least 0", getattr(self, name))
         if self.prefix_cache == "radix":
             _require(self.page_size == 1, "page_size", "must be 1 with prefix_cache=radix", self.page_size)
         if self.prefix_cache == "block":

@@ -103,7 +103,8 @@ class Engine:
             proposer=self._proposer,
             adapter_key=getattr(self.runtime, "adapter_key", None),
         )
-        self._text = TextThread(limits.model, self._stop_generating, self._forget, time.perf_counter)
+        interval_s = self.config.stream_interval_ms / 1000
+        self._text = TextThread(limits.model, self._stop_generating, self._forget, time.perf_counter, interval_s)
         pipeline = PipelineState[ScheduledSequence](1 if self.config.pipeline == "off" else 2)
         self._loop = EngineLoop(
             self.scheduler, pipeline, self._text.post, self._on_device_lost, self.tracer, self.config.debug
@@ -195,6 +196,7 @@ class Engine:
         except Exception as error:  # InvalidRequest, and whatever a template or a tokenizer may raise
             self._text.refuse(stream, error)
             return
+        stream.handle.adapter_key = seq.adapter_key
         self._loop.post(lambda: self._accept(seq, stream))
 
     # ------------------------------------------------------------ on the engine thread

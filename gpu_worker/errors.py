@@ -48,3 +48,7 @@ class ModelError(ValueError):
 
 class AdapterError(ModelError):
     """A LoRA adapter that cannot be loaded; fails the request that named it, and no other."""
+
+
+class AdapterChanged(AdapterError):  # noqa: N818
+    """A request cannot go on where it stopped: its adapter's files are others than those it began with."""

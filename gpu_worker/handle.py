@@ -27,7 +27,10 @@ class Controller(Protocol):
 
 
 class Handle:
-    """A submitted request. Thread-safe."""
+    """A submitted request. Thread-safe.
+
+    `adapter_key` names its adapter by content, once it is admitted.
+    """
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class Handle:
         on_done: Callable[[Handle], None] | None = None,
     ) -> None:
         self.request = request
+        self.adapter_key: str | None = None
         self.admitted = False
         self.error: BaseException | None = None
         self._engine = engine

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Thread
 from typing import NamedTuple
@@ -11,13 +12,16 @@ import numpy as np
 
 from gpu_worker import constraints
 from gpu_worker.config import EngineConfig
-from gpu_worker.errors import InvalidRequest
+from gpu_worker.errors import InvalidRequest, ModelError
 from gpu_worker.preparation import ConstraintCompiler
 from gpu_worker.request import Constraint, SamplingParams
 from gpu_worker.runtime.device import open_device
 from gpu_worker.runtime.interface import PENDING, Int32Array, PageUpdates, RowBinding, Runtime, StepBatch
 from gpu_worker.text import Tokenizer, load_tokenizer
 from gpu_worker.tracing import Tracer
+
+_NO_MEMORY = ("out of memory", "allocate memory")
+"""How torch says so, of a GPU's memory and of the host's: both are RuntimeErrors."""
 
 
 class Parts(NamedTuple):
@@ -56,11 +60,22 @@ def load_parts(
     else:
         tokenizer, compiler = load_text(config)
     if runtime is None:
-        runtime = load_runtime(config, tracer)
-        warm_up(runtime)
+        with _memory_that_suffices():
+            runtime = load_runtime(config, tracer)
+            warm_up(runtime)
         with suppress(InvalidRequest):  # not every model's output can be constrained
             compiler(Constraint("choice", ["a"]))
     return Parts(runtime, tokenizer, compiler)
+
+
+@contextmanager
+def _memory_that_suffices() -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY):
+            raise ModelError(f"it does not fit into memory: {error}") from error
+        raise
 
 
 def warm_up(runtime: Runtime, prompt_tokens: int = 16, decodes: int = 3) -> None:

@@ -14,7 +14,7 @@ import xxhash
 
 from gpu_worker.config import EngineConfig
 from gpu_worker.constraints import ConstraintState
-from gpu_worker.errors import InvalidRequest
+from gpu_worker.errors import AdapterChanged, InvalidRequest
 from gpu_worker.request import Constraint, Request, SamplingParams
 from gpu_worker.runtime.interface import ModelLimits
 from gpu_worker.scheduling.scheduled import ScheduledSequence
@@ -152,7 +152,14 @@ class Preparer:
     def _adapter_key(self, request: Request) -> str | None:
         if request.adapter is None or self.adapter_key is None:
             return request.adapter
-        return self.adapter_key(request.adapter)
+        key, begun_with = self.adapter_key(request.adapter), request.resume_adapter_key
+        if begun_with is not None and begun_with != key:
+            tokens = len(request.resume_token_ids)
+            raise AdapterChanged(
+                f"{tokens} tokens were generated with adapter {request.adapter}, whose content is no longer "
+                f"{begun_with} but {key}"
+            )
+        return key
 
     def _text_tokenizer(self, request: Request) -> Tokenizer | None:
         stop = request.sampling.stop
@@ -198,11 +205,11 @@ def _check_token_sets(sampling: SamplingParams, vocab_size: int) -> None:
         limit = f"must have token ids from 0 to {vocab_size - 1} as keys"
         require(is_token_id(token, vocab_size), "logit_bias", limit, token)
         require_number(f"logit_bias[{token}]", bias, -1000.0, 1000.0)
-    check_token_ids("banned_token_ids", sampling.banned_token_ids, vocab_size)
+    banned = set(check_token_ids("banned_token_ids", sampling.banned_token_ids, vocab_size))
+    require(len(banned) < vocab_size, "banned_token_ids", "must leave a token", f"all {vocab_size}")
     if sampling.allowed_token_ids is not None:
         allowed = check_token_ids("allowed_token_ids", sampling.allowed_token_ids, vocab_size)
-        free = set(allowed) - set(sampling.banned_token_ids)
-        require(bool(free), "allowed_token_ids", "must leave a token that is not banned", allowed)
+        require(bool(set(allowed) - banned), "allowed_token_ids", "must leave a token that is not banned", allowed)
     check_token_ids("stop_token_ids", sampling.stop_token_ids, vocab_size)
     sequences = sampling.stop_token_sequences
     listed = isinstance(sequences, Sequence) and not isinstance(sequences, str)

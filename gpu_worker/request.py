@@ -73,8 +73,10 @@ class Request:
 
     `priority`: smaller runs first. `deadline_s`: seconds from admission after which the request ends with what
     it has and finish reason `deadline`. `resume_token_ids`: tokens that earlier attempts already delivered; the
-    engine continues after them and they count as output. `salt` separates prefix caches of tenants. `constraint`
-    may also be a state of the caller's own, such as a skill's (`gpu_worker.constraints.SkillConstraint`).
+    engine continues after them and they count as output. `resume_adapter_key`: the `Handle.adapter_key` that made
+    them; with another one, the request ends with AdapterChanged. `salt` separates prefix caches of tenants.
+    `constraint` may also be a state of the caller's own, such as a skill's
+    (`gpu_worker.constraints.SkillConstraint`).
     """
 
     prompt: str | Sequence[int] | None = None
@@ -88,6 +90,7 @@ class Request:
     deadline_s: float | None = None
     salt: str = ""
     resume_token_ids: Sequence[int] = ()
+    resume_adapter_key: str | None = None
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 

@@ -201,9 +201,11 @@ def _limits() -> LLParserLimits:
 def _reason(matcher: LLMatcher) -> str:
     """What llguidance says, on one line, without its drawing of the source."""
     lines = [line.strip() for line in matcher.get_error().splitlines()]
-    return " ".join(line for line in lines if line and not _DRAWING.match(line))
+    said = " ".join(line for line in lines if line and not _DRAWING.match(line))
+    return _NOTHING_FOLLOWS if said == "NoExtensionBias" else said
 
 
+_NOTHING_FOLLOWS = "no token can begin what it allows, or go on with it (a rule that leads only to itself?)"
 _DRAWING = re.compile(r"\d* *\||\^+$|<.*/?>$")
 _lock = threading.Lock()
 _vocabularies: WeakKeyDictionary[Tokenizer, Vocabulary] = WeakKeyDictionary()

@@ -7,11 +7,12 @@ than the weights and one tensor.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -64,6 +65,7 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
 def _download(model: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
+    atexit.register(_remove_unfinished_downloads)
     try:
         found = snapshot_download(model, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES)
         return Path(found)
@@ -71,6 +73,15 @@ def _download(model: str, revision: str | None) -> Path:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         where = f"{model}@{revision}" if revision else model
         raise ModelError(f"model {where} is no local folder and the hub does not give it: {reason}") from error
+
+
+def _remove_unfinished_downloads() -> None:
+    """What this process is downloading when it ends: gigabytes, which the hub's client would never go on with."""
+    for descriptor in Path("/proc/self/fd").glob("*"):
+        with suppress(OSError):
+            file = descriptor.readlink()
+            if file.suffix == ".incomplete":
+                file.unlink()
 
 
 def fingerprint(folder: Path) -> str:

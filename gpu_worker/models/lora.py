@@ -60,6 +60,11 @@ def part_sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     }
 
 
+def rank_bytes(config: ModelConfig, itemsize: int) -> int:
+    """What a slot takes for each rank that it can hold."""
+    return itemsize * config.n_layers * sum(outputs + inputs for outputs, inputs in part_sizes(config).values())
+
+
 def read_adapter(name: str, folder: Path, config: ModelConfig, max_rank: int) -> Adapter:
     """A PEFT adapter from its folder. Raises AdapterError with one clear line."""
     settings, weights = ADAPTER_FILES

@@ -40,11 +40,12 @@ from gpu_worker.runtime.container import cpu_quota
 from gpu_worker.runtime.cpu import CpuExecutor
 from gpu_worker.runtime.cuda import CudaExecutor, require_flashinfer, working_bytes
 from gpu_worker.runtime.device import CudaStream, Device, open_device, upload
-from gpu_worker.runtime.graphs import cuda_capture
+from gpu_worker.runtime.graphs import cuda_capture, eager
 from gpu_worker.runtime.inputs import StepInputs, StepStates, lay_out
 from gpu_worker.runtime.interface import ModelLimits, PageUpdates, StepBatch, TokenMask, Transfer
 from gpu_worker.runtime.kv import KVCache, decide_n_pages, free_bytes, last_writes, new_kv_cache
 from gpu_worker.runtime.outputs import OutputSampler
+from gpu_worker.runtime.room import require_rows_and_adapters
 from gpu_worker.runtime.rows import OutputPlan, RowStates, write_rows
 from gpu_worker.runtime.slots import DecodeSlot, check_shared_stream
 from gpu_worker.runtime.transfer import RenderBuffer
@@ -101,8 +102,6 @@ class ModelRuntime:
         self._source = source
         self._device = device or open_device(config.device)
         self._torch_device = torch.device("cuda", 0) if self._device.kind == "cuda" else torch.device("cpu")
-        if self._device.kind == "cuda":
-            require_flashinfer()
         if (threads := config.num_threads or _threads()) != torch.get_num_threads():
             torch.set_num_threads(threads)
         with torch.no_grad():  # not inference mode: buffers are also written by copies outside it
@@ -124,6 +123,8 @@ class ModelRuntime:
         return _Found(folder, found, config, (model, digest, end_token_ids(folder, config)))
 
     def _load(self, found: _Found) -> None:
+        if self._device.kind == "cuda":
+            require_flashinfer(found.config)
         dtype = _dtype(self.config, found.config, self._torch_device)
         self._max_model_len = _max_model_len(self.config, found.config)
         self._decoder: Decoder = self._read(found, dtype, self._torch_device, self._storage)
@@ -145,6 +146,7 @@ class ModelRuntime:
     def _allocate(self) -> None:
         config, model, device = self.config, self._model_config, self._torch_device
         kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else self._decoder.dtype
+        self._require_room()
         self._n_rows = config.max_num_seqs + 1
         self._bank = (
             AdapterBank(model, config.lora_slots, config.lora_max_rank, self._decoder.dtype, device)
@@ -174,6 +176,17 @@ class ModelRuntime:
             device=device,
         )
 
+    def _require_room(self) -> None:
+        """On a CPU others live on what is free, too: half of it."""
+        free = free_bytes(self._torch_device, self.config.gpu_memory_utilization)
+        require_rows_and_adapters(
+            self.config,
+            self._model_config,
+            max_model_len=self._max_model_len,
+            bytes_per_element=self._decoder.dtype.itemsize,
+            room=free if self._torch_device.type == "cuda" else free // 2,
+        )
+
     def _free_bytes(self) -> int:
         self._give_back()  # what converting the weights took
         free = free_bytes(self._torch_device, self.config.gpu_memory_utilization)
@@ -186,8 +199,9 @@ class ModelRuntime:
         parts = (self._decoder, self._cache, self._bank, *pending)
         if not isinstance(self._stream, CudaStream):
             return CpuExecutor(*parts)
+        capture = cuda_capture(self._stream) if self.config.cuda_graphs == "on" else eager
         with torch.inference_mode():
-            return CudaExecutor(*parts, self.config, self._device, self._stream, cuda_capture(self._stream))
+            return CudaExecutor(*parts, self.config, self._device, self._stream, capture)
 
     def _new_slot(self, slot_id: int) -> DecodeSlot[Staging]:
         """One staging serves every kind of step: a slot belongs to one step at a time."""

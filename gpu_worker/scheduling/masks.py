@@ -104,25 +104,31 @@ def consume(
     finish: Finish | None,
     values: Sequence[tuple[float, ...]] | None = None,
 ) -> tuple[list[int], Finish | None]:
-    """Go on by committed tokens. A satisfied constraint ends the sequence, also in the middle of drafts."""
-    constraint = cast(ConstraintState, seq.constraint)
+    """Go on by committed tokens. A satisfied constraint ends the sequence, also in the middle of drafts.
+
+    Sampling goes by the mask and the request's own bans, unless these leave nothing: then it gives any token."""
+    constraint, sampling = cast(ConstraintState, seq.constraint), seq.request.sampling
+    limited = bool(sampling.banned_token_ids) or sampling.allowed_token_ids is not None
     stopped = finish is not None and finish.reason is FinishReason.STOP
     for taken, token in enumerate(fresh, 1):
-        if stopped and taken == len(fresh):  # EOS or a stop token: not the constraint's business
+        last = stopped and taken == len(fresh)  # EOS or a stop token: not the constraint's business
+        if last and not limited:
             break
-        if isinstance(constraint, SkillConstraint) and values is not None:
+        if last:
+            allowed = constraint.fork().consume(token)
+        elif isinstance(constraint, SkillConstraint) and values is not None:
             allowed = constraint.consume(token, values[taken - 1])
         else:
             allowed = constraint.consume(token)
+        if limited and not (allowed and _permits(sampling, token)):
+            raise InvalidRequest("constraint", "must leave a token that is allowed and not banned", "none")
         if not allowed:
-            raise _mismatch(seq.request.sampling, token)
+            raise ValueError(f"token {token} does not match the constraint")
         if constraint.finished:
             return fresh[:taken], finish if taken == len(fresh) and finish else _SATISFIED
     return fresh, finish
 
 
-def _mismatch(sampling: SamplingParams, token: int) -> Exception:
-    """Sampling goes by the mask, unless what the request bans leaves nothing of it."""
-    if sampling.banned_token_ids or sampling.allowed_token_ids is not None:
-        return InvalidRequest("constraint", "must leave a token that is allowed and not banned", "none")
-    return ValueError(f"token {token} does not match the constraint")
+def _permits(sampling: SamplingParams, token: int) -> bool:
+    allowed = sampling.allowed_token_ids
+    return token not in sampling.banned_token_ids and (allowed is None or token in allowed)

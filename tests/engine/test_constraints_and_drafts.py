@@ -54,15 +54,41 @@ def test_a_satisfied_constraint_ends_the_output() -> None:
     )
 
 
-@pytest.mark.parametrize("sampling", [{"allowed_token_ids": [100]}, {"banned_token_ids": range(1, 509)}], ids=str)
-def test_tokens_that_leave_nothing_of_a_constraint_are_the_requests_fault(sampling: dict[str, Any]) -> None:
-    digits = Request(
-        prompt="x", constraint=Constraint("regex", "[0-9]+"), sampling=SamplingParams(max_tokens=3, **sampling)
+DIGITS = range(15, 25)
+"""Of petiole-tiny, whose token 0 is an exclamation mark."""
+
+
+@pytest.mark.parametrize(
+    ("pattern", "sampling"),
+    [
+        ("[0-9]+", {"allowed_token_ids": [100]}),
+        ("[0-9]+", {"banned_token_ids": DIGITS}),
+        ("[0-9!]+", {"banned_token_ids": [0, *DIGITS]}),
+        ("[0-9!]+", {"allowed_token_ids": [100]}),
+        ("[0-9]+", {"banned_token_ids": DIGITS, "stop_token_ids": [0]}),
+    ],
+    ids=str,
+)
+def test_tokens_that_leave_nothing_of_a_constraint_are_the_requests_fault(
+    pattern: str, sampling: dict[str, Any]
+) -> None:
+    bad = Request(
+        prompt="x", constraint=Constraint("regex", pattern), sampling=SamplingParams(max_tokens=3, **sampling)
     )
     with Engine(EngineConfig(model="petiole-tiny", device="cpu")) as engine:
         with pytest.raises(InvalidRequest, match="constraint: must leave a token"):
-            engine.generate([digits])
+            engine.generate([bad])
         assert engine.generate([Request(prompt="x", sampling=SamplingParams(max_tokens=3))])[0].token_ids
+
+
+def test_a_bias_chooses_among_what_a_constraint_allows() -> None:
+    against = SamplingParams(max_tokens=3, logit_bias=dict.fromkeys(DIGITS, -1000.0))
+    stopped = SamplingParams(max_tokens=3, banned_token_ids=list(DIGITS)[1:], stop_token_ids=[DIGITS[0]])
+    with Engine(EngineConfig(model="petiole-tiny", device="cpu")) as engine:
+        request = Request(prompt="x", constraint=Constraint("regex", "[0-9]{3}"), sampling=against)
+        assert set(engine.generate([request])[0].token_ids) <= set(DIGITS)
+        request = Request(prompt="x", constraint=Constraint("regex", "[0-9]{3}"), sampling=stopped)
+        assert engine.generate([request])[0].token_ids == (DIGITS[0],)
 
 
 def test_a_forward_runs_ahead_of_the_commit_that_its_mask_waits_for() -> None:

@@ -63,21 +63,29 @@ def test_a_constraint_that_refuses_what_was_sampled_fails_its_request_alone() ->
         others_are_unharmed(engine, request([3], constraint=Denier(), request_id="bad"))
 
 
-def test_a_drafter_that_raises_fails_its_request_alone() -> None:
+class FaultyDrafter:
+    """Drafts nothing. The prompt [3, 3] breaks it: told of tokens, or asked while a step is in flight."""
+
+    def __init__(self, prompt: list[int], fails: str) -> None:
+        self.fails, self.asked = fails if list(prompt) == [3, 3] else "never", 0
+
+    def extend(self, tokens: list[int]) -> None:
+        self.asked = 0
+        if self.fails == "told":
+            raise RuntimeError("a broken draft model")
+
+    def propose(self, count: int) -> list[int]:
+        self.asked += 1
+        if self.fails == "asked" and self.asked == 2:
+            raise RuntimeError("a broken draft model")
+        return []
+
+
+@pytest.mark.parametrize("fails", ["told", "asked"])
+def test_a_drafter_that_raises_fails_its_request_alone(fails: str) -> None:
     class Proposer:
-        def drafter(self, tokens: list[int]) -> Any:
-            return Drafter(breaks=list(tokens) == [3, 3])
-
-    class Drafter:
-        def __init__(self, breaks: bool) -> None:
-            self.breaks = breaks
-
-        def extend(self, tokens: list[int]) -> None:
-            if self.breaks:
-                raise RuntimeError("a broken draft model")
-
-        def propose(self, count: int) -> list[int]:
-            return []
+        def drafter(self, prompt: list[int]) -> FaultyDrafter:
+            return FaultyDrafter(prompt, fails)
 
     engine = toy_engine(speculative_tokens=2)
     engine._proposer = Proposer()
@@ -120,32 +128,6 @@ def test_an_adapter_that_cannot_be_loaded_is_told_to_one_who_waits_alone() -> No
         with pytest.raises(AdapterError, match="the disk is gone"):
             engine.submit(request([3], adapter="bad")).result(timeout=5)
         assert outcomes([engine.submit(GOOD[0])]) == [expected(GOOD[0])]
-
-
-def test_a_drafter_that_raises_between_two_steps_fails_its_request_alone() -> None:
-    class Proposer:
-        def drafter(self, tokens: list[int]) -> Any:
-            return Drafter(breaks=list(tokens) == [3, 3])
-
-    class Drafter:
-        """Fails when it is asked while a step is in flight."""
-
-        def __init__(self, breaks: bool) -> None:
-            self.breaks, self.asked = breaks, 0
-
-        def extend(self, tokens: list[int]) -> None:
-            self.asked = 0
-
-        def propose(self, count: int) -> list[int]:
-            self.asked += 1
-            if self.breaks and self.asked == 2:
-                raise RuntimeError("a broken draft model")
-            return []
-
-    engine = toy_engine(speculative_tokens=2)
-    engine._proposer = Proposer()
-    with engine:
-        assert "broken draft" in str(others_are_unharmed(engine, request([3, 3], request_id="bad")))
 
 
 # ---------------------------------------------------------------- before dispatch

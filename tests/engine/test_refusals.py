@@ -47,6 +47,7 @@ BAD: dict[str, tuple[Request, str]] = {
     "logit_bias too high": (request(logit_bias={1: 1e300}), "logit_bias[1]"),
     "logit_bias value": (request(logit_bias={1: float("inf")}), "logit_bias[1]"),
     "banned": (request(banned_token_ids=[48]), "banned_token_ids[0]"),
+    "all banned": (request(banned_token_ids=range(48)), "banned_token_ids"),
     "allowed and banned": (request(allowed_token_ids=[1], banned_token_ids=[1]), "allowed_token_ids"),
     "logprobs": (request(logprobs=21), "logprobs"),
     "seed": (request(seed=1.5), "seed"),

@@ -88,6 +88,7 @@ def draw(seed: int) -> Workload:
     machine = {"rows": rows, "n_pages": n_pages, "page_size": page_size, "max_model_len": max_model_len}
     delays = rng.choice([0.0, 0.0002, 0.001])
     control = {i: rng.choice(["pause", "reload"]) for i in range(len(requests)) if rng.random() < 0.06}
+    config["stream_interval_ms"] = rng.choice([0.0, 0.0, 2.0, 60_000.0])
     return Workload(seed, machine, config, requests, disturb, delays, control)
 
 
@@ -182,7 +183,7 @@ def open_engine(workload: Workload, pipeline: str, delays: float) -> Engine:
     tokenizer: Any = ToyTokenizer()
     engine = Engine(config, runtime=runtime, tokenizer=tokenizer, compile_constraint=compile_toy).start()
     for owner, name in (
-        (engine._text, "_deliver_all"),
+        (engine._text, "_next"),
         (engine._loop, "_launch"),
         (engine._loop, "_commit_oldest"),
         (engine._preparer, "prepare"),

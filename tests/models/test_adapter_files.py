@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from gpu_worker import AdapterError, Engine, EngineConfig, Request, SamplingParams
+from gpu_worker.errors import AdapterChanged
 from gpu_worker.models.lora import read_adapter
 from gpu_worker.runtime.runtime import ModelRuntime
 
@@ -97,6 +98,27 @@ def test_a_request_that_waited_gets_the_adapter_that_it_came_with_or_an_error(
         engine.runtime.adapter_key(str(write_adapter(tmp_path / "adapter", seed=seed)))
     with pytest.raises(AdapterError, match="have changed"):
         engine.runtime.load_adapter(key, 1)
+
+
+def test_a_request_goes_on_with_the_adapter_that_it_began_with_or_not_at_all(
+    open_engine: Any, tmp_path: Path
+) -> None:
+    engine = open_engine()
+    adapter = write_adapter(tmp_path / "adapter", seed=1)
+    sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    first = engine.submit(Request(prompt=PROMPT, adapter=str(adapter), sampling=sampling))
+    tokens = first.result(timeout=10).token_ids
+    rest = Request(
+        prompt=PROMPT,
+        adapter=str(adapter),
+        sampling=sampling,
+        resume_token_ids=tokens[:3],
+        resume_adapter_key=first.adapter_key,
+    )
+    assert engine.submit(rest).result(timeout=10).token_ids == tokens
+    write_adapter(adapter, seed=2)
+    with pytest.raises(AdapterChanged, match="3 tokens were generated with adapter"):
+        engine.submit(rest).result(timeout=10)
 
 
 def test_an_adapter_is_read_beside_the_engine_thread(

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from test_logits import ALL, reference, relative_error, table, tokens
 
 from bench.driver import Driver
+from gpu_worker import Engine, EngineConfig
 from gpu_worker.errors import ModelError
 from gpu_worker.models.layers import DenseLinear
 from gpu_worker.models.loading import fingerprint, resolve_model
@@ -328,6 +329,13 @@ options = LoadOptions(torch.device("cpu"), torch.bfloat16, 64)
 decoder = found.load(folder, config, options)
 print(peak() - before)
 """
+
+
+def test_what_the_memory_cannot_hold_is_refused_in_a_line(monkeypatch):
+    monkeypatch.setattr("gpu_worker.runtime.runtime.free_bytes", lambda *_: 10**18)
+    engine = Engine(EngineConfig(device="cpu", num_pages=2**31 - 1))
+    with pytest.raises(ModelError, match=r"^it does not fit into memory: .*can't allocate memory.* \d{12,} bytes"):
+        engine.start()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

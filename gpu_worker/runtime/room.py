@@ -1,0 +1,33 @@
+"""Is there memory for as many of each as was asked for? Said before any of it is allocated."""
+
+from __future__ import annotations
+
+from gpu_worker.config import EngineConfig
+from gpu_worker.errors import InvalidRequest
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.lora import rank_bytes
+
+
+def require_rows_and_adapters(
+    engine: EngineConfig, model: ModelConfig, *, max_model_len: int, bytes_per_element: int, room: int
+) -> None:
+    """Raises InvalidRequest for more rows, adapter slots or ranks than `room` bytes hold."""
+    require_room("max_num_seqs", engine.max_num_seqs, row_bytes(engine, model, max_model_len), room)
+    if engine.lora_slots:
+        each = rank_bytes(model, bytes_per_element)
+        require_room("lora_max_rank", engine.lora_max_rank, 2 * each, room)
+        require_room("lora_slots", engine.lora_slots, engine.lora_max_rank * each, room)
+
+
+def require_room(field: str, value: int, each_bytes: int, free_bytes: int) -> None:
+    """Raises InvalidRequest if `value` of what takes `each_bytes` does not fit. One is always tried."""
+    most = max(1, free_bytes // each_bytes)
+    if value > most:
+        raise InvalidRequest(field, f"must be at most {most} in {free_bytes} bytes ({each_bytes} each)", value)
+
+
+def row_bytes(engine: EngineConfig, model: ModelConfig, max_model_len: int) -> int:
+    """What a row takes at most: its line in the host's and the device's page table, and the logits of each output,
+    counts, a mask of what was seen and a bias over the vocabulary."""
+    columns = -(-max_model_len // engine.page_size)
+    return 2 * 4 * columns + model.vocab_size * (4 * (1 + engine.speculative_tokens) + 4 + 1 + 4)
