@@ -1,4 +1,5 @@
-"""One pool of Redis connections for each process, made at the first use and made anew after a fork.
+"""One pool of Redis connections for each process, made at the first use and made anew after a fork; and one for
+each event loop.
 
 The clients do not retry: whoever uses them knows what a lost connection means, and some must read a log again.
 """
@@ -9,29 +10,29 @@ import asyncio
 import os
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qs, urlsplit
-from weakref import WeakKeyDictionary
 
 import redis
+from redis.asyncio import Redis as AsyncRedis
+from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
-from redis.exceptions import ReadOnlyError
 from redis.retry import Retry
 
+from tasks.masters import AsyncMasterPool, MasterPool
 from tasks.settings import EMBEDDED, scheme, settings, verified
-
-if TYPE_CHECKING:
-    from redis.asyncio import Redis as AsyncRedis
 
 CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 10.0
 LOST = (redis.ConnectionError, redis.TimeoutError, OSError)
 
+MAX_OF_A_LOOP = 16
+"""Connections that an event loop's readers share, to subscribe and to read logs."""
+
 _OPTIONS: dict[str, Any] = {
     "protocol": 2,  # under 3 redis-py writes a log line for each message of a subscription, shown or not
     "socket_connect_timeout": CONNECT_TIMEOUT_S,
     "socket_timeout": REPLY_TIMEOUT_S,
-    "max_connections": 2**31,  # each reader holds one; redis-py 8 would refuse the hundred-and-first
 }
 
 
@@ -50,26 +51,8 @@ def redis_url(url: str) -> str:
 
 def connect(url: str) -> redis.Redis:
     """A client with a pool of its own."""
-    client: redis.Redis = redis.Redis.from_url(redis_url(url), retry=Retry(NoBackoff(), 0), **_OPTIONS)
-    leave_replicas(client.connection_pool)
-    return client
-
-
-class _LeavesReplicas:
-    """A connection whose server became a replica has lost its master: the address leads to another one now."""
-
-    def read_response(self, *args: Any, **options: Any) -> Any:
-        connection: Any = super()
-        try:
-            return connection.read_response(*args, **options)
-        except ReadOnlyError as error:
-            connection.disconnect()
-            raise redis.ConnectionError(str(error)) from error
-
-
-def leave_replicas(pool: Any) -> None:
-    """From now on the connections of `pool` are made anew when a write is refused because of a failover."""
-    pool.connection_class = type("Connection", (_LeavesReplicas, pool.connection_class), {})
+    options = {**_OPTIONS, "max_connections": 2**31}  # a reader holds one; redis-py 8 would stop at a hundred
+    return redis.Redis.from_pool(MasterPool.from_url(redis_url(url), retry=Retry(NoBackoff(), 0), **options))
 
 
 def streams() -> redis.Redis:
@@ -82,17 +65,34 @@ def _streams(url: str, pid: int) -> redis.Redis:
     return connect(url)
 
 
-def async_streams() -> AsyncRedis:
-    """The running event loop's client for the same."""
-    loop = asyncio.get_running_loop()
-    if loop not in _clients_of_loops:
-        from redis.asyncio import Redis as AsyncRedis
-        from redis.asyncio.retry import Retry as AsyncRetry
-
-        make: Callable[..., AsyncRedis] = AsyncRedis.from_url
-        url = redis_url(settings().streams_url)
-        _clients_of_loops[loop] = make(url, retry=AsyncRetry(NoBackoff(), 0), **_OPTIONS)
-    return _clients_of_loops[loop]
+T = TypeVar("T")
 
 
-_clients_of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncRedis] = WeakKeyDictionary()
+class PerLoop(Generic[T]):
+    """One for each event loop. What belongs to a loop refers to it, so a weak reference would hold it for ever:
+    what closed ones had goes when the next one comes."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._of: dict[asyncio.AbstractEventLoop, T] = {}
+
+    def __call__(self) -> T:
+        """The running loop's."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._of:
+            for other in list(self._of):
+                if other.is_closed():
+                    self._of.pop(other, None)
+            self._of[loop] = self._make()
+        return self._of[loop]
+
+
+def _new_async_streams() -> AsyncRedis:
+    url, retry = redis_url(settings().streams_url), AsyncRetry(NoBackoff(), 0)
+    return AsyncRedis.from_pool(
+        AsyncMasterPool.from_url(url, retry=retry, max_connections=MAX_OF_A_LOOP, **_OPTIONS)
+    )
+
+
+async_streams = PerLoop(_new_async_streams)
+"""The running event loop's client for the same as `streams`."""

@@ -8,6 +8,7 @@ or it yields a delta for the reader. `tasks.streaming` does the work, with redis
         ▲                          │ a delta that fits ────────┤ hand it out
         │                          │ a gap ─► read the log ────┤
         │                          │ a second of silence ─► has the task ended? ─► read the log
+        │                          │     the subscription hears nothing: distrust it, subscribe
         └── pause ◄── connection lost (anywhere)
 """
 
@@ -46,13 +47,12 @@ def read(task_id: str, timeout_s: float | None) -> Reading:
     """The protocol. `timeout_s` bounds the wait for each delta."""
     stream = Following(task_id, timeout_s)
     lost_since: float | None = None
-    while True:
+    while not stream.assembler.finished:
         try:
             yield ("subscribe",)
             yield from stream.catch_up()
             lost_since = None
             yield from stream.follow()
-            return
         except Lost as lost:
             now = time.monotonic()
             lost_since = lost_since or now
@@ -84,20 +84,23 @@ class Following:
         if deltas:
             self.last_delta_at = time.monotonic()
 
-    def catch_up(self) -> Generator[Step, Any, bool]:
-        """Read the log from where we are; whether there was anything new."""
+    def catch_up(self) -> Reading:
+        """Read the log from where we are."""
+        new = yield from self.unread()
+        yield from self.hand_out(new)
+
+    def unread(self) -> Generator[Step, Any, list[StreamDelta]]:
+        """What the log has beyond where we are. It counts as read: what may fail waits until it is handed out."""
         while True:
             entries, log_length = yield ("read_log", self.assembler.read_from)
             new = self.assembler.logged([StreamDelta.model_validate_json(raw) for raw in entries])
             if new is not None:
-                break
+                self.silences_without_log = 0
+                return new
             if log_length == 0:
                 self.silences_without_log += 1
-                return False
+                return []
             self.assembler.rewind()
-        self.silences_without_log = 0
-        yield from self.hand_out(new)
-        return bool(new)
 
     def follow(self) -> Reading:
         assembler = self.assembler
@@ -120,11 +123,15 @@ class Following:
     def after_silence(self) -> Reading:
         """Nothing was heard: perhaps we have lost touch, or the task has ended without a stream."""
         state, result = yield ("outcome",)  # before the log: a task that has ended has written all of it
-        unheard = yield from self.catch_up()
-        if self.assembler.finished:
-            return
-        if unheard:
-            yield ("subscribe",)
+        new = yield from self.unread()
+        if new:
+            yield from self.hand_out(new)
+            if not (yield ("hears",)):
+                yield ("distrust",)
+                if self.assembler.finished:
+                    return
+                yield ("subscribe",)
+            yield from self.catch_up()
         elif state in LAST:
             yield from self.end_as(state, result)
         elif self.silences_without_log >= LOG_GONE_FOR:

@@ -17,13 +17,13 @@ from kombu.exceptions import OperationalError
 
 from tasks import connections, fleet, subscriptions
 from tasks.app import app as celery_app
+from tasks.async_subscriptions import Subscription
 from tasks.following import Following, Lost, Step, read
 from tasks.schemas import INTEREST_TTL_S, StreamDelta, stream_keys
 
 if TYPE_CHECKING:
     from celery import Celery
     from celery.result import AsyncResult
-    from redis.asyncio.client import PubSub as AsyncPubSub
     from redis.client import PubSub
 
 
@@ -57,6 +57,10 @@ class _Reader:
     def result(self) -> AsyncResult:
         """The task's Celery result."""
         return self.app.AsyncResult(self.task_id)
+
+    def _advance(self, answer: object) -> Step:
+        """On to the next step, with what the last one gave. StopIteration: it was the last."""
+        return self._steps.throw(answer) if isinstance(answer, Lost) else self._steps.send(answer)
 
     def _hand_out(self, delta: StreamDelta) -> StreamDelta:
         self._step = None
@@ -92,7 +96,7 @@ class Stream(_Reader, Iterator[StreamDelta]):
     def open(self) -> None:
         """Subscribe now, and not when the first delta is asked for."""
         if self._step == ("subscribe",):
-            self._step = self._perform(self._step)
+            self._step = self._advance(self._perform(self._step))
 
     def __iter__(self) -> Self:
         return self
@@ -103,26 +107,35 @@ class Stream(_Reader, Iterator[StreamDelta]):
         try:
             step = self._steps.send(None) if self._step is None else self._step
             while not isinstance(step, StreamDelta):
-                step = self._perform(step)
+                step = self._advance(self._perform(step))
         except BaseException:  # the end of the stream, too
             self.close()
             raise
         return self._hand_out(step)
 
-    def _perform(self, step: Step) -> Step:
+    def _perform(self, step: Step) -> Any:
         name, *arguments = step
         try:
-            answer = getattr(self, f"_{name}")(*arguments)
+            return getattr(self, f"_{name}")(*arguments)
         except connections.LOST as error:
             if self._pubsub is not None:
                 self._pubsub.close()
                 self._pubsub = None
-            return self._steps.throw(Lost(error))
-        return self._steps.send(answer)
+            return Lost(error)
 
     def _subscribe(self) -> None:
-        self._unsubscribe()
         self._pubsub = subscriptions.subscribe(self._keys.channel)
+
+    def _hears(self) -> bool:
+        assert self._pubsub is not None
+        return subscriptions.hears(self._pubsub)
+
+    def _distrust(self) -> None:
+        """It has missed something, as the idle ones might."""
+        assert self._pubsub is not None
+        self._pubsub.close()
+        self._pubsub = None
+        subscriptions.forget()
 
     def _read_log(self, start: int) -> tuple[list[bytes], int]:
         with connections.streams().pipeline(transaction=False) as pipe:
@@ -172,11 +185,11 @@ class Stream(_Reader, Iterator[StreamDelta]):
 class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
     """`Stream` for asyncio."""
 
-    _pubsub: AsyncPubSub | None = None
+    _subscription: Subscription | None = None
 
     async def open(self) -> None:
         if self._step == ("subscribe",):
-            self._step = await self._perform(self._step)
+            self._step = self._advance(await self._perform(self._step))
 
     def __aiter__(self) -> Self:
         return self
@@ -187,7 +200,7 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
         try:
             step = self._steps.send(None) if self._step is None else self._step
             while not isinstance(step, StreamDelta):
-                step = await self._perform(step)
+                step = self._advance(await self._perform(step))
         except StopIteration:
             await self.aclose()
             raise StopAsyncIteration from None
@@ -196,20 +209,26 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
             raise
         return self._hand_out(step)
 
-    async def _perform(self, step: Step) -> Step:
+    async def _perform(self, step: Step) -> Any:
         name, *arguments = step
         try:
-            answer = await getattr(self, f"_{name}")(*arguments)
+            return await getattr(self, f"_{name}")(*arguments)
         except connections.LOST as error:
-            if self._pubsub is not None:
-                await self._pubsub.aclose()  # type: ignore[no-untyped-call]
-                self._pubsub = None
-            return self._steps.throw(Lost(error))
-        return self._steps.send(answer)
+            await self._unsubscribe()
+            return Lost(error)
 
     async def _subscribe(self) -> None:
-        await self._unsubscribe()
-        self._pubsub = await subscriptions.subscribe_async(self._keys.channel)
+        self._subscription = Subscription(self._keys.channel)
+        await self._subscription.open()
+
+    async def _hears(self) -> bool:
+        assert self._subscription is not None
+        return await self._subscription.hears()
+
+    async def _distrust(self) -> None:
+        assert self._subscription is not None
+        await self._subscription.distrust()
+        self._subscription = None
 
     async def _read_log(self, start: int) -> tuple[list[bytes], int]:
         async with connections.async_streams().pipeline(transaction=False) as pipe:
@@ -223,8 +242,8 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
     async def _receive(self, patience_s: float) -> bytes | None:
         if self._interest_is_due():
             await connections.async_streams().set(self._keys.interest, 1, ex=INTEREST_TTL_S)
-        assert self._pubsub is not None
-        return subscriptions.data(await self._pubsub.get_message(timeout=patience_s))
+        assert self._subscription is not None
+        return await self._subscription.get(patience_s)
 
     async def _outcome(self) -> tuple[str | None, Any]:
         return await asyncio.to_thread(self._outcome_now)
@@ -233,9 +252,9 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
         await asyncio.sleep(seconds)
 
     async def _unsubscribe(self) -> None:
-        if (pubsub := self._pubsub) is not None:
-            self._pubsub = None
-            await subscriptions.unsubscribe_async(pubsub, self._keys.channel)
+        if (subscription := self._subscription) is not None:
+            self._subscription = None
+            await subscription.close()
 
     async def aclose(self) -> None:
         if not self._closed:

@@ -5,18 +5,15 @@ What is published while a subscription is confirmed is dropped: it stands in the
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import redis
 
 from tasks import connections
 
 if TYPE_CHECKING:
-    from redis.asyncio.client import PubSub as AsyncPubSub
     from redis.client import PubSub
 
 MAX_IDLE = 64
@@ -24,7 +21,6 @@ _POLL_S = 1.0
 _FAREWELL_S = 1.0
 
 _idle: list[tuple[int, PubSub]] = []
-_idle_of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, list[AsyncPubSub]] = WeakKeyDictionary()
 
 
 def subscribe(channel: str) -> PubSub:
@@ -51,6 +47,23 @@ def unsubscribe(pubsub: PubSub, channel: str) -> None:
     pubsub.close()
 
 
+def hears(pubsub: PubSub) -> bool:
+    """Has anything come through that was published before this? What has is dropped: read the log again."""
+    heard = False
+    pubsub.ping()
+    while (message := pubsub.get_message(timeout=_FAREWELL_S)) is not None:
+        if message["type"] == "pong":
+            return heard
+        heard |= message["type"] == "message"
+    return False
+
+
+def forget() -> None:
+    """The idle ones may lead to a Redis where nothing is published any more."""
+    while (pubsub := _take_idle()) is not None:
+        pubsub.close()
+
+
 def _take_idle() -> PubSub | None:
     """One of this process (a forked child has its parent's list), and of the Redis that is now set."""
     while _idle:
@@ -65,44 +78,6 @@ def _confirmed(pubsub: PubSub, kind: str, channel: str, patience_s: float) -> No
     while not _is(pubsub.get_message(timeout=min(_POLL_S, patience_s)), kind, channel):
         if time.monotonic() > give_up_at:
             raise redis.TimeoutError(f"no answer to {kind}")
-
-
-async def subscribe_async(channel: str) -> AsyncPubSub:
-    idle = _idle_of_loop()
-    pubsub = idle.pop() if idle else connections.async_streams().pubsub()
-    try:
-        await pubsub.subscribe(channel)
-        await _confirmed_async(pubsub, "subscribe", channel, connections.REPLY_TIMEOUT_S)
-    except BaseException:
-        await pubsub.aclose()  # type: ignore[no-untyped-call]
-        raise
-    return pubsub
-
-
-async def unsubscribe_async(pubsub: AsyncPubSub, channel: str) -> None:
-    """Keep it for the event loop's next reader."""
-    kept = False
-    try:
-        if len(_idle_of_loop()) < MAX_IDLE:
-            await pubsub.unsubscribe(channel)
-            await _confirmed_async(pubsub, "unsubscribe", channel, _FAREWELL_S)
-            _idle_of_loop().append(pubsub)
-            kept = True
-    except connections.LOST:
-        pass
-    finally:
-        if not kept:
-            await pubsub.aclose()  # type: ignore[no-untyped-call]
-
-
-def _idle_of_loop() -> list[AsyncPubSub]:
-    return _idle_of_loops.setdefault(asyncio.get_running_loop(), [])
-
-
-async def _confirmed_async(pubsub: AsyncPubSub, kind: str, channel: str, patience_s: float) -> None:
-    async with asyncio.timeout(patience_s):
-        while not _is(await pubsub.get_message(timeout=min(_POLL_S, patience_s)), kind, channel):
-            pass
 
 
 def data(message: dict[str, Any] | None) -> bytes | None:

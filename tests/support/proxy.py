@@ -1,4 +1,4 @@
-"""A proxy before a Redis socket, whose connections can be cut."""
+"""A proxy before a Redis socket, whose connections can be cut, or made to hang."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class Proxy:
         self._listener.listen(128)
         self._mutex = threading.Lock()
         self._open: set[socket.socket] = set()
+        self._hanging: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -30,6 +31,11 @@ class Proxy:
             for one in self._open:
                 with suppress(OSError):
                     one.shutdown(socket.SHUT_RDWR)
+
+    def hang(self) -> None:
+        """What is connected now stays so, and nothing comes through any more."""
+        with self._mutex:
+            self._hanging |= self._open
 
     def lead_to(self, upstream: Path) -> None:
         """Another Redis, from now on."""
@@ -64,10 +70,12 @@ class Proxy:
     def _forward(self, one: socket.socket, other: socket.socket) -> None:
         with suppress(OSError):
             while data := one.recv(65_536):
-                other.sendall(data)
+                if one not in self._hanging:
+                    other.sendall(data)
         for each in (one, other):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
         with self._mutex:
             self._open.discard(one)
+            self._hanging.discard(one)
         one.close()
