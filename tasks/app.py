@@ -124,7 +124,10 @@ app = make_app()
 def _become_a_worker(instance: Any = None, **_: object) -> None:
     """`celery -A tasks worker` starts here. Another app's worker that calls our tasks is a producer."""
     if instance is not None and instance.app is app:
-        app.conf.result_backend_transport_options = {}
+        options = app.conf.result_backend_transport_options
+        app.conf.result_backend_transport_options = {
+            name: value for name, value in options.items() if value != CALLERS_PATIENCE
+        }
         import_module("tasks.worker").configure(app)
 
 

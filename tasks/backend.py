@@ -1,26 +1,34 @@
 """Celery's Redis result backend, for callers that outlive a Redis that is away.
 
 The stock one subscribes to a task's result while the task is being submitted, although it looks for the result
-again when somebody asks for it; gives up for good when it cannot; and forgets what it was subscribed to before.
-Here submitting takes one round trip less, and cannot fail for it. Who waits for a result hears `Unavailable` when
-Redis stays away, and may ask again.
+again when somebody asks for it; gives up for good when it cannot; forgets what it was subscribed to before; and
+waits for ever on a server that has become a replica. Here submitting takes one round trip less, and cannot fail
+for it. Who waits for a result also looks for it now and then, hears `Unavailable` when Redis stays away, and may
+ask again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from celery import states
 from celery.backends import redis as stock
 
-from tasks.connections import leave_replicas
 from tasks.errors import Unavailable
+from tasks.masters import MasterPool
 from tasks.settings import redacted
+
+LOOK_S = 2.0
+"""How often results that somebody waits for are also looked for: pub/sub promises nothing."""
 
 
 class ResultConsumer(stock.ResultConsumer):  # type: ignore[misc]
+    _look_at = 0.0
+    _heard = False
+
     def start(self, initial_task_id: str, **_: Any) -> None:
         self._subscribe_anew()
         self._consume_from(initial_task_id)
@@ -28,7 +36,26 @@ class ResultConsumer(stock.ResultConsumer):  # type: ignore[misc]
     def drain_events(self, timeout: float | None = None) -> None:
         if self._pubsub is None and self.subscribed_to:
             self._subscribe_anew()
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK_S
+            self._look()
         super().drain_events(timeout)
+
+    def on_state_change(self, meta: Any, message: Any) -> None:
+        self._heard = self._heard or message is not None
+        super().on_state_change(meta, message)
+
+    def _look(self) -> None:
+        """A subscription that is silent while results are there leads nowhere: make it anew, and hand them out."""
+        heard, self._heard = self._heard, False
+        with self._locked():
+            waiting = list(self.subscribed_to)
+        if heard or not waiting:
+            return
+        with self.reconnect_on_error():
+            metas = map(self._decode_result, filter(None, self.backend.client.mget(waiting)))
+            if any(meta["status"] in states.READY_STATES for meta in metas):
+                self._reconnect_pubsub()
 
     def on_wait_for_pending(self, result: Any, **options: Any) -> None:
         with self.reconnect_on_error():  # which looks for results, too
@@ -61,10 +88,9 @@ class RedisBackend(stock.RedisBackend):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._stored: set[str] = set()
 
-    def _get_pool(self, **params: Any) -> Any:
-        pool = super()._get_pool(**params)
-        leave_replicas(pool)
-        return pool
+    @property
+    def ConnectionPool(self) -> type[MasterPool]:  # noqa: N802 - Celery's name
+        return MasterPool
 
     @contextlib.contextmanager
     def having_stored(self, task_ids: Sequence[str]) -> Iterator[None]:

@@ -29,9 +29,15 @@ Submission = Mapping[str, Any]
 
 
 class GenerationTask(Task):  # type: ignore[misc]
-    """A task whose output can be read while it is made."""
+    """A task whose output can be read while it is made.
+
+    Its message is kept until its result is stored, whatever the application says of its own tasks: a worker that
+    ends hands it on.
+    """
 
     abstract = True
+    acks_late = reject_on_worker_lost = acks_on_failure_or_timeout = True
+    resultrepr_maxsize = 256  # letters of a result in an event: Celery writes them for every task, heard or not
     throws = (InvalidRequest,)  # the caller's mistake: a worker logs one line at INFO, and no traceback
 
     def apply_async(

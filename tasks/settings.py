@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import sys
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from tasks.errors import InvalidSettings
 
 PREFIX = "PETIOLE_"
+LONGEST_S, LONGEST_MS = 10**9, 10**6  # what Redis and locks can wait for; and what makes sense of a pause
 EMBEDDED = "embedded"
 _LOCAL_REDIS = "redis://localhost:6379/0"
 _REDIS_SCHEMES = ("redis", "rediss", "redis+socket", "unix", EMBEDDED)
@@ -27,10 +29,16 @@ _NOT_SETTINGS = {"PETIOLE_NATIVE", "PETIOLE_NO_PROGRESS"}  # the engine's own, r
 
 
 class EngineSettings(BaseModel):
-    """What `EngineConfig` is made of; 0 means "decide from the model and the machine"."""
+    """What `EngineConfig` is made of; 0 means "decide from the model and the machine".
+
+    But for `max_waiting`: what a worker holds is bounded by Celery's prefetch, and a task that it has taken waits
+    for its turn, however many there are.
+    """
 
     model: str = Field(
-        default="petiole-tiny", description="a folder in Hugging Face format, a hub id, or petiole-tiny"
+        default="petiole-tiny",
+        min_length=1,
+        description="a folder in Hugging Face format, a hub id, or petiole-tiny",
     )
     revision: str | None = Field(default=None, description="branch, tag or commit of a hub model")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where the model runs")
@@ -71,10 +79,12 @@ class EngineSettings(BaseModel):
     speculative_tokens: int = Field(default=0, ge=0, description="drafted tokens a step; 0: off")
     lora_slots: int = Field(default=0, ge=0, description="LoRA adapters held on the device; 0: none are served")
     lora_max_rank: int = Field(default=64, ge=1, description="largest rank of a LoRA adapter")
+    cuda_graphs: Literal["on", "off"] = Field(
+        default="on", description="replay decode steps as CUDA graphs; off: launch their kernels one by one"
+    )
     graph_batch_sizes: Annotated[tuple[int, ...], NoDecode] = Field(
         default=(), description="batch sizes with a CUDA graph, such as 1,2,4,8; empty: chosen"
     )
-    max_waiting: int = Field(default=10_000, ge=1, description="requests that may wait in the engine")
     num_threads: int = Field(
         default=0, ge=0, description="CPU threads of the model; 0: as many as may run at once"
     )
@@ -83,7 +93,12 @@ class EngineSettings(BaseModel):
     @field_validator("graph_batch_sizes", mode="before")
     @classmethod
     def _comma_separated(cls, value: object) -> object:
-        return tuple(int(part) for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+        if not isinstance(value, str):
+            return value
+        try:
+            return tuple(int(part) for part in value.split(",") if part.strip())
+        except ValueError:
+            raise ValueError("must be whole numbers, such as 1,2,4,8") from None
 
 
 class Settings(EngineSettings, BaseSettings):
@@ -97,7 +112,7 @@ class Settings(EngineSettings, BaseSettings):
     redis_url: str = Field(default="", description="Redis of streams and fleet view; empty: the broker's")
     result_backend: str = Field(default="", description="Celery's result backend; empty: the Redis of the streams")
     queue: str = Field(default="petiole", min_length=1, description="the Celery queue of generation tasks")
-    result_expires_s: int = Field(default=86_400, ge=1, description="seconds that results are kept")
+    result_expires_s: int = Field(default=86_400, ge=1, le=LONGEST_S, description="seconds that results are kept")
     result_max_bytes: int = Field(
         default=64 * 2**20,
         ge=1024,
@@ -105,13 +120,13 @@ class Settings(EngineSettings, BaseSettings):
         description="largest result, as JSON; a larger one fails its task",
     )
     stream_ttl_s: int = Field(
-        default=3_600, ge=1, description="seconds that a stream stays readable after its last delta"
+        default=3_600, ge=1, le=LONGEST_S, description="seconds that a stream stays readable after its last delta"
     )
     stream_interval_ms: float = Field(
-        default=25.0, ge=0, description="pause between deltas of one stream after its first"
+        default=25.0, ge=0, le=LONGEST_MS, description="pause between deltas of one stream after its first"
     )
     visibility_timeout_s: float = Field(
-        default=15.0, gt=0, description="a worker silent for this long loses its tasks"
+        default=15.0, ge=0.1, le=LONGEST_S, description="a worker silent for this long loses its tasks"
     )
     drain_seconds: float = Field(
         default=20.0, ge=0, description="warm shutdown: time to finish before tasks are handed back"
@@ -155,7 +170,8 @@ class Settings(EngineSettings, BaseSettings):
 
     def engine(self) -> dict[str, Any]:
         """The keyword arguments of `EngineConfig`."""
-        return {name: getattr(self, name) for name in EngineSettings.model_fields}
+        ours = {"max_waiting": sys.maxsize, "stream_interval_ms": self.stream_interval_ms}
+        return {name: getattr(self, name) for name in EngineSettings.model_fields} | ours
 
     @property
     def streams_url(self) -> str:
@@ -176,7 +192,7 @@ def settings() -> Settings:
         return Settings()
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        limit = first["msg"].removeprefix("Value error, ").replace("Input should", "must")
+        limit = re.sub("^(Input|String) should", "must", first["msg"].removeprefix("Value error, "))
         raise invalid(str(first["loc"][0]), limit, first["input"]) from None
 
 

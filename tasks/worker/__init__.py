@@ -14,8 +14,8 @@ from tasks.settings import settings
 LOOK_AHEAD = 4
 """Tasks that a worker holds beyond those that can run, so that a free slot is filled at once."""
 
-ETA_TASKS = 1000
-"""Every task with an `eta` that a worker holds raises its prefetch by one. Not without end."""
+ETA_TASKS = 10_000
+"""A task with an `eta` that a worker holds raises its prefetch by one, and takes some 9 KB: not without end."""
 
 STORE_RETRIES = 40
 """With Celery's pauses of up to ten seconds: a result backend may be away for about five minutes."""
@@ -23,7 +23,7 @@ STORE_RETRIES = 40
 
 def configure(app: Any) -> None:
     """Make `app`'s worker a Petiole worker."""
-    from tasks.worker import program, transport
+    from tasks.worker import limits, prefetch, program, transport  # noqa: F401 - a control command is one once imported
     from tasks.worker.fairness import tenant_queues
     from tasks.worker.quarantine import put_aside
     from tasks.worker.steps import EngineStep
@@ -47,5 +47,6 @@ def configure(app: Any) -> None:
     app.steps["worker"].add(EngineStep)
     logging.getLogger("celery.app.trace").addFilter(program.figures_for_text)
     transport.install()
+    prefetch.install()
     ttl_ms = settings().stream_ttl_s * 1000
     transport.quarantine = lambda message, queue, reason: put_aside(app, message, queue, reason, None, ttl_ms)

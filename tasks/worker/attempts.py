@@ -8,7 +8,7 @@ that publishes refuses older numbers, so a worker that was only cut off cannot w
     finished                hand over what was recorded
     asked to cancel         end it with what there is
     too many deaths         end it as a failure, with what there is
-    another model's tokens  end it as a failure: nobody else's model can go on
+    another model's tokens  end it as a failure: nobody else's model can go on (another adapter's: the engine does)
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ Verdict = Literal["generate", "finished", "cancelled", "poisoned", "model_change
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The reply of `begin.lua` for one task. `attempt` is 0 when the task is done already."""
+    """The reply of `begin.lua` for one task. `attempt` is 0 when the task is done already. `adapter` is named by
+    its content, and compared where its files are read: in the engine."""
 
     attempt: int
     deaths: int
@@ -48,13 +49,13 @@ class Begun:
             written=Written.of([json.loads(entry) for entry in entries]),
         )
 
-    def verdict(self, *, model: str, adapter: str, max_attempts: int) -> Verdict:
+    def verdict(self, *, model: str, max_attempts: int) -> Verdict:
         if self.record is not None:
             return "finished"
         if self.cancel:
             return "cancelled"
         if self.deaths >= max_attempts:
             return "poisoned"
-        if self.written.token_ids and self.model and (self.model, self.adapter) != (model, adapter):
+        if self.written.token_ids and self.model and self.model != model:
             return "model_changed"
         return "generate"

@@ -6,7 +6,9 @@ what has the engine's interface. The tests of the fleet run one that makes up it
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -53,4 +55,18 @@ def make_engine(settings: Settings) -> EngineLike:
         raise InvalidRequest("engine_factory", "must be module:callable", settings.engine_factory)
     engine: EngineLike = factory(EngineConfig(**settings.engine()))
     engine.start()
+    return engine
+
+
+def load_engine(settings: Settings) -> Future[EngineLike]:
+    """`make_engine` on a thread of its own, so that this one goes on hearing signals while foreign code loads."""
+    engine: Future[EngineLike] = Future()
+
+    def load() -> None:
+        try:
+            engine.set_result(make_engine(settings))
+        except BaseException as error:
+            engine.set_exception(error)
+
+    threading.Thread(target=load, name="petiole-load", daemon=True).start()
     return engine

@@ -158,7 +158,7 @@ class Job:
         if self.ending is not None:
             handle.cancel()
         if self.stream is not None:
-            self.stream.admit()
+            self.stream.admit(handle.adapter_key or "")
         self.pool.mailbox.post(self._accept)
 
     def _on_delta(self, handle: Handle, delta: Delta) -> None:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import wait
 from typing import Any
 
 from celery.concurrency.base import BasePool
-from celery.exceptions import WorkerShutdown
+from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.worker import state
 from kombu.asynchronous import get_event_loop
 
@@ -27,7 +29,7 @@ from tasks.schemas import stream_keys
 from tasks.settings import PREFIX, Settings, settings
 from tasks.worker import handoff
 from tasks.worker.completions import Completions
-from tasks.worker.engines import EngineLike, make_engine
+from tasks.worker.engines import EngineLike, load_engine
 from tasks.worker.foreign import ForeignTasks
 from tasks.worker.intake import Intake
 from tasks.worker.job import Delivery, Job
@@ -36,6 +38,9 @@ from tasks.worker.publisher import Publisher
 from tasks.worker.results import largest
 
 logger = logging.getLogger(__name__)
+
+LOOK_S = 0.1
+"""How often a load looks whether the worker is to end."""
 
 EX_USAGE = 2
 EX_SOFTWARE = 70
@@ -56,7 +61,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self.jobs: dict[str, Job] = {}
         self.mailbox = Mailbox()
         self.hub: Any = None
-        self.draining = False
+        self.draining = self.load_abandoned = False
         self.started_at = time.time()
 
     # ------------------------------------------------------------ start
@@ -69,26 +74,37 @@ class EnginePool(BasePool):  # type: ignore[misc]
         logger.warning("serving %s after %.1f s", self.settings.model, time.monotonic() - begun)
         self.engine.on_fatal = self._on_fatal
         client = connections.streams()
-        self.publisher = Publisher(
-            client, interval_s=self.settings.stream_interval_ms / 1000, ttl_s=self.settings.stream_ttl_s
-        )
+        self.publisher = Publisher(client, ttl_s=self.settings.stream_ttl_s)
         self.intake = Intake(self, client)
         self.foreign = ForeignTasks(self.mailbox)
         self.completions = Completions(self.app)
         GenerationTask.Request = "tasks.worker.revoking:Request"
-        self.result_max_bytes = min(self.settings.result_max_bytes, largest(self.app.backend))
+        self.result_max_bytes = self.settings.result_max_bytes
+        threading.Thread(target=self._ask_backend, name="petiole-limits", daemon=True).start()
         self.publisher.start()
         self.intake.start()
 
     def _load(self) -> EngineLike:
+        engine = load_engine(self.settings)
         try:
-            return make_engine(self.settings)
+            while not engine.done():
+                state.maybe_shutdown()
+                wait([engine], LOOK_S)
+            return engine.result()
+        except (WorkerShutdown, WorkerTerminate):
+            logger.warning("%s was not loaded to the end: this worker ends", self.settings.model)
+            self.load_abandoned = True
+            raise
         except InvalidRequest as error:
             logger.critical("%s%s: %s, got %s", PREFIX, error.field.upper(), error.limit, error.value)
             raise WorkerShutdown(EX_USAGE) from None
         except (ModelError, ImportError, OSError) as error:
             logger.critical("the model cannot be served: %s", " ".join(str(error).split()))
             raise WorkerShutdown(EX_SOFTWARE) from None
+
+    def _ask_backend(self) -> None:
+        """On a thread of its own: a backend that hangs must not keep the worker from hearing that it is to end."""
+        self.result_max_bytes = min(self.result_max_bytes, largest(self.app.backend))
 
     def register_with_event_loop(self, loop: Any) -> None:
         self.hub = loop

@@ -1,13 +1,17 @@
 """`celery -A tasks worker` as a program: what it says about itself, and how it ends.
 
-Celery's own, but for this: the first Ctrl-C is the same warm shutdown as SIGTERM and ends with status 0, a URL
-without a password shows none, and a generation's line in the log has its figures instead of its text.
+Celery's own, but for this: the first Ctrl-C is the same warm shutdown as SIGTERM and ends with status 0, a worker
+that is told to end while it loads its model does not wait for that, a URL without a password shows none, and a
+generation's line in the log has its figures instead of its text.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
-from typing import Any
+import os
+import sys
+from typing import Any, NoReturn
 
 from celery.apps import worker as stock
 from celery.platforms import EX_OK
@@ -21,6 +25,23 @@ class Worker(stock.Worker):  # type: ignore[misc]
     def install_platform_tweaks(self, worker: Any) -> None:
         super().install_platform_tweaks(worker)
         stock.install_worker_int_handler(worker, exitcode=EX_OK)
+
+    def start(self) -> None:
+        super().start()
+        if getattr(self.pool, "load_abandoned", False):
+            leave(self.exitcode or EX_OK)
+
+
+def leave(status: int) -> NoReturn:
+    """End this process beside threads that nothing can stop.
+
+    The interpreter would wait for those of a download, and a thread that it ends inside foreign code aborts.
+    """
+    try:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+    finally:
+        os._exit(status)
 
 
 class Connection(StockConnection):

@@ -2,10 +2,11 @@
 
     text thread ──push──► Stream.pieces ──(publisher thread, publish.lua)──► log, channel, state
 
-A stream's first token and its end are flushed at once; what comes between is collected for `interval_s` and
-goes out with everybody else's, so the cost is one round trip a tick and not one a token. When Redis is slow the
-pieces of a stream join into one delta; when it is away they wait here. That is bounded: a task is taken from
-the queue only with an answer from Redis, so what can wait is the output of the tasks that the pool holds.
+What the engine delivers is flushed at once, and what comes during a flush goes out with the next: the engine
+delivers all streams together, once in `stream_interval_ms`, so the cost is one round trip an interval and not one
+a token. When Redis is slow the pieces of a stream join into one delta; when it is away they wait here. That is
+bounded: a task is taken from the queue only with an answer from Redis, so what can wait is the output of the tasks
+that the pool holds.
 
 A piece counts as sent when the script has said so. When it says something else:
 
@@ -92,9 +93,10 @@ class Stream:
         self._begins = f'{{"task_id":{quote(task_id)},"attempt":{attempt},"index":'
         # What earlier attempts wrote is kept as sent: should Redis lose its log, it is sent again.
         self.pieces: list[Delta] = list(before.deltas)
-        self.sent = self.entries = self.first_token_at = len(self.pieces)
+        self.sent = self.entries = len(self.pieces)
         self.admitted = self.released = self.closed = False
         self.admitted_sent = marked
+        self.adapter = ""
         self.final: tuple[Outcome, str] | None = None
         self.look_at = 0.0
         self.reader_since = time.monotonic() + INTEREST_TTL_S if needs_reader else float("inf")
@@ -108,21 +110,22 @@ class Stream:
         """A piece of the output. The last one waits for `finish`, so that both make one entry of the log."""
         self._publisher._add(self, delta)
 
-    def admit(self) -> None:
-        """The attempt runs now: if nobody ends it or hands it back, its worker has died over it."""
-        self.admitted = True
+    def admit(self, adapter: str) -> None:
+        """The attempt runs now: if nobody ends it or hands it back, its worker has died over it. `adapter`: what
+        its tokens are made with, by content."""
+        self.admitted, self.adapter = True, adapter
         if not self.admitted_sent:
-            self._publisher._mark(self, urgent=True)
+            self._publisher._mark(self)
 
     def finish(self, outcome: Outcome) -> None:
         """The end. `on_finished` is called if this attempt still owns the task, `on_stale` otherwise."""
         self.final = outcome, json.dumps(outcome.record)
-        self._publisher._mark(self, urgent=True)
+        self._publisher._mark(self)
 
     def release(self) -> None:
         """Hand the task back after what was pushed: `on_released` follows."""
         self.released = True
-        self._publisher._mark(self, urgent=True)
+        self._publisher._mark(self)
 
     # ------------------------------------------------------------ publisher's thread
 
@@ -135,8 +138,10 @@ class Stream:
         if count > self.sent or final is not None:
             entries += 1
             payload = self._payload(self.pieces[self.sent : count], final)
+        if payload and not self.entries and self.adapter and final is None:
+            does += " adapter"
         if does:
-            call.turns += (len(call.parts), does, "" if final is None else final[1])
+            call.turns += (len(call.parts), does, self.adapter if final is None else final[1])
         call.keys += self._keys
         call.args += (self._attempt, entries, payload)
         call.parts.append((self, count, entries, does))
@@ -186,16 +191,13 @@ def _extras(chunk: Sequence[Delta], final: tuple[Outcome, str] | None) -> str:
 
 
 class Publisher:
-    """The thread that flushes streams. `interval_s` 0 flushes every piece as it comes."""
+    """The thread that flushes streams."""
 
-    def __init__(self, client: redis.Redis, *, interval_s: float, ttl_s: float) -> None:
-        self.interval_s = interval_s
+    def __init__(self, client: redis.Redis, *, ttl_s: float) -> None:
         self.ttl_ms = int(ttl_s * 1000)
         self._pipe = scripts.Pipe(client, "publish")
         self._changed = threading.Condition()
         self._dirty: dict[Stream, None] = {}
-        self._urgent: dict[Stream, None] = {}
-        self._tick_at: float | None = None
         self._closing = False
         self._failing_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="petiole-publisher", daemon=True)
@@ -220,26 +222,18 @@ class Publisher:
 
     def _add(self, stream: Stream, delta: Delta) -> None:
         with self._changed:
-            first = len(stream.pieces) == stream.first_token_at
             stream.pieces.append(delta)
             if delta.finish_reason is None:
-                self._due(stream, urgent=first)
+                self._due(stream)
 
-    def _mark(self, stream: Stream, *, urgent: bool) -> None:
+    def _mark(self, stream: Stream) -> None:
         with self._changed:
-            self._due(stream, urgent)
+            self._due(stream)
 
-    def _due(self, stream: Stream, urgent: bool) -> None:
-        if stream.closed:
-            return
-        if urgent:
-            self._urgent[stream] = None
-            self._changed.notify()
-        elif stream not in self._dirty:
+    def _due(self, stream: Stream) -> None:
+        if not stream.closed:
             self._dirty[stream] = None
-            if self._tick_at is None:
-                self._tick_at = time.monotonic() + self.interval_s
-                self._changed.notify()
+            self._changed.notify()
 
     def _run(self) -> None:
         while (batch := self._next_batch()) is not None:
@@ -248,25 +242,13 @@ class Publisher:
                 self._pause()
 
     def _next_batch(self) -> list[Stream] | None:
-        """Wait for what is due: the urgent streams, or at a tick all that have changed. None: closed."""
+        """Wait for streams that have changed. None: closed."""
         with self._changed:
-            while True:
-                now = time.monotonic()
-                if self._closing or (self._tick_at is not None and now >= self._tick_at):
-                    batch = list(self._urgent | self._dirty)
-                    self._urgent.clear()
-                    self._dirty.clear()
-                    self._tick_at = None
-                    if batch or not self._closing:
-                        return batch
-                    return None
-                if self._urgent:
-                    batch = list(self._urgent)
-                    self._urgent.clear()
-                    for stream in batch:
-                        self._dirty.pop(stream, None)
-                    return batch
-                self._changed.wait(None if self._tick_at is None else self._tick_at - now)
+            while not (self._dirty or self._closing):
+                self._changed.wait()
+            batch = list(self._dirty)
+            self._dirty.clear()
+            return batch or None
 
     def flush(self, batch: Sequence[Stream]) -> None:
         """Write what these streams have. While the server runs one call, the next is put together."""
@@ -330,7 +312,7 @@ class Publisher:
             stream.entries = entries
             stream.admitted_sent = False
             stream.look_at = 0.0
-            self._due(stream, urgent=True)
+            self._due(stream)
 
     def _hold(self, streams: list[Stream], error: BaseException) -> None:
         """Redis is away or full: keep the pieces for the next call."""
@@ -340,7 +322,6 @@ class Publisher:
         with self._changed:
             for stream in streams:
                 self._dirty[stream] = None
-            self._tick_at = time.monotonic()
 
     def _pause(self) -> None:
         """Before the next call, after one that failed."""

@@ -20,6 +20,7 @@ def engine_request(
     priority: int = HIGHEST_PRIORITY,
     deadline_s: float | None = None,
     resume_token_ids: Sequence[int] = (),
+    resume_adapter_key: str | None = None,
 ) -> Request:
     """What the engine is asked. The same task gives the same request on every worker, but for what it resumes."""
     sampling = asked.sampling()
@@ -40,6 +41,7 @@ def engine_request(
         priority=priority,
         deadline_s=deadline_s,
         resume_token_ids=tuple(resume_token_ids),
+        resume_adapter_key=resume_adapter_key,
         request_id=task_id,
     )
 

@@ -183,6 +183,8 @@ def public(error: BaseException) -> Exception:
             return error
         case engine_errors.InvalidRequest():
             return errors.InvalidRequest(error.field, error.limit, error.value)
+        case engine_errors.AdapterChanged():
+            return errors.ModelChanged(str(error))
         case engine_errors.AdapterError():
             return errors.InvalidRequest("adapter", "must be one that can be loaded", str(error))
         case _:

@@ -2,8 +2,8 @@
 
 Celery looks whether there is a SUCCESS and then writes, in two steps, and tries the second again when the
 connection is lost. A worker that was stopped or cut off in between would write STARTED over the result of the one
-that has finished its task meanwhile, and nobody would ever see it. Here Redis refuses the write if the key has
-changed since the look, and nothing is tried again: STARTED is news, and old news is none.
+that has finished its task meanwhile, and nobody would ever see it. Here one script looks and writes, and nothing
+is tried again: STARTED is news, and old news is none.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from celery import states
 from celery.backends.redis import RedisBackend
 
 from tasks.connections import LOST
+from tasks.worker import scripts
 
 logger = logging.getLogger(__name__)
 
@@ -25,22 +26,10 @@ def store_started(backend: Any, task_id: str, meta: dict[str, Any], request: Any
     if not isinstance(backend, RedisBackend):
         backend.store_result(task_id, meta, states.STARTED, request=request)
         return
-    redis_backend: Any = backend
+    started = backend._get_result_meta(meta, states.STARTED, None, request)
+    value = backend.encode({**started, "task_id": task_id})
     try:
-        _store(redis_backend, redis_backend.get_key_for_task(task_id), task_id, meta, request)
+        store = scripts.load(backend.client, "started")
+        store([backend.get_key_for_task(task_id)], [int(backend.expires or 0), value, *states.READY_STATES])
     except (redis.RedisError, *LOST) as error:
         logger.debug("task %s: STARTED was not stored: %s", task_id, error)
-
-
-def _store(backend: Any, key: Any, task_id: str, meta: dict[str, Any], request: Any) -> None:
-    with backend.client.pipeline() as pipe:
-        pipe.watch(key)
-        stored = pipe.get(key)
-        if stored and backend.decode_result(stored)["status"] in states.READY_STATES:
-            return
-        started = backend._get_result_meta(meta, states.STARTED, None, request)
-        value = backend.encode({**started, "task_id": task_id})
-        pipe.multi()
-        pipe.set(key, value, ex=backend.expires or None)
-        pipe.publish(key, value)
-        pipe.execute()

@@ -1,4 +1,4 @@
-"""What Petiole adds to the life of Celery's worker: leases, and the number of tasks it may hold.
+"""What Petiole adds to the life of Celery's worker: leases, and a report for the fleet view.
 
 Celery starts its steps in the order of what they require, and stops them in the reverse one:
 
@@ -8,10 +8,12 @@ Celery starts its steps in the order of what they require, and stops them in the
 from __future__ import annotations
 
 import gc
+import logging
 from typing import Any
 
 import redis
 from celery import bootsteps
+from celery.exceptions import WorkerShutdown
 
 from tasks import connections
 from tasks.fleet import WorkerReport
@@ -19,6 +21,9 @@ from tasks.settings import settings
 from tasks.worker import transport
 from tasks.worker.leases import LeaseKeeper
 from tasks.worker.metrics import Reporter, worker_report
+from tasks.worker.pool import EX_USAGE, EnginePool
+
+logger = logging.getLogger(__name__)
 
 YOUNG_OBJECTS = 10_000
 """More of them than before make a garbage collection: the default of 700 has one every few tasks."""
@@ -35,10 +40,13 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self.reporter: Reporter | None = None
 
     def start(self, worker: Any) -> None:
-        """The model is loaded: now it is known how many tasks this worker may hold."""
+        """The model is loaded; nothing has been taken yet."""
         pool = worker.pool
+        if not isinstance(pool, EnginePool):
+            named = type(pool).__module__
+            logger.critical("Petiole's tasks need its own pool, not %s: leave -P (--pool) away", named)
+            raise WorkerShutdown(EX_USAGE)
         freeze()
-        worker.consumer.initial_prefetch_count = max(1, pool.limit) * worker.prefetch_multiplier
         self.leases = leases = LeaseKeeper(
             ledgers=lambda: [channel.ledger for channel in list(transport.channels)],
             connect=connect,

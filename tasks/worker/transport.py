@@ -36,13 +36,18 @@ import redis
 from kombu import transport as transports
 from kombu.transport import redis as stock
 from kombu.transport import virtual
-from redis.exceptions import ReadOnlyError
 
+from tasks.connections import CONNECT_TIMEOUT_S
+from tasks.masters import demoted
 from tasks.settings import settings
 from tasks.worker.fairness import FairShares, tenant_queues
 from tasks.worker.ledger import Ledger, Taken
 
 logger = logging.getLogger(__name__)
+
+ANSWER_S = 5.0
+"""How long the broker has for an answer, unless the transport options say otherwise; kombu's waits for ever. Less
+than for streams, because the thread that waits is the one that hears signals."""
 
 WAIT_S = 0.5
 SHARED_WAIT_S = 0.05
@@ -130,6 +135,8 @@ class Channel(_stock.Channel):  # type: ignore[misc]
     """What differs from kombu's channel."""
 
     QoS = QoS
+    socket_connect_timeout = CONNECT_TIMEOUT_S
+    socket_timeout = ANSWER_S
     ledger: Ledger
     deferred = False
     fair = False
@@ -258,7 +265,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
 
     def _refused(self, error: redis.ResponseError) -> None:
         """Redis is full, or became a replica: neither ends the worker."""
-        if isinstance(error, ReadOnlyError):
+        if demoted(error):
             self.client.connection.disconnect()
             raise redis.ConnectionError(str(error)) from error
         if time.monotonic() > self._full_until + 10 * FULL_PAUSE_S:

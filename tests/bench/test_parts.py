@@ -35,8 +35,8 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "new folder" / "gpu.json")
 
 
-def measured(path: str, part: str, *names: str, without: tuple[str, ...] = ()) -> Parts:
-    report = Parts("a card", path=path, part=part)
+def measured(path: str, part: str, *names: str, without: tuple[str, ...] = (), variant: str = "") -> Parts:
+    report = Parts("a card", path=path, part=part, variant=variant)
     report.resume((part, *without))
     for name in names:
         report.add(name, 1.0, "ms", floor=0.5, target=3.0, better="lower", note=name)
@@ -62,6 +62,17 @@ def test_parts_that_are_not_measured_again_stay(path: str, card: Callable[..., N
     assert names(again) == ["draw", "step"]
     assert again.absent == {"vllm": "not installed"}
     assert measured(path, "ceilings", without=("8b", "vllm")).absent == {}
+
+
+def test_a_variant_of_the_same_parts_stays_beside_them(path: str, card: Callable[..., None]) -> None:
+    measured(path, "ceilings", "copy")
+    measured(path, "8b", "step")
+    measured(path, "ceilings", "copy", without=("8b",), variant=", eager")
+    eager = measured(path, "8b", "step", variant=", eager")
+    assert names(eager) == ["copy", "step", "copy, eager", "step, eager"]
+    assert [result.name for result in eager.new] == ["step, eager"]
+    assert eager.value("copy") == 1.0
+    assert names(measured(path, "8b", "step")) == ["copy", "copy, eager", "step, eager", "step"]
 
 
 @pytest.mark.parametrize("now", [("NVIDIA H100 80GB HBM3", "abc"), ("NVIDIA H200", "def")])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import render
+from bench import render, report
 from bench.checkpoints import QWEN3_06B, SMALL, TINY, checkpoint
 from bench.report import Measurement, NotFiniteError, Report, compare, percentile
 
@@ -35,6 +35,13 @@ def test_sides_take_turns_and_each_goes_first() -> None:
     assert (ours, peer, spread) == (4.0, 2.0, (2.0, 2.0))
     assert sorted(turns) == ["a"] * 4 + ["b"] * 4
     assert turns[0] != turns[2]
+
+
+def test_a_copy_without_its_history_is_told_its_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert report.commit() != "unknown"
+    monkeypatch.setattr(report, "__file__", str(tmp_path / "report.py"))
+    monkeypatch.setenv("GIT_COMMIT", "abc")
+    assert report.commit() == "abc"
 
 
 def test_percentiles_of_nothing_are_not_numbers() -> None:

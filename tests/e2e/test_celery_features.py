@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -160,6 +161,19 @@ def test_hard_time_limit_fails(site: Site) -> None:
     assert site.log(result)[-1]["finish_reason"] == "deadline"
 
 
+def test_time_limits_may_be_changed_while_the_worker_runs(site: Site) -> None:
+    def limit(soft: float | None) -> None:
+        (reply,) = site.app.control.time_limit("tasks.generate", soft=soft, reply=True, timeout=10, limit=1)
+        assert "ok" in reply["w0@test"]
+
+    limit(0.3)
+    value = site.get(site.generate("soft", max_tokens=LONG))
+    own = site.get(site.generate("own", max_tokens=200, submission={"soft_time_limit": 60}))
+    limit(None)
+    assert (value["finish_reason"], own["finish_reason"]) == ("deadline", "length")
+    assert site.get(site.generate("free", max_tokens=200))["finish_reason"] == "length"
+
+
 def test_the_requests_own_deadline(site: Site) -> None:
     assert site.get(site.generate("asked", max_tokens=LONG, deadline_s=0.3))["finish_reason"] == "deadline"
 
@@ -180,6 +194,17 @@ def test_ignored_results_are_not_stored(site: Site) -> None:
     result = site.generate("quiet", max_tokens=2, submission={"ignore_result": True})
     eventually(lambda: site.log(result) and site.log(result)[-1]["finish_reason"], "the stream ends")
     assert site.app.backend.get_task_meta(result.id)["status"] == "PENDING"
+
+
+def test_prefixes_of_all_keys_of_broker_and_results(own_site: Site) -> None:
+    prefix = {"global_keyprefix": "mine:"}
+    named = {"broker_transport_options": prefix, "result_backend_transport_options": prefix}
+    own_site.app.conf.update(named)
+    said = [f"{name.replace('_', '.', 1)}=(dict){json.dumps(value)}" for name, value in named.items()]
+    own_site.worker("--", *said)
+    result = own_site.generate("hello", max_tokens=2, seed=1)
+    assert own_site.get(result, 20)["token_ids"] == expected("hello", 1, 2)
+    assert own_site.redis.exists(f"mine:celery-task-meta-{result.id}")
 
 
 def test_a_task_id_of_ones_own(site: Site) -> None:

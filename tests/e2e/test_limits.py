@@ -144,6 +144,28 @@ def test_a_worker_that_is_full_of_what_can_wait_still_takes_what_cannot(own_site
     assert worker.alive()
 
 
+def test_autoscale_holds_as_many_as_its_maximum(own_site: Site) -> None:
+    site = own_site
+    site.worker("--autoscale=6,2")
+    tasks = [site.generate(f"a{i}", max_tokens=2000) for i in range(8)]
+    eventually(lambda: site.held() == 6, "six of them are taken")
+    for result in tasks:
+        result.revoke(terminate=True)
+
+
+def test_more_scheduled_tasks_than_a_worker_may_hold_leave_it_as_it_was(own_site: Site) -> None:
+    site = own_site
+    worker = site.worker("--", "worker.eta_task_limit=20")
+    later = [site.generate(f"l{i}", max_tokens=1, submission={"countdown": 1}) for i in range(40)]
+    for result in later:
+        site.get(result)
+    assert "worker_eta_task_limit is 20" in worker.output
+    tasks = [site.generate(f"n{i}", max_tokens=2000) for i in range(14)]
+    eventually(lambda: site.held() == 12, "slots and look-ahead are full")
+    for result in tasks:
+        result.revoke(terminate=True)
+
+
 def test_tenants_share_slots_by_weight(tmp_path: Path) -> None:
     weights = "big=3,small=1"
     with Site(tmp_path, PETIOLE_TENANT_WEIGHTS=weights) as site:

@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from celery import Celery
 
 from gpu_worker.config import EngineConfig
 from tasks.app import POOL, celery_url, configuration, make_app
 from tasks.cli import settings_page
 from tasks.connections import redis_url
+from tasks.definitions import GenerationTask
 from tasks.errors import InvalidSettings
 from tasks.settings import PREFIX, Settings, misspelt, redacted, settings
 
@@ -26,8 +28,9 @@ def _read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_engines_settings_are_the_engines_own() -> None:
-    """Same names, same defaults: neither side may drift."""
-    defaults = EngineConfig()
+    """Same names, same defaults: neither side may drift. But a worker refuses nothing that it has taken, and its
+    streams are read over a network."""
+    defaults = EngineConfig(max_waiting=sys.maxsize, stream_interval_ms=Settings().stream_interval_ms)
     assert Settings().engine() == {name: getattr(defaults, name) for name in EngineConfig.__dataclass_fields__}
 
 
@@ -52,7 +55,20 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch, name: str, val
     assert getattr(settings(), name.lower()) == expected
 
 
-@pytest.mark.parametrize(("name", "value"), [("MAX_NUM_SEQS", "many"), ("PIPELINE", "maybe"), ("PAGE_SIZE", "0")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MAX_NUM_SEQS", "many"),
+        ("PIPELINE", "maybe"),
+        ("PAGE_SIZE", "0"),
+        ("STREAM_TTL_S", "10000000000000000"),  # more than Redis takes
+        ("RESULT_EXPIRES_S", "10000000000000000"),
+        ("VISIBILITY_TIMEOUT_S", "inf"),
+        ("VISIBILITY_TIMEOUT_S", "0.01"),
+        ("STREAM_INTERVAL_MS", "inf"),
+        ("GRAPH_BATCH_SIZES", "1,two"),
+    ],
+)
 def test_a_bad_value_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(PREFIX + name, value)
     with pytest.raises(InvalidSettings, match=f"^{PREFIX}{name}: .*, got '{value}'$"):
@@ -62,6 +78,7 @@ def test_a_bad_value_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
+        ("MODEL", "", r"MODEL: must have at least 1 character, got ''"),
         ("MAX_NUM_SEQS", "many", r"MAX_NUM_SEQS: must be a valid integer, .*, got 'many'"),
         ("BROKER_URL", "sqs://key:secret@", r"BROKER_URL: must begin with redis://, .*, got 'sqs://key:\*\*\*@'"),
         ("BROKER_URL", "localhost:6379", r"BROKER_URL: must begin with redis://, .*, got 'localhost:6379'"),
@@ -127,6 +144,18 @@ def test_celery_speaks_json_only_and_acknowledges_late() -> None:
     assert config["task_serializer"] == config["result_serializer"] == "json"
     assert config["task_acks_late"] is config["task_reject_on_worker_lost"] is True
     assert (config["worker_pool"], config["worker_prefetch_multiplier"]) == (POOL, 1)
+
+
+def test_a_generation_is_acknowledged_late_whatever_the_application_says() -> None:
+    """A worker that ends hands on what it has not acknowledged, and nothing else."""
+    app = Celery(set_as_current=False)
+    names = ("acks_late", "reject_on_worker_lost", "acks_on_failure_or_timeout")
+    app.conf.update({f"task_{name}": False for name in names})
+
+    @app.task(base=GenerationTask)  # type: ignore[untyped-decorator]
+    def task() -> None: ...
+
+    assert all(getattr(task, name) is True for name in names)
 
 
 def test_rabbitmq_gets_a_quorum_queue() -> None:

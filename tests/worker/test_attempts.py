@@ -33,12 +33,11 @@ def begun(**changes: Any) -> Begun:
         ({"deaths": 3}, "poisoned"),
         ({"model": b"other"}, "generate"),
         ({"model": b"other", "log": [json.dumps(DELTAS[0]).encode()]}, "model_changed"),
-        ({"adapter": b"other", "log": [json.dumps(DELTAS[0]).encode()]}, "model_changed"),
         ({"deaths": 9, "attempt": 0, "done": b'{"finish_reason": "stop"}'}, "finished"),
     ],
 )
 def test_the_verdict(left: dict[str, Any], verdict: str) -> None:
-    assert begun(**left).verdict(model="m", adapter="", max_attempts=3) == verdict
+    assert begun(**left).verdict(model="m", max_attempts=3) == verdict
 
 
 def test_the_log_gives_back_what_was_written() -> None:

@@ -67,7 +67,7 @@ def hanging(tmp_path: Path) -> Iterator[RedisServer]:
 
 def test_what_waits_is_bounded_and_comes_once(hanging: RedisServer) -> None:
     client = redis.Redis.from_url(redis_url(hanging.url), socket_timeout=0.2)
-    publisher = Patient(client, interval_s=0.01, ttl_s=60)
+    publisher = Patient(client, ttl_s=60)
     publisher.start()
     ends = [Ends() for _ in range(STREAMS)]
     streams = [Stream(publisher, f"task-{i}", 1, Written(), listener) for i, listener in enumerate(ends)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,10 +91,28 @@ def test_one_interrupt_is_a_warm_shutdown_that_succeeds(site: Site) -> None:
 
 
 @pytest.mark.e2e
-def test_a_setting_that_only_the_engine_can_refuse_is_one_line_and_status_2(site: Site) -> None:
-    worker = site.start_worker(PETIOLE_ENGINE_FACTORY="gpu_worker.engine:Engine", PETIOLE_PAGE_SIZE=7)
+@pytest.mark.parametrize(
+    ("setting", "value", "limit"),
+    [
+        ("PETIOLE_PAGE_SIZE", 7, "must be 1 with prefix_cache=radix"),
+        ("PETIOLE_MAX_NUM_SEQS", 10**9, r"must be at most \d+ in \d+ bytes \(\d+ each\)"),
+    ],
+)
+def test_a_setting_that_only_the_engine_can_refuse_is_one_line_and_status_2(
+    site: Site, setting: str, value: int, limit: str
+) -> None:
+    engine = {"PETIOLE_ENGINE_FACTORY": "gpu_worker.engine:Engine", "PETIOLE_DEVICE": "cpu"}
+    worker = site.start_worker(**engine, **{setting: value})
     assert worker.ended() == 2
-    assert "PETIOLE_PAGE_SIZE: must be 1 with prefix_cache=radix, got 7" in worker.output
+    assert re.search(f"{setting}: {limit}, got {value}", worker.output)
+    assert "Traceback" not in worker.output
+
+
+@pytest.mark.e2e
+def test_another_pool_is_one_line_and_status_2(site: Site) -> None:
+    worker = site.start_worker("-P", "solo")
+    assert worker.ended() == 2
+    assert "need its own pool, not celery.concurrency.solo: leave -P (--pool) away" in worker.output
     assert "Traceback" not in worker.output
 
 

@@ -50,17 +50,15 @@ class Heard:
         self._hear("flagged" if flagged else "unread")
 
 
-def begin(
-    client: redis.Redis, *, retries: int = 0, model: str = "m", adapter: str = "", at_once: int = 0, again: int = 0
-) -> Begun:
+def begin(client: redis.Redis, *, retries: int = 0, model: str = "m", at_once: int = 0, again: int = 0) -> Begun:
     keys = [KEYS.log, KEYS.state]
-    return Begun.parse(scripts.load(client, "begin")(keys, [60_000, model, at_once, again, retries, adapter])[0])
+    return Begun.parse(scripts.load(client, "begin")(keys, [60_000, model, at_once, again, retries])[0])
 
 
 @pytest.fixture
 def publisher(client: redis.Redis) -> Publisher:
     """One that is not started: tests flush by hand."""
-    return Publisher(client, interval_s=0.01, ttl_s=60)
+    return Publisher(client, ttl_s=60)
 
 
 def attempt(publisher: Publisher, client: redis.Redis, **options: Any) -> tuple[Stream, Heard]:
@@ -128,7 +126,7 @@ def test_a_finished_task_stays_finished(publisher: Publisher, client: redis.Redi
     publisher.flush([stream])
     again = begin(client)
     assert again.attempt == 0
-    assert again.verdict(model="m", adapter="", max_attempts=3) == "finished"
+    assert again.verdict(model="m", max_attempts=3) == "finished"
     assert again.record == END.record
 
 
@@ -195,7 +193,7 @@ def test_a_failover_may_cost_the_log_the_end_of_an_earlier_attempt(
 
 def test_a_running_task_that_is_begun_again_counts_a_death(publisher: Publisher, client: redis.Redis) -> None:
     stream, _ = attempt(publisher, client)
-    stream.admit()
+    stream.admit("")
     publisher.flush([stream])
     assert begin(client).deaths == 1
 
@@ -216,7 +214,7 @@ def test_a_task_handed_back_or_never_admitted_counts_none(
 ) -> None:
     stream, heard = attempt(publisher, client)
     if admitted:
-        stream.admit()
+        stream.admit("")
         stream.push(Delta(0, (1,), "a"))
         publisher.flush([stream])
         stream.push(Delta(1, (2,), "b"))
@@ -246,8 +244,29 @@ def test_the_model_is_the_one_that_wrote_the_first_token(publisher: Publisher, c
     stream.push(Delta(0, (1,), "a"))
     publisher.flush([stream])
     begun = begin(client, model="other")
-    assert begun.verdict(model="other", adapter="", max_attempts=3) == "model_changed"
-    assert begun.verdict(model="m", adapter="", max_attempts=3) == "generate"
+    assert begun.verdict(model="other", max_attempts=3) == "model_changed"
+    assert begun.verdict(model="m", max_attempts=3) == "generate"
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_the_adapter_is_the_one_that_made_the_first_token(
+    publisher: Publisher, client: redis.Redis, marked: bool
+) -> None:
+    stream, _ = attempt(publisher, client, marked=marked)
+    stream.admit("first")
+    publisher.flush([stream])
+    assert begin(client).adapter == ""
+    stream, _ = attempt(publisher, client, marked=marked)
+    stream.admit("second")
+    stream.push(Delta(0, (1,), "a"))
+    publisher.flush([stream])
+    assert begin(client).adapter == "second"
+    stream, _ = attempt(publisher, client, marked=marked)
+    stream.admit("third")
+    stream.push(Delta(1, (2,), "b"))
+    publisher.flush([stream])
+    assert begin(client).adapter == "second"
+    assert begin(client, retries=1).adapter == ""
 
 
 def test_the_cancel_flag_reaches_the_listener(publisher: Publisher, client: redis.Redis) -> None:
@@ -256,7 +275,7 @@ def test_the_cancel_flag_reaches_the_listener(publisher: Publisher, client: redi
     stream.push(Delta(0, (1,), "a"))
     publisher.flush([stream])
     assert heard.words == ["flagged"]
-    assert begin(client).verdict(model="m", adapter="", max_attempts=3) == "cancelled"
+    assert begin(client).verdict(model="m", max_attempts=3) == "cancelled"
 
 
 def test_a_stream_that_nobody_reads_is_cancelled_after_a_grace(
@@ -289,13 +308,15 @@ def test_a_task_that_nobody_ran_gets_a_last_delta(client: redis.Redis) -> None:
 
 @pytest.fixture
 def running(client: redis.Redis) -> Iterator[Publisher]:
-    publisher = Publisher(client, interval_s=3600, ttl_s=60)
+    publisher = Publisher(client, ttl_s=60)
     publisher.start()
     yield publisher
     publisher.close()
 
 
-def test_the_first_token_and_the_end_do_not_wait_for_the_interval(running: Publisher, client: redis.Redis) -> None:
+def test_what_comes_is_flushed_at_once_and_the_last_piece_with_the_end(
+    running: Publisher, client: redis.Redis
+) -> None:
     listening = client.pubsub(ignore_subscribe_messages=True)
     listening.subscribe(KEYS.channel)
     listening.get_message(timeout=1)
@@ -304,15 +325,16 @@ def test_the_first_token_and_the_end_do_not_wait_for_the_interval(running: Publi
     message = listening.get_message(timeout=10)
     assert message is not None
     assert json.loads(message["data"])["text"] == "first"
-    stream.push(Delta(1, (2,), "later"))
-    stream.push(Delta(2, (3,), "last", FinishReason.LENGTH))
+    stream.push(Delta(1, (2,), "last", FinishReason.LENGTH))
+    assert running._dirty == {}
     stream.finish(END)
     assert heard.any.wait(10)
-    assert [delta["text"] for delta in log(client)] == ["first", "laterlast"]
+    ends = [(delta["text"], delta["finish_reason"]) for delta in log(client)]
+    assert ends == [("first", None), ("last", "length")]
 
 
 def test_closing_flushes_what_is_there(client: redis.Redis) -> None:
-    publisher = Publisher(client, interval_s=3600, ttl_s=60)
+    publisher = Publisher(client, ttl_s=60)
     publisher.start()
     stream, _ = attempt(publisher, client)
     for i in range(3):
@@ -361,7 +383,7 @@ def test_the_log_is_the_output_whatever_fails(
 ) -> None:
     """Calls fail before or after they happen, Redis forgets, workers take over: no token twice, none missing."""
     client.flushall()
-    publisher = Publisher(client, interval_s=3600, ttl_s=60)
+    publisher = Publisher(client, ttl_s=60)
     publisher._pipe = Flaky(publisher._pipe, faults)  # type: ignore[assignment]
     stream, heard = attempt(publisher, client)
     total = 0

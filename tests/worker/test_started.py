@@ -44,6 +44,14 @@ def test_an_end_stays(backend: Any, state: str) -> None:
     assert stored(backend)[0] == state
 
 
+def test_what_cannot_be_read_may_be_an_end_and_stays(backend: Any, client: redis.Redis) -> None:
+    key = backend.get_key_for_task("a-task")
+    for value in (b"status: SUCCESS", b"\xff", b"5"):
+        client.set(key, value)
+        store_started(backend, "a-task", META, None)
+        assert client.get(key) == value
+
+
 def test_an_end_that_comes_between_the_look_and_the_write_stays(
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,5 +72,5 @@ def test_without_redis_it_is_given_up(backend: Any, monkeypatch: pytest.MonkeyPa
     def lost(*_: object) -> None:
         raise redis.ConnectionError
 
-    monkeypatch.setattr(backend.client, "pipeline", lost)
+    monkeypatch.setattr(backend.client, "evalsha", lost)
     store_started(backend, "a-task", META, None)

@@ -2,19 +2,19 @@
 --
 -- KEYS  two a task: log, state
 -- ARGV  ttl_ms, model, how many of these tasks run at once, 1 if this call is made again because its reply was
---       lost, then two a task: Celery's retry count, adapter
+--       lost, then one a task: Celery's retry count
 -- reply one a task: {attempt, deaths, cancel, model, adapter, done, log entries}, attempt 0 when it is done
 --
 -- `running` marks a task that was admitted and has neither ended nor been handed back. If it is there when the
 -- next delivery begins, a worker died (or was cut off) over this task. A task for which there is room is marked
 -- here, before the engine sees it: it may not live long enough to say so. An explicit Celery retry is a new
 -- stream: log and progress are dropped; the fencing number goes on counting. While the log is empty, the stream is
--- its newest worker's: model and adapter are written only then.
+-- its newest worker's: the model is written only then, and the adapter with the first entry.
 local ttl, model, at_once, again = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1'
 local replies = {}
 for i = 1, #KEYS / 2 do
   local log, state = KEYS[2 * i - 1], KEYS[2 * i]
-  local retries, adapter = tonumber(ARGV[2 * i + 3]), ARGV[2 * i + 4]
+  local retries = tonumber(ARGV[4 + i])
   local known = redis.call('HGET', state, 'retries')
   if known and retries > tonumber(known) then
     redis.call('DEL', log)
@@ -35,7 +35,7 @@ for i = 1, #KEYS / 2 do
       redis.call('HDEL', state, 'running')
     end
     if #entries == 0 then
-      redis.call('HSET', state, 'model', model, 'adapter', adapter)
+      redis.call('HSET', state, 'model', model)
     end
     redis.call('PEXPIRE', state, ttl)
     redis.call('PEXPIRE', log, ttl)

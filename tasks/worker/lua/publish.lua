@@ -2,7 +2,7 @@
 --
 -- KEYS  two a task: log, state
 -- ARGV  ttl_ms; three a task: attempt, the log's length after this, payload (empty: no delta);
---       then three for each task that does more: its position, what it does, `done`
+--       then three for each task that does more: its position, what it does, `done` or the adapter
 -- reply only what is not as expected, four numbers a task: position, code, length of the log, where it ends
 --
 -- Ownership and position are both checked by commands that are needed anyway: the state is read for its owner,
@@ -11,7 +11,7 @@
 --
 -- does  admitted  the attempt now runs             last  it was the last delta: `done` follows
 --       released  the attempt no longer runs       look  refresh the TTLs, look for the cancel flag
---       read      and, when looking, for a reader
+--       read      and, when looking, for a reader    adapter  what made the first entry: its name follows
 -- codes 1 stale: a newer attempt owns the task     2 the log does not end where it should
 --       3 the cancel flag is set                   4 nobody reads the stream any more
 local call, find = redis.call, string.find
@@ -62,6 +62,9 @@ for k = 1, #KEYS, 2 do
   if code == 0 and turn then
     if find(does, 'admitted') then
       call('HSET', state, 'running', 1)
+    end
+    if find(does, 'adapter') then
+      call('HSET', state, 'adapter', ARGV[turn + 2])
     end
     if find(does, 'last') then
       call('HSET', state, 'done', ARGV[turn + 2])

@@ -1,0 +1,20 @@
+"""`celery control time_limit`: a stock worker says that it has set the limits, and goes on with the old ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.worker import control
+
+
+@control.control_command(  # type: ignore[untyped-decorator]
+    args=[("task_name", str), ("soft", float), ("hard", float)],
+    signature="<task_name> <soft_secs> [hard_secs]",
+)
+def time_limit(
+    state: Any, task_name: str | None = None, hard: float | None = None, soft: float | None = None, **_: object
+) -> Any:
+    """Tell worker(s) to modify the time limit for task by type."""
+    reply = control.time_limit(state, task_name, hard, soft)
+    state.consumer.update_strategies()  # requests take their limits from there
+    return reply

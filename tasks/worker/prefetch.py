@@ -1,0 +1,45 @@
+"""How many messages a worker holds while some of them are scheduled for later.
+
+Each scheduled one raises the prefetch by one until it begins, up to a limit. kombu's count forgets what it did not
+raise, and lowers it all the same: once past the limit, a worker would end up with a prefetch of one for good.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from celery.worker.consumer import tasks as consuming
+from kombu.common import QoS
+
+logger = logging.getLogger(__name__)
+
+
+class Prefetch(QoS):
+    """`beyond`: raises that the limit did not allow, whose lowerings are still to come."""
+
+    beyond = 0
+
+    def increment_eventually(self, n: int = 1) -> int:
+        with self._mutex:
+            if self.value:
+                room = n if self.max_prefetch is None else min(n, max(0, self.max_prefetch - self.value))
+                if room < n and not self.beyond:
+                    logger.warning(
+                        "so many tasks for later are held that no more are taken until some begin: "
+                        "worker_eta_task_limit is %d",
+                        self.max_prefetch,
+                    )
+                self.beyond += n - room
+                self.value += room
+            return int(self.value)
+
+    def decrement_eventually(self, n: int = 1) -> int:
+        with self._mutex:
+            forgiven = min(n, self.beyond)
+            self.beyond -= forgiven
+            return int(super().decrement_eventually(n - forgiven))  # type: ignore[no-untyped-call]
+
+
+def install() -> None:
+    """From now on, in this process, consumers count like this."""
+    consuming.QoS = Prefetch
