@@ -164,14 +164,12 @@ def operations(length: float) -> float:
 # ---------------------------------------------------------------- readers
 
 WRITER = """
-import json, sys, time
+import json, sys
 from tasks import connections
 from tasks.schemas import stream_keys
 
 keys, count = stream_keys(sys.argv[1]), int(sys.argv[2])
 client = connections.streams()
-while client.pubsub_numsub(keys.channel)[0][1] < int(sys.argv[3]):
-    time.sleep(0.01)
 for index in range(count):
     finish = "stop" if index == count - 1 else None
     delta = {"task_id": sys.argv[1], "attempt": 1, "index": index, "token_ids": [index], "text": " word"}
@@ -189,21 +187,19 @@ def readers(n: int) -> float:
 
     task_id = f"bench-readers-{n}"
     connections.streams().delete(stream_keys(task_id).log)
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, task_id, str(DELTAS), str(n)])
 
-    async def follow() -> int:
-        return len([delta async for delta in streaming.astream(task_id, timeout_s=PATIENCE_S)])
+    async def follow(reader: streaming.AsyncStream) -> int:
+        return len([delta async for delta in reader])
 
     async def all_of_them() -> list[int]:
-        return await asyncio.gather(*(follow() for _ in range(n)))
+        opened = [streaming.AsyncStream(task_id, timeout_s=PATIENCE_S) for _ in range(n)]
+        await asyncio.gather(*(reader.open() for reader in opened))
+        with subprocess.Popen([sys.executable, "-c", WRITER, task_id, str(DELTAS)]):
+            return await asyncio.gather(*(follow(reader) for reader in opened))
 
     start = time.process_time()
-    try:
-        seen = asyncio.run(all_of_them())
-        seconds = time.process_time() - start
-    finally:
-        writer.kill()  # it waits for readers; by now its stream has ended, or they have given up
-        writer.wait()
+    seen = asyncio.run(all_of_them())
+    seconds = time.process_time() - start
     assert all(count >= 1 for count in seen)
     return 1e6 * seconds / (n * DELTAS)
 

@@ -24,10 +24,12 @@ TARGET_CARD = "H200"
 @dataclass
 class Parts(Report):
     """What is known of all parts, and figures for one of them, each written to `path` when it is added. Targets
-    hold on a card whose name has `TARGET_CARD` in it; another's figures stand without a verdict."""
+    hold on a card whose name has `TARGET_CARD` in it; another's figures stand without a verdict. A `variant` ends
+    the names of parts and figures: those of another way to run the same parts stay beside them."""
 
     path: str = ""
     part: str = ""
+    variant: str = ""
     names: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, name: str, value: float, unit: str, **more: Any) -> Measurement:
@@ -35,10 +37,16 @@ class Parts(Report):
         if target is not None and TARGET_CARD not in card_name():
             notes = [more.get("note"), f"an {TARGET_CARD}'s target is {target:g}"]
             more |= {"target": None, "note": "; ".join(filter(None, notes))}
-        result = super().add(name, value, unit, **more)
-        self.names.setdefault(self.part, []).append(name)
+        result = super().add(name + self.variant, value, unit, **more)
+        self.names.setdefault(self.part + self.variant, []).append(result.name)
         self.save(self.path)
         return result
+
+    @property
+    def new(self) -> list[Measurement]:
+        """What was measured of this part."""
+        names = self.names.get(self.part + self.variant, [])
+        return [result for result in self.results if result.name in names]
 
     def as_json(self) -> dict[str, Any]:
         return {**super().as_json(), "parts": self.names}
@@ -48,16 +56,17 @@ class Parts(Report):
         record = read(self.path)
         if (record.get("commit"), record.get("machine", {}).get("gpu", "")) != (commit(), card_name()):
             return
-        self.names = {part: names for part, names in record["parts"].items() if part not in without}
+        dropped = {part + self.variant for part in without}
+        self.names = {part: names for part, names in record["parts"].items() if part not in dropped}
         kept = {name for names in self.names.values() for name in names}
         fields = [each.name for each in dataclasses.fields(Measurement)]
         self.results += [Measurement(**{f: r[f] for f in fields}) for r in record["results"] if r["name"] in kept]
-        self.absent |= {part: why for part, why in record["absent"].items() if part not in without}
+        self.absent |= {part: why for part, why in record["absent"].items() if part not in dropped}
         self.extra["kernels"] = record.get("kernels", {})
         self.began -= record["seconds"]
 
     def value(self, name: str) -> float:
-        return next(result.value for result in self.results if result.name == name)
+        return next(result.value for result in self.results if result.name == name + self.variant)
 
 
 def card_name() -> str:

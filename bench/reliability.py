@@ -41,7 +41,7 @@ class Held:
         self.stream = Stream(bench.publisher, task_id, begun.attempt, begun.written, self, marked=True)
 
     def on_admitted(self, handle: Handle) -> None:
-        self.stream.admit()
+        self.stream.admit("")
 
     def on_delta(self, handle: Handle, delta: Delta) -> None:
         self.stream.push(delta)
@@ -71,7 +71,7 @@ class Bench:
         self.engine = Engine(EngineConfig(**settings.engine()))
         self.engine.start()
         self.over = threading.Semaphore(0)
-        self.publisher = Publisher(client, interval_s=settings.stream_interval_ms / 1000, ttl_s=60)
+        self.publisher = Publisher(client, ttl_s=60)
         self.publisher.start()
         self.ledger = Ledger(prefix="", visibility_timeout_s=settings.visibility_timeout_s)
         self.leases = LeaseKeeper(
@@ -103,7 +103,7 @@ class Bench:
         assert taken is not None
         names = [stream_keys(request.request_id) for request in requests]
         keys = [key for name in names for key in (name.log, name.state)]
-        args = [60_000, self.engine.limits.fingerprint, BATCH, 0, *([0, ""] * BATCH)]
+        args = [60_000, self.engine.limits.fingerprint, BATCH, 0, *([0] * BATCH)]
         begun = [Begun.parse(reply) for reply in scripts.load(self.client, "begin")(keys, args)]
         for request, message, begins in zip(requests, taken, begun, strict=True):
             held = Held(self, request.request_id, message.tag, begins)

@@ -255,11 +255,12 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The checked-out commit, with a plus sign when the working tree differs from it."""
+    """The checked-out commit, with a plus sign when the working tree differs from it; in a copy without
+    its history what GIT_COMMIT says."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
         dirty = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get("GIT_COMMIT", "unknown")
     return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")

@@ -89,7 +89,7 @@ def open_streams(publisher: Publisher, streams: int) -> list[Stream]:
 
 def published(client: redis.Redis, streams: int, flushes: int, samples: list[float]) -> float:
     """Deltas a second: in each flush one of every stream, as the publisher's own thread writes them."""
-    publisher = Publisher(client, interval_s=3600, ttl_s=60)
+    publisher = Publisher(client, ttl_s=60)
     opened = open_streams(publisher, streams)
     elapsed = 0.0
     for step in range(flushes):
@@ -136,7 +136,7 @@ def cpu_a_delta(client: redis.Redis, streams: int, steps: int) -> tuple[float, f
 
     tokenizer = load_tokenizer(resolve_model("petiole-tiny"))
     ids = tokenizer.encode(" ".join(map(str, range(200))))
-    publisher = Publisher(client, interval_s=3600, ttl_s=60)
+    publisher = Publisher(client, ttl_s=60)
     pairs = [(stream, TextStream(tokenizer)) for stream in open_streams(publisher, streams)]
     making = publishing = 0.0
     for step in range(steps):
