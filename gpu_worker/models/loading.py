@@ -76,7 +76,10 @@ def _download(model: str, revision: str | None) -> Path:
 
 
 def _remove_unfinished_downloads() -> None:
-    """What this process is downloading when it ends: gigabytes, which the hub's client would never go on with."""
+    """What this process is downloading when it ends: gigabytes, which the hub's client would never go on with.
+
+    The client's threads run on meanwhile: a file that one of them opens or renames just now may be left behind.
+    """
     for descriptor in Path("/proc/self/fd").glob("*"):
         with suppress(OSError):
             file = descriptor.readlink()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.site import Site, Worker, eventually
-from support.slow_hub import SlowHub
+from support.slow_hub import TINY, SlowHub
 
 
 def loading(site: Site) -> Worker:
@@ -53,10 +53,6 @@ def test_a_second_interrupt_changes_nothing(own_site: Site) -> None:
 
 def test_a_download_ends_with_its_worker_and_leaves_nothing_half(own_site: Site) -> None:
     home = own_site.folder / "hub"
-
-    def unfinished() -> list[Path]:
-        return list(home.rglob("*.incomplete"))
-
     with SlowHub() as hub:
         worker = own_site.start_worker(
             PETIOLE_ENGINE_FACTORY="gpu_worker.engine:Engine",
@@ -65,11 +61,21 @@ def test_a_download_ends_with_its_worker_and_leaves_nothing_half(own_site: Site)
             HF_ENDPOINT=hub.url,
             HF_HOME=home,
         )
-        eventually(unfinished, "the weights are coming")
+        eventually(lambda: only_the_weights_are_missing(home), "the weights are coming")
         worker.signal(signal.SIGTERM)
         assert worker.ended() == 0
-    assert unfinished() == []
+    assert unfinished(home) == []
     assert "Traceback" not in worker.output
+
+
+def unfinished(home: Path) -> list[Path]:
+    return list(home.rglob("*.incomplete"))
+
+
+def only_the_weights_are_missing(home: Path) -> bool:
+    arrived = {file.name for file in home.rglob("snapshots/*/*")}
+    expected = {file.name for file in TINY.glob("*.json")}
+    return arrived == expected and len(unfinished(home)) == 1
 
 
 def test_a_result_backend_that_hangs_does_not_hold_up_the_start(own_site: Site) -> None:
