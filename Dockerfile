@@ -19,7 +19,7 @@ COPY gpu_worker gpu_worker
 COPY tasks tasks
 COPY bench bench
 # hadolint ignore=DL3013
-RUN PIP_EXTRA_INDEX_URL="${PIP_EXTRA_INDEX_URL}" pip install '.[worker,cli]'
+RUN PIP_EXTRA_INDEX_URL="${PIP_EXTRA_INDEX_URL}" pip install '.[worker,cli,metrics]'
 USER 10001
 # Made here so that a volume mounted on it belongs to the worker's user.
 RUN mkdir -p /home/petiole/.cache/huggingface
@@ -43,7 +43,7 @@ COPY gpu_worker gpu_worker
 COPY tasks tasks
 COPY bench bench
 # hadolint ignore=DL3013
-RUN pip install '.[gpu,cli]'
+RUN pip install '.[gpu,cli,metrics]'
 USER 10001
 # Made here so that a volume mounted on it belongs to the worker's user.
 RUN mkdir -p /home/petiole/.cache/huggingface

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -23,6 +24,8 @@ from tasks.streaming import stream
 from tasks.terminal import live, print_table, table_text
 
 DRAIN_POLL_S = 0.5
+METRICS_PORT = 9464
+MOST_PORT = 65_535
 UNKNOWN_AFTER_S = 2.0
 
 
@@ -78,10 +81,19 @@ def parser() -> argparse.ArgumentParser:
     drain = command("drain", drain_workers, "let workers finish or hand back what they have, and end")
     drain.add_argument("worker", nargs="+", help="its name, as `petiole status` shows it")
     drain.add_argument("--wait", type=float, metavar="SECONDS", default=0.0, help="wait until they are gone")
+    metrics = command("metrics", run_metrics, "serve the fleet's figures for Prometheus, until told to end")
+    metrics.add_argument("--host", default="0.0.0.0", help="address to listen on (default: %(default)s, all)")
+    metrics.add_argument("--port", type=_port, default=METRICS_PORT, help="default: %(default)s; 0: a free one")
     trace = command("trace", run_trace, "run the model here for a moment, and write a timeline of its steps")
     trace.add_argument("file", help="Chrome JSON, for ui.perfetto.dev or chrome://tracing")
     command("bench", None, "run benchmarks: see `petiole bench --help`")
     return root
+
+
+def _port(text: str) -> int:
+    if not (text.isdecimal() and int(text) <= MOST_PORT):
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to {MOST_PORT}, got {text!r}")
+    return int(text)
 
 
 class Version(argparse.Action):
@@ -244,6 +256,22 @@ def run_demo(options: argparse.Namespace) -> int:
     from tasks import demo
 
     return demo.main(plain=options.plain)
+
+
+def run_metrics(options: argparse.Namespace) -> int:
+    try:
+        from tasks import exporter
+    except ImportError as error:
+        print(f"petiole: metrics need 'petiole[metrics]': {error}", file=sys.stderr)
+        return 1
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
+    host = options.host
+    port = exporter.serve(host, options.port)
+    print(f"serving http://{f'[{host}]' if ':' in host else host}:{port}/metrics", flush=True)
+    over.wait()
+    return 0
 
 
 def run_trace(options: argparse.Namespace) -> int:

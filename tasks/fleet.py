@@ -20,6 +20,7 @@ from tasks.schemas import stream_keys
 from tasks.settings import settings
 
 WORKERS_KEY = "petiole:workers"
+QUARANTINE_KEY = "petiole:quarantine"
 REPORT_INTERVAL_S = 2.0
 LOST_AFTER_S = 3 * REPORT_INTERVAL_S
 FORGOTTEN_AFTER_S = 3600
@@ -32,8 +33,16 @@ redis.call('EXPIRE', KEYS[1], ARGV[3])
 """
 
 
+class Distribution(BaseModel):
+    """How often something took how much: `counts[i]` times more than `bounds[i - 1]`, and at most `bounds[i]`."""
+
+    bounds: list[float]
+    counts: list[int]
+    sum: float
+
+
 class WorkerReport(BaseModel):
-    """What a worker says about itself. `age_s` is filled in by who reads it."""
+    """What a worker says about itself. Counts are since it began. `age_s` is filled in by who reads it."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
@@ -50,6 +59,15 @@ class WorkerReport(BaseModel):
     hit_rate: float = 0.0  # share of prompt tokens found in the prefix cache
     tokens_per_s: float = 0.0
     lease_age_s: float = 0.0  # since the leases were last renewed
+    streams_behind_s: float = 0.0  # since a flush of the streams first failed, while it fails
+    prompt_tokens: int = 0  # computed, so without those found in the prefix cache
+    generated_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
+    preemptions: int = 0
+    finished: dict[str, int] = {}  # ends of generations, by finish reason
+    cached_prompt_tokens: int = 0  # of those that have ended
+    distributions: dict[str, Distribution] = {}  # seconds and tokens of those that have ended
     age_s: float | None = None
 
     @property
@@ -85,6 +103,23 @@ def workers(client: redis.Redis | None = None) -> list[WorkerReport]:
             continue
         found.append(WorkerReport.model_validate_json(message).model_copy(update={"age_s": round(age_s, 1)}))
     return sorted(found, key=lambda worker: worker.worker)
+
+
+def queue_lengths(app: Celery = celery_app) -> dict[str, int]:
+    """Messages that wait in the broker, by queue: that of all, and one for each tenant with a share."""
+    configured = settings()
+    names = [configured.queue, *(f"{configured.queue}.{tenant}" for tenant in configured.weights)]
+    with app.connection_for_read() as connection:
+        connection.connect()
+        return {name: _length(connection, name) for name in names}
+
+
+def _length(connection: Any, queue: str) -> int:
+    with connection.channel() as channel:
+        try:
+            return int(channel.queue_declare(queue, passive=True).message_count)
+        except connection.channel_errors:  # nobody has sent anything yet
+            return 0
 
 
 def state_of(task_id: str, app: Celery = celery_app) -> str:

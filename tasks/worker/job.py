@@ -187,6 +187,8 @@ class Job:
     # ------------------------------------------------------------ publisher
 
     def on_finished(self) -> None:
+        assert self.outcome is not None
+        self.pool.tally.count(self.outcome)
         self.pool.completions.complete(self)
 
     def on_stale(self) -> None:

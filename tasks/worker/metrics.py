@@ -18,21 +18,14 @@ logger = logging.getLogger(__name__)
 _SAME = {
     *("model", "device", "slots", "running", "waiting", "preemptions"),
     *("pages_total", "pages_free", "pages_cached"),
+    *("prompt_tokens", "generated_tokens", "draft_tokens", "accepted_draft_tokens"),
 }
 
 
-def worker_report(
-    name: str, state: str, stats: dict[str, Any], tokens_per_s: float, lease_age_s: float
-) -> fleet.WorkerReport:
+def engine_figures(stats: dict[str, Any]) -> dict[str, Any]:
     """The engine's figures under the fleet view's names."""
-    return fleet.WorkerReport(
-        worker=name,
-        state=state,
-        hit_rate=float(stats.get("prefix_hit_rate", 0.0)),
-        tokens_per_s=round(tokens_per_s, 1),
-        lease_age_s=round(lease_age_s, 1),
-        **{field: stats[field] for field in _SAME if field in stats},
-    )
+    hit_rate = float(stats.get("prefix_hit_rate", 0.0))
+    return {"hit_rate": hit_rate, **{field: stats[field] for field in _SAME if field in stats}}
 
 
 class Reporter:

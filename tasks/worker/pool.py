@@ -36,6 +36,7 @@ from tasks.worker.job import Delivery, Job
 from tasks.worker.mailbox import Mailbox
 from tasks.worker.publisher import Publisher
 from tasks.worker.results import largest
+from tasks.worker.tally import Tally
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self.settings: Settings = settings()
         self.jobs: dict[str, Job] = {}
         self.mailbox = Mailbox()
+        self.tally = Tally()
         self.hub: Any = None
         self.draining = self.load_abandoned = False
         self.started_at = time.time()

@@ -17,13 +17,13 @@ import redis
 
 from tasks import connections
 from tasks.errors import InvalidRequest, describe
+from tasks.fleet import QUARANTINE_KEY
 from tasks.schemas import stream_keys
 from tasks.worker import scripts
 from tasks.worker.publisher import closing_delta
 
 logger = logging.getLogger(__name__)
 
-KEY = "petiole:quarantine"
 KEPT = 1000
 KEPT_S = 7 * 86_400
 SHOWN_BYTES = 65_536
@@ -45,9 +45,9 @@ def put_aside(app: Any, message: bytes, queue: str, reason: str, task_id: str | 
     try:
         client = connections.streams()
         with client.pipeline() as pipe:
-            pipe.lpush(KEY, json.dumps(entry))
-            pipe.ltrim(KEY, 0, KEPT - 1)
-            pipe.expire(KEY, KEPT_S)
+            pipe.lpush(QUARANTINE_KEY, json.dumps(entry))
+            pipe.ltrim(QUARANTINE_KEY, 0, KEPT - 1)
+            pipe.expire(QUARANTINE_KEY, KEPT_S)
             pipe.execute()
         if task_id is not None:
             error = InvalidRequest("message", reason, message[:200].decode(errors="replace"))

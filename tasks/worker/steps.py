@@ -20,7 +20,7 @@ from tasks.fleet import WorkerReport
 from tasks.settings import settings
 from tasks.worker import transport
 from tasks.worker.leases import LeaseKeeper
-from tasks.worker.metrics import Reporter, worker_report
+from tasks.worker.metrics import Reporter, engine_figures
 from tasks.worker.pool import EX_USAGE, EnginePool
 
 logger = logging.getLogger(__name__)
@@ -56,8 +56,15 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         leases.start()
 
         def report(tokens_per_s: float) -> WorkerReport:
-            state = "draining" if pool.draining else "ready"
-            return worker_report(worker.hostname, state, pool.engine.stats(), tokens_per_s, leases.lease_age_s)
+            return WorkerReport(
+                worker=worker.hostname,
+                state="draining" if pool.draining else "ready",
+                tokens_per_s=round(tokens_per_s, 1),
+                lease_age_s=round(leases.lease_age_s, 1),
+                streams_behind_s=round(pool.publisher.behind_s, 3),
+                **engine_figures(pool.engine.stats()),
+                **pool.tally.report(),
+            )
 
         self.reporter = Reporter(
             connections.streams(),

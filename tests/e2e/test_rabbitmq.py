@@ -16,7 +16,8 @@ from support.fake_engine import expected
 from support.site import Site, eventually
 
 from tasks.app import configuration
-from tasks.settings import Settings
+from tasks.fleet import queue_lengths
+from tasks.settings import Settings, settings
 
 BINARY = shutil.which("rabbitmq-server") or "/usr/lib/rabbitmq/bin/rabbitmq-server"
 pytestmark = pytest.mark.skipif(not Path(BINARY).exists(), reason="rabbitmq-server is not installed")
@@ -100,6 +101,17 @@ def test_a_bad_message_does_not_end_the_worker(rabbit: Site) -> None:
     with pytest.raises(ValueError, match="timelimit"):
         rabbit.get(rabbit.app.AsyncResult("bad"))
     assert all(worker.alive() for worker in rabbit.workers)
+
+
+def test_the_length_of_a_queue(rabbit: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PETIOLE_QUEUE", "elsewhere")
+    settings.cache_clear()
+    try:
+        assert queue_lengths(rabbit.app) == {"elsewhere": 0}
+        rabbit.generate("waits", submission={"queue": "elsewhere"})
+        eventually(lambda: queue_lengths(rabbit.app) == {"elsewhere": 1}, "it is counted")
+    finally:
+        settings.cache_clear()
 
 
 def test_a_killed_workers_tasks_go_on_elsewhere(rabbit: Site) -> None:

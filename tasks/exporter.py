@@ -1,0 +1,137 @@
+"""The fleet for Prometheus: `petiole metrics` serves what every worker reports, and what waits in the broker.
+
+One for a fleet, anywhere that reaches its Redis; nothing is kept between two scrapes. Names are those that model
+servers use, where there is one. Counts are a worker's since it began, and a name that comes again begins at zero,
+which Prometheus understands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+
+from kombu.exceptions import OperationalError
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tasks import connections, fleet
+from tasks.fleet import QUARANTINE_KEY, Distribution, WorkerReport
+
+_LABELS = ("worker", "model")
+
+_GAUGES = {
+    "num_requests_running": ("running", "Requests that generate."),
+    "num_requests_waiting": ("waiting", "Requests that the worker has taken and that wait for a slot."),
+    "num_slots": ("slots", "Requests that may generate at the same time."),
+    "lease_age_seconds": ("lease_age_s", "Seconds since the worker last renewed the leases on its tasks."),
+    "streams_behind_seconds": ("streams_behind_s", "Seconds for which Redis has not taken the worker's streams."),
+}
+_COUNTERS = {
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens computed, those found in the prefix cache not among them."),
+    "generation_tokens": ("generated_tokens", "Tokens generated."),
+    "prompt_tokens_cached": (
+        "cached_prompt_tokens",
+        "Prompt tokens found in the prefix cache, of ended generations.",
+    ),
+    "spec_decode_num_draft_tokens": ("draft_tokens", "Tokens drafted for speculative decoding."),
+    "spec_decode_num_accepted_tokens": ("accepted_draft_tokens", "Drafted tokens that were accepted."),
+    "num_preemptions": ("preemptions", "Requests that gave their pages to others and were computed again."),
+}
+_HISTOGRAMS = {
+    "request_queue_time_seconds": ("queue_s", "From a worker's taking a task to its slot in the engine."),
+    "time_to_first_token_seconds": ("ttft_s", "From a worker's taking a task to its first token."),
+    "request_time_per_output_token_seconds": ("per_output_token_s", "A generation's mean time between tokens."),
+    "e2e_request_latency_seconds": ("total_s", "From a worker's taking a task to its end."),
+    "request_prompt_tokens": ("prompt_tokens", "Prompt tokens of a generation."),
+    "request_generation_tokens": ("completion_tokens", "Tokens that a generation made."),
+}
+
+
+class FleetCollector(Collector):
+    """What there is at the time of a scrape."""
+
+    def collect(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily("petiole_redis_up", "Whether Redis and the broker answer.")
+        try:
+            workers, quarantined = fleet.workers(), connections.streams().llen(QUARANTINE_KEY)
+            queues = fleet.queue_lengths()
+        except (*connections.LOST, OperationalError):
+            up.add_metric((), 0)
+            yield up
+            return
+        up.add_metric((), 1)
+        yield up
+        yield GaugeMetricFamily("petiole_quarantine_messages", "Messages that were put aside.", value=quarantined)
+        waiting = GaugeMetricFamily("petiole_queue_messages", "Tasks that no worker has taken.", labels=("queue",))
+        for queue, length in queues.items():
+            waiting.add_metric((queue,), length)
+        yield waiting
+        yield from _states(workers)
+        yield from _figures([worker for worker in workers if not worker.lost])
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing in advance: registering asks no Redis."""
+        return ()
+
+
+def _states(workers: list[WorkerReport]) -> Iterator[Metric]:
+    up = GaugeMetricFamily(
+        "petiole_worker_up", "Whether the worker reports, as every two seconds.", labels=_LABELS
+    )
+    ready = GaugeMetricFamily("petiole_worker_ready", "Whether it takes tasks: 0 while it drains.", labels=_LABELS)
+    for worker in workers:
+        up.add_metric(_labels(worker), not worker.lost)
+        ready.add_metric(_labels(worker), not worker.lost and worker.state == "ready")
+    yield up
+    yield ready
+
+
+def _figures(workers: list[WorkerReport]) -> Iterator[Metric]:
+    """Of workers that live: what a lost one reported last is no longer so."""
+    for name, (field, what) in _GAUGES.items():
+        gauge = GaugeMetricFamily(f"petiole_{name}", what, labels=_LABELS)
+        for worker in workers:
+            gauge.add_metric(_labels(worker), getattr(worker, field))
+        yield gauge
+    for name, (field, what) in _COUNTERS.items():
+        counter = CounterMetricFamily(f"petiole_{name}", what, labels=_LABELS)
+        for worker in workers:
+            counter.add_metric(_labels(worker), getattr(worker, field))
+        yield counter
+    for name, (field, what) in _HISTOGRAMS.items():
+        histogram = HistogramMetricFamily(f"petiole_{name}", what, labels=_LABELS)
+        for worker in workers:
+            if (taken := worker.distributions.get(field)) is not None:
+                histogram.add_metric(_labels(worker), _buckets(taken), taken.sum)
+        yield histogram
+    pages = GaugeMetricFamily("petiole_kv_cache_pages", "Pages of the KV cache.", labels=(*_LABELS, "state"))
+    ends = CounterMetricFamily(
+        "petiole_requests", "Ends of generations; error: a failed task.", labels=(*_LABELS, "finish_reason")
+    )
+    for worker in workers:
+        used = worker.pages_total - worker.pages_free - worker.pages_cached
+        for state, count in (("used", used), ("cached", worker.pages_cached), ("free", worker.pages_free)):
+            pages.add_metric((*_labels(worker), state), count)
+        for reason, count in worker.finished.items():
+            ends.add_metric((*_labels(worker), reason), count)
+    yield pages
+    yield ends
+
+
+def _labels(worker: WorkerReport) -> tuple[str, str]:
+    return worker.worker, worker.model
+
+
+def _buckets(taken: Distribution) -> list[tuple[str, float]]:
+    """As Prometheus has them: how often at most so much."""
+    bounds = [*map(str, taken.bounds), "+Inf"]
+    return list(zip(bounds, accumulate(taken.counts), strict=True))
+
+
+def serve(host: str, port: int) -> int:
+    """Answer scrapes from now on, on a thread of its own. Returns the port: with 0, a free one is taken."""
+    registry = CollectorRegistry()
+    registry.register(FleetCollector())
+    server, _ = start_http_server(port, host, registry)
+    return int(server.server_port)

@@ -1,0 +1,122 @@
+"""`petiole metrics` beside a fleet, scraped as Prometheus does."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from support.site import REPOSITORY, Site, eventually
+
+from tasks import exporter
+from tasks.fleet import LOST_AFTER_S, WORKERS_KEY, WorkerReport, report
+
+pytestmark = pytest.mark.e2e
+
+Figures = dict[tuple[str, str], float]
+"""By sample name, and by the value of the label that matters, of which there is one or none."""
+
+
+@contextmanager
+def exporting(site: Site, *arguments: str) -> Iterator[Callable[[], Figures]]:
+    command = [sys.executable, "-m", "tasks.cli", "metrics", "--host", "127.0.0.1", "--port", "0", *arguments]
+    environment = {**os.environ, **site.environment, "PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = re.search(r"http://\S+", process.stdout.readline())
+        assert url is not None
+
+        def scrape() -> Figures:
+            with urllib.request.urlopen(url[0], timeout=30) as answer:
+                families = text_string_to_metric_families(answer.read().decode())
+                samples = [sample for family in families for sample in family.samples]
+            return {(sample.name, "".join(_telling(sample.labels))): sample.value for sample in samples}
+
+        try:
+            yield scrape
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+
+
+def _telling(labels: dict[str, str]) -> list[str]:
+    return [value for label, value in labels.items() if label not in {"worker", "model"}]
+
+
+def test_a_fleet_is_scraped(own_site: Site) -> None:
+    with exporting(own_site) as scrape:
+        assert scrape() == {
+            ("petiole_redis_up", ""): 1,
+            ("petiole_quarantine_messages", ""): 0,
+            ("petiole_queue_messages", "petiole"): 0,
+        }
+        results = [own_site.generate(f"prompt {i}", max_tokens=5) for i in range(3)]
+        results.append(own_site.generate("too long", max_tokens=10**6))
+        assert scrape()["petiole_queue_messages", "petiole"] == 4
+        worker = own_site.worker()
+        for result in results[:3]:
+            own_site.get(result)
+        with pytest.raises(Exception, match="max_tokens"):
+            own_site.get(results[3])
+
+        def all_ended() -> Figures | None:
+            figures = scrape()
+            ends = sum(value for (name, _), value in figures.items() if name == "petiole_requests_total")
+            return figures if ends == 4 else None
+
+        figures = eventually(all_ended, "all ends are reported")
+        assert figures["petiole_requests_total", "length"] == 3
+        assert figures["petiole_requests_total", "error"] == 1
+        assert figures["petiole_generation_tokens_total", ""] == 15
+        assert figures["petiole_request_generation_tokens_count", ""] == 3
+        assert figures["petiole_request_generation_tokens_sum", ""] == 15
+        assert figures["petiole_request_generation_tokens_bucket", "2.0"] == 0
+        assert figures["petiole_request_generation_tokens_bucket", "5.0"] == 3
+        assert figures["petiole_e2e_request_latency_seconds_bucket", "+Inf"] == 3
+        assert figures["petiole_num_requests_running", ""] == 0
+        assert figures["petiole_kv_cache_pages", "used"] == 0
+        assert figures["petiole_queue_messages", "petiole"] == 0
+        assert figures["petiole_worker_up", ""] == figures["petiole_worker_ready", ""] == 1
+        assert worker.stop() == 0
+        assert ("petiole_worker_up", "") not in scrape()
+
+
+def test_a_lost_worker_is_down_and_has_no_figures(own_site: Site) -> None:
+    report(own_site.redis, WorkerReport(worker="a@host", running=3))
+    at, _, message = own_site.redis.hget(WORKERS_KEY, "a@host").partition(b" ")
+    own_site.redis.hset(WORKERS_KEY, "a@host", f"{float(at) - 2 * LOST_AFTER_S} ".encode() + message)
+    with exporting(own_site) as scrape:
+        figures = scrape()
+        assert figures["petiole_worker_up", ""] == figures["petiole_worker_ready", ""] == 0
+        assert ("petiole_num_requests_running", "") not in figures
+
+
+def test_redis_goes_and_comes(own_site: Site) -> None:
+    with exporting(own_site) as scrape:
+        own_site.server.kill()
+        assert scrape() == {("petiole_redis_up", ""): 0}
+        own_site.server.start()
+        assert scrape()["petiole_redis_up", ""] == 1
+
+
+def test_every_metric_is_documented() -> None:
+    page = (REPOSITORY / "docs" / "operations.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `petiole_")]
+    documented = {name.removesuffix("_total") for row in rows for name in re.findall(r"`(petiole_\w+)`", row)}
+    fleet_wide = {"petiole_redis_up", "petiole_queue_messages", "petiole_quarantine_messages"}
+    assert documented == fleet_wide | {metric.name for metric in (*exporter._states([]), *exporter._figures([]))}
+
+
+@pytest.mark.parametrize("port", ["65536", "-1", "http", "1.5"])
+def test_a_port_that_is_none(port: str) -> None:
+    command = [sys.executable, "-m", "tasks.cli", "metrics", f"--port={port}"]
+    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert f"must be a number from 0 to 65535, got '{port}'" in ended.stderr
