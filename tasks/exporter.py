@@ -7,16 +7,18 @@ which Prometheus understands.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
-from kombu.exceptions import OperationalError
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tasks import connections, fleet
 from tasks.fleet import QUARANTINE_KEY, Distribution, WorkerReport
+
+logger = logging.getLogger(__name__)
 
 _LABELS = ("worker", "model")
 
@@ -52,11 +54,12 @@ class FleetCollector(Collector):
     """What there is at the time of a scrape."""
 
     def collect(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily("petiole_redis_up", "Whether Redis and the broker answer.")
+        up = GaugeMetricFamily("petiole_redis_up", "Whether Redis and the broker answer as they should.")
         try:
             workers, quarantined = fleet.workers(), connections.streams().llen(QUARANTINE_KEY)
             queues = fleet.queue_lengths()
-        except (*connections.LOST, OperationalError):
+        except Exception as error:  # whatever it is, the next scrape may do better
+            logger.warning("no figures: %s", str(error) or type(error).__name__)
             up.add_metric((), 0)
             yield up
             return
