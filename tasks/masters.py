@@ -13,7 +13,7 @@ from typing import Any
 
 import redis
 import redis.asyncio
-from redis.exceptions import ReadOnlyError, ResponseError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
 PROOF_S = 2.0
 """How long a proof is good for."""
@@ -24,6 +24,12 @@ _PROOF = ("EXPIRE", "petiole:nothing", 1)
 def demoted(error: ResponseError) -> bool:
     """Whether a server says with it that it is a replica. Redis 6 wraps what a script was told."""
     return isinstance(error, ReadOnlyError) or "-READONLY " in str(error)
+
+
+def refuses_writes(error: ResponseError) -> bool:
+    """Whether a server says with it that it takes no writes at the moment, from nobody."""
+    codes = ("OOM ", "NOREPLICAS ", "MISCONF ")
+    return isinstance(error, OutOfMemoryError) or demoted(error) or any(code in str(error) for code in codes)
 
 
 class _Proving:

@@ -28,7 +28,8 @@ import json
 import logging
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from queue import Empty
 from typing import Any
 
@@ -38,7 +39,7 @@ from kombu.transport import redis as stock
 from kombu.transport import virtual
 
 from tasks.connections import CONNECT_TIMEOUT_S
-from tasks.masters import demoted
+from tasks.masters import demoted, refuses_writes
 from tasks.settings import settings
 from tasks.worker.fairness import FairShares, tenant_queues
 from tasks.worker.ledger import Ledger, Taken
@@ -271,6 +272,26 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         if time.monotonic() > self._full_until + 10 * FULL_PAUSE_S:
             logger.error("Redis refuses to hand out messages: %s", error)
         self._full_until = time.monotonic() + FULL_PAUSE_S
+
+    def queue_declare(self, *args: Any, **options: Any) -> Any:
+        with self._writable():
+            return super().queue_declare(*args, **options)
+
+    def queue_bind(self, *args: Any, **options: Any) -> Any:
+        with self._writable():
+            return super().queue_bind(*args, **options)
+
+    @contextmanager
+    def _writable(self) -> Iterator[None]:
+        """A Redis that takes no writes just now is as good as away to who begins to consume."""
+        try:
+            yield
+        except redis.ResponseError as error:
+            if not refuses_writes(error):
+                raise
+            logger.error("Redis takes no writes: %s", error)
+            time.sleep(FULL_PAUSE_S)
+            raise redis.ConnectionError(str(error)) from error
 
     # ------------------------------------------------------------ acknowledging
 

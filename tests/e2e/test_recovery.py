@@ -340,3 +340,17 @@ def test_without_redis_a_worker_says_so_and_waits(own_site: Site) -> None:
     site.server.start()
     worker.ready()
     assert site.get(site.generate("finally", max_tokens=1))
+
+
+@pytest.mark.parametrize("setting", ["min-replicas-to-write", "maxmemory"])
+def test_a_worker_waits_for_a_redis_that_takes_no_writes(own_site: Site, setting: str) -> None:
+    """As a master does that has just been promoted and has no replica yet, or one that is full."""
+    site = own_site
+    site.redis.config_set(setting, 1)
+    worker = site.start_worker()
+    eventually(lambda: worker.output.count("Redis takes no writes") > 1, "it says so, and tries again")
+    assert worker.alive()
+    assert "Traceback" not in worker.output
+    site.redis.config_set(setting, 0)
+    worker.ready()
+    assert site.get(site.generate("hello", max_tokens=3, seed=1))["token_ids"] == expected("hello", 1, 3)
