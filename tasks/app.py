@@ -17,6 +17,8 @@ from celery.app.backends import by_url
 from celery.exceptions import ImproperlyConfigured
 from celery.signals import celeryd_after_setup, celeryd_init
 
+from tasks.sentinels import SCHEME as SENTINEL
+from tasks.sentinels import SentinelUrl
 from tasks.settings import EMBEDDED, Settings, invalid, misspelt, scheme, settings, verified
 
 logger = logging.getLogger(__name__)
@@ -29,6 +31,7 @@ CALLERS_PATIENCE = {"max_retries": 6, "interval_start": 0, "interval_step": 0.2,
 BACKENDS = {
     "redis": "tasks.backend:RedisBackend",
     "rediss": "tasks.backend:RedisBackend",
+    SENTINEL: "tasks.backend:SentinelBackend",
 }
 
 
@@ -41,7 +44,11 @@ def configuration(settings: Settings) -> dict[str, Any]:
     config: dict[str, Any] = {
         "broker_url": celery_url(settings.broker_url),
         "result_backend": celery_url(settings.results_url),
-        "result_backend_transport_options": {"retry_policy": CALLERS_PATIENCE},
+        "broker_transport_options": _options(settings, settings.broker_url),
+        "result_backend_transport_options": {
+            "retry_policy": CALLERS_PATIENCE,
+            **_options(settings, settings.results_url),
+        },
         "task_publish_retry_policy": CALLERS_PATIENCE,
         "result_expires": settings.result_expires_s,
         "task_default_queue": settings.queue,
@@ -65,6 +72,10 @@ def configuration(settings: Settings) -> dict[str, Any]:
     return config
 
 
+def _options(settings: Settings, url: str) -> dict[str, Any]:
+    return settings.sentinel_options if scheme(url) == SENTINEL else {}
+
+
 def tenant_route(settings: Settings) -> Callable[..., dict[str, str] | None]:
     """A task with the header `tenant` goes to that tenant's queue, if the settings give it a share."""
     queues = {tenant: f"{settings.queue}.{tenant}" for tenant in settings.weights}
@@ -80,6 +91,8 @@ def tenant_route(settings: Settings) -> Callable[..., dict[str, str] | None]:
 
 def celery_url(url: str) -> str:
     """`url` as Celery understands it: `embedded://` becomes the socket of a server that now runs."""
+    if scheme(url) == SENTINEL:
+        return str(SentinelUrl.parse(url))
     if scheme(url) == EMBEDDED:
         from tasks import embedded
 

@@ -19,6 +19,7 @@ from celery.backends import redis as stock
 
 from tasks.errors import Unavailable
 from tasks.masters import MasterPool
+from tasks.sentinels import SentinelConnection, SentinelUrl
 from tasks.settings import redacted
 
 LOOK_S = 2.0
@@ -108,3 +109,15 @@ class RedisBackend(stock.RedisBackend):  # type: ignore[misc]
 
     def on_task_call(self, producer: object, task_id: str) -> None:
         """Subscribe when somebody asks for the result, and not for everything that is submitted."""
+
+
+class SentinelBackend(RedisBackend):
+    """The same, with a master that the sentinels name."""
+
+    def _params_from_url(self, url: str, defaults: dict[str, Any]) -> dict[str, Any]:
+        kept = {name: value for name, value in defaults.items() if name not in {"host", "port"}}
+        asked = SentinelUrl.parse(url).parameters(self._transport_options)
+        return {**kept, **asked, "connection_class": SentinelConnection}
+
+    def as_uri(self, include_password: bool = False) -> str:
+        return self.url if include_password else redacted(self.url)

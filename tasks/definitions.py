@@ -16,7 +16,7 @@ from celery import Task
 from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
 
-from tasks import streaming
+from tasks import sentinels, streaming
 from tasks.app import app
 from tasks.errors import InvalidRequest, Unavailable
 from tasks.schemas import ChatRequest, GenerateRequest, StreamDelta, validate
@@ -58,7 +58,9 @@ class GenerationTask(Task):  # type: ignore[misc]
         try:
             return super().apply_async(args, kwargs, *more, **options)
         except OperationalError as error:
-            raise Unavailable(redacted(str(self.app.conf.broker_url)), str(error)) from None
+            url = str(self.app.conf.broker_url)
+            reason = sentinels.why(error, url, self.app.conf.broker_transport_options)
+            raise Unavailable(redacted(url), reason) from None
 
     def stream(
         self, *, timeout_s: float | None = None, submission: Submission | None = None, **options: Any

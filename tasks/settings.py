@@ -14,17 +14,18 @@ import sys
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from tasks import sentinels
 from tasks.errors import InvalidSettings
 
 PREFIX = "PETIOLE_"
 LONGEST_S, LONGEST_MS = 10**9, 10**6  # what Redis and locks can wait for; and what makes sense of a pause
 EMBEDDED = "embedded"
 _LOCAL_REDIS = "redis://localhost:6379/0"
-_REDIS_SCHEMES = ("redis", "rediss", "redis+socket", "unix", EMBEDDED)
-_BROKER_SCHEMES = ("redis", "rediss", "redis+socket", "amqp", "amqps", EMBEDDED)
+_REDIS_SCHEMES = ("redis", "rediss", "redis+socket", sentinels.SCHEME, "unix", EMBEDDED)
+_BROKER_SCHEMES = ("redis", "rediss", "redis+socket", sentinels.SCHEME, "amqp", "amqps", EMBEDDED)
 _NOT_SETTINGS = {"PETIOLE_NATIVE", "PETIOLE_NO_PROGRESS"}  # the engine's own, read where they are used
 
 
@@ -107,10 +108,17 @@ class Settings(EngineSettings, BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True, protected_namespaces=())
 
     broker_url: str = Field(
-        default=_LOCAL_REDIS, description="redis://, rediss://, amqp://, or embedded:// for a Redis of one's own"
+        default=_LOCAL_REDIS,
+        description="redis://, rediss://, sentinel://, amqp://, or embedded:// for a Redis of one's own",
     )
     redis_url: str = Field(default="", description="Redis of streams and fleet view; empty: the broker's")
     result_backend: str = Field(default="", description="Celery's result backend; empty: the Redis of the streams")
+    sentinel_master: str = Field(
+        default=sentinels.DEFAULT_MASTER, min_length=1, description="sentinel://: the name of the master"
+    )
+    sentinel_password: SecretStr = Field(
+        default=SecretStr(""), description="sentinel://: the sentinels' own; the master's is in the URL"
+    )
     queue: str = Field(default="petiole", min_length=1, description="the Celery queue of generation tasks")
     result_expires_s: int = Field(default=86_400, ge=1, le=LONGEST_S, description="seconds that results are kept")
     result_max_bytes: int = Field(
@@ -155,7 +163,7 @@ class Settings(EngineSettings, BaseSettings):
     def _results_reach_who_asks(cls, url: str) -> str:
         if scheme(url) in {"disabled", "cache+memory"}:
             raise ValueError("must keep results where other processes find them")
-        return url
+        return _checked(url)
 
     @field_validator("tenant_weights")
     @classmethod
@@ -172,6 +180,11 @@ class Settings(EngineSettings, BaseSettings):
         """The keyword arguments of `EngineConfig`."""
         ours = {"max_waiting": sys.maxsize, "stream_interval_ms": self.stream_interval_ms}
         return {name: getattr(self, name) for name in EngineSettings.model_fields} | ours
+
+    @property
+    def sentinel_options(self) -> dict[str, Any]:
+        """What Celery's transport options say of the sentinels; of no use to other URLs."""
+        return sentinels.options(self.sentinel_master, self.sentinel_password.get_secret_value())
 
     @property
     def streams_url(self) -> str:
@@ -228,6 +241,12 @@ def parse_weights(text: str) -> dict[str, float]:
 def _must_be_one_of(schemes: tuple[str, ...], url: str) -> str:
     if "://" not in url or scheme(url) not in schemes:
         raise ValueError(f"must begin with {', '.join(f'{known}://' for known in schemes)}")
+    return _checked(url)
+
+
+def _checked(url: str) -> str:
+    if scheme(url) == sentinels.SCHEME:
+        sentinels.SentinelUrl.parse(url)
     return url
 
 
@@ -250,4 +269,5 @@ def verified(url: str) -> str:
 def redacted(url: str) -> str:
     """`url` without its passwords, for logs and tables."""
     url = re.sub(r"(://[^:/@]*):[^/]*?@(?=[^@]*(;|/|$))", r"\1:***@", url)
+    url = re.sub(r"(;[^:/@;]*):[^/@;]*@", r"\1:***@", url)  # of a host without a scheme
     return re.sub(r"([?&]password=)[^&]*", r"\1***", url)

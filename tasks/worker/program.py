@@ -18,6 +18,8 @@ from celery.platforms import EX_OK
 from kombu.connection import Connection as StockConnection
 
 from tasks.definitions import SCHEMAS
+from tasks.sentinels import SCHEME as SENTINEL
+from tasks.settings import redacted, scheme
 from tasks.worker.results import take_result
 
 
@@ -45,7 +47,24 @@ def leave(status: int) -> NoReturn:
 
 
 class Connection(StockConnection):
+    """Sentinels are no brokers to be tried one after the other: whichever is asked, it names the same one."""
+
+    @property
+    def sentinels(self) -> list[str]:
+        return [url for url in self.alt if scheme(url) == SENTINEL]
+
+    def completes_cycle(self, retries: int) -> bool:
+        connection: Any = super()
+        return bool(self.sentinels or connection.completes_cycle(retries))
+
+    def maybe_switch_next(self) -> None:
+        connection: Any = super()
+        if not self.sentinels:
+            connection.maybe_switch_next()
+
     def as_uri(self, include_password: Any = False, mask: Any = "**", *more: Any, **options: Any) -> str:
+        if self.sentinels and not include_password:
+            return redacted(";".join(self.sentinels))
         return str(super().as_uri(include_password, mask if self.password else "", *more, **options))
 
 

@@ -19,7 +19,8 @@ so a worker that is full of what can wait still hears of what cannot. Where tena
 taken one by one, each from the queue that `fairness` says.
 
 kombu finds the class through its table of aliases, which `install` changes in the worker's process only: so
-`redis://`, `rediss://` and `redis+socket://` URLs, failover lists and TLS options mean what they always meant.
+`redis://`, `rediss://` and `redis+socket://` URLs, failover lists and TLS options mean what they always meant; and
+`sentinel://` URLs, but that every connection asks the sentinels (see `tasks.sentinels`).
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from kombu.transport import virtual
 
 from tasks.connections import CONNECT_TIMEOUT_S
 from tasks.masters import demoted, refuses_writes
+from tasks.sentinels import DEFAULT_PORT, SCHEME, SentinelConnection, SentinelUrl, netloc
 from tasks.settings import settings
 from tasks.worker.fairness import FairShares, tenant_queues
 from tasks.worker.ledger import Ledger, Taken
@@ -72,6 +74,7 @@ def install() -> None:
     """From now on, in this process, Redis URLs of brokers mean this transport."""
     for alias in ("redis", "rediss"):
         transports.TRANSPORT_ALIASES[alias] = f"{__name__}:Transport"
+    transports.TRANSPORT_ALIASES[SCHEME] = f"{__name__}:SentinelTransport"
     transports._transport_cache.clear()  # a connection that was made before would keep the stock one
 
 
@@ -348,3 +351,24 @@ class Transport(_stock.Transport):  # type: ignore[misc]
                 channel.flush()
 
         loop.on_tick.add(flush)
+
+
+class SentinelChannel(Channel):
+    """Each of its connections asks where the master is."""
+
+    from_transport_options = (*Channel.from_transport_options, "master_name", "sentinel_kwargs")
+    connection_class = SentinelConnection
+    master_name: str | None = None
+    sentinel_kwargs: dict[str, Any] | None = None
+
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        given: dict[str, Any] = super()._connparams(asynchronous)
+        kept = {name: value for name, value in given.items() if name not in {"host", "port"}}
+        urls = self.connection.client.alt or [netloc(given["host"], given["port"])]
+        asked = {"master_name": self.master_name, "sentinel_kwargs": self.sentinel_kwargs}
+        return {**SentinelUrl.parse(";".join(urls)).parameters(asked), **kept}
+
+
+class SentinelTransport(Transport):
+    default_port = DEFAULT_PORT
+    Channel = SentinelChannel

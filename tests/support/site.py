@@ -149,10 +149,16 @@ class Site:
     """A Redis, workers on it, and a producer."""
 
     def __init__(
-        self, folder: Path, *, binary: str | None = None, options: tuple[str, ...] = (), **environment: Any
+        self,
+        folder: Path,
+        *,
+        binary: str | None = None,
+        options: tuple[str, ...] = (),
+        server: Any = None,
+        **environment: Any,
     ):
         self.folder = folder
-        self.server = RedisServer(folder, *options, binary=binary)
+        self.server = server or RedisServer(folder, *options, binary=binary)
         self.url = self.server.url
         self.environment = {
             "PETIOLE_ENGINE_FACTORY": "support.fake_engine:FakeEngine",

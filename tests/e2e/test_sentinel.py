@@ -1,0 +1,165 @@
+"""A Redis that is watched by Sentinel: a failover is a restart at another address, and nobody has to care."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fake_engine import expected
+from support.site import REPOSITORY, Site, eventually
+from support.watched import PASSWORD, SENTINEL_PASSWORD, Watched
+
+from tasks import embedded
+from tasks.app import BACKENDS
+from tasks.errors import Unavailable
+from tasks.settings import settings
+from tasks.streaming import AsyncStream, Stream
+
+LONG = 2000
+SERVERS = sorted({shutil.which("redis-server") or embedded.server_binary(), embedded.server_binary()})
+
+PRODUCER = """
+import json
+from tasks import generate
+from tasks.errors import Unavailable
+
+try:
+    print(json.dumps(generate.delay(prompt="hello", max_tokens=3, seed=1).get(timeout=60)["token_ids"]))
+except Unavailable as error:
+    print(json.dumps({"unavailable": str(error)}))
+"""
+
+WatchedSite = Callable[..., Site]
+
+
+@pytest.fixture
+def watched_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedSite]:
+    """A site whose worker, producer and readers are told the sentinels' addresses, and nothing of Redis's."""
+    sites: list[Site] = []
+
+    def make(*options: str, binary: str | None = None) -> Site:
+        monkeypatch.setenv("PETIOLE_SENTINEL_PASSWORD", SENTINEL_PASSWORD)
+        settings.cache_clear()
+        watched = Watched(tmp_path / "redis", *options, binary=binary)
+        monkeypatch.setenv("PETIOLE_BROKER_URL", watched.url)
+        settings.cache_clear()
+        site = Site(tmp_path, server=watched, PETIOLE_VISIBILITY_TIMEOUT_S=2)
+        site.app.loader.override_backends = BACKENDS
+        sites.append(site)
+        return site
+
+    yield make
+    for site in sites:
+        site.__exit__(None, None, None)
+    monkeypatch.undo()
+    settings.cache_clear()
+
+
+def get(site: Site, task: Any) -> Any:
+    """What a caller does that outlives a failover: one that takes more than three seconds is `Unavailable`."""
+
+    def asked() -> Any:
+        with suppress(Unavailable):
+            return site.get(task)
+
+    return eventually(asked, f"the result of {task.id}")
+
+
+def read(site: Site, task: Any) -> list[int]:
+    with Stream(task, app=site.app) as deltas:
+        return [token for delta in deltas for token in delta.token_ids]
+
+
+async def aread(site: Site, task: Any) -> list[int]:
+    stream = AsyncStream(task, app=site.app)
+    return [token async for delta in stream for token in delta.token_ids]
+
+
+async def aread_all(site: Site, tasks: list[Any]) -> list[list[int]]:
+    return await asyncio.gather(*(aread(site, task) for task in tasks))
+
+
+@pytest.mark.parametrize(("planned", "server"), [(True, SERVERS[-1]), *((False, server) for server in SERVERS)])
+def test_a_failover_that_sentinel_makes_is_survived(watched_site: WatchedSite, planned: bool, server: str) -> None:
+    """In mid-generation: callers wait for results, others read streams, one of the sentinels is dead. A master
+    that is to be demoted takes no writes once it has no replica; one that was killed answers nobody."""
+    site = watched_site(*(("--min-replicas-to-write", "1") if planned else ()), binary=server)
+    watched, worker = site.server, site.worker()
+    watched.kill_sentinel(0)
+    site.get(site.generate("before", max_tokens=1))  # this process listens on the old master now
+    results = [site.generate(f"r{i}", max_tokens=LONG, seed=i) for i in range(12)]
+    with ThreadPoolExecutor(2 * len(results) + 1) as threads:
+        waiting = [threads.submit(get, site, result) for result in results]
+        reading = [threads.submit(read, site, result) for result in results]
+        loop = threads.submit(asyncio.run, aread_all(site, results))
+        site.streaming(results[7], 50)
+        eventually(watched.in_step, "replicated")
+        old = watched.master()
+        if planned:
+            watched.fail_over()
+        else:
+            old.kill()
+        for i, result in enumerate(results):
+            assert waiting[i].result()["token_ids"] == expected(f"r{i}", i, LONG)
+            assert reading[i].result() == loop.result()[i] == expected(f"r{i}", i, LONG)
+            eventually(lambda result=result: site.app.AsyncResult(result.id).state == "SUCCESS", "stored")
+    assert watched.master() is not old
+    eventually(lambda: site.held() == site.queued() == 0, "acknowledged")
+    for i, result in enumerate(results):
+        assert site.tokens(result) == expected(f"r{i}", i, LONG)
+    assert site.get(site.generate("after", max_tokens=3, seed=1))["token_ids"] == expected("after", 1, 3)
+    assert worker.alive()
+    assert shows_no_password(worker.output)
+
+
+def test_without_sentinels_everybody_says_so_and_a_worker_waits(watched_site: WatchedSite) -> None:
+    site = watched_site()
+    for number in range(3):
+        site.server.kill_sentinel(number)
+    worker = site.start_worker()
+    eventually(lambda: "no connection to sentinel://:***@127.0.0.1" in worker.output, "one clear line")
+    assert "refused" in produce()["unavailable"]
+    assert "Traceback" not in worker.output
+    assert shows_no_password(worker.output)
+    for number in range(3):
+        site.server.start_sentinel(number)
+    worker.ready()
+    assert produce() == expected("hello", 1, 3)
+
+
+def test_a_name_that_no_sentinel_knows_is_named(
+    watched_site: WatchedSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = watched_site()
+    monkeypatch.setenv("PETIOLE_SENTINEL_MASTER", "another")
+    line = "the sentinels name no master 'another' (PETIOLE_SENTINEL_MASTER): 127.0.0.1:"
+    worker = site.start_worker()
+    eventually(lambda: line in worker.output, "one clear line")
+    assert "Traceback" not in worker.output
+    assert line in produce()["unavailable"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "tasks.cli", "status"], capture_output=True, text=True, check=False, cwd=REPOSITORY
+    )
+    assert ran.returncode == 1
+    assert ran.stderr.startswith(f"petiole: {line}")
+
+
+def produce() -> Any:
+    """A web app's process, with kombu's own transport."""
+    command = [sys.executable, "-c", PRODUCER]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    assert shows_no_password(ran.stdout + ran.stderr)
+    return json.loads(ran.stdout)
+
+
+def shows_no_password(text: str) -> bool:
+    return not any(secret in text for secret in (PASSWORD, SENTINEL_PASSWORD, settings().broker_url.split("@")[0]))

@@ -1,0 +1,112 @@
+"""How the sentinels of a Redis are named: once, for broker, streams and results."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+from kombu import Connection
+
+from tasks.app import configuration
+from tasks.cli import main
+from tasks.errors import InvalidSettings
+from tasks.sentinels import Sentinels, SentinelUrl, options
+from tasks.settings import PREFIX, Settings, redacted, settings
+
+LONE = SentinelUrl((("h1", 26379),), None, None, 0)
+
+
+@pytest.fixture(autouse=True)
+def _read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(PREFIX + name.upper(), raising=False)
+    settings.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("sentinel://h1", LONE),
+        ("sentinel://h1:26379/", LONE),
+        ("sentinel://h1:1/2", SentinelUrl((("h1", 1),), None, None, 2)),
+        ("sentinel://h1:1;sentinel://h2:2/3", SentinelUrl((("h1", 1), ("h2", 2)), None, None, 3)),
+        ("sentinel://h1:1/3;sentinel://h2:2/3", SentinelUrl((("h1", 1), ("h2", 2)), None, None, 3)),
+        ("sentinel://h1;h2/3", SentinelUrl((("h1", 26379), ("h2", 26379)), None, None, 3)),
+        ("sentinel://:a%40b%3B@h1;h2", SentinelUrl((("h1", 26379), ("h2", 26379)), None, "a@b;", 0)),
+        ("sentinel://u:p@h1;sentinel://u:p@h2", SentinelUrl((("h1", 26379), ("h2", 26379)), "u", "p", 0)),
+        ("sentinel://[::1]:5;h2", SentinelUrl((("::1", 5), ("h2", 26379)), None, None, 0)),
+    ],
+)
+def test_a_url_names_sentinels_and_what_the_master_wants_to_know(url: str, expected: SentinelUrl) -> None:
+    assert SentinelUrl.parse(url) == SentinelUrl.parse(str(expected)) == expected
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sentinel://",
+        "sentinel://h1;",
+        "sentinel://h1:port",
+        "sentinel://h1;redis://h2",
+        "sentinel://h1/1;sentinel://h2/2",
+        "sentinel://h1/one",
+        "sentinel://h1/-1",
+        "sentinel://:secret@[::1",
+        "sentinel://:secret@h1;sentinel://:another@h2",
+        "sentinel://u@h1",
+        "sentinel://h1/0?master_name=m",
+    ],
+)
+@pytest.mark.parametrize("name", ["BROKER_URL", "REDIS_URL", "RESULT_BACKEND"])
+def test_a_url_that_says_two_things_is_a_wrong_setting(
+    monkeypatch: pytest.MonkeyPatch, name: str, url: str
+) -> None:
+    monkeypatch.setenv(PREFIX + name, url)
+    with pytest.raises(InvalidSettings, match=f"^{PREFIX}{name}: must be sentinel://") as caught:
+        settings()
+    assert "secret" not in str(caught.value)
+    assert "another" not in str(caught.value)
+
+
+def test_celery_is_told_everything_with_each_sentinel() -> None:
+    """Its broker looks at the first, or at the one whose turn it is; its result backend at all."""
+    config = configuration(Settings(broker_url="sentinel://u:p%2F@h1:1;sentinel://h2:2/3", sentinel_master="m"))
+    url = "sentinel://u:p%2F@h1:1/3;sentinel://u:p%2F@h2:2/3"
+    assert config["broker_url"] == config["result_backend"] == url
+    for name in ("broker_transport_options", "result_backend_transport_options"):
+        assert config[name]["master_name"] == "m"
+    broker = Connection(url, transport_options=config["broker_transport_options"])
+    broker.maybe_switch_next()
+    assert (broker.userid, broker.password, broker.virtual_host, broker.hostname) == ("u", "p/", "3", "h2")
+
+
+def test_sentinels_are_only_spoken_of_where_they_are() -> None:
+    config = configuration(Settings(broker_url="redis://a", result_backend="sentinel://h1"))
+    assert "master_name" not in config["broker_transport_options"]
+    assert config["result_backend_transport_options"]["master_name"] == "mymaster"
+
+
+def test_no_password_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PETIOLE_BROKER_URL", "sentinel://u:secret@h1;u:secret@h2/0")
+    monkeypatch.setenv("PETIOLE_SENTINEL_PASSWORD", "secret")
+    assert main(["settings"]) == 0
+    shown = capsys.readouterr().out
+    assert "sentinel://u:***@h1;u:***@h2/0" in shown
+    parameters = SentinelUrl.parse(settings().broker_url).parameters(settings().sentinel_options)
+    assert "secret" not in shown + repr(settings().sentinel_password) + repr(parameters["sentinels"])
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("sentinel://:a@h1:1;:b@h2:1/0", "sentinel://:***@h1:1;:***@h2:1/0"),
+        ("sentinel://u:a@h1;u:b@h2", "sentinel://u:***@h1;u:***@h2"),
+    ],
+)
+def test_passwords_of_hosts_without_a_scheme_are_not_shown(url: str, shown: str) -> None:
+    assert redacted(url) == shown
+
+
+def test_sentinels_that_do_not_answer_are_all_named() -> None:
+    asked = Sentinels((("127.0.0.1", 1), ("127.0.0.1", 2)), options("mine", ""))
+    with pytest.raises(redis.ConnectionError, match=r"'mine' \(PETIOLE_SENTINEL_MASTER\): .*:1: .*; .*:2: "):
+        asked.master()
