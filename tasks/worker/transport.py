@@ -296,6 +296,15 @@ class Channel(_stock.Channel):  # type: ignore[misc]
             time.sleep(FULL_PAUSE_S)
             raise redis.ConnectionError(str(error)) from error
 
+    def maybe_refresh_binding_expiry(self) -> None:
+        """Once a second. kombu shows each failure with all its calls."""
+        try:
+            super().maybe_refresh_binding_expiry()
+        except redis.ResponseError as error:
+            if not refuses_writes(error):
+                raise
+            self._refused(error)
+
     # ------------------------------------------------------------ acknowledging
 
     def acknowledged(self) -> None:

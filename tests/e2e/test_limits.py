@@ -52,6 +52,23 @@ def test_a_full_redis_is_survived(tmp_path: Path) -> None:
         assert worker.alive()
 
 
+def test_an_idle_worker_does_not_go_on_saying_that_redis_is_full(tmp_path: Path) -> None:
+    with Site(tmp_path, options=("--maxmemory", "64mb", "--maxmemory-policy", "noeviction")) as site:
+        worker = site.worker()
+        site.redis.config_set("maxmemory", "1mb")
+
+        def refused() -> int:
+            return sum(figures["rejected_calls"] for figures in site.redis.info("commandstats").values())
+
+        eventually(lambda: "Redis refuses" in worker.output, "the worker says so")
+        before = refused()
+        eventually(lambda: refused() > before + 5, "it goes on trying")
+        site.redis.config_set("maxmemory", "64mb")
+        assert site.get(site.generate("after", max_tokens=2, seed=1))["token_ids"] == expected("after", 1, 2)
+        assert worker.output.count("Redis refuses") <= 2  # one line for each channel: tasks, and control commands
+        assert "Traceback" not in worker.output
+
+
 def test_a_task_that_ends_while_redis_is_full_keeps_its_result(tmp_path: Path) -> None:
     with Site(tmp_path, options=("--maxmemory", "64mb", "--maxmemory-policy", "noeviction")) as site:
         worker = site.worker()
