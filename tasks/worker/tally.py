@@ -37,7 +37,7 @@ class Tally:
     def count(self, outcome: Outcome) -> None:
         with self._lock:
             self._finished[outcome.finish_reason] += 1
-            if outcome.result is not None:
+            if outcome.result is not None and not outcome.revoked:
                 self._cached_prompt_tokens += outcome.result["usage"]["cached_prompt_tokens"]
                 for name, value in _measured(outcome.result).items():
                     self._taken[name].add(value)

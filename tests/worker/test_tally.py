@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.worker.results import Outcome
+from tasks.worker.results import Outcome, ended
 from tasks.worker.tally import BOUNDS, Tally
 
 
@@ -38,8 +38,8 @@ def test_bounds_rise() -> None:
 
 
 def test_what_an_end_counts_for() -> None:
-    found = taken(outcome(), outcome(), Outcome(error=ValueError("no")))
-    assert found["finished"] == {"stop": 2, "error": 1}
+    found = taken(outcome(), outcome(), Outcome(error=ValueError("no")), ended("revoked"), ended("expired"))
+    assert found["finished"] == {"stop": 2, "error": 1, "cancelled": 2}
     assert found["cached_prompt_tokens"] == 10
     assert found["distributions"]["prompt_tokens"].sum == 40
     assert found["distributions"]["per_output_token_s"].sum == 0.002
