@@ -70,8 +70,10 @@ class Intake:
                 batch.append(more)
             try:
                 self._take(batch)
-            except Exception:
+            except Exception as error:
                 logger.exception("intake: %d tasks could not be begun", len(batch))
+                self._pool.fail(error)
+                return
 
     def _take(self, batch: list[Job]) -> None:
         asked, room = {job: self._read(job) for job in batch}, self._room()

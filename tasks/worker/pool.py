@@ -63,7 +63,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self.mailbox = Mailbox()
         self.tally = Tally()
         self.hub: Any = None
-        self.draining = self.load_abandoned = False
+        self.draining = self.load_abandoned = self.failed = False
         self.started_at = time.time()
 
     # ------------------------------------------------------------ start
@@ -74,9 +74,10 @@ class EnginePool(BasePool):  # type: ignore[misc]
         logger.warning("loading %s", self.settings.model)  # a warning: seen at Celery's default level
         self.engine = self._load()
         logger.warning("serving %s after %.1f s", self.settings.model, time.monotonic() - begun)
-        self.engine.on_fatal = self._on_fatal
+        self.engine.on_fatal = self.fail
         client = connections.streams()
         self.publisher = Publisher(client, ttl_s=self.settings.stream_ttl_s)
+        self.publisher.on_fatal = self.fail
         self.intake = Intake(self, client)
         self.foreign = ForeignTasks(self.mailbox)
         self.completions = Completions(self.app)
@@ -197,11 +198,13 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self.engine.shutdown(drain=False)
 
     def _serving(self) -> bool:
-        return hasattr(self, "engine") and self.engine.healthy
+        return hasattr(self, "engine") and self.engine.healthy and not self.failed
 
-    def _on_fatal(self, error: BaseException) -> None:
-        """The engine is lost: end the worker, so that its supervisor starts a new one."""
-        logger.critical("the engine failed: %r; this worker ends", error)
+    def fail(self, error: BaseException) -> None:
+        """The engine is lost, or a thread that all tasks need: end the worker, so that its supervisor starts a new
+        one, and others go on with its tasks."""
+        self.failed = True
+        logger.critical("failed: %r; this worker ends", error)
         state.should_stop = EX_SOFTWARE
         hub = self.hub or get_event_loop()
         if hub is not None:

@@ -22,7 +22,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any, Protocol
 
@@ -191,7 +191,9 @@ def _extras(chunk: Sequence[Delta], final: tuple[Outcome, str] | None) -> str:
 
 
 class Publisher:
-    """The thread that flushes streams."""
+    """The thread that flushes streams. `on_fatal`: something that should never happen has ended it."""
+
+    on_fatal: Callable[[BaseException], object] | None = None
 
     def __init__(self, client: redis.Redis, *, ttl_s: float) -> None:
         self.ttl_ms = int(ttl_s * 1000)
@@ -236,10 +238,15 @@ class Publisher:
             self._changed.notify()
 
     def _run(self) -> None:
-        while (batch := self._next_batch()) is not None:
-            self.flush(batch)
-            if self._failing_since is not None:
-                self._pause()
+        try:
+            while (batch := self._next_batch()) is not None:
+                self.flush(batch)
+                if self._failing_since is not None:
+                    self._pause()
+        except Exception as error:
+            logger.exception("streams: the publisher failed")
+            if self.on_fatal is not None:
+                self.on_fatal(error)
 
     def _next_batch(self) -> list[Stream] | None:
         """Wait for streams that have changed. None: closed."""

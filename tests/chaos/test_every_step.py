@@ -1,4 +1,4 @@
-"""A worker dies, or stops for longer than its lease, before or after each step of a task's way through it.
+"""A worker dies, stops for longer than its lease, or fails at a step of a task's way through it.
 
 Whatever the step, another worker brings the task to its one end, and stream, result and readers agree on it. A
 worker that goes on afterwards changes nothing any more, and serves. Some of the steps; all of them with
@@ -33,6 +33,9 @@ STEPS = [
     *((name, "is revoked") for name in (*OF_A_REVOCATION, *OF_WHAT_IS_REVOKED)),
 ]
 WRITTEN_BY_THE_FIRST = [*list(POINTS)[list(POINTS).index("end on its way") :], "to be stored", "stored"]
+WITHOUT_A_NET = ("to be begun", "first token written", "end on its way", "end written")
+"""On a thread that a worker cannot do without."""
+
 FULL = float(os.environ.get("PETIOLE_CHAOS_MINUTES", "1")) >= 10
 
 
@@ -49,7 +52,15 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 @pytest.mark.parametrize("how", ["KILL", "STOP"])
 def test_at_any_step_another_worker_goes_on(site: Site, how: str) -> None:
-    steps = STEPS if FULL else STEPS[how == "STOP" :: 3]
+    go_on_elsewhere(site, STEPS if FULL else STEPS[how == "STOP" :: 3], how)
+
+
+def test_what_should_never_happen_ends_the_worker(site: Site) -> None:
+    go_on_elsewhere(site, [(point, "runs") for point in WITHOUT_A_NET], "RAISE")
+    assert [worker.ended() for worker in site.workers[1:]] == [70] * len(WITHOUT_A_NET)
+
+
+def go_on_elsewhere(site: Site, steps: list[tuple[str, str]], how: str) -> None:
     for first in range(0, len(steps), AT_A_TIME):
         cases = [Case(site, point, what, how) for point, what in steps[first : first + AT_A_TIME]]
         for case in cases:
@@ -92,8 +103,8 @@ class Case:
         if self.what == "is revoked":
             eventually(lambda: len(self.site.tokens(self.name)) > 5, f"{self.name} streams")
             self.site.app.control.revoke(self.name, terminate=True, destination=[self.worker.node])
-        doomed = {"KILL": lambda: not self.worker.alive(), "STOP": self.worker.stopped}
-        eventually(doomed[self.how], f"the worker of {self.name} meets its doom")
+        doomed = self.worker.stopped if self.how == "STOP" else lambda: not self.worker.alive()
+        eventually(doomed, f"the worker of {self.name} meets its doom")
 
     def goes_on(self) -> None:
         if self.how == "STOP":

@@ -1,6 +1,6 @@
-"""A fake engine whose worker dies, or stops, at one point on the way of a message through it.
+"""A fake engine whose worker dies, stops, or fails at one point on the way of a message through it.
 
-`DOOM` is "POINT KILL" or "POINT STOP"; the point is one of `POINTS`, and is met once.
+`DOOM` is "POINT KILL", "POINT STOP" or "POINT RAISE"; the point is one of `POINTS`, and is met once.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class DoomedEngine(FakeEngine):
         super().__init__(config)
         name, _, how = os.environ["DOOM"].rpartition(" ")
         if name:
-            install((POINTS | OF_A_REVOCATION)[name], getattr(signal, f"SIG{how}"))
+            install((POINTS | OF_A_REVOCATION)[name], how)
 
 
-def install(point: Point, number: int) -> None:
+def install(point: Point, how: str) -> None:
     owner: Any = import_module(point.module)
     *outer, name = point.path.split(".")
     for part in outer:
@@ -88,6 +88,8 @@ def install(point: Point, number: int) -> None:
     def meet(*call: Any) -> None:
         if point.met(*call):
             setattr(owner, name, original)
-            os.kill(os.getpid(), number)
+            if how == "RAISE":
+                raise AssertionError("this should never happen")
+            os.kill(os.getpid(), getattr(signal, f"SIG{how}"))
 
     setattr(owner, name, doomed)
