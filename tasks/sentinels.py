@@ -76,6 +76,16 @@ def netloc(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+class _Password(redis.UsernamePasswordCredentialProvider):
+    """One that may stand in what `celery inspect` is told."""
+
+    def __json__(self) -> str:  # kombu's encoder asks for it
+        return "***"
+
+    def __repr__(self) -> str:
+        return "***"
+
+
 def options(master: str, password: str) -> dict[str, Any]:
     """The sentinels' part of Celery's transport options.
 
@@ -83,7 +93,7 @@ def options(master: str, password: str) -> dict[str, Any]:
     by a provider, because kombu's errors show what is asked with, and before redis-py 8 a password with it.
     """
     timeouts = {"socket_connect_timeout": ANSWER_S, "socket_timeout": ANSWER_S}
-    provider = redis.UsernamePasswordCredentialProvider(password=password) if password else None
+    provider = _Password(password=password) if password else None
     asked = {**timeouts, "retry": None, "protocol": 2, "credential_provider": provider}
     return {"master_name": master, "sentinel_kwargs": asked}
 

@@ -134,6 +134,9 @@ def test_without_sentinels_everybody_says_so_and_a_worker_waits(watched_site: Wa
         site.server.start_sentinel(number)
     worker.ready()
     assert produce() == expected("hello", 1, 3)
+    asked = site.app.control.inspect(destination=[worker.node])
+    for question in (asked.stats, asked.conf):
+        assert shows_no_password(json.dumps(eventually(question, "it tells of itself", 15.0)))
 
 
 def test_a_name_that_no_sentinel_knows_is_named(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 from kombu import Connection
+from kombu.utils import json
 
 from tasks.app import configuration
 from tasks.cli import main
@@ -93,6 +94,7 @@ def test_no_password_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "sentinel://u:***@h1;u:***@h2/0" in shown
     parameters = SentinelUrl.parse(settings().broker_url).parameters(settings().sentinel_options)
     assert "secret" not in shown + repr(settings().sentinel_password) + repr(parameters["sentinels"])
+    assert "secret" not in json.dumps(settings().sentinel_options) + repr(settings().sentinel_options)
 
 
 @pytest.mark.parametrize(
