@@ -7,17 +7,20 @@ clocks say. A worker that ends removes its field; one that dies is shown as lost
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import redis
 from celery import Celery
 from celery.states import PENDING, RECEIVED
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from tasks import connections
 from tasks.app import app as celery_app
 from tasks.schemas import stream_keys
 from tasks.settings import settings
+
+logger = logging.getLogger(__name__)
 
 WORKERS_KEY = "petiole:workers"
 QUARANTINE_KEY = "petiole:quarantine"
@@ -39,6 +42,12 @@ class Distribution(BaseModel):
     bounds: list[float]
     counts: list[int]
     sum: float
+
+    @model_validator(mode="after")
+    def _counts_all(self) -> Distribution:
+        if len(self.counts) != len(self.bounds) + 1:
+            raise ValueError("must have a count for each bound, and one for what is above")
+        return self
 
 
 class WorkerReport(BaseModel):
@@ -97,12 +106,24 @@ def workers(client: redis.Redis | None = None) -> list[WorkerReport]:
     found = []
     for name, value in fields.items():
         at, _, message = value.partition(b" ")
-        age_s = max(0.0, now - float(at))
+        try:
+            age_s = max(0.0, now - float(at))
+            worker = WorkerReport.model_validate_json(message)
+        except ValueError as error:  # of another version, perhaps: it shall not hide the others
+            logger.warning("the report of %s cannot be read: %s", name.decode(errors="replace"), _in_a_line(error))
+            continue
         if age_s > FORGOTTEN_AFTER_S:
             client.hdel(WORKERS_KEY, name)
-            continue
-        found.append(WorkerReport.model_validate_json(message).model_copy(update={"age_s": round(age_s, 1)}))
+        else:
+            found.append(worker.model_copy(update={"age_s": round(age_s, 1)}))
     return sorted(found, key=lambda worker: worker.worker)
+
+
+def _in_a_line(error: ValueError) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return str(error)
 
 
 def queue_lengths(app: Celery = celery_app) -> dict[str, int]:

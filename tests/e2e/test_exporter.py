@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.site import REPOSITORY, Site, eventually
 
 from tasks import exporter
-from tasks.fleet import LOST_AFTER_S, WORKERS_KEY, WorkerReport, report
+from tasks.fleet import LOST_AFTER_S, WORKERS_KEY, WorkerReport, report, workers
 
 pytestmark = pytest.mark.e2e
 
@@ -96,6 +96,28 @@ def test_a_lost_worker_is_down_and_has_no_figures(own_site: Site) -> None:
         figures = scrape()
         assert figures["petiole_worker_up", ""] == figures["petiole_worker_ready", ""] == 0
         assert ("petiole_num_requests_running", "") not in figures
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"now {}",
+        b"0 {",
+        b"0 {}",
+        b'0 {"worker": "b@host", "running": "many"}',
+        b'0 {"worker": "b@host", "distributions": {"ttft_s": {"bounds": [1, 2], "counts": [1], "sum": 1}}}',
+    ],
+)
+def test_a_report_that_cannot_be_read_hides_no_other(own_site: Site, message: bytes) -> None:
+    report(own_site.redis, WorkerReport(worker="a@host", running=3))
+    seconds, _ = own_site.redis.time()
+    own_site.redis.hset(WORKERS_KEY, "b@host", message.replace(b"0 ", b"%d " % seconds, 1))
+    assert [worker.worker for worker in workers(own_site.redis)] == ["a@host"]
+    with exporting(own_site) as scrape:
+        figures = scrape()
+        assert figures["petiole_redis_up", ""] == 1
+        assert figures["petiole_num_requests_running", ""] == 3
 
 
 def test_redis_goes_and_comes(own_site: Site) -> None:
