@@ -10,10 +10,11 @@ import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.site import REPOSITORY, Site, eventually
+from support.site import REPOSITORY, RedisServer, Site, eventually
 
 from tasks import exporter
 from tasks.fleet import LOST_AFTER_S, WORKERS_KEY, WorkerReport, report, workers
@@ -126,6 +127,19 @@ def test_redis_goes_and_comes(own_site: Site) -> None:
         assert scrape() == {("petiole_redis_up", ""): 0}
         own_site.server.start()
         assert scrape()["petiole_redis_up", ""] == 1
+
+
+def test_a_broker_that_hangs_is_as_good_as_away(own_site: Site, tmp_path: Path) -> None:
+    (tmp_path / "broker").mkdir()
+    broker = RedisServer(tmp_path / "broker")
+    own_site.environment |= {"PETIOLE_REDIS_URL": own_site.url, "PETIOLE_BROKER_URL": broker.url}
+    try:
+        with exporting(own_site) as scrape:
+            assert scrape()["petiole_redis_up", ""] == 1
+            broker.process.send_signal(signal.SIGSTOP)
+            assert scrape() == {("petiole_redis_up", ""): 0}
+    finally:
+        broker.kill()
 
 
 def test_every_metric_is_documented() -> None:

@@ -19,8 +19,9 @@ from urllib.parse import quote
 
 import pytest
 import redis
+from celery import Celery
 
-from tasks import embedded
+from tasks import embedded, fleet
 from tasks.settings import verified
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "settings.md").read_text()
@@ -134,6 +135,10 @@ def test_a_producer_needs_no_more_than_the_documented_rights(secure: SecureRedis
     url = secure.url(user="webapp", password="secret")
     ran = produce(url, writes_results=False)
     assert ran.returncode == 0, ran.stderr
+    admin.lpush("petiole", "waits")
+    assert fleet.queue_lengths(Celery(broker=verified(url), set_as_current=False)) == {
+        "petiole": admin.llen("petiole")
+    }
     webapp = redis.Redis.from_url(url)
     for command in (
         ["FLUSHALL"],
