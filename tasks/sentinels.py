@@ -98,6 +98,10 @@ def options(master: str, password: str) -> dict[str, Any]:
     return {"master_name": master, "sentinel_kwargs": asked}
 
 
+_answered_last: dict[tuple[tuple[str, int], ...], tuple[str, int]] = {}
+"""The process's, so that one that hangs costs the first connection `ANSWER_S`, and not each of a worker's."""
+
+
 class Sentinels:
     """Those of one master."""
 
@@ -112,7 +116,8 @@ class Sentinels:
     def master(self) -> tuple[str, int]:
         """Its address now, by the first sentinel that sees it up. MasterNotFoundError: none does."""
         reasons = []
-        for asked in self._hosts:
+        best = _answered_last.get(self._hosts)
+        for asked in sorted(self._hosts, key=lambda host: host != best):
             try:
                 state = self._state(*asked)
             except ResponseError as error:
@@ -124,7 +129,7 @@ class Sentinels:
                 reasons.append((asked, str(error)))
             else:
                 if state["is_master"] and not (state["is_sdown"] or state["is_odown"]):
-                    self._hosts = (asked, *(other for other in self._hosts if other != asked))
+                    _answered_last[self._hosts] = asked
                     return state["ip"], state["port"]
                 reasons.append((asked, f"says that {netloc(state['ip'], state['port'])} is down"))
         said = "; ".join(f"{netloc(*asked)}: {reason.rstrip('.')}" for asked, reason in reasons)

@@ -112,3 +112,18 @@ def test_sentinels_that_do_not_answer_are_all_named() -> None:
     asked = Sentinels((("127.0.0.1", 1), ("127.0.0.1", 2)), options("mine", ""))
     with pytest.raises(redis.ConnectionError, match=r"'mine' \(PETIOLE_SENTINEL_MASTER\): .*:1: .*; .*:2: "):
         asked.master()
+
+
+def test_who_answered_last_is_asked_first_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each channel of a worker has sentinels of its own: one that hangs must not hold up each of them."""
+    hosts, asked = (("hangs", 1), ("answers", 2)), []
+
+    def state(_: Sentinels, host: str, port: int) -> dict[str, object]:
+        asked.append(host)
+        if host == "hangs":
+            raise redis.TimeoutError
+        return {"is_master": True, "is_sdown": False, "is_odown": False, "ip": "master", "port": port}
+
+    monkeypatch.setattr(Sentinels, "_state", state)
+    assert [Sentinels(hosts, options("mine", "")).master() for _ in range(2)] == [("master", 2)] * 2
+    assert asked == ["hangs", "answers", "answers"]
