@@ -114,14 +114,14 @@ def workers(client: redis.Redis | None = None) -> list[WorkerReport]:
         at, _, message = value.partition(b" ")
         try:
             age_s = max(0.0, now - float(at))
+            if age_s > FORGOTTEN_AFTER_S:
+                client.hdel(WORKERS_KEY, name)
+                continue
             worker = WorkerReport.model_validate_json(message)
         except ValueError as error:  # of another version, perhaps: it shall not hide the others
             logger.warning("the report of %s cannot be read: %s", name.decode(errors="replace"), _in_a_line(error))
             continue
-        if age_s > FORGOTTEN_AFTER_S:
-            client.hdel(WORKERS_KEY, name)
-        else:
-            found.append(worker.model_copy(update={"age_s": round(age_s, 1)}))
+        found.append(worker.model_copy(update={"age_s": round(age_s, 1)}))
     return sorted(found, key=lambda worker: worker.worker)
 
 
