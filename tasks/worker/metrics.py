@@ -61,8 +61,8 @@ class Reporter:
         while True:
             try:
                 fleet.report(self._client, self._report(rate))
-            except (*LOST, redis.RedisError) as error:
-                logger.debug("no report: %s", error)
+            except Exception as error:  # whatever it is, the next one may do better
+                logger.debug("no report: %r", error, exc_info=True)
             if self._stopped.wait(fleet.REPORT_INTERVAL_S):
                 return
             now, count = time.monotonic(), self._tokens()

@@ -34,6 +34,7 @@ from tasks.worker.foreign import ForeignTasks
 from tasks.worker.intake import Intake
 from tasks.worker.job import Delivery, Job
 from tasks.worker.mailbox import Mailbox
+from tasks.worker.metrics import Reporter
 from tasks.worker.publisher import Publisher
 from tasks.worker.results import largest
 from tasks.worker.tally import Tally
@@ -62,6 +63,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self.jobs: dict[str, Job] = {}
         self.mailbox = Mailbox()
         self.tally = Tally()
+        self.reporter: Reporter | None = None
         self.hub: Any = None
         self.draining = self.load_abandoned = self.failed = False
         self.started_at = time.time()
@@ -195,6 +197,8 @@ class EnginePool(BasePool):  # type: ignore[misc]
         """The last step of handing off: nothing runs any more, and everything is in Redis."""
         self.completions.close()
         self.publisher.close()
+        if self.reporter is not None:
+            self.reporter.stop()
         self.engine.shutdown(drain=False)
 
     def _serving(self) -> bool:

@@ -37,10 +37,13 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, worker: Any, **options: Any) -> None:
         super().__init__(worker, **options)
         self.leases: LeaseKeeper | None = None
-        self.reporter: Reporter | None = None
 
     def start(self, worker: Any) -> None:
-        """The model is loaded; nothing has been taken yet."""
+        """The model is loaded; nothing has been taken yet.
+
+        Nothing of this stops with the step: leases are needed until the consumer's channel has given its messages
+        back, and reports until the pool has handed off.
+        """
         pool = worker.pool
         if not isinstance(pool, EnginePool):
             named = type(pool).__module__
@@ -66,21 +69,13 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 **pool.tally.report(),
             )
 
-        self.reporter = Reporter(
+        pool.reporter = Reporter(
             connections.streams(),
             worker=worker.hostname,
             report=report,
             tokens=lambda: int(pool.engine.stats().get("generated_tokens", 0)),
         )
-        self.reporter.start()
-
-    def stop(self, worker: Any) -> None:
-        """The leases go on: they are needed until the consumer's channel has given its messages back."""
-        if self.reporter is not None:
-            self.reporter.stop()
-            self.reporter = None
-
-    terminate = stop
+        pool.reporter.start()
 
 
 def freeze() -> None:

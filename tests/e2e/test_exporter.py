@@ -99,6 +99,21 @@ def test_a_lost_worker_is_down_and_has_no_figures(own_site: Site) -> None:
         assert ("petiole_num_requests_running", "") not in figures
 
 
+def test_a_worker_that_drains_is_seen_until_it_has_ended(own_site: Site) -> None:
+    worker = own_site.worker(PETIOLE_FAKE_STEP_MS=20, PETIOLE_DRAIN_SECONDS=60)
+    result = own_site.generate("long", max_tokens=400, seed=1)
+    own_site.streaming(result)
+    with exporting(own_site) as scrape:
+        worker.signal(signal.SIGTERM)
+        drains = eventually(
+            lambda: not (now := scrape()).get(("petiole_worker_ready", ""), 1) and now, "it drains"
+        )
+        assert drains["petiole_worker_up", ""] == drains["petiole_num_requests_running", ""] == 1
+        assert worker.ended() == 0
+        assert ("petiole_worker_up", "") not in scrape()
+    assert own_site.get(result)["finish_reason"] == "length"
+
+
 @pytest.mark.parametrize(
     "message",
     [
