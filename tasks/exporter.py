@@ -92,16 +92,12 @@ def _states(workers: list[WorkerReport]) -> Iterator[Metric]:
 
 def _figures(workers: list[WorkerReport]) -> Iterator[Metric]:
     """Of workers that live: what a lost one reported last is no longer so."""
-    for name, (field, what) in _GAUGES.items():
-        gauge = GaugeMetricFamily(f"petiole_{name}", what, labels=_LABELS)
-        for worker in workers:
-            gauge.add_metric(_labels(worker), getattr(worker, field))
-        yield gauge
-    for name, (field, what) in _COUNTERS.items():
-        counter = CounterMetricFamily(f"petiole_{name}", what, labels=_LABELS)
-        for worker in workers:
-            counter.add_metric(_labels(worker), getattr(worker, field))
-        yield counter
+    for kind, families in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+        for name, (field, what) in families.items():
+            family = kind(f"petiole_{name}", what, labels=_LABELS)
+            for worker in workers:
+                family.add_metric(_labels(worker), getattr(worker, field))
+            yield family
     for name, (field, what) in _HISTOGRAMS.items():
         histogram = HistogramMetricFamily(f"petiole_{name}", what, labels=_LABELS)
         for worker in workers:
