@@ -73,7 +73,7 @@ class Completions:
             else:
                 with backend.having_stored([job.task_id for job in jobs]):
                     for job in jobs:
-                        _logged(job)
+                        job.complete()
 
     def _some(self) -> list[Job]:
         """Some of the finished jobs. If there are more, another thread is called for."""
@@ -97,10 +97,3 @@ def store_together(backend: Any, successes: Sequence[Success]) -> None:
             del values[key]
     if values:
         scripts.load(backend.client, "store")(list(values), [int(backend.expires or 0), *values.values()])
-
-
-def _logged(job: Job) -> None:
-    try:
-        job.complete()
-    except Exception:
-        logger.exception("completing task %s raised", job.task_id)

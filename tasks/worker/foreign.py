@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from billiard.einfo import ExceptionInfo
 
-from tasks.worker.job import Delivery
+from tasks.worker.delivery import Delivery
 from tasks.worker.mailbox import Mailbox
 
 THREADS = 4

@@ -82,8 +82,10 @@ class Intake:
             try:
                 self._start(job, asked[job], Begun.parse(reply), marked=position < room)
             except Exception as error:
-                logger.exception("task %s could not be begun", job.task_id)
-                if job.stream is not None:
+                if job.stream is None:
+                    job.give_up()
+                else:
+                    logger.exception("task %s could not be submitted", job.task_id)
                     job.end(failed(error))
 
     def _read(self, job: Job) -> Asked | PetioleError:

@@ -5,6 +5,9 @@
                             │              │           └ stale: a newer attempt owns the task; dropped
                             └──────────────┴ handed back: another worker goes on; the message is not acknowledged
 
+    at any time, if something happens that should not: given up; the next delivery goes on, or completes what has
+    ended
+
 Who does what: the intake begins and submits, the engine's text thread reports what it makes, the publisher says
 whether the end was ours to write, a completion thread runs Celery's trace, and everything that touches Celery's
 request happens on the consumer's thread, in the order in which it was posted. What a task's last delta says is
@@ -18,19 +21,17 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionInfo
 from celery import states
-from celery.exceptions import Ignore
-from celery.worker.state import revoked
 
 from gpu_worker.errors import EngineError, HandedBack
 from gpu_worker.handle import Handle
 from gpu_worker.request import Delta, FinishReason, Request
 from tasks.worker.attempts import Begun
+from tasks.worker.delivery import Delivery
 from tasks.worker.publisher import Stream
 from tasks.worker.results import Outcome, Success, at_hand, ended, failed, recorded, succeeded, within
 from tasks.worker.revoking import Ending
@@ -47,34 +48,21 @@ FEW_LOGPROBS = 1_000
 """Positions. More, and a result may be megabytes: many of them in one call would stop Redis for a while."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """What Celery hands to the pool for one message. `request` is its Request object."""
+GIVE_UP_S = 1.0
+"""Until a message whose task was given up goes back to its queue: it may be met by the same again."""
 
-    target: Callable[..., Any]
-    args: tuple[Any, ...]
-    accept_callback: Callable[[int, float], object]
-    callback: Callable[[tuple[bool, Any, float]], object]
-    timeout_callback: Callable[[bool, float], object]
-    soft_timeout_s: float | None
-    timeout_s: float | None
 
-    @property
-    def task_name(self) -> str:
-        return str(self.args[0])
+def _or_give_up(step: Callable[..., None]) -> Callable[..., None]:
+    """A step of a job. One that raises must not leave its task with this worker for as long as that lives."""
 
-    @property
-    def task_id(self) -> str:
-        return str(self.args[1])
+    @wraps(step)
+    def tried(job: Job, *args: Any) -> None:
+        try:
+            step(job, *args)
+        except Exception:
+            job.give_up()
 
-    @property
-    def message(self) -> dict[str, Any]:
-        """Celery's request dictionary: headers, args, kwargs, delivery_info."""
-        return self.args[2]  # type: ignore[no-any-return]
-
-    @property
-    def request(self) -> Any:
-        return getattr(self.accept_callback, "__self__", None)
+    return tried
 
 
 class Job:
@@ -117,12 +105,22 @@ class Job:
         ]
         return min(limits, key=lambda pair: pair[0], default=(None, ""))
 
+    def give_up(self) -> None:
+        """In an exception's handler, on any thread. Counts as a death of the worker, unless the task has ended."""
+        logger.exception("task %s is given up here", self.task_id)
+        self.over = True
+        if self.stream is not None:
+            self.stream.drop()
+        if self.handle is not None:
+            self.handle.cancel()
+        self.pool.mailbox.post(self._requeue)
+
     # ------------------------------------------------------------ intake
 
     def begin(self, begun: Begun, *, needs_reader: bool, marked: bool) -> None:
         """`marked`: as running, by the script that began it."""
         self.begun = begun
-        self.ending = "revoked" if begun.cancel else self.ending or _ending(self.delivery.request)
+        self.ending = "revoked" if begun.cancel else self.ending or self.delivery.ending
         publisher = self.pool.publisher
         self.stream = Stream(
             publisher, self.task_id, begun.attempt, begun.written, self, needs_reader=needs_reader, marked=marked
@@ -154,7 +152,7 @@ class Job:
 
     def _on_admitted(self, handle: Handle) -> None:
         self.admitted_at = time.monotonic()
-        self.ending = self.ending or _ending(self.delivery.request)
+        self.ending = self.ending or self.delivery.ending
         if self.ending is not None:
             handle.cancel()
         if self.stream is not None:
@@ -165,6 +163,7 @@ class Job:
         assert self.stream is not None
         self.stream.push(delta)
 
+    @_or_give_up
     def _on_done(self, handle: Handle) -> None:
         assert self.stream is not None
         assert self.begun is not None
@@ -229,6 +228,7 @@ class Job:
         assert self.outcome.result is not None
         return self.task_id, self.outcome.result, self.delivery.request._context
 
+    @_or_give_up
     def complete(self) -> None:
         """The end is written: run Celery's trace, which stores the result and sends links and callbacks."""
         outcome = self.outcome
@@ -280,6 +280,7 @@ class Job:
                 return True
         return False
 
+    @_or_give_up
     def _replay(self) -> None:
         """Callbacks are sent before the result is stored, so a stored result means that they were."""
         request = self.delivery.request
@@ -345,14 +346,17 @@ class Job:
             if self.outcome is None:
                 self.pool.completions.run(self._store_started)
 
+    @_or_give_up
     def _settle(self, outcome: tuple[bool, Any, float]) -> None:
         self._forget()
         self.delivery.callback(outcome)
 
+    @_or_give_up
     def _time_out(self, limit_s: float) -> None:
         self._forget()
         self.delivery.timeout_callback(False, limit_s)
 
+    @_or_give_up
     def _announce(self) -> None:
         assert self.outcome is not None
         with self._storing:
@@ -364,28 +368,15 @@ class Job:
     def _drop(self) -> None:
         """Acknowledge without a word: somebody else has said, or will say, how the task ended."""
         self._forget()
-        _acknowledge(self.delivery)
+        self.delivery.acknowledge()
+
+    def _requeue(self) -> None:
+        """Not when the worker ends: then all that is not acknowledged goes back."""
+        self._forget()
+        self.pool.hub.call_later(GIVE_UP_S, self.delivery.requeue)
 
     def _forget(self) -> None:
         self.over = True
         self.pool.forget(self)
         for delivery in self.superseded:
-            _acknowledge(delivery)
-
-
-def _ending(request: Any) -> Ending | None:
-    """Only looks: Celery's own bookkeeping is the consumer's thread's."""
-    if (
-        request.ending is None
-        and request.expires is not None
-        and datetime.now(request.expires.tzinfo) > request.expires
-    ):
-        return "expired"
-    return "revoked" if request.id in revoked else request.ending
-
-
-def _acknowledge(delivery: Delivery) -> None:
-    try:
-        raise Ignore
-    except Ignore:
-        delivery.callback((True, ExceptionInfo(), 0.0))
+            delivery.acknowledge()

@@ -29,10 +29,11 @@ from tasks.schemas import stream_keys
 from tasks.settings import PREFIX, Settings, settings
 from tasks.worker import handoff
 from tasks.worker.completions import Completions
+from tasks.worker.delivery import Delivery
 from tasks.worker.engines import EngineLike, load_engine
 from tasks.worker.foreign import ForeignTasks
 from tasks.worker.intake import Intake
-from tasks.worker.job import Delivery, Job
+from tasks.worker.job import Job
 from tasks.worker.mailbox import Mailbox
 from tasks.worker.metrics import Reporter
 from tasks.worker.publisher import Publisher

@@ -127,6 +127,10 @@ class Stream:
         self.released = True
         self._publisher._mark(self)
 
+    def drop(self) -> None:
+        """Write nothing more, and tell nobody."""
+        self.closed = True
+
     # ------------------------------------------------------------ publisher's thread
 
     def join(self, call: Call, now: float) -> None:

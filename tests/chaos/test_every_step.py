@@ -1,7 +1,7 @@
-"""A worker dies, stops for longer than its lease, or fails at a step of a task's way through it.
+"""A worker dies, stops for longer than its lease, or meets what should never happen at a step of a task's way.
 
-Whatever the step, another worker brings the task to its one end, and stream, result and readers agree on it. A
-worker that goes on afterwards changes nothing any more, and serves. Some of the steps; all of them with
+Whatever the step, the task comes to its one end, there or at another worker, and stream, result and readers agree
+on it. A worker that goes on afterwards changes nothing any more, and serves. Some of the steps; all of them with
 `PETIOLE_CHAOS_MINUTES` of 10 or more.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from celery.result import AsyncResult
-from support.doomed import OF_A_REVOCATION, POINTS
+from support.doomed import MET, OF_A_REVOCATION, POINTS
 from support.fake_engine import expected
 from support.reader import Reader
 from support.site import PATIENCE_S, Site, Worker, eventually
@@ -50,9 +50,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     settings.cache_clear()
 
 
-@pytest.mark.parametrize("how", ["KILL", "STOP"])
-def test_at_any_step_another_worker_goes_on(site: Site, how: str) -> None:
-    go_on_elsewhere(site, STEPS if FULL else STEPS[how == "STOP" :: 3], how)
+@pytest.mark.parametrize(("how", "first"), [("KILL", 0), ("STOP", 1), ("RAISE", 2)])
+def test_at_any_step_the_task_comes_to_its_end(site: Site, how: str, first: int) -> None:
+    go_on_elsewhere(site, STEPS if FULL else STEPS[first::3], how)
 
 
 def test_what_should_never_happen_ends_the_worker(site: Site) -> None:
@@ -103,8 +103,12 @@ class Case:
         if self.what == "is revoked":
             eventually(lambda: len(self.site.tokens(self.name)) > 5, f"{self.name} streams")
             self.site.app.control.revoke(self.name, terminate=True, destination=[self.worker.node])
-        doomed = self.worker.stopped if self.how == "STOP" else lambda: not self.worker.alive()
-        eventually(doomed, f"the worker of {self.name} meets its doom")
+        doomed: dict[str, Callable[[], bool]] = {
+            "KILL": lambda: not self.worker.alive(),
+            "STOP": self.worker.stopped,
+            "RAISE": lambda: MET in self.worker.output,
+        }
+        eventually(doomed[self.how], f"the worker of {self.name} {MET}")
 
     def goes_on(self) -> None:
         if self.how == "STOP":

@@ -15,6 +15,9 @@ from typing import Any
 from gpu_worker.config import EngineConfig
 from support.fake_engine import FakeEngine
 
+MET = "meets its doom"
+"""Printed by the worker."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -45,7 +48,7 @@ POINTS = {
     "end written": Point("tasks.worker.job", "Job.on_finished", True),
     "to be stored together": Point("tasks.worker.completions", "store_together", True),
     "stored together": Point("tasks.worker.completions", "store_together", False),
-    "to be completed": Point("tasks.worker.job", "Job.complete", True),
+    "to be completed": Point("tasks.worker.job", "Job._trace", True),
     "to be forgotten": Point("tasks.worker.job", "Job._forget", True),
     "to be acknowledged": Point("tasks.worker.ledger", "Ledger.ack", True),
     "acknowledged here": Point("tasks.worker.ledger", "Ledger.ack", False),
@@ -88,6 +91,7 @@ def install(point: Point, how: str) -> None:
     def meet(*call: Any) -> None:
         if point.met(*call):
             setattr(owner, name, original)
+            print(MET, flush=True)
             if how == "RAISE":
                 raise AssertionError("this should never happen")
             os.kill(os.getpid(), getattr(signal, f"SIG{how}"))

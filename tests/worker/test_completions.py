@@ -19,7 +19,8 @@ from support.site import RedisServer
 from tasks.app import BACKENDS
 from tasks.worker import completions
 from tasks.worker.completions import THREADS, Completions, store_together
-from tasks.worker.job import FEW_LOGPROBS, Delivery, Job
+from tasks.worker.delivery import Delivery
+from tasks.worker.job import FEW_LOGPROBS, Job
 from tasks.worker.results import Outcome, ended
 
 RESULT = {"text": "some", "token_ids": [1, 2], "finish_reason": "length"}

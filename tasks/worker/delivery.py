@@ -1,0 +1,72 @@
+"""What Celery hands to the pool for one message, and the answers that it understands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from billiard.einfo import ExceptionInfo
+from celery.exceptions import Ignore, Reject
+from celery.worker.state import revoked
+
+from tasks.worker.revoking import Ending
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One message. `request` is Celery's Request object."""
+
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    accept_callback: Callable[[int, float], object]
+    callback: Callable[[tuple[bool, Any, float]], object]
+    timeout_callback: Callable[[bool, float], object]
+    soft_timeout_s: float | None
+    timeout_s: float | None
+
+    @property
+    def task_name(self) -> str:
+        return str(self.args[0])
+
+    @property
+    def task_id(self) -> str:
+        return str(self.args[1])
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """Celery's request dictionary: headers, args, kwargs, delivery_info."""
+        return self.args[2]  # type: ignore[no-any-return]
+
+    @property
+    def request(self) -> Any:
+        return getattr(self.accept_callback, "__self__", None)
+
+    @property
+    def ending(self) -> Ending | None:
+        """Only looks: Celery's own bookkeeping is the consumer's thread's."""
+        request = self.request
+        if (
+            request.ending is None
+            and request.expires is not None
+            and datetime.now(request.expires.tzinfo) > request.expires
+        ):
+            return "expired"
+        return "revoked" if request.id in revoked else request.ending
+
+    # ------------------------------------------------------------ consumer's thread
+
+    def acknowledge(self) -> None:
+        """Without a word: somebody else has said, or will say, how the task ended."""
+        self._answer(Ignore())
+
+    def requeue(self) -> None:
+        """The message goes back to its queue."""
+        self._answer(Reject("given up here", requeue=True))
+
+    def _answer(self, answer: Exception) -> None:
+        try:
+            raise answer
+        except type(answer):
+            self.callback((True, ExceptionInfo(), 0.0))
