@@ -7,6 +7,7 @@ what the shape's bytes and operations need at the rates measured at the start.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import tempfile
 import time
@@ -254,20 +255,19 @@ def long_among_short(bench: Bench) -> None:
 
 
 def constrained(bench: Bench) -> None:
-    """JSON by schema against free output of the same length."""
-    n, output = bench.pick(2, 32), bench.pick(8, 48)
-    schema = Constraint("json_schema", SCHEMA)
+    """JSON by schema, a list that goes on for as long as there are tokens, against as many free tokens."""
+    n, output = bench.pick(2, 32), bench.pick(8, 96)
+    constraint = Constraint("json_schema", {"type": "array", "items": SCHEMA, "minItems": output})
+    options = SamplingParams(max_tokens=output, temperature=0, ignore_eos=True)
+    text = "Extract name and age as JSON: Ana is {} and lives in Lisbon."
+    asked = [Request(prompt=text.format(20 + i), sampling=options) for i in range(n)]
+    bound = [replace(request, constraint=constraint) for request in asked]
     with checkpoint(TINY) as model, bench.engine(model, TINY) as engine:
-
-        def rate(constraint: Constraint | None) -> float:
-            options = SamplingParams(max_tokens=output, temperature=0, ignore_eos=constraint is None)
-            text = "Extract name and age as JSON: Ana is {} and lives in Lisbon."
-            asked = [
-                Request(prompt=text.format(20 + i), sampling=options, constraint=constraint) for i in range(n)
-            ]
-            return load.at_concurrency(engine, asked, n).tokens_per_s
-
-        ours, peer, spread = compare(lambda: rate(schema), lambda: rate(None), rounds=bench.pick(2, 5))
+        ours, peer, spread = compare(
+            lambda: load.at_concurrency(engine, bound, n).tokens_per_s,
+            lambda: load.at_concurrency(engine, asked, n).tokens_per_s,
+            rounds=bench.pick(2, 9),
+        )
         bench.report.add(
             f"petiole-tiny, batch {n}: constrained by a schema against free",
             ours,
@@ -278,32 +278,34 @@ def constrained(bench: Bench) -> None:
 
 
 def speculative(bench: Bench) -> None:
-    """Prompt lookup where the output repeats itself (a count, a table) against one token a step."""
-    asked = ["Count from 101 to 160.", "Multiplication table of 7 up to 12"]
+    """Prompt lookup against one token a step, where the output repeats itself and where it does not."""
+    asked = {"new": "Count from 101 to 160.", "repeated": "Repeat after me: " + "the quick lantern, " * 3}
     with ExitStack() as stack:
         model = stack.enter_context(checkpoint(TINY))
         engines = {
             drafts: stack.enter_context(bench.engine(model, TINY, speculative_tokens=drafts, prefix_cache="off"))
             for drafts in (4, 0)
         }
-        options = SamplingParams(max_tokens=bench.pick(16, 200), temperature=0)
-        for batch in bench.pick((1,), (1, 8)):
+        options = SamplingParams(max_tokens=bench.pick(16, 200), temperature=0, ignore_eos=True)
+        for (what, text), batch in itertools.product(asked.items(), bench.pick((1,), (1, 8))):
+            requests = [Request(prompt=text, sampling=options)] * batch
 
-            def rate(drafts: int, batch: int = batch) -> float:
-                texts = [asked[i % len(asked)] for i in range(batch)]
-                both = [Request(prompt=text, sampling=options) for text in texts]
-                return load.at_concurrency(engines[drafts], both, batch).tokens_per_s
+            def rate(drafts: int, requests: list[Request] = requests) -> float:
+                return load.at_concurrency(engines[drafts], requests, len(requests)).tokens_per_s
 
-            ours, peer, spread = compare(lambda: rate(4), lambda: rate(0), rounds=bench.pick(2, 5))
-            stats = engines[4].stats()
-            accepted = float(stats["accepted_draft_tokens"]) / max(1.0, float(stats["draft_tokens"]))
+            before = engines[4].stats()
+            ours, peer, spread = compare(lambda: rate(4), lambda: rate(0), rounds=bench.pick(2, 9))
+            after = engines[4].stats()
+            drafted, held = (
+                float(after[name]) - float(before[name]) for name in ("draft_tokens", "accepted_draft_tokens")
+            )
             bench.report.add(
-                f"petiole-tiny, batch {batch}: 4 drafts a step by prompt lookup against none",
+                f"petiole-tiny, batch {batch}, {what} text: 4 drafts a step by prompt lookup against none",
                 ours,
                 "tokens/s",
                 peer=peer,
                 spread=spread,
-                note=f"{accepted:.0%} of the drafts held",
+                note=f"{held:.0f} of {drafted:.0f} drafts held",
             )
 
 

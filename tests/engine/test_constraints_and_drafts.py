@@ -230,12 +230,33 @@ def test_acceptance_is_logged_every_thousand_drafts(caplog: pytest.LogCaptureFix
 )
 def test_prompt_lookup(tokens: list[int], count: int, guess: list[int]) -> None:
     drafter = NgramProposer(2, 4).drafter(tokens)
-    assert list(drafter.propose(count)) == guess
-    assert list(drafter.propose(count)) == guess, "proposing changes nothing"
+    assert drafter.guess(count) == guess
+    assert drafter.propose(count) == drafter.propose(count) == guess[: drafter.worthwhile], "changes nothing"
 
 
 def test_the_index_grows_with_the_sequence() -> None:
     at_once, bit_by_bit = NgramProposer().drafter([1, 2, 3, 1, 2, 3, 1]), NgramProposer().drafter([1, 2])
     for token in [3, 1, 2, 3, 1]:
         bit_by_bit.extend([token])
-    assert at_once.propose(5) == bit_by_bit.propose(5) == [2, 3, 1, 2, 3]
+    assert at_once.guess(5) == bit_by_bit.guess(5) == [2, 3, 1, 2, 3]
+    assert at_once.trust == bit_by_bit.trust
+
+
+def test_lookup_proposes_as_much_as_has_held_lately() -> None:
+    drafter = NgramProposer().drafter([1, 2, 3])
+    assert not drafter.propose(8)
+    drafter.extend([1, 2])
+    assert drafter.propose(8) == [3], "it is tried"
+    drafter.extend([3, 1, 2] * 10)
+    assert drafter.propose(8) == [3, 1, 2, 3, 1, 2, 3, 1]
+
+
+def test_lookup_is_silent_where_text_does_not_repeat_itself_and_speaks_again_where_it_does() -> None:
+    drafter = NgramProposer().drafter([1, 2, 0])
+    for token in range(3, 12):
+        drafter.extend([1, 2, token])  # what came behind 1, 2 comes no more
+    drafter.extend([1, 2])
+    assert drafter.guess(1) == [11]
+    assert not drafter.propose(4)
+    drafter.extend([7, 8] * 12)
+    assert drafter.propose(4) == [7, 8, 7, 8]
