@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,26 @@ from gpu_worker import Delta, Engine, EngineConfig, FinishReason, Request, Resul
 from gpu_worker.handle import Handle
 from gpu_worker.preparation import resolve_seed
 from gpu_worker.scheduling.stopping import Finish
+from gpu_worker.speculation import NgramDrafter
 from support.toy_runtime import ToyRuntime, toy_continuation
 from support.toy_text import ToyConstraint, ToyDetokenizer, ToyTokenizer, compile_toy
 
 VOCAB = 48
 EOS = 0
 MAX_MODEL_LEN = 96
+
+
+class Bold(NgramDrafter):
+    """Drafts, however often they were wrong."""
+
+    worthwhile = 1024  # type: ignore[assignment]
+
+
+class BoldProposer:
+    def drafter(self, tokens: Sequence[int]) -> Bold:
+        drafter = Bold(2, 4)
+        drafter.extend(tokens)
+        return drafter
 
 
 def toy_engine(
@@ -34,7 +48,12 @@ def toy_engine(
     tokenizer: Any = ToyTokenizer() if text else None
     more = {} if tracer is None else {"tracer": tracer}
     return Engine(
-        EngineConfig(**settings), runtime=runtime, tokenizer=tokenizer, compile_constraint=compile_toy, **more
+        EngineConfig(**settings),
+        runtime=runtime,
+        tokenizer=tokenizer,
+        compile_constraint=compile_toy,
+        proposer=BoldProposer(),
+        **more,
     )
 
 
