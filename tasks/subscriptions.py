@@ -66,11 +66,13 @@ def forget() -> None:
 
 def _take_idle() -> PubSub | None:
     """One of this process (a forked child has its parent's list), and of the Redis that is now set."""
-    while _idle:
-        pid, pubsub = _idle.pop()
+    while True:
+        try:
+            pid, pubsub = _idle.pop()
+        except IndexError:
+            return None
         if pid == os.getpid() and pubsub.connection_pool is connections.streams().connection_pool:
             return pubsub
-    return None
 
 
 def _confirmed(pubsub: PubSub, kind: str, channel: str, patience_s: float) -> None:
