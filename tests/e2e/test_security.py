@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from support.certificates import Certificates, server_with_tls
 from support.fake_engine import expected
 from support.site import REPOSITORY, Site, eventually
 
@@ -75,37 +74,14 @@ def test_pickle_is_never_read(own_site: Site) -> None:
     assert worker.alive()
 
 
-def certificates(folder: Path) -> tuple[str, ...]:
-    """A CA of one's own and a certificate for localhost, as options for redis-server."""
-    key = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-    ca = ["-subj", "/CN=a CA", "-keyout", "ca.key", "-out", "ca.pem"]
-    server = [
-        "-subj",
-        "/CN=localhost",
-        "-addext",
-        "subjectAltName=DNS:localhost",
-        "-CA",
-        "ca.pem",
-        "-CAkey",
-        "ca.key",
-    ]
-    for options in (ca, [*server, "-keyout", "server.key", "-out", "server.pem"]):
-        subprocess.run([*key, *options], cwd=folder, check=True, capture_output=True)
-    files = {"cert": "server.pem", "key": "server.key", "ca-cert": "ca.pem"}
-    options = [(f"--tls-{name}-file", str(folder / file)) for name, file in files.items()]
-    return *(word for option in options for word in option), "--tls-auth-clients", "no"
-
-
 @pytest.fixture
 def tls_site(tmp_path: Path) -> Iterator[Site]:
-    """What speaks TLS is Debian's redis-server; the one that comes with the tests does not."""
-    server = shutil.which("redis-server")
-    if not (server and shutil.which("openssl") and "libssl" in Path(server).read_bytes().decode("latin-1")):
-        pytest.skip("needs openssl, and a redis-server with TLS")
+    server, files = server_with_tls(), Certificates(tmp_path / "tls")
     with closing(socket.create_server(("localhost", 0))) as free:
         port = free.getsockname()[1]
-    with Site(tmp_path, binary=server, options=("--tls-port", str(port), *certificates(tmp_path))) as site:
-        site.use(f"rediss://localhost:{port}/0?ssl_ca_certs={tmp_path}/ca.pem")
+    options = ("--tls-port", str(port), *files.server, "--tls-auth-clients", "no")
+    with Site(tmp_path, binary=server, options=options) as site:
+        site.use(f"rediss://localhost:{port}/0?ssl_ca_certs={files.ca}")
         yield site
 
 
