@@ -44,10 +44,10 @@ def configuration(settings: Settings) -> dict[str, Any]:
     config: dict[str, Any] = {
         "broker_url": celery_url(settings.broker_url),
         "result_backend": celery_url(settings.results_url),
-        "broker_transport_options": _options(settings, settings.broker_url),
+        "broker_transport_options": settings.sentinel_options(settings.broker_url),
         "result_backend_transport_options": {
             "retry_policy": CALLERS_PATIENCE,
-            **_options(settings, settings.results_url),
+            **settings.sentinel_options(settings.results_url),
         },
         "task_publish_retry_policy": CALLERS_PATIENCE,
         "result_expires": settings.result_expires_s,
@@ -70,10 +70,6 @@ def configuration(settings: Settings) -> dict[str, Any]:
     if settings.weights:
         config["task_routes"] = [tenant_route(settings)]
     return config
-
-
-def _options(settings: Settings, url: str) -> dict[str, Any]:
-    return settings.sentinel_options if scheme(url) == SENTINEL else {}
 
 
 def tenant_route(settings: Settings) -> Callable[..., dict[str, str] | None]:

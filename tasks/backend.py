@@ -19,7 +19,7 @@ from celery.backends import redis as stock
 
 from tasks.errors import Unavailable
 from tasks.masters import MasterPool
-from tasks.sentinels import SentinelConnection, SentinelUrl
+from tasks.sentinels import SYNC, SentinelUrl
 from tasks.settings import redacted
 
 LOOK_S = 2.0
@@ -116,8 +116,7 @@ class SentinelBackend(RedisBackend):
 
     def _params_from_url(self, url: str, defaults: dict[str, Any]) -> dict[str, Any]:
         kept = {name: value for name, value in defaults.items() if name not in {"host", "port"}}
-        asked = SentinelUrl.parse(url).parameters(self._transport_options)
-        return {**kept, **asked, "connection_class": SentinelConnection}
+        return {**kept, **SentinelUrl.parse(url).parameters(self._transport_options, SYNC)}
 
     def as_uri(self, include_password: bool = False) -> str:
         return self.url if include_password else redacted(self.url)

@@ -20,8 +20,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tasks.masters import AsyncMasterPool, MasterPool
+from tasks.sentinels import ASYNC, SYNC, SentinelUrl
 from tasks.sentinels import SCHEME as SENTINEL
-from tasks.sentinels import AsyncSentinelConnection, SentinelConnection, SentinelUrl
 from tasks.settings import EMBEDDED, scheme, settings, verified
 
 CONNECT_TIMEOUT_S = 5.0
@@ -54,15 +54,12 @@ def redis_url(url: str) -> str:
 def connect(url: str) -> redis.Redis:
     """A client with a pool of its own."""
     options = {**_OPTIONS, "max_connections": 2**31}  # a reader holds one; redis-py 8 would stop at a hundred
-    return redis.Redis.from_pool(
-        _pool(MasterPool, SentinelConnection, url, retry=Retry(NoBackoff(), 0), **options)
-    )
+    return redis.Redis.from_pool(_pool(MasterPool, SYNC, url, retry=Retry(NoBackoff(), 0), **options))
 
 
-def _pool(kind: Any, asking: type, url: str, **options: Any) -> Any:
+def _pool(kind: Any, asking: tuple[type, type], url: str, **options: Any) -> Any:
     if scheme(url) == SENTINEL:
-        parameters = SentinelUrl.parse(url).parameters(settings().sentinel_options)
-        return kind(connection_class=asking, **parameters, **options)
+        return kind(**SentinelUrl.parse(url).parameters(settings().sentinel_options(url), asking), **options)
     return kind.from_url(redis_url(url), **options)
 
 
@@ -100,7 +97,7 @@ class PerLoop(Generic[T]):
 
 def _new_async_streams() -> AsyncRedis:
     options = {**_OPTIONS, "max_connections": MAX_OF_A_LOOP, "retry": AsyncRetry(NoBackoff(), 0)}
-    return AsyncRedis.from_pool(_pool(AsyncMasterPool, AsyncSentinelConnection, settings().streams_url, **options))
+    return AsyncRedis.from_pool(_pool(AsyncMasterPool, ASYNC, settings().streams_url, **options))
 
 
 async_streams = PerLoop(_new_async_streams)

@@ -5,17 +5,19 @@ its server refuses a write (see `masters`), and the next one leads to the new ma
 between but who answered last.
 
 Broker, streams and results have one way of naming the sentinels, Celery's: the URL
-`sentinel://[user:password@]host:port;sentinel://host:port/db`, whose user, password and database are the master's,
-and the options `master_name` and `sentinel_kwargs`.
+`sentinel://[user:password@]host:port;sentinel://host:port/db?ssl_...`, whose user, password and database are the
+master's, and the options `master_name` and `sentinel_kwargs`. An `ssl_` option means TLS to the master and to the
+sentinels; the latter stands in `sentinel_kwargs`, too, where kombu's own transport looks for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import redis
 import redis.asyncio
@@ -28,7 +30,18 @@ DEFAULT_MASTER = "mymaster"
 ANSWER_S = 2.0
 """How long each sentinel has to be connected to, and to answer, before the next one is asked."""
 
+TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_TLS_OPTIONS = {
+    "ssl_cert_reqs": "(cert_)?(required|optional|none)",
+    "ssl_check_hostname": "true|false",
+    **dict.fromkeys(TLS_FILES, ".+"),
+}
+
 _FORM = "must be sentinel://[USER:PASSWORD@]HOST:PORT;sentinel://HOST:PORT.../DB, with one user, password and DB"
+_TLS_FORM = (
+    "must have no options but ssl_cert_reqs=required, optional or none, ssl_check_hostname=true or false, "
+    "ssl_ca_certs=FILE, and ssl_certfile=FILE with ssl_keyfile=FILE or without; the same for all sentinels"
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +52,8 @@ class SentinelUrl:
     username: str | None
     password: str | None
     db: int
+    tls: Mapping[str, str | bool] = field(default_factory=dict)
+    """redis-py's options; none: no TLS."""
 
     @classmethod
     def parse(cls, url: str) -> SentinelUrl:
@@ -48,28 +63,47 @@ class SentinelUrl:
             hosts = tuple((part.hostname or "", part.port or DEFAULT_PORT) for part in parts)
             users = {(part.username, part.password) for part in parts} - {(None, None)}
             dbs = {int(path) for part in parts if (path := part.path.strip("/"))}
+            queries = {part.query for part in parts} - {""}
         except ValueError:
             raise ValueError(_FORM) from None
-        plain = all(part.scheme == SCHEME and part.hostname and not part.query for part in parts)
+        plain = all(part.scheme == SCHEME and part.hostname for part in parts)
         one = len(users) <= 1 and len(dbs) <= 1 and all(password for _, password in users)
         if not (plain and one and min(dbs, default=0) >= 0):
             raise ValueError(_FORM)
         username, password = users.pop() if users else (None, None)
-        return cls(hosts, unquote(username or "") or None, unquote(password or "") or None, max(dbs, default=0))
+        user = unquote(username or "") or None, unquote(password or "") or None
+        return cls(hosts, *user, max(dbs, default=0), _tls(queries))
 
     def __str__(self) -> str:
         """As Celery and kombu want it, which look at one part or the other: each with everything."""
         user = f"{quote(self.username or '', safe='')}:{quote(self.password, safe='')}@" if self.password else ""
-        return ";".join(f"{SCHEME}://{user}{netloc(*host)}/{self.db}" for host in self.hosts)
+        tls = f"?{urlencode(self.tls, safe='/')}" if self.tls else ""
+        return ";".join(f"{SCHEME}://{user}{netloc(*host)}/{self.db}{tls}" for host in self.hosts)
 
-    def parameters(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Of a `SentinelConnection`, or of a pool of them."""
+    def parameters(self, options: Mapping[str, Any], classes: tuple[type, type]) -> dict[str, Any]:
+        """Of a pool of connections, of the second of the `classes` if they speak TLS."""
         return {
+            "connection_class": classes[bool(self.tls)],
             "sentinels": Sentinels(self.hosts, options),
             "username": self.username,
             "password": self.password,
             "db": self.db,
+            **self.tls,
         }
+
+
+def _tls(queries: set[str]) -> dict[str, str | bool]:
+    """Of URLs' options. What is not said is checked: certificates, and the names in them."""
+    given = dict(parse_qsl("&".join(queries), keep_blank_values=True))
+    known = all(re.fullmatch(_TLS_OPTIONS.get(name, "(?!)"), given[name], re.IGNORECASE) for name in given)
+    usable = "ssl_certfile" in given or "ssl_keyfile" not in given
+    if len(queries) > 1 or not (known and usable):
+        raise ValueError(_TLS_FORM)
+    if not given:
+        return {}
+    checks = given.get("ssl_cert_reqs", "required").lower().removeprefix("cert_")
+    names = given.get("ssl_check_hostname", "true").lower() == "true"
+    return {**given, "ssl_cert_reqs": checks, "ssl_check_hostname": names}
 
 
 def netloc(host: str, port: int) -> str:
@@ -86,7 +120,7 @@ class _Password(redis.UsernamePasswordCredentialProvider):
         return "***"
 
 
-def options(master: str, password: str) -> dict[str, Any]:
+def options(master: str, password: str, tls: Mapping[str, str | bool]) -> dict[str, Any]:
     """The sentinels' part of Celery's transport options.
 
     One that is away is left for the next one at once, where redis-py would try it four times. The password is held
@@ -94,7 +128,8 @@ def options(master: str, password: str) -> dict[str, Any]:
     """
     timeouts = {"socket_connect_timeout": ANSWER_S, "socket_timeout": ANSWER_S}
     provider = _Password(password=password) if password else None
-    asked = {**timeouts, "retry": None, "protocol": 2, "credential_provider": provider}
+    secured = {"ssl": True, **tls} if tls else {}
+    asked = {**timeouts, "retry": None, "protocol": 2, "credential_provider": provider, **secured}
     return {"master_name": master, "sentinel_kwargs": asked}
 
 
@@ -157,15 +192,35 @@ class _Asking:
         self._sentinels = sentinels
 
 
-class SentinelConnection(_Asking, redis.Connection):
+class _AskingFirst(_Asking):
     def _connect(self) -> Any:
         self.host, self.port = self._sentinels.master()
         connection: Any = super()
         return connection._connect()
 
 
-class AsyncSentinelConnection(_Asking, redis.asyncio.Connection):
+class _AsyncAskingFirst(_Asking):
     async def _connect(self) -> None:
         self.host, self.port = await asyncio.to_thread(self._sentinels.master)
         connection: Any = super()
         await connection._connect()
+
+
+class SentinelConnection(_AskingFirst, redis.Connection):
+    pass
+
+
+class SentinelSSLConnection(_AskingFirst, redis.SSLConnection):
+    pass
+
+
+class AsyncSentinelConnection(_AsyncAskingFirst, redis.asyncio.Connection):
+    pass
+
+
+class AsyncSentinelSSLConnection(_AsyncAskingFirst, redis.asyncio.SSLConnection):
+    pass
+
+
+SYNC = SentinelConnection, SentinelSSLConnection
+ASYNC = AsyncSentinelConnection, AsyncSentinelSSLConnection

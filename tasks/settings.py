@@ -181,10 +181,12 @@ class Settings(EngineSettings, BaseSettings):
         ours = {"max_waiting": sys.maxsize, "stream_interval_ms": self.stream_interval_ms}
         return {name: getattr(self, name) for name in EngineSettings.model_fields} | ours
 
-    @property
-    def sentinel_options(self) -> dict[str, Any]:
-        """What Celery's transport options say of the sentinels; of no use to other URLs."""
-        return sentinels.options(self.sentinel_master, self.sentinel_password.get_secret_value())
+    def sentinel_options(self, url: str) -> dict[str, Any]:
+        """What Celery's transport options say of the sentinels of `url`; nothing, if it has none."""
+        if scheme(url) != sentinels.SCHEME:
+            return {}
+        tls = sentinels.SentinelUrl.parse(url).tls
+        return sentinels.options(self.sentinel_master, self.sentinel_password.get_secret_value(), tls)
 
     @property
     def streams_url(self) -> str:
@@ -246,7 +248,10 @@ def _must_be_one_of(schemes: tuple[str, ...], url: str) -> str:
 
 def _checked(url: str) -> str:
     if scheme(url) == sentinels.SCHEME:
-        sentinels.SentinelUrl.parse(url)
+        tls = sentinels.SentinelUrl.parse(url).tls
+        for option in sentinels.TLS_FILES:
+            if option in tls and not os.access(str(tls[option]), os.R_OK):
+                raise ValueError(f"{option} must be a file that can be read")
     return url
 
 
@@ -270,4 +275,5 @@ def redacted(url: str) -> str:
     """`url` without its passwords, for logs and tables."""
     url = re.sub(r"(://[^:/@]*):[^/]*?@(?=[^@]*(;|/|$))", r"\1:***@", url)
     url = re.sub(r"(;[^:/@;]*):[^/@;]*@", r"\1:***@", url)  # of a host without a scheme
+    url = re.sub(r"(\?[^;]*)(?=;.*\1)", "", url)  # options that are said again of another host
     return re.sub(r"([?&]password=)[^&]*", r"\1***", url)

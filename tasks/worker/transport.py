@@ -41,7 +41,7 @@ from kombu.transport import virtual
 
 from tasks.connections import CONNECT_TIMEOUT_S
 from tasks.masters import demoted, refuses_writes
-from tasks.sentinels import DEFAULT_PORT, SCHEME, SentinelConnection, SentinelUrl, netloc
+from tasks.sentinels import DEFAULT_PORT, SCHEME, SYNC, SentinelUrl, netloc
 from tasks.settings import settings
 from tasks.worker.fairness import FairShares, tenant_queues
 from tasks.worker.ledger import Ledger, Taken
@@ -366,7 +366,7 @@ class SentinelChannel(Channel):
     """Each of its connections asks where the master is."""
 
     from_transport_options = (*Channel.from_transport_options, "master_name", "sentinel_kwargs")
-    connection_class = SentinelConnection
+    connection_class, connection_class_ssl = SYNC
     master_name: str | None = None
     sentinel_kwargs: dict[str, Any] | None = None
 
@@ -375,7 +375,7 @@ class SentinelChannel(Channel):
         kept = {name: value for name, value in given.items() if name not in {"host", "port"}}
         urls = self.connection.client.alt or [netloc(given["host"], given["port"])]
         asked = {"master_name": self.master_name, "sentinel_kwargs": self.sentinel_kwargs}
-        return {**SentinelUrl.parse(";".join(urls)).parameters(asked), **kept}
+        return {**SentinelUrl.parse(";".join(urls)).parameters(asked, SYNC), **kept}
 
 
 class SentinelTransport(Transport):

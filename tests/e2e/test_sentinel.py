@@ -12,9 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote_plus
 
 import pytest
+from support.certificates import Certificates, server_with_tls
 from support.fake_engine import expected
+from support.scraping import exporting
 from support.site import REPOSITORY, Site, eventually
 from support.watched import PASSWORD, SENTINEL_PASSWORD, Watched
 
@@ -46,10 +49,10 @@ def watched_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wa
     """A site whose worker, producer and readers are told the sentinels' addresses, and nothing of Redis's."""
     sites: list[Site] = []
 
-    def make(*options: str, binary: str | None = None) -> Site:
+    def make(*options: str, binary: str | None = None, tls: Certificates | None = None) -> Site:
         monkeypatch.setenv("PETIOLE_SENTINEL_PASSWORD", SENTINEL_PASSWORD)
         settings.cache_clear()
-        watched = Watched(tmp_path / "redis", *options, binary=binary)
+        watched = Watched(tmp_path / "redis", *options, binary=binary, tls=tls)
         monkeypatch.setenv("PETIOLE_BROKER_URL", watched.url)
         settings.cache_clear()
         site = Site(tmp_path, server=watched, PETIOLE_VISIBILITY_TIMEOUT_S=2)
@@ -88,11 +91,22 @@ async def aread_all(site: Site, tasks: list[Any]) -> list[list[int]]:
     return await asyncio.gather(*(aread(site, task) for task in tasks))
 
 
-@pytest.mark.parametrize(("planned", "server"), [(True, SERVERS[-1]), *((False, server) for server in SERVERS)])
-def test_a_failover_that_sentinel_makes_is_survived(watched_site: WatchedSite, planned: bool, server: str) -> None:
+@pytest.mark.parametrize(
+    ("planned", "server", "tls"),
+    [
+        (True, SERVERS[-1], False),
+        *((False, server, False) for server in SERVERS),
+        (False, "", True),
+        (True, "", True),
+    ],
+)
+def test_a_failover_that_sentinel_makes_is_survived(
+    watched_site: WatchedSite, tmp_path: Path, planned: bool, server: str, tls: bool
+) -> None:
     """In mid-generation: callers wait for results, others read streams, one of the sentinels is dead. A master
     that is to be demoted takes no writes once it has no replica; one that was killed answers nobody."""
-    site = watched_site(*(("--min-replicas-to-write", "1") if planned else ()), binary=server)
+    secured = {"tls": Certificates(tmp_path / "tls"), "binary": server_with_tls()} if tls else {"binary": server}
+    site = watched_site(*(("--min-replicas-to-write", "1") if planned else ()), **secured)
     watched, worker = site.server, site.worker()
     watched.kill_sentinel(0)
     site.get(site.generate("before", max_tokens=1))  # this process listens on the old master now
@@ -149,11 +163,41 @@ def test_a_name_that_no_sentinel_knows_is_named(
     eventually(lambda: line in worker.output, "one clear line")
     assert "Traceback" not in worker.output
     assert line in produce()["unavailable"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "tasks.cli", "status"], capture_output=True, text=True, check=False, cwd=REPOSITORY
-    )
+    ran = cli("status")
     assert ran.returncode == 1
     assert ran.stderr.startswith(f"petiole: {line}")
+
+
+def test_everybody_speaks_tls(watched_site: WatchedSite, tmp_path: Path) -> None:
+    """A worker, a producer with kombu's own transport, and the command line."""
+    site = watched_site(tls=Certificates(tmp_path / "tls"), binary=server_with_tls())
+    site.worker()
+    assert produce() == expected("hello", 1, 3)
+    assert "w0@test" in cli("status").stdout
+    with exporting(site) as scrape:
+        assert scrape()["petiole_redis_up", ""] == 1
+
+
+def test_certificates_are_checked_on_both_sides(
+    watched_site: WatchedSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = watched_site(tls=Certificates(tmp_path / "tls"), binary=server_with_tls())
+    url, others = site.environment["PETIOLE_BROKER_URL"], Certificates(tmp_path / "others")
+    site.use(url.replace(quote_plus(site.server.tls.ca), quote_plus(others.ca)))
+    monkeypatch.setenv("PETIOLE_BROKER_URL", site.environment["PETIOLE_BROKER_URL"])
+    line = "certificate verify failed"
+    worker = site.start_worker()
+    eventually(lambda: line in worker.output, "the worker says why, and waits")
+    assert "Traceback" not in worker.output
+    assert line in produce()["unavailable"]
+    assert line in cli("status").stderr
+    monkeypatch.setenv("PETIOLE_BROKER_URL", url.partition("&")[0])  # the CA, and no certificate of one's own
+    assert "the sentinels name no master" in produce()["unavailable"]
+
+
+def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tasks.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
 
 
 def produce() -> Any:

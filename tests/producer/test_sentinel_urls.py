@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import redis
 from kombu import Connection
@@ -10,10 +14,14 @@ from kombu.utils import json
 from tasks.app import configuration
 from tasks.cli import main
 from tasks.errors import InvalidSettings
-from tasks.sentinels import Sentinels, SentinelUrl, options
+from tasks.sentinels import SYNC, Sentinels, SentinelUrl, options
 from tasks.settings import PREFIX, Settings, redacted, settings
 
 LONE = SentinelUrl((("h1", 26379),), None, None, 0)
+
+
+def with_tls(checks: str = "required", *, names: bool = True, **files: str) -> SentinelUrl:
+    return replace(LONE, tls={**files, "ssl_cert_reqs": checks, "ssl_check_hostname": names})
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +42,9 @@ def _read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
         ("sentinel://h1;h2/3", SentinelUrl((("h1", 26379), ("h2", 26379)), None, None, 3)),
         ("sentinel://:a%40b%3B@h1;h2", SentinelUrl((("h1", 26379), ("h2", 26379)), None, "a@b;", 0)),
         ("sentinel://u:p@h1;sentinel://u:p@h2", SentinelUrl((("h1", 26379), ("h2", 26379)), "u", "p", 0)),
+        ("sentinel://h1?ssl_cert_reqs=CERT_REQUIRED", with_tls()),
+        ("sentinel://h1/0?ssl_cert_reqs=none&ssl_check_hostname=False", with_tls("none", names=False)),
+        ("sentinel://h1?ssl_ca_certs=/a%20%3Bb", with_tls(ssl_ca_certs="/a ;b")),
         ("sentinel://[::1]:5;h2", SentinelUrl((("::1", 5), ("h2", 26379)), None, None, 0)),
     ],
 )
@@ -54,7 +65,6 @@ def test_a_url_names_sentinels_and_what_the_master_wants_to_know(url: str, expec
         "sentinel://:secret@[::1",
         "sentinel://:secret@h1;sentinel://:another@h2",
         "sentinel://u@h1",
-        "sentinel://h1/0?master_name=m",
     ],
 )
 @pytest.mark.parametrize("name", ["BROKER_URL", "REDIS_URL", "RESULT_BACKEND"])
@@ -66,6 +76,45 @@ def test_a_url_that_says_two_things_is_a_wrong_setting(
         settings()
     assert "secret" not in str(caught.value)
     assert "another" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "master_name=m",
+        "ssl_ca_certs",
+        "ssl_ca_certs=",
+        "ssl_ca_cert=/dev/null",
+        "ssl_cert_reqs=yes",
+        "ssl_check_hostname=maybe",
+        "ssl_keyfile=/dev/null",
+        "ssl_cert_reqs=none;sentinel://h2/0?ssl_cert_reqs=required",
+    ],
+)
+def test_options_that_mean_nothing_are_a_wrong_setting(monkeypatch: pytest.MonkeyPatch, options: str) -> None:
+    monkeypatch.setenv("PETIOLE_BROKER_URL", f"sentinel://:secret@h1/0?{options}")
+    with pytest.raises(InvalidSettings, match=r"^PETIOLE_BROKER_URL: must have no options but ssl_") as caught:
+        settings()
+    assert f"got 'sentinel://:***@h1/0?{options}'" in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_a_wrong_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PETIOLE_REDIS_URL", f"sentinel://h1?ssl_ca_certs={tmp_path}/ca.pem")
+    with pytest.raises(InvalidSettings, match=r"REDIS_URL: ssl_ca_certs must be a file .*, got .*/ca\.pem"):
+        settings()
+
+
+def test_kombu_hears_of_tls_for_the_master_and_for_the_sentinels() -> None:
+    url = "sentinel://h1/0?ssl_ca_certs=/dev/null;h2"
+    config = configuration(Settings(broker_url=url, redis_url="redis://a"))
+    assert "sentinel_kwargs" not in config["result_backend_transport_options"]
+    asked = config["broker_transport_options"]["sentinel_kwargs"]
+    tls = {"ssl_ca_certs": "/dev/null", "ssl_cert_reqs": "required", "ssl_check_hostname": True}
+    broker = Connection(config["broker_url"])
+    for _ in range(2):
+        broker.maybe_switch_next()
+        assert broker.ssl == {**tls, "ssl_cert_reqs": ssl.CERT_REQUIRED}
+    assert {"ssl": True, **tls}.items() <= asked.items()
 
 
 def test_celery_is_told_everything_with_each_sentinel() -> None:
@@ -91,10 +140,11 @@ def test_no_password_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.setenv("PETIOLE_SENTINEL_PASSWORD", "secret")
     assert main(["settings"]) == 0
     shown = capsys.readouterr().out
+    told = settings().sentinel_options(settings().broker_url)
     assert "sentinel://u:***@h1;u:***@h2/0" in shown
-    parameters = SentinelUrl.parse(settings().broker_url).parameters(settings().sentinel_options)
+    parameters = SentinelUrl.parse(settings().broker_url).parameters(told, SYNC)
     assert "secret" not in shown + repr(settings().sentinel_password) + repr(parameters["sentinels"])
-    assert "secret" not in json.dumps(settings().sentinel_options) + repr(settings().sentinel_options)
+    assert "secret" not in json.dumps(told) + repr(told)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +159,7 @@ def test_passwords_of_hosts_without_a_scheme_are_not_shown(url: str, shown: str)
 
 
 def test_sentinels_that_do_not_answer_are_all_named() -> None:
-    asked = Sentinels((("127.0.0.1", 1), ("127.0.0.1", 2)), options("mine", ""))
+    asked = Sentinels((("127.0.0.1", 1), ("127.0.0.1", 2)), options("mine", "", {}))
     with pytest.raises(redis.ConnectionError, match=r"'mine' \(PETIOLE_SENTINEL_MASTER\): .*:1: .*; .*:2: "):
         asked.master()
 
@@ -125,5 +175,5 @@ def test_who_answered_last_is_asked_first_by_all(monkeypatch: pytest.MonkeyPatch
         return {"is_master": True, "is_sdown": False, "is_odown": False, "ip": "master", "port": port}
 
     monkeypatch.setattr(Sentinels, "_state", state)
-    assert [Sentinels(hosts, options("mine", "")).master() for _ in range(2)] == [("master", 2)] * 2
+    assert [Sentinels(hosts, options("mine", "", {})).master() for _ in range(2)] == [("master", 2)] * 2
     assert asked == ["hangs", "answers", "answers"]

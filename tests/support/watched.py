@@ -13,10 +13,11 @@ import subprocess
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import redis
 
+from support.certificates import Certificates
 from support.site import RedisServer, eventually
 from tasks import embedded
 
@@ -37,12 +38,18 @@ def free_ports(count: int) -> list[int]:
 
 
 class Watched:
-    """`servers[0]` begins as the master. `options` are every server's."""
+    """`servers[0]` begins as the master. `options` are every server's. `tls` for all, and for nothing else."""
 
     def __init__(
-        self, folder: Path, *options: str, replicas: int = 1, name: str = "mymaster", binary: str | None = None
+        self,
+        folder: Path,
+        *options: str,
+        replicas: int = 1,
+        name: str = "mymaster",
+        binary: str | None = None,
+        tls: Certificates | None = None,
     ) -> None:
-        self.folder, self.name = folder, name
+        self.folder, self.name, self.tls = folder, name, tls
         self.binary = binary or shutil.which("redis-server") or embedded.server_binary()
         self.ports = free_ports(1 + replicas + SENTINELS)
         self.server_ports, self.sentinel_ports = self.ports[:-SENTINELS], self.ports[-SENTINELS:]
@@ -61,7 +68,7 @@ class Watched:
             folder = self.folder / f"r{number}"
             folder.mkdir(parents=True)
             quick = ("--repl-diskless-sync-delay", "0")
-            server = RedisServer(folder, "--port", str(port), *quick, *options, binary=self.binary)
+            server = RedisServer(folder, *self._listens(port), *quick, *options, binary=self.binary)
             self.servers.append(server)
             with redis.Redis(unix_socket_path=str(server.socket)) as open_to_all:
                 if number:
@@ -82,7 +89,8 @@ class Watched:
         """As an operator would write it: what is the master's is said once."""
         first, *others = (f"127.0.0.1:{port}" for port in self.sentinel_ports)
         others = [f"sentinel://{other}" for other in others]
-        return ";".join([f"sentinel://:{quote(PASSWORD, safe='')}@{first}", *others]) + "/0"
+        tls = f"?{urlencode(self.tls.client)}" if self.tls else ""
+        return ";".join([f"sentinel://:{quote(PASSWORD, safe='')}@{first}", *others]) + "/0" + tls
 
     # ------------------------------------------------------------ what happens to it
 
@@ -119,7 +127,8 @@ class Watched:
         return all(one["master_link_status"] == "up" and one["slave_repl_offset"] >= sent for one in replicas)
 
     def ask(self, port: int, *command: str) -> Any:
-        with redis.Redis(port=port, password=SENTINEL_PASSWORD, retry=None, protocol=2) as sentinel:
+        tls: dict[str, Any] = {"ssl": True, **self.tls.client} if self.tls else {}
+        with redis.Redis(port=port, password=SENTINEL_PASSWORD, retry=None, protocol=2, **tls) as sentinel:
             return sentinel.execute_command(*command)
 
     def _state(self, port: int) -> dict[str, Any]:
@@ -138,7 +147,6 @@ class Watched:
         master = f"sentinel monitor {self.name} 127.0.0.1 {self.server_ports[0]} 2"
         (self.folder / f"s{number}.conf").write_text(
             f"""
-port {self.sentinel_ports[number]}
 bind 127.0.0.1
 dir "{self.folder}"
 logfile "{self.folder}/s{number}.log"
@@ -154,5 +162,16 @@ sentinel failover-timeout {self.name} 5000
 
     def _start(self, number: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [self.binary, str(self.folder / f"s{number}.conf"), "--sentinel"], stdout=subprocess.DEVNULL
+            [
+                self.binary,
+                str(self.folder / f"s{number}.conf"),
+                "--sentinel",
+                *self._listens(self.sentinel_ports[number]),
+            ],
+            stdout=subprocess.DEVNULL,
         )
+
+    def _listens(self, port: int) -> tuple[str, ...]:
+        if self.tls is None:
+            return "--port", str(port)
+        return "--port", "0", "--tls-port", str(port), "--tls-replication", "yes", *self.tls.server
