@@ -68,17 +68,28 @@ def silu_and_mul(x):
 # ---------------------------------------------------------------- gpu_worker.runtime.fused.layers
 
 
-def rotate(q, k, norms, eps, positions, table):
+def rotate_and_store(q, k, v, rotation, keys, values, slots):
+    table, positions = rotation.table, rotation.positions
     assert table.dtype == torch.float32
-    assert positions.shape == q.shape[:1]
-    assert q.stride(2) == k.stride(2) == 1
+    assert slots.dtype == torch.int64
+    assert positions.shape == slots.shape == q.shape[:1]
+    assert keys.is_contiguous()
+    assert values.is_contiguous()
     cos, sin = table[positions.long()][:, None].chunk(2, dim=-1)
-    for x, norm in zip((q, k), norms or (None, None), strict=True):
+
+    def rotated(x, norm):
+        assert x.stride()[1:] == (x.shape[2], 1)
         wide = x.float()
         if norm is not None:
-            wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * norm.float()
+            wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + rotation.eps) * norm.float()
         low, high = wide.chunk(2, dim=-1)
-        x.copy_(torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1))
+        return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
+
+    q_norm, k_norm = rotation.norms or (None, None)
+    q.copy_(rotated(q, q_norm))
+    for source, target in ((rotated(k, k_norm), keys), (v, values)):
+        largest = torch.finfo(target.dtype).max
+        target[slots] = source.float().clamp(-largest, largest).to(target.dtype)
 
 
 def gather_pages(table, rows, indptr, pages):
@@ -93,15 +104,6 @@ def gather_pages(table, rows, indptr, pages):
 def token_slots(table, rows, positions, page_size):
     assert rows.shape == positions.shape
     return table[rows.long(), positions.long() // page_size].long() * page_size + positions.long() % page_size
-
-
-def store_kv(k, v, keys, values, slots):
-    assert slots.dtype == torch.int64
-    assert keys.is_contiguous()
-    assert k.stride(1) == v.stride(1) == k.shape[2]
-    for source, target in ((k, keys), (v, values)):
-        largest = torch.finfo(target.dtype).max
-        target[slots] = source.clamp(-largest, largest).to(target.dtype)
 
 
 def quantize_rows(x):
@@ -149,10 +151,12 @@ class _Wrapper:
             target.copy_(source)
         self._copies.clear()
 
-    def _attend(self, q, pages, queries):
+    def _attend(self, q, pages, queries, out):
         """queries: how many of the last positions each row asks from."""
         self._land()
         check_dense_rows(q)
+        assert out.is_contiguous()
+        assert (out.shape, out.dtype) == (q.shape, self.q_dtype)
         assert isinstance(pages, tuple)
         for p in pages:
             assert p.dim() == 4
@@ -173,7 +177,7 @@ class _Wrapper:
             mask = position <= query
             if self.window_left >= 0:
                 mask &= position >= query - self.window_left
-            out = torch.nn.functional.scaled_dot_product_attention(
+            answer = torch.nn.functional.scaled_dot_product_attention(
                 q[at : at + n].transpose(0, 1)[None],
                 k[None],
                 v[None],
@@ -181,9 +185,9 @@ class _Wrapper:
                 scale=self.scale,
                 enable_gqa=True,
             )
-            outputs.append(out[0].transpose(0, 1))
+            outputs.append(answer[0].transpose(0, 1))
             at += n
-        return torch.cat(outputs)
+        return out.copy_(torch.cat(outputs))
 
     def _set(self, sizes, *, q_data_type, kv_data_type, sm_scale, window_left):
         self.n_heads, self.n_kv_heads, self.head_dim, self.page_size = sizes
@@ -227,9 +231,9 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         self._copy_later(self.indices[: len(indices)], indices)
         self._set(sizes, **settings)
 
-    def run(self, q, pages):
+    def run(self, q, pages, *, out):
         assert len(q) == len(self.last_page_len)
-        return self._attend(q, pages, [1] * len(q))
+        return self._attend(q, pages, [1] * len(q), out)
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
@@ -251,9 +255,9 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         self._copy_later(self.indices, indices)
         self._set(sizes, **settings)
 
-    def run(self, q, pages):
+    def run(self, q, pages, *, out):
         assert len(q) == sum(self.queries)
-        return self._attend(q, pages, self.queries)
+        return self._attend(q, pages, self.queries, out)
 
 
 def install(monkeypatch):
@@ -265,7 +269,7 @@ def install(monkeypatch):
     module("flashinfer", BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper)
     module("flashinfer.norm", rmsnorm, fused_add_rmsnorm)
     module("flashinfer.activation", silu_and_mul)
-    module("gpu_worker.runtime.fused.layers", rotate, gather_pages, token_slots, store_kv, quantize_rows)
+    module("gpu_worker.runtime.fused.layers", rotate_and_store, gather_pages, token_slots, quantize_rows)
     module("gpu_worker.runtime.fused.adapters", add_deltas)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.layers import HeadNorms
+from gpu_worker.models.layers import Rotation
 from gpu_worker.runtime.interface import Int32Array
 from gpu_worker.runtime.kv import KVCache
 
@@ -30,7 +30,7 @@ decode adds up over threads whose number must be a power of two; neither is chec
 
 
 class FlashInferKernels:
-    """See `models.layers.Kernels`. `add_rms_norm` and `rotate` work in place."""
+    """See `models.layers.Kernels`. `add_rms_norm` works in place."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         from flashinfer.norm import rmsnorm
@@ -43,14 +43,6 @@ class FlashInferKernels:
 
         fused_add_rmsnorm(x, residual, weight, eps)
         return x
-
-    def rotate(
-        self, q: Tensor, k: Tensor, norms: HeadNorms, eps: float, positions: Tensor, table: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        from gpu_worker.runtime.fused.layers import rotate
-
-        rotate(q, k, norms, eps, positions, table)
-        return q, k
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         from flashinfer.activation import silu_and_mul
@@ -112,13 +104,14 @@ class FlashInferAttention:
     slots: Tensor
     wrappers: Mapping[int, Any]
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        from gpu_worker.runtime.fused.layers import store_kv
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
+        from gpu_worker.runtime.fused.layers import rotate_and_store
 
         cache, window = self.geometry.cache, self.geometry.config.windows[layer]
-        store_kv(k, v, cache.keys[layer], cache.values[layer], self.slots)
-        out: Tensor = self.wrappers[window].run(q, self.geometry.pages(layer))
-        return out.reshape(q.shape[0], -1)
+        rotate_and_store(q, k, v, rotation, cache.keys[layer], cache.values[layer], self.slots)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # FlashInfer would fill a prefill's with zeros
+        self.wrappers[window].run(q, self.geometry.pages(layer), out=out)
+        return out.view(q.shape[0], -1)
 
 
 class DecodeWrappers:
