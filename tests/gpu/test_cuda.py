@@ -77,6 +77,14 @@ def test_captured_decodes_of_other_shapes(heads, kv_heads, width, checkpoint, op
         decodes_agree(Driver(open_runtime(folder, **pages)), model, [tokens(n, n) for n in (240, 3, 129, 30, 1)])
 
 
+def test_a_captured_decode_that_fills_the_card(checkpoint, open_runtime):
+    """With so many rows none is split among blocks, and nothing is merged."""
+    shape = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    folder, model = checkpoint("qwen3", **shape)
+    driver = Driver(open_runtime(folder, max_num_seqs=64, graph_batch_sizes=(64,)))
+    decodes_agree(driver, model, [tokens(3 + 3 * n, n) for n in range(40)])
+
+
 def test_a_pool_that_32_bits_cannot_index(checkpoint, open_runtime):
     folder, model = checkpoint("qwen3")
     n_pages = 2**31 // (model.config.num_key_value_heads * model.config.head_dim) + 4096

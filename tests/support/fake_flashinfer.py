@@ -22,6 +22,7 @@ from gpu_worker.runtime.graphs import eager
 
 WORKSPACE_BYTES = 128 * 2**20
 CUDA_CORE_GROUPS = {1, 2, 3, 4, 6, 8, 16}
+PROCESSORS = 4
 
 
 def check_int32(*tensors):
@@ -218,7 +219,11 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         self.last_page_len = paged_kv_last_page_len_buffer
         self.use_tensor_cores = use_tensor_cores
 
-    def plan(self, indptr, indices, last_page_len, *sizes, **settings):
+    def plan(self, indptr, indices, last_page_len, *sizes, disable_split_kv, **settings):
+        if self.use_tensor_cores:
+            assert disable_split_kv == (len(last_page_len) * sizes[1] >= 2 * PROCESSORS)
+        else:
+            assert not disable_split_kv, "the kernel without tensor cores does not know it"
         check_int32(indptr, indices, last_page_len)
         assert len(indptr) == len(self.indptr), "the batch size is fixed"
         assert len(last_page_len) == len(self.last_page_len)
@@ -266,6 +271,8 @@ def install(monkeypatch):
         made.__dict__.update({member.__name__: member for member in members})
         monkeypatch.setitem(sys.modules, name, made)
 
+    card = types.SimpleNamespace(multi_processor_count=PROCESSORS)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     module("flashinfer", BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper)
     module("flashinfer.norm", rmsnorm, fused_add_rmsnorm)
     module("flashinfer.activation", silu_and_mul)
