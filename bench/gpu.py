@@ -23,6 +23,7 @@ import torch
 from bench.checkpoints import Shape
 from bench.cuda import GRAPHS, QWEN3_8B, SMALL, Card, copy_bandwidth, matrix_rate, opened, release, seconds, tokens
 from bench.driver import Driver, Stream
+from bench.gpu_attention import attending
 from bench.gpu_serving import beside_transformers, beside_vllm, workload
 from bench.parts import Parts, apart, failed, read
 from bench.report import Report, arguments, table
@@ -255,6 +256,7 @@ PARTS: dict[str, Callable[[Report, Card], None]] = {
     "workload": workload,
     "transformers": beside_transformers,
     "idle": idle,
+    "attention": attending,
     "sampling": sampling,
     "8b-fp8": large_fp8,
     "vllm": beside_vllm,

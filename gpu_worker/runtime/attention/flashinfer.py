@@ -27,6 +27,9 @@ has, and no more: that takes a fraction of it, whatever the model."""
 
 _CUDA_CORE_GROUPS = frozenset({1, 2, 3, 4, 6, 8, 16})
 
+TENSOR_CORES_FROM = 4
+"""With so many queries to a head of keys, tensor cores are quicker (`bench.gpu --only attention` compares)."""
+
 HEAD_SIZES = (64, 128, 256)
 """Smaller ones are refused by the kernels. Of others a pass reads whole 64s alone (of 96, the first 64), and a
 decode adds up over threads whose number must be a power of two; neither is checked there."""
@@ -131,7 +134,7 @@ class DecodeWrappers:
         self.geometry, self.size = geometry, size
         n_kv_heads = geometry.config.n_kv_heads
         group = geometry.config.n_heads // n_kv_heads
-        tensor_cores = group not in _CUDA_CORE_GROUPS or group >= 4
+        tensor_cores = group not in _CUDA_CORE_GROUPS or group >= TENSOR_CORES_FROM
         processors = torch.cuda.get_device_properties(geometry.device).multi_processor_count
         self.whole = tensor_cores and size * n_kv_heads >= 2 * processors
         self.indices = indices
