@@ -23,6 +23,7 @@ import torch
 from bench.checkpoints import Shape
 from bench.cuda import GRAPHS, QWEN3_8B, SMALL, Card, copy_bandwidth, matrix_rate, opened, release, seconds, tokens
 from bench.driver import Driver, Stream
+from bench.gpu_attention import attending
 from bench.gpu_serving import beside_transformers, beside_vllm, workload
 from bench.parts import Parts, apart, failed, read
 from bench.report import Report, arguments, table
@@ -99,12 +100,12 @@ def decode(
     """Wall time of a step with two in flight, as the engine runs it; and what the device alone takes."""
     for batch, target in targets.items():
         driver, sequences = prefilled(runtime, batch)
-        rounds = []
+        rounds, begin = [], sequences[0].length
         for _ in range(5):
             start = time.perf_counter()
             driver.decode_many(sequences, 40)
             rounds.append((time.perf_counter() - start) / 40)
-        context = sequences[0].length
+        context = (begin + sequences[0].length) // 2
         floor = shape.decode_bytes(batch, context) / card.bandwidth
         alone = device_seconds(runtime, driver, sequences)
         report.add(
@@ -255,6 +256,7 @@ PARTS: dict[str, Callable[[Report, Card], None]] = {
     "workload": workload,
     "transformers": beside_transformers,
     "idle": idle,
+    "attention": attending,
     "sampling": sampling,
     "8b-fp8": large_fp8,
     "vllm": beside_vllm,

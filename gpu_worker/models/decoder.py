@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.layers import Kernels, Linear
+from gpu_worker.models.layers import Kernels, Linear, Rotation
 
 LinearName = Literal["qkv", "out", "gate_up", "down"]
 
@@ -35,8 +35,9 @@ class ValueDecoder(Protocol):
 class Attention(Protocol):
     """One step's attention over the paged KV cache."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store k, v [T, Hkv, D] of the step's positions, then answer q [T, Hq, D] -> [T, Hq * D]."""
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
+        """Rotate q [T, Hq, D] and k [T, Hkv, D], store k and v [T, Hkv, D] of the step's positions, then answer
+        q -> [T, Hq * D]. q may be overwritten."""
         ...
 
 
@@ -122,8 +123,8 @@ class Decoder:
         k = k.view(n, config.n_kv_heads, config.head_dim)
         v = v.view(n, config.n_kv_heads, config.head_dim)
         norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
-        q, k = self.kernels.rotate(q, k, norms, config.rms_norm_eps, step.positions, self.rotary)
-        return self._apply(i, "out", layer.out, step.attention.attend(i, q, k, v), step)
+        rotation = Rotation(norms, config.rms_norm_eps, step.positions, self.rotary)
+        return self._apply(i, "out", layer.out, step.attention.attend(i, q, k, v, rotation), step)
 
     def _apply(self, i: int, name: LinearName, linear: Linear, x: Tensor, step: Forward) -> Tensor:
         y = linear(x)

@@ -104,8 +104,18 @@ def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight.float() / scale[:, None]).round().clamp(-127, 127).to(torch.int8), scale
 
 
-HeadNorms = tuple[Tensor, Tensor] | None
-"""The weights [D] of the norms of queries and of keys, where the model has them."""
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """What becomes of queries and keys before attention: each head's norm, where the model has one, then rotary
+    embedding.
+
+    norms: weights [D] of the queries' norm and of the keys'; positions: integers [T]; table: see `rotary_table`.
+    """
+
+    norms: tuple[Tensor, Tensor] | None
+    eps: float
+    positions: Tensor
+    table: Tensor
 
 
 class Kernels(Protocol):
@@ -119,13 +129,6 @@ class Kernels(Protocol):
         """residual += x in place, then its norm."""
         ...
 
-    def rotate(
-        self, q: Tensor, k: Tensor, norms: HeadNorms, eps: float, positions: Tensor, table: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Each head's norm, where the model has one, then rotary embedding of q [T, Hq, D] and k [T, Hkv, D] at
-        `positions` [T]; may work in place."""
-        ...
-
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu of the first half of the last dimension times its second half."""
         ...
@@ -135,25 +138,30 @@ class TorchKernels:
     """Plain torch: runs anywhere, and is what the others are compared with."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        return weight * wide.to(x.dtype)
+        return _rms_norm(x, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         residual += x
-        return self.rms_norm(residual, weight, eps)
-
-    def rotate(
-        self, q: Tensor, k: Tensor, norms: HeadNorms, eps: float, positions: Tensor, table: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        if norms is not None:
-            q, k = self.rms_norm(q, norms[0], eps), self.rms_norm(k, norms[1], eps)
-        cos, sin = table[positions].unsqueeze(1).chunk(2, dim=-1)
-        return _rotate(q, cos, sin), _rotate(k, cos, sin)
+        return _rms_norm(residual, weight, eps)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
+
+
+def rotated(q: Tensor, k: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+    """q [T, Hq, D] and k [T, Hkv, D], in plain torch."""
+    if rotation.norms is not None:
+        q_norm, k_norm = rotation.norms
+        q, k = _rms_norm(q, q_norm, rotation.eps), _rms_norm(k, k_norm, rotation.eps)
+    cos, sin = rotation.table[rotation.positions].unsqueeze(1).chunk(2, dim=-1)
+    return _rotate(q, cos, sin), _rotate(k, cos, sin)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -16,13 +16,13 @@ from gpu_worker.models.decoder import Decoder, Forward, ValueDecoder
 from gpu_worker.models.lora import AdapterBank, GroupedDeltas
 from gpu_worker.runtime.attention.flashinfer import (
     HEAD_SIZES,
+    WORKSPACE_BYTES,
     AppendWrappers,
     FlashInferAttention,
     Geometry,
     batch_ladder,
     host_page_counts,
     new_workspace,
-    workspace_bytes,
 )
 from gpu_worker.runtime.device import Device, Stream, staged, upload
 from gpu_worker.runtime.graphs import Capture, DecodeGraphs
@@ -58,8 +58,7 @@ def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int) -> in
     wrappers = 2 * (len(ladder) + 1) * len(set(model.windows)) * _WRAPPER_BYTES
     columns = -(-(engine.max_model_len or model.max_position) // engine.page_size)
     page_lists = 4 * (2 * ladder[-1] + engine.max_num_seqs + 1) * columns  # each slot's, and the table
-    workspace = workspace_bytes(model, ladder[-1])
-    return workspace + wrappers + page_lists + tokens * widest * itemsize + logits + _SLACK_BYTES
+    return WORKSPACE_BYTES + wrappers + page_lists + tokens * widest * itemsize + logits + _SLACK_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ class CudaExecutor:
         self._pending, self._pending_values = pending, pending_values
         self._geometry = Geometry(decoder.config, cache, decoder.dtype)
         sizes = batch_ladder(config.graph_batch_sizes, config.max_num_seqs)
-        workspace = new_workspace(workspace_bytes(decoder.config, sizes[-1]), cache.keys.device)
+        workspace = new_workspace(cache.keys.device)
         self._slots = [self._new_slot(sizes, workspace, device) for _ in range(2)]
         device.synchronize()  # all this was made on another stream than the one that uses it
         for slot in self._slots:

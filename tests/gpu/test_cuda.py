@@ -77,6 +77,14 @@ def test_captured_decodes_of_other_shapes(heads, kv_heads, width, checkpoint, op
         decodes_agree(Driver(open_runtime(folder, **pages)), model, [tokens(n, n) for n in (240, 3, 129, 30, 1)])
 
 
+def test_a_captured_decode_that_fills_the_card(checkpoint, open_runtime):
+    """With so many rows none is split among blocks, and nothing is merged."""
+    shape = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    folder, model = checkpoint("qwen3", **shape)
+    driver = Driver(open_runtime(folder, max_num_seqs=64, graph_batch_sizes=(64,)))
+    decodes_agree(driver, model, [tokens(3 + 3 * n, n) for n in range(40)])
+
+
 def test_a_pool_that_32_bits_cannot_index(checkpoint, open_runtime):
     folder, model = checkpoint("qwen3")
     n_pages = 2**31 // (model.config.num_key_value_heads * model.config.head_dim) + 4096
@@ -244,7 +252,8 @@ class WithValues:
 
 @pytest.mark.parametrize("sizes", [(1, 4, 8), (1,)], ids=["captured", "eager"])
 def test_values_beside_the_tokens_are_those_of_the_cpu(sizes, checkpoint, open_runtime, monkeypatch):
-    """Every token is given, so that what is compared depends on the values alone."""
+    """Every token is given, so that what is compared depends on the values alone. Each step reads what the one
+    before it decoded, so that roundings add up; wrong values differ by as much as they change."""
     kind = Architecture(parse_decoder_config, lambda *found: WithValues(load_decoder(*found)))
     monkeypatch.setitem(ARCHITECTURES, "Qwen3ForCausalLM", kind)
     folder, given = checkpoint("qwen3")[0], SamplingParams(temperature=0, allowed_token_ids=[7])
@@ -254,5 +263,5 @@ def test_values_beside_the_tokens_are_those_of_the_cpu(sizes, checkpoint, open_r
         sequences = [driver.sequence(tokens(n, n), given) for n in (3, 9, 5)]
         found.append([driver.prefill(sequences).values.copy()])
         found[-1] += [driver.decode(sequences).values.copy() for _ in range(6)]
-    assert relative_error(np.array(found[1]), np.array(found[0])) < 2 * BF16
+    assert relative_error(np.array(found[1]), np.array(found[0])) < 10 * BF16
     assert np.abs(np.diff(found[0], axis=0)).max() > 0.1, "they change from step to step"

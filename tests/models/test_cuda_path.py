@@ -20,7 +20,13 @@ from bench.driver import Driver
 from gpu_worker.errors import ModelError
 from gpu_worker.request import SamplingParams
 from gpu_worker.runtime import cuda, outputs
-from gpu_worker.runtime.attention.flashinfer import batch_ladder, host_page_counts, workspace_bytes
+from gpu_worker.runtime.attention.flashinfer import (
+    DecodeWrappers,
+    Geometry,
+    batch_ladder,
+    host_page_counts,
+    new_workspace,
+)
 from gpu_worker.runtime.cuda import require_flashinfer, working_bytes
 from gpu_worker.runtime.graphs import cuda_capture
 from gpu_worker.runtime.sampling import choose
@@ -159,6 +165,20 @@ def test_the_ladder_ends_at_the_largest_batch():
     assert batch_ladder((3, 500), 64) == [3, 64]
 
 
+@pytest.mark.parametrize(("heads", "whole"), [(4, [False] * 4), (8, [False, False, True, True])])
+def test_a_batch_that_fills_the_card_is_not_split_where_tensor_cores_attend(
+    heads, whole, checkpoint, open_runtime, monkeypatch
+):
+    """Two blocks on each processor, one for each row and head of keys."""
+    fake_flashinfer.install(monkeypatch)
+    runtime = open_runtime(checkpoint("qwen3")[0])
+    model = dataclasses.replace(runtime._model_config, n_heads=heads, n_kv_heads=2)
+    geometry = Geometry(model, runtime._cache, torch.float32)
+    indices, workspace = torch.zeros(8, dtype=torch.int32), new_workspace(geometry.device)
+    sizes = (1, fake_flashinfer.PROCESSORS - 1, fake_flashinfer.PROCESSORS, 8)
+    assert [DecodeWrappers(geometry, size, workspace, indices).whole for size in sizes] == whole
+
+
 def test_working_memory_grows_with_the_batch(checkpoint, open_runtime):
     runtime = open_runtime(checkpoint("qwen3")[0])
     small, large = (
@@ -166,21 +186,3 @@ def test_working_memory_grows_with_the_batch(checkpoint, open_runtime):
         for n in (1, 256)
     )
     assert small < large < 4 * 2**30
-
-
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "width", "largest", "expected"),
-    [
-        (16, 8, 128, 256, 128 * 2**20),
-        (32, 8, 128, 256, 128 * 2**20),
-        # what FlashInfer 0.7.2 asks for: 64 heads x ceil(padded * 16 / 8) partial rows of 129 floats
-        (64, 8, 128, 2048, 4 * 64 * -(-(1024 + 2047) * 16 // 8) * 129),
-        (32, 1, 128, 8192, 4 * 32 * -(-(4096 + 8191) * 64 // 32) * 129),
-    ],
-)
-def test_the_workspace_holds_the_partial_sums_of_the_largest_captured_decode(
-    heads, kv_heads, width, largest, expected, checkpoint, open_runtime
-):
-    model = open_runtime(checkpoint("qwen3")[0])._model_config
-    model = dataclasses.replace(model, n_heads=heads, n_kv_heads=kv_heads, head_dim=width)
-    assert expected <= workspace_bytes(model, largest) <= 1.01 * expected

@@ -22,6 +22,7 @@ from gpu_worker.runtime.graphs import eager
 
 WORKSPACE_BYTES = 128 * 2**20
 CUDA_CORE_GROUPS = {1, 2, 3, 4, 6, 8, 16}
+PROCESSORS = 4
 
 
 def check_int32(*tensors):
@@ -68,17 +69,28 @@ def silu_and_mul(x):
 # ---------------------------------------------------------------- gpu_worker.runtime.fused.layers
 
 
-def rotate(q, k, norms, eps, positions, table):
+def rotate_and_store(q, k, v, rotation, keys, values, slots):
+    table, positions = rotation.table, rotation.positions
     assert table.dtype == torch.float32
-    assert positions.shape == q.shape[:1]
-    assert q.stride(2) == k.stride(2) == 1
+    assert slots.dtype == torch.int64
+    assert positions.shape == slots.shape == q.shape[:1]
+    assert keys.is_contiguous()
+    assert values.is_contiguous()
     cos, sin = table[positions.long()][:, None].chunk(2, dim=-1)
-    for x, norm in zip((q, k), norms or (None, None), strict=True):
+
+    def rotated(x, norm):
+        assert x.stride()[1:] == (x.shape[2], 1)
         wide = x.float()
         if norm is not None:
-            wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * norm.float()
+            wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + rotation.eps) * norm.float()
         low, high = wide.chunk(2, dim=-1)
-        x.copy_(torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1))
+        return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
+
+    q_norm, k_norm = rotation.norms or (None, None)
+    q.copy_(rotated(q, q_norm))
+    for source, target in ((rotated(k, k_norm), keys), (v, values)):
+        largest = torch.finfo(target.dtype).max
+        target[slots] = source.float().clamp(-largest, largest).to(target.dtype)
 
 
 def gather_pages(table, rows, indptr, pages):
@@ -93,15 +105,6 @@ def gather_pages(table, rows, indptr, pages):
 def token_slots(table, rows, positions, page_size):
     assert rows.shape == positions.shape
     return table[rows.long(), positions.long() // page_size].long() * page_size + positions.long() % page_size
-
-
-def store_kv(k, v, keys, values, slots):
-    assert slots.dtype == torch.int64
-    assert keys.is_contiguous()
-    assert k.stride(1) == v.stride(1) == k.shape[2]
-    for source, target in ((k, keys), (v, values)):
-        largest = torch.finfo(target.dtype).max
-        target[slots] = source.clamp(-largest, largest).to(target.dtype)
 
 
 def quantize_rows(x):
@@ -149,10 +152,12 @@ class _Wrapper:
             target.copy_(source)
         self._copies.clear()
 
-    def _attend(self, q, pages, queries):
+    def _attend(self, q, pages, queries, out):
         """queries: how many of the last positions each row asks from."""
         self._land()
         check_dense_rows(q)
+        assert out.is_contiguous()
+        assert (out.shape, out.dtype) == (q.shape, self.q_dtype)
         assert isinstance(pages, tuple)
         for p in pages:
             assert p.dim() == 4
@@ -173,7 +178,7 @@ class _Wrapper:
             mask = position <= query
             if self.window_left >= 0:
                 mask &= position >= query - self.window_left
-            out = torch.nn.functional.scaled_dot_product_attention(
+            answer = torch.nn.functional.scaled_dot_product_attention(
                 q[at : at + n].transpose(0, 1)[None],
                 k[None],
                 v[None],
@@ -181,9 +186,9 @@ class _Wrapper:
                 scale=self.scale,
                 enable_gqa=True,
             )
-            outputs.append(out[0].transpose(0, 1))
+            outputs.append(answer[0].transpose(0, 1))
             at += n
-        return torch.cat(outputs)
+        return out.copy_(torch.cat(outputs))
 
     def _set(self, sizes, *, q_data_type, kv_data_type, sm_scale, window_left):
         self.n_heads, self.n_kv_heads, self.head_dim, self.page_size = sizes
@@ -214,7 +219,11 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         self.last_page_len = paged_kv_last_page_len_buffer
         self.use_tensor_cores = use_tensor_cores
 
-    def plan(self, indptr, indices, last_page_len, *sizes, **settings):
+    def plan(self, indptr, indices, last_page_len, *sizes, disable_split_kv, **settings):
+        if self.use_tensor_cores:
+            assert disable_split_kv == (len(last_page_len) * sizes[1] >= 2 * PROCESSORS)
+        else:
+            assert not disable_split_kv, "the kernel without tensor cores does not know it"
         check_int32(indptr, indices, last_page_len)
         assert len(indptr) == len(self.indptr), "the batch size is fixed"
         assert len(last_page_len) == len(self.last_page_len)
@@ -227,9 +236,9 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         self._copy_later(self.indices[: len(indices)], indices)
         self._set(sizes, **settings)
 
-    def run(self, q, pages):
+    def run(self, q, pages, *, out):
         assert len(q) == len(self.last_page_len)
-        return self._attend(q, pages, [1] * len(q))
+        return self._attend(q, pages, [1] * len(q), out)
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
@@ -251,9 +260,9 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         self._copy_later(self.indices, indices)
         self._set(sizes, **settings)
 
-    def run(self, q, pages):
+    def run(self, q, pages, *, out):
         assert len(q) == sum(self.queries)
-        return self._attend(q, pages, self.queries)
+        return self._attend(q, pages, self.queries, out)
 
 
 def install(monkeypatch):
@@ -262,10 +271,12 @@ def install(monkeypatch):
         made.__dict__.update({member.__name__: member for member in members})
         monkeypatch.setitem(sys.modules, name, made)
 
+    card = types.SimpleNamespace(multi_processor_count=PROCESSORS)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     module("flashinfer", BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper)
     module("flashinfer.norm", rmsnorm, fused_add_rmsnorm)
     module("flashinfer.activation", silu_and_mul)
-    module("gpu_worker.runtime.fused.layers", rotate, gather_pages, token_slots, store_kv, quantize_rows)
+    module("gpu_worker.runtime.fused.layers", rotate_and_store, gather_pages, token_slots, quantize_rows)
     module("gpu_worker.runtime.fused.adapters", add_deltas)
 
 

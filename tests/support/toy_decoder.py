@@ -19,6 +19,7 @@ from torch import Tensor
 from gpu_worker import EngineConfig
 from gpu_worker.models.config import ModelConfig, RopeConfig
 from gpu_worker.models.decoder import Forward
+from gpu_worker.models.layers import Rotation
 from gpu_worker.models.registry import ARCHITECTURES, Architecture
 from gpu_worker.runtime.device import CpuDevice
 from gpu_worker.runtime.runtime import ModelRuntime
@@ -55,7 +56,8 @@ class ToyDecoder:
             mixed = _hash(mixed * 31 + column)
         own = _hash(mixed[:, None] + torch.arange(WIDTH)) & 255
         nothing = torch.zeros(len(hidden), 1, WIDTH)
-        mean = step.attention.attend(0, nothing, nothing, own[:, None].float())
+        rotation = Rotation(None, 0.0, step.positions, torch.zeros(MAX_POSITIONS + 1, WIDTH))
+        mean = step.attention.attend(0, nothing, nothing, own[:, None].float(), rotation)
         return (mean * (step.positions[:, None] + 1)).round()
 
     def head_output(self, hidden: Tensor) -> Tensor:
@@ -78,7 +80,7 @@ class _History:
     def __init__(self) -> None:
         self._all = torch.zeros(0, WIDTH)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
         self._all = torch.cat((self._all, v[:, 0]))
         return self._all.mean(0, keepdim=True)
 

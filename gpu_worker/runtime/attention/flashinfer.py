@@ -17,12 +17,18 @@ import torch
 from torch import Tensor
 
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.layers import HeadNorms
+from gpu_worker.models.layers import Rotation
 from gpu_worker.runtime.interface import Int32Array
 from gpu_worker.runtime.kv import KVCache
 
-_WORKSPACE_BYTES = 128 * 2**20
+WORKSPACE_BYTES = 128 * 2**20
+"""For the partial sums of all wrappers of one stream. A row of queries is split among as many blocks as the card
+has, and no more: that takes a fraction of it, whatever the model."""
+
 _CUDA_CORE_GROUPS = frozenset({1, 2, 3, 4, 6, 8, 16})
+
+TENSOR_CORES_FROM = 4
+"""With so many queries to a head of keys, tensor cores are quicker (`bench.gpu --only attention` compares)."""
 
 HEAD_SIZES = (64, 128, 256)
 """Smaller ones are refused by the kernels. Of others a pass reads whole 64s alone (of 96, the first 64), and a
@@ -30,7 +36,7 @@ decode adds up over threads whose number must be a power of two; neither is chec
 
 
 class FlashInferKernels:
-    """See `models.layers.Kernels`. `add_rms_norm` and `rotate` work in place."""
+    """See `models.layers.Kernels`. `add_rms_norm` works in place."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         from flashinfer.norm import rmsnorm
@@ -43,14 +49,6 @@ class FlashInferKernels:
 
         fused_add_rmsnorm(x, residual, weight, eps)
         return x
-
-    def rotate(
-        self, q: Tensor, k: Tensor, norms: HeadNorms, eps: float, positions: Tensor, table: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        from gpu_worker.runtime.fused.layers import rotate
-
-        rotate(q, k, norms, eps, positions, table)
-        return q, k
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         from flashinfer.activation import silu_and_mul
@@ -112,23 +110,33 @@ class FlashInferAttention:
     slots: Tensor
     wrappers: Mapping[int, Any]
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        from gpu_worker.runtime.fused.layers import store_kv
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
+        from gpu_worker.runtime.fused.layers import rotate_and_store
 
         cache, window = self.geometry.cache, self.geometry.config.windows[layer]
-        store_kv(k, v, cache.keys[layer], cache.values[layer], self.slots)
-        out: Tensor = self.wrappers[window].run(q, self.geometry.pages(layer))
-        return out.reshape(q.shape[0], -1)
+        rotate_and_store(q, k, v, rotation, cache.keys[layer], cache.values[layer], self.slots)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # FlashInfer would fill a prefill's with zeros
+        self.wrappers[window].run(q, self.geometry.pages(layer), out=out)
+        return out.view(q.shape[0], -1)
 
 
 class DecodeWrappers:
-    """The captured decode of one slot at one batch size: fixed buffers and a wrapper for each window."""
+    """The captured decode of one slot at one batch size: fixed buffers and a wrapper for each window.
+
+    A graph has room for rows that are split among blocks and merged afterwards, unless it is told that they never
+    are. With as many rows and heads of keys as the card runs blocks (two on each processor) nothing is split: such
+    a batch does without the merge, a kernel in each layer. The kernel without tensor cores knows by itself.
+    """
 
     def __init__(self, geometry: Geometry, size: int, workspace: Tensor, indices: Tensor) -> None:
         from flashinfer import BatchDecodeWithPagedKVCacheWrapper
 
         self.geometry, self.size = geometry, size
-        group = geometry.config.n_heads // geometry.config.n_kv_heads
+        n_kv_heads = geometry.config.n_kv_heads
+        group = geometry.config.n_heads // n_kv_heads
+        tensor_cores = group not in _CUDA_CORE_GROUPS or group >= TENSOR_CORES_FROM
+        processors = torch.cuda.get_device_properties(geometry.device).multi_processor_count
+        self.whole = tensor_cores and size * n_kv_heads >= 2 * processors
         self.indices = indices
         self.indptr = torch.zeros(size + 1, dtype=torch.int32, device=geometry.device)
         self.last_page_len = torch.ones(size, dtype=torch.int32, device=geometry.device)
@@ -137,7 +145,7 @@ class DecodeWrappers:
                 workspace,
                 "NHD",
                 use_cuda_graph=True,
-                use_tensor_cores=group not in _CUDA_CORE_GROUPS or group >= 4,
+                use_tensor_cores=tensor_cores,
                 paged_kv_indptr_buffer=self.indptr,
                 paged_kv_indices_buffer=indices,
                 paged_kv_last_page_len_buffer=self.last_page_len,
@@ -149,8 +157,9 @@ class DecodeWrappers:
     def plan(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
         """indptr, last_page_len: pinned; indices: on the device. Nothing waits."""
         for window, wrapper in self.wrappers.items():
+            settings = self.geometry.plan_settings(window)
             wrapper.plan(
-                indptr, indices, last_page_len, *self.geometry.sizes, **self.geometry.plan_settings(window)
+                indptr, indices, last_page_len, *self.geometry.sizes, disable_split_kv=self.whole, **settings
             )
 
 
@@ -177,18 +186,9 @@ class AppendWrappers:
             wrapper.plan(lengths, indptr, indices, last_page_len, *self.geometry.sizes, causal=True, **settings)
 
 
-def workspace_bytes(config: ModelConfig, largest: int) -> int:
-    """For the partial sums of all wrappers of one stream. A captured decode of `largest` rows reserves them for as
-    many tiles of queries as there could be, in float32; what is not captured needs less than the least here."""
-    group = config.n_heads // config.n_kv_heads
-    tile = next((tile for tile in (16, 64) if group <= tile), 128)
-    tiles = -(-largest * group // tile) + largest
-    return max(_WORKSPACE_BYTES, 4 * config.n_kv_heads * tiles * tile * (config.head_dim + 1))
-
-
-def new_workspace(n_bytes: int, device: torch.device) -> Tensor:
+def new_workspace(device: torch.device) -> Tensor:
     """Shared by all wrappers of one stream; must be zero before its first use."""
-    return torch.zeros(n_bytes, dtype=torch.uint8, device=device)
+    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
 
 def batch_ladder(asked: Sequence[int], most: int) -> list[int]:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gpu_worker.models.layers import Rotation, rotated
 from gpu_worker.runtime.interface import Int32Array
 from gpu_worker.runtime.kv import KVCache
 
@@ -32,7 +33,8 @@ class PagedAttention:
     _masks: dict[int, Tensor | None] = field(default_factory=dict)
     _gathered: Tensor | None = None
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
+        q, k = rotated(q, k, rotation)
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys.index_copy_(0, self.slots, k.to(keys.dtype))
         values.index_copy_(0, self.slots, v.to(values.dtype))

@@ -66,7 +66,9 @@ def _choose(
     temperature = tl.load(temperatures + row)
     scale = tl.where(temperature > 0, temperature, 1.0)
     floor = tl.full([], float("-inf"), tl.float32)
-    largest, token = _best(scores, width, scale, floor, 0, 0, False, BLOCK)
+    largest, token = floor, tl.full([], 0, tl.int32)
+    if (temperature <= 0) | (has_top_k + has_top_p + has_min_p != 0):
+        largest, token = _best(scores, width, scale, floor, 0, 0, False, BLOCK)
     if temperature > 0:
         if has_top_k != 0:
             k = tl.load(top_ks + row)

@@ -1,4 +1,5 @@
-"""Of a decoder layer, on CUDA: norm and rotation of queries and keys in one launch, and what eight bits need."""
+"""Of a decoder layer, on CUDA: what lies between the queries, keys and values and their attention, in one launch;
+and what eight bits need."""
 
 # ruff: noqa: N803
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-not-found, import-untyped"
@@ -9,43 +10,44 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gpu_worker.models.layers import Rotation
+
 _HEADS = 8
 FP8_MAX = tl.constexpr(448.0)
 
 
-def rotate(
-    q: Tensor,
-    k: Tensor,
-    norms: tuple[Tensor, Tensor] | None,
-    eps: float,
-    positions: Tensor,
-    table: Tensor,
+def rotate_and_store(
+    q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, keys: Tensor, values: Tensor, slots: Tensor
 ) -> None:
-    """In place: norm, where the model has `norms` of q and k, and rotary embedding, both in float32.
+    """Rotate q in place; keys[slots[t]] = k[t] rotated, values[slots[t]] = v[t], in the cache's type, cut to its
+    range. Norm and rotation are computed in float32.
 
-    q: [T, Hq, D], k: [T, Hkv, D], of any strides with the last dimension dense; positions: integers [T]; table:
-    float32 [positions, D], cosines and then sines.
+    q: [T, Hq, D], k, v: [T, Hkv, D], rows of any stride, heads dense; keys, values: [slots, Hkv, D], contiguous;
+    slots: int64 [T].
     """
     n, n_heads, width = q.shape
-    n_kv_heads = k.shape[1]
-    assert q.stride(2) == k.stride(2) == 1
+    n_kv_heads, table = k.shape[1], rotation.table
+    assert all(x.stride()[1:] == (width, 1) for x in (q, k, v))
     assert table.is_contiguous()
-    q_norm, k_norm = norms or (table, table)
-    _rotate[(n, triton.cdiv(n_heads, _HEADS) + triton.cdiv(n_kv_heads, _HEADS))](
+    q_norm, k_norm = rotation.norms or (table, table)
+    _rotate_and_store[(n, triton.cdiv(n_heads, _HEADS) + triton.cdiv(n_kv_heads, _HEADS))](
         q,
         k,
+        v,
         q_norm,
         k_norm,
-        positions,
+        rotation.positions,
         table,
+        keys,
+        values,
+        slots,
         n_heads,
         n_kv_heads,
         q.stride(0),
-        q.stride(1),
         k.stride(0),
-        k.stride(1),
-        eps,
-        NORMED=norms is not None,
+        v.stride(0),
+        rotation.eps,
+        NORMED=rotation.norms is not None,
         HALF=width // 2,
         BLOCK=triton.next_power_of_2(width // 2),
         HEADS=_HEADS,
@@ -54,19 +56,22 @@ def rotate(
 
 
 @triton.jit
-def _rotate(
+def _rotate_and_store(
     q,
     k,
+    v,
     q_norm,
     k_norm,
     positions,
     table,
+    keys,
+    values,
+    slots,
     n_heads,
     n_kv_heads,
     q_row,
-    q_head,
     k_row,
-    k_head,
+    v_row,
     eps,
     NORMED: tl.constexpr,
     HALF: tl.constexpr,
@@ -74,50 +79,57 @@ def _rotate(
     HEADS: tl.constexpr,
 ):
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    position = tl.load(positions + row)
+    angles = table + tl.load(positions + row).to(tl.int64) * (2 * HALF)
     n_groups = tl.cdiv(n_heads, HEADS)
     if group < n_groups:
-        _rotate_heads(
-            q + row * q_row, q_head, n_heads, group, q_norm, position, table, eps, NORMED, HALF, BLOCK, HEADS
-        )
+        at, used = _places(group, n_heads, HALF, BLOCK, HEADS)
+        x = q + row * q_row
+        low, high = _rotated(x, at, used, q_norm, angles, eps, NORMED, HALF, BLOCK)
+        _store_halves(x, at, used, low, high, HALF)
     else:
-        group -= n_groups
-        _rotate_heads(
-            k + row * k_row, k_head, n_kv_heads, group, k_norm, position, table, eps, NORMED, HALF, BLOCK, HEADS
-        )
+        at, used = _places(group - n_groups, n_kv_heads, HALF, BLOCK, HEADS)
+        place = tl.load(slots + row) * n_kv_heads * (2 * HALF)
+        low, high = _halves(v + row * v_row, at, used, HALF)
+        _store_halves(values + place, at, used, low, high, HALF)
+        low, high = _rotated(k + row * k_row, at, used, k_norm, angles, eps, NORMED, HALF, BLOCK)
+        _store_halves(keys + place, at, used, low, high, HALF)
 
 
 @triton.jit
-def _rotate_heads(
-    x,
-    stride,
-    n_heads,
-    group,
-    norm,
-    position,
-    table,
-    eps,
-    NORMED: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HEADS: tl.constexpr,
-):
+def _places(group, n_heads, HALF: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr):
+    """Where the lower halves of a group of heads lie in a row of dense heads, and which of them there are."""
     head, column = group * HEADS + tl.arange(0, HEADS), tl.arange(0, BLOCK)
-    used = column < HALF
-    at = x + head[:, None] * stride + column[None, :]
-    mask = (head < n_heads)[:, None] & used[None, :]
-    low = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    high = tl.load(at + HALF, mask=mask, other=0.0).to(tl.float32)
+    return head[:, None] * (2 * HALF) + column[None, :], (head < n_heads)[:, None] & (column < HALF)[None, :]
+
+
+@triton.jit
+def _rotated(x, at, used, norm, angles, eps, NORMED: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    """The lower and upper halves, float32 [heads, BLOCK], of the heads at `at`, normed and rotated."""
+    column = tl.arange(0, BLOCK)
+    inside = column < HALF
+    low, high = _halves(x, at, used, HALF)
     if NORMED:
         square = tl.sum(low * low + high * high, 1) / (2 * HALF)
         scale = tl.rsqrt(square + eps)[:, None]
-        low = low * scale * tl.load(norm + column, mask=used, other=0.0).to(tl.float32)[None, :]
-        high = high * scale * tl.load(norm + HALF + column, mask=used, other=0.0).to(tl.float32)[None, :]
-    angles = table + position.to(tl.int64) * (2 * HALF)
-    cos = tl.load(angles + column, mask=used, other=0.0)[None, :]
-    sin = tl.load(angles + HALF + column, mask=used, other=0.0)[None, :]
-    tl.store(at, (low * cos - high * sin).to(x.dtype.element_ty), mask=mask)
-    tl.store(at + HALF, (high * cos + low * sin).to(x.dtype.element_ty), mask=mask)
+        low = low * scale * tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+        high = high * scale * tl.load(norm + HALF + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+    cos = tl.load(angles + column, mask=inside, other=0.0)[None, :]
+    sin = tl.load(angles + HALF + column, mask=inside, other=0.0)[None, :]
+    return low * cos - high * sin, high * cos + low * sin
+
+
+@triton.jit
+def _halves(x, at, used, HALF: tl.constexpr):
+    low = tl.load(x + at, mask=used, other=0.0).to(tl.float32)
+    return low, tl.load(x + at + HALF, mask=used, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store_halves(target, at, used, low, high, HALF: tl.constexpr):
+    if target.dtype.element_ty == tl.float8e4nv:
+        low, high = tl.clamp(low, -FP8_MAX, FP8_MAX), tl.clamp(high, -FP8_MAX, FP8_MAX)
+    tl.store(target + at, low.to(target.dtype.element_ty), mask=used)
+    tl.store(target + at + HALF, high.to(target.dtype.element_ty), mask=used)
 
 
 def gather_pages(table: Tensor, rows: Tensor, indptr: Tensor, pages: Tensor) -> None:
@@ -178,33 +190,3 @@ def _quantize_rows(x, values, scales, width, BLOCK: tl.constexpr):
     scale = tl.maximum(tl.max(tl.abs(wide), 0), 1e-12) / FP8_MAX
     tl.store(scales + row, scale)
     tl.store(values + row * width + column, (wide / scale).to(tl.float8e4nv), mask=used)
-
-
-def store_kv(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-    """keys[slots[t]] = k[t], and the values likewise, in the cache's type, cut to its range.
-
-    k, v: [T, Hkv, D], heads dense; keys, values: [slots, Hkv, D], contiguous; slots: int64 [T].
-    """
-    n, heads, width = k.shape
-    size = heads * width
-    assert k.stride(1) == v.stride(1) == width
-    _store_kv[(n,)](
-        k, v, keys, values, slots, k.stride(0), v.stride(0), size, BLOCK=triton.next_power_of_2(size), num_warps=4
-    )
-
-
-@triton.jit
-def _store_kv(k, v, keys, values, slots, k_row, v_row, size, BLOCK: tl.constexpr):
-    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    used = column < size
-    slot = tl.load(slots + row)
-    _store(k + row * k_row, keys + slot * size, column, used)
-    _store(v + row * v_row, values + slot * size, column, used)
-
-
-@triton.jit
-def _store(source, target, column, used):
-    x = tl.load(source + column, mask=used, other=0.0)
-    if target.dtype.element_ty == tl.float8e4nv:
-        x = tl.clamp(x.to(tl.float32), -448.0, 448.0)
-    tl.store(target + column, x.to(target.dtype.element_ty), mask=used)

@@ -1,0 +1,72 @@
+"""The attention of a decode step alone, by each of the two kernels that could do it, against the time to read the
+keys and values."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import torch
+
+from bench.checkpoints import Shape, config
+from bench.cuda import QWEN3_8B, SMALL, Card, release, seconds
+from bench.report import Report
+from gpu_worker.models.config import parse_decoder_config
+from gpu_worker.runtime.attention import flashinfer as attention
+from gpu_worker.runtime.device import CudaDevice, staged, upload
+from gpu_worker.runtime.graphs import cuda_capture
+from gpu_worker.runtime.kv import new_kv_cache
+
+LAYERS = 8
+"""One after another, so that no layer finds its keys and values in the card's cache."""
+
+
+def attending(report: Report, card: Card, mean: int = 640) -> None:
+    """Rows of equal length, and of lengths between a tenth of the mean and nearly twice."""
+    draw = random.Random(0)
+    for shape in (SMALL, QWEN3_8B):
+        for batch in (16, 64, 256):
+            uneven = [draw.randint(mean // 10, 2 * mean - mean // 10) for _ in range(batch)]
+            for name, lengths in (("equal", [mean] * batch), ("uneven", uneven)):
+                floor = sum(lengths) * shape.kv_bytes_per_token / shape.n_layers / card.bandwidth
+                for kernel, least in (("tensor cores", 1), ("CUDA cores", 1 + shape.n_heads)):
+                    took = layer_seconds(shape, np.array(lengths, np.int32), least)
+                    report.add(
+                        f"{shape.name}: a layer's attention, batch {batch}, {name} lengths, {kernel}",
+                        took * 1e6,
+                        "us",
+                        floor=floor * 1e6,
+                        better="lower",
+                    )
+                    release()
+
+
+def layer_seconds(shape: Shape, lengths: np.ndarray, tensor_cores_from: int) -> float:
+    """`tensor_cores_from`: as in `attention.TENSOR_CORES_FROM`, which is put back."""
+    device, usual = CudaDevice(), attention.TENSOR_CORES_FROM
+    on = device.torch_device
+    model = dataclasses.replace(parse_decoder_config(config(shape)), n_layers=LAYERS)
+    n_pages, dtype = 1 + int(lengths.sum()), torch.bfloat16
+    cache = new_kv_cache(model, n_pages=n_pages, page_size=1, rows=1, max_model_len=1, dtype=dtype, device=on)
+    cache.keys.normal_()
+    cache.values.normal_()
+    geometry = attention.Geometry(model, cache, dtype)
+    indptr, last = attention.host_page_counts(lengths, 1)
+    indices = upload(np.arange(1, n_pages, dtype=np.int32), on)
+    q = torch.randn(len(lengths), model.n_heads, model.head_dim, dtype=dtype, device=on)
+    out = torch.empty_like(q)
+    attention.TENSOR_CORES_FROM = tensor_cores_from
+    try:
+        wrappers = attention.DecodeWrappers(geometry, len(lengths), attention.new_workspace(on), indices)
+    finally:
+        attention.TENSOR_CORES_FROM = usual
+    wrappers.plan(staged(indptr, on), indices, staged(last, on))
+
+    def attend() -> None:
+        for layer in range(LAYERS):
+            wrappers.wrappers[0].run(q, geometry.pages(layer), out=out)
+
+    attend()
+    device.synchronize()
+    return seconds(cuda_capture(device.new_stream("compute"))(attend)) / LAYERS
