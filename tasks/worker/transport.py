@@ -32,7 +32,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import Empty
-from typing import Any
+from typing import Any, ClassVar
 
 import redis
 from kombu import transport as transports
@@ -350,8 +350,12 @@ class Transport(_stock.Transport):  # type: ignore[misc]
     """What differs from kombu's transport: acknowledgements go out together, at every turn of the event loop."""
 
     Channel = Channel
+    _every_turn: ClassVar[set[Callable[[], None]]] = set()
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        """What the loop called for the connection before this one would stay there, and keep all of that alive."""
+        loop.on_tick.difference_update(Transport._every_turn)
+        others = set(loop.on_tick)
         super().register_with_event_loop(connection, loop)
 
         def flush() -> None:
@@ -360,6 +364,7 @@ class Transport(_stock.Transport):  # type: ignore[misc]
                 channel.flush()
 
         loop.on_tick.add(flush)
+        Transport._every_turn = loop.on_tick - others
 
 
 class SentinelChannel(Channel):
