@@ -197,6 +197,21 @@ def settle(site: Site, chaos: Chaos) -> None:
     eventually(idle, "all work is done", 4 * PATIENCE_S)
 
 
+def story(site: Site, name: str, revoked: bool) -> str:
+    """What Redis and the workers know of a task."""
+    lines = [
+        f"{worker.name} {line}"
+        for worker in site.workers
+        for line in worker.output.splitlines()
+        if f"{name}]" in line or f"{name}," in line or line.endswith(name)
+    ]
+    state, result = site.state(name), AsyncResult(name, app=site.app)
+    told = (
+        f"{name}: revoked {revoked}, log {site.log(name)}, state {state}, result {result.state} {result.result!r}"
+    )
+    return "\n".join([told, *sorted(lines, key=lambda line: line[line.find("[") :])])
+
+
 def verify(site: Site, tasks: dict[str, int], readers: list[Reader], revoked: set[str]) -> None:
     for name, length in tasks.items():
         result = AsyncResult(name, app=site.app)
@@ -206,7 +221,7 @@ def verify(site: Site, tasks: dict[str, int], readers: list[Reader], revoked: se
             assert result.state == "REVOKED", name
             assert written == truth[: len(written)], name
         else:
-            assert ends == ["length"], f"{name} ends with {ends}"
+            assert ends == ["length"], story(site, name, name in revoked)
             assert result.state == "SUCCESS", f"{name} is {result.state}: {result.result!r}"
             assert result.result["token_ids"] == written == truth, name
     for reader in readers:

@@ -14,10 +14,11 @@ from tasks.worker.transport import Transport
 
 def test_a_connection_that_was_lost_leaves_nothing_in_the_event_loop(server: RedisServer) -> None:
     hub, alive = Hub(), weakref.WeakSet()
-    mine = {print}  # any function
+    mine = {print}
     hub.on_tick.update(mine)
     for _ in range(3):
-        connection = Connection(server.url, transport=Transport)
+        connection = Connection(server.url)
+        connection.transport_cls = Transport  # as in a worker
         connection.channel()
         connection.register_with_event_loop(hub)
         alive.add(connection.transport)
