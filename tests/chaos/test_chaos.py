@@ -156,7 +156,7 @@ def run(site: Site, chaos: Chaos, seconds: float) -> tuple[dict[str, int], list[
     tasks: dict[str, int] = {}
     readers: list[Reader] = []
     while time.monotonic() < ends_at:
-        if site.queued() + site.held() < 300 if answers(site) else False:
+        if site.unfinished() < 300 if answers(site) else False:
             for _ in range(20):
                 name = f"chaos-{len(tasks)}"
                 length = chaos.random.choice([1, 3, 10, 50, 200, 400])
@@ -192,7 +192,7 @@ def settle(site: Site, chaos: Chaos) -> None:
 
     def idle() -> bool:
         chaos.tend()
-        return with_retries(lambda: site.queued() + site.held()) == 0
+        return with_retries(site.unfinished) == 0
 
     eventually(idle, "all work is done", 4 * PATIENCE_S)
 

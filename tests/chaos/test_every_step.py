@@ -143,9 +143,9 @@ def settle(site: Site, queues: list[str]) -> None:
         for queue in queues:
             if not any(worker.alive() and queue in worker.arguments for worker in running(site)):
                 site.redis.lmove(queue, "petiole", "RIGHT", "LEFT")
-        return site.held() == 0 and not site.queued() and not any(map(site.redis.llen, queues))
+        return site.unfinished(*queues) == 0
 
-    eventually(lambda: idle() and idle(), "all work is done")
+    eventually(idle, "all work is done")
 
 
 def running(site: Site) -> list[Worker]:

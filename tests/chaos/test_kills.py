@@ -58,7 +58,7 @@ def test_killed_workers_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
             chance.choice(alive).kill()
             site.start_worker()
         feeder.join()
-        eventually(lambda: site.queued() + site.held() == 0, "all work is done", 300.0)
+        eventually(lambda: site.unfinished() == 0, "all work is done", 300.0)
         eventually(lambda: len(results.counts) == TASKS, "all results", 30.0)
         assert set(results.counts) == set(names)
         assert [name for name, count in results.counts.items() if count > 1] == []

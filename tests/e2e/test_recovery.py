@@ -126,7 +126,7 @@ def test_a_warm_shutdown_finishes_what_it_can(own_site: Site) -> None:
     for i, result in enumerate(results):
         assert site.get(result)["token_ids"] == expected(f"f{i}", i, 200)
         assert site.get(result)["attempt"] == 1
-    assert site.queued() == site.held() == 0
+    assert site.unfinished() == 0
 
 
 def test_a_cold_shutdown_gives_everything_back(own_site: Site) -> None:
@@ -185,7 +185,7 @@ def test_a_finished_task_that_is_delivered_again_is_not_run_again(own_site: Site
     message = site.redis.lrange("petiole", 0, -1)
     assert len(message) == 1
     site.worker()
-    eventually(lambda: site.held() == site.queued() == 0, "done with")
+    eventually(lambda: site.unfinished() == 0, "done with")
     assert site.get(result_again) == value
     assert len(site.redis.keys("petiole:{*}:log")) == 2  # the task and one callback
 
@@ -229,7 +229,7 @@ def test_a_redis_that_hangs_for_a_while_is_survived(own_site: Site) -> None:
     for i, result in enumerate(results):
         assert site.get(result)["token_ids"] == site.tokens(result) == expected(f"h{i}", i, LONG)
     assert worker.alive()
-    eventually(lambda: site.held() == site.queued() == 0, "acknowledged")
+    eventually(lambda: site.unfinished() == 0, "acknowledged")
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -287,7 +287,7 @@ def test_a_failover_to_a_replica_is_survived(tmp_path: Path, planned: bool, serv
             assert value["token_ids"] == site.tokens(result) == expected(f"r{i}", i, LONG)
             assert site.app.AsyncResult(result.id).state == "SUCCESS"
         assert worker.alive()
-        eventually(lambda: site.held() == site.queued() == 0, "acknowledged")
+        eventually(lambda: site.unfinished() == 0, "acknowledged")
         replica.kill()
 
 
@@ -302,7 +302,7 @@ def test_a_lost_connection_does_not_double_the_work(own_site: Site) -> None:
         assert value["token_ids"] == expected(f"c{i}", i, LONG)
         assert value["attempt"] == 1
     assert worker.alive()
-    eventually(lambda: site.held() == site.queued() == 0, "acknowledged")
+    eventually(lambda: site.unfinished() == 0, "acknowledged")
 
 
 def test_the_cancel_flag_reaches_the_worker_that_goes_on(own_site: Site) -> None:

@@ -127,7 +127,7 @@ def test_a_failover_that_sentinel_makes_is_survived(
             assert reading[i].result() == loop.result()[i] == expected(f"r{i}", i, LONG)
             eventually(lambda result=result: site.app.AsyncResult(result.id).state == "SUCCESS", "stored")
     assert watched.master() is not old
-    eventually(lambda: site.held() == site.queued() == 0, "acknowledged")
+    eventually(lambda: site.unfinished() == 0, "acknowledged")
     for i, result in enumerate(results):
         assert site.tokens(result) == expected(f"r{i}", i, LONG)
     assert site.get(site.generate("after", max_tokens=3, seed=1))["token_ids"] == expected("after", 1, 3)

@@ -35,6 +35,14 @@ PATIENCE_S = 90.0
 PERSISTENT = ("--save", "", "--appendonly", "yes", "--appendfsync", "everysec")
 
 
+UNFINISHED = """
+local messages = 0
+for _, list in ipairs(KEYS) do messages = messages + redis.call('LLEN', list) end
+for _, hash in ipairs(redis.call('KEYS', 'petiole:unacked:*')) do messages = messages + redis.call('HLEN', hash) end
+return messages
+"""
+
+
 def eventually(condition: Callable[[], Any], what: str = "", timeout_s: float = PATIENCE_S) -> Any:
     """Wait until `condition()` is true, and return what it gave."""
     deadline = time.monotonic() + timeout_s
@@ -260,9 +268,18 @@ class Site:
             time.sleep(0.01)
         raise AssertionError(f"no end of stream {task} within {timeout_s} s")
 
-    def queued(self) -> int:
+    @property
+    def queues(self) -> list[str]:
+        """The lists of the default queue, one a priority."""
         queue = str(self.app.conf.task_default_queue)
-        return sum(self.redis.llen(key) for key in (queue, *(f"{queue}\x06\x16{step}" for step in (3, 6, 9))))
+        return [queue, *(f"{queue}\x06\x16{step}" for step in (3, 6, 9))]
+
+    def queued(self) -> int:
+        return sum(map(self.redis.llen, self.queues))
+
+    def unfinished(self, *more_queues: str) -> int:
+        """Messages in queues and in workers' hands, counted in one instant: they go to and fro."""
+        return int(self.redis.eval(UNFINISHED, len(keys := [*self.queues, *more_queues]), *keys))
 
     def holder(self) -> Worker:
         """The worker that holds messages; its process is part of its owner's name."""
