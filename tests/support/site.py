@@ -38,7 +38,8 @@ PERSISTENT = ("--save", "", "--appendonly", "yes", "--appendfsync", "everysec")
 UNFINISHED = """
 local messages = 0
 for _, list in ipairs(KEYS) do messages = messages + redis.call('LLEN', list) end
-for _, hash in ipairs(redis.call('KEYS', 'petiole:unacked:*')) do messages = messages + redis.call('HLEN', hash) end
+local held = redis.call('KEYS', 'petiole:unacked:*')
+for _, hash in ipairs(held) do messages = messages + redis.call('HLEN', hash) end
 return messages
 """
 
