@@ -11,8 +11,9 @@ Only consuming differs:
     any worker restores what its own timeout      leases: the owner's timeout, the server's clock: see `leases`
     calls old, by its host's clock
 
-It waits on the first queue's list of priority 0; other queues and priorities are looked at when that wakes up, and
-every `WAIT_S`. Redis 6.2 or later.
+It waits on one list, that of priority 0 of the queue that had a message last; other queues and priorities are looked
+at when that wakes up, and every `WAIT_S`. But a channel that was full takes what there is as soon as it may take
+something, from wherever: a backlog is never waited for. Redis 6.2 or later.
 
 How many it holds is the prefetch, and `URGENT` more that only messages more urgent than one of those held may use:
 so a worker that is full of what can wait still hears of what cannot. Where tenants have weights, messages are
@@ -144,6 +145,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
     ledger: Ledger
     deferred = False
     fair = False
+    was_full = False
     _full_until = 0.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -163,7 +165,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         queues = self._queue_cycle.consume(len(self.active_queues))
         if not queues:
             return
-        key = self.global_keyprefix + self._q_for_pri(queues[0], 0)
+        key = self.global_keyprefix + self._q_for_pri(queues[-1], 0)
         wait_s = SHARED_WAIT_S if self.fair else WAIT_S
         self._in_poll = self.client.connection
         self._brpop_sent_at = time.monotonic()
@@ -199,7 +201,15 @@ class Channel(_stock.Channel):  # type: ignore[misc]
             delivered += taken
             if not self.fair or delivered >= TAKEN_A_CALL:
                 break
+        self.was_full = delivered >= TAKEN_A_CALL or not _base.can_consume(self.qos)
         return delivered
+
+    def tick(self) -> None:
+        """At every turn of the event loop."""
+        self.deferred = True
+        self.flush()
+        if self.was_full and _base.can_consume(self.qos):
+            self.deliver()
 
     def _take(self, most: int) -> int:
         credit, steps = most, list(self.priority_steps)
@@ -347,7 +357,8 @@ class Channel(_stock.Channel):  # type: ignore[misc]
 
 
 class Transport(_stock.Transport):  # type: ignore[misc]
-    """What differs from kombu's transport: acknowledgements go out together, at every turn of the event loop."""
+    """What differs from kombu's transport: acknowledgements go out together, at every turn of the event loop, and
+    what they make room for is taken then."""
 
     Channel = Channel
     _every_turn: ClassVar[set[Callable[[], None]]] = set()
@@ -358,12 +369,11 @@ class Transport(_stock.Transport):  # type: ignore[misc]
         others = set(loop.on_tick)
         super().register_with_event_loop(connection, loop)
 
-        def flush() -> None:
+        def tick() -> None:
             for channel in self.channels:
-                channel.deferred = True
-                channel.flush()
+                channel.tick()
 
-        loop.on_tick.add(flush)
+        loop.on_tick.add(tick)
         Transport._every_turn = loop.on_tick - others
 
 

@@ -145,6 +145,17 @@ def received(worker: Worker, names: dict[str, str]) -> list[str]:
     return [names[match[1]] for match in found if match and match[1] in names]
 
 
+@pytest.mark.parametrize("submission", [{"priority": 3}, {"queue": "other"}])
+def test_a_backlog_is_taken_without_waiting_wherever_it_lies(own_site: Site, submission: dict[str, object]) -> None:
+    site = own_site
+    site.worker("-Q", "petiole,other", PETIOLE_MAX_NUM_SEQS=1)
+    site.get(site.generate("warm", max_tokens=1))
+    waits = site.redis.info("commandstats")["cmdstat_blmove"]["calls"]
+    for result in [site.generate(f"b{i}", max_tokens=2, submission=submission) for i in range(200)]:
+        site.get(result)
+    assert site.redis.info("commandstats")["cmdstat_blmove"]["calls"] - waits < 20  # it holds five at a time
+
+
 def test_a_worker_that_is_full_of_what_can_wait_still_takes_what_cannot(own_site: Site) -> None:
     site = own_site
     worker = site.worker(PETIOLE_MAX_NUM_SEQS=1)
