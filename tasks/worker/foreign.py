@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from billiard.einfo import ExceptionInfo
 
 from tasks.worker.delivery import Delivery
-from tasks.worker.mailbox import Mailbox
+from tasks.worker.mailbox import Letter, Mailbox
 
 THREADS = 4
 
@@ -34,12 +34,34 @@ class ForeignTask:
             return
         accepted = time.monotonic()
         mailbox.post(lambda: delivery.accept_callback(os.getpid(), accepted))
+        mailbox.post(self._end())
+        self._tasks.running.discard(self)
+
+    def _end(self) -> Letter:
+        """Do the work; what Celery's request is then told of it."""
+        delivery, began = self._delivery, time.monotonic()
         try:
             outcome = delivery.target(*delivery.args)
-        except BaseException:
-            outcome = True, ExceptionInfo(), time.monotonic() - accepted
-        mailbox.post(lambda: delivery.callback(outcome))
-        self._tasks.running.discard(self)
+        except Exception:
+            outcome = True, ExceptionInfo(), time.monotonic() - began
+        except BaseException as error:  # such as sys.exit(): a failure that Celery's trace has not stored
+            failure = _failure(f"the task raised {error!r}")
+            return lambda: delivery.request.on_failure(failure)
+
+        def settle() -> None:
+            try:
+                delivery.callback(outcome)
+            except MemoryError:  # the task's own, which is stored: Celery has no acknowledgement for it
+                delivery.request.acknowledge()
+
+        return settle
+
+
+def _failure(what: str) -> ExceptionInfo:
+    try:
+        raise RuntimeError(what)
+    except RuntimeError:
+        return ExceptionInfo()
 
 
 class ForeignTasks:

@@ -139,6 +139,18 @@ def test_foreign_tasks_run_beside_the_engine(own_site: Site) -> None:
     assert site.get(running)["token_ids"] == expected("beside", 1, 300)
 
 
+def test_a_foreign_task_that_would_end_its_process_fails_and_the_worker_goes_on(own_site: Site) -> None:
+    site = own_site
+    worker = site.worker("-I", "support.foreign_tasks")
+    with pytest.raises(RuntimeError, match=r"SystemExit\(3\)"):
+        site.get(site.app.send_task("foreign.exit"))
+    with pytest.raises(MemoryError, match="no room"):
+        site.get(site.app.send_task("foreign.too_big"))
+    eventually(lambda: site.held() == 0, "both are acknowledged")
+    assert site.get(site.generate("on", max_tokens=2, seed=1))["token_ids"] == expected("on", 1, 2)
+    assert worker.alive()
+
+
 def received(worker: Worker, names: dict[str, str]) -> list[str]:
     """The names of the tasks in the order in which the worker took them; `names` by task id."""
     found = (re.search(r"\[(\S+)\] received", line) for line in worker.output.splitlines())
