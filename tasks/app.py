@@ -7,6 +7,7 @@ the transport and the pool. A producer never imports that package; the pool stan
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from functools import cached_property
 from importlib import import_module
@@ -14,6 +15,7 @@ from typing import Any
 
 from celery import Celery, _state
 from celery.app.backends import by_url
+from celery.app.utils import Settings as StockConfiguration
 from celery.exceptions import ImproperlyConfigured
 from celery.signals import celeryd_after_setup, celeryd_init
 
@@ -23,6 +25,12 @@ from tasks.settings import EMBEDDED, Settings, invalid, misspelt, scheme, settin
 
 logger = logging.getLogger(__name__)
 
+NOT_HEEDED = {
+    "CELERY_BROKER_URL": "PETIOLE_BROKER_URL",  # also what `celery -b` and BROKER_URL become
+    "CELERY_BROKER_READ_URL": "PETIOLE_BROKER_URL",
+    "CELERY_BROKER_WRITE_URL": "PETIOLE_BROKER_URL",
+    "CELERY_RESULT_BACKEND": "PETIOLE_RESULT_BACKEND",
+}
 POOL = "tasks.worker.pool:EnginePool"
 
 # Three seconds: a restart of Redis passes unnoticed, but a web app is not held up for Celery's twenty.
@@ -98,7 +106,31 @@ def celery_url(url: str) -> str:
     return verified(url)
 
 
+class Configuration(StockConfiguration):  # type: ignore[misc]
+    """Deaf to `CELERY_BROKER_URL` and its like: they are for an organisation's other apps."""
+
+    @property
+    def broker_url(self) -> Any:
+        return self.first("broker_url")
+
+    @property
+    def broker_read_url(self) -> Any:
+        return self.get("broker_read_url") or self.broker_url
+
+    @property
+    def broker_write_url(self) -> Any:
+        return self.get("broker_write_url") or self.broker_url
+
+    @property
+    def result_backend(self) -> Any:
+        return self.first("result_backend")
+
+
 class App(Celery):  # type: ignore[misc]
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        object.__setattr__(self._conf, "__class__", Configuration)  # a plain assignment would be a setting
+
     @cached_property
     def Worker(self) -> Any:  # noqa: N802 - Celery's name
         return self.subclass_with_self("tasks.worker.program:Worker")
@@ -146,3 +178,5 @@ def _warn_of_misspelt_settings(instance: Any = None, **_: object) -> None:
     if instance is not None and instance.app is app:
         for line in misspelt():
             logger.warning(line)
+        for name in NOT_HEEDED.keys() & os.environ.keys():
+            logger.warning("%s is not heeded, set here or on the command line: use %s", name, NOT_HEEDED[name])

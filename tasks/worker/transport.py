@@ -11,9 +11,9 @@ Only consuming differs:
     any worker restores what its own timeout      leases: the owner's timeout, the server's clock: see `leases`
     calls old, by its host's clock
 
-It waits on one list, that of priority 0 of the queue that had a message last; other queues and priorities are looked
-at when that wakes up, and every `WAIT_S`. But a channel that was full takes what there is as soon as it may take
-something, from wherever: a backlog is never waited for. Redis 6.2 or later.
+It waits on one list, that of priority 0 of the queue that had a message last; other queues and priorities are
+looked at when that wakes up, and every `WAIT_S`. But a channel that was full takes what there is, wherever it is,
+as soon as it may take something: a backlog is never waited for. Redis 6.2 or later.
 
 How many it holds is the prefetch, and `URGENT` more that only messages more urgent than one of those held may use:
 so a worker that is full of what can wait still hears of what cannot. Where tenants have weights, messages are

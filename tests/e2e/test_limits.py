@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery.exceptions import TaskRevokedError
@@ -158,7 +159,7 @@ def received(worker: Worker, names: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize("submission", [{"priority": 3}, {"queue": "other"}])
-def test_a_backlog_is_taken_without_waiting_wherever_it_lies(own_site: Site, submission: dict[str, object]) -> None:
+def test_a_backlog_is_taken_without_waiting_wherever_it_lies(own_site: Site, submission: dict[str, Any]) -> None:
     site = own_site
     site.worker("-Q", "petiole,other", PETIOLE_MAX_NUM_SEQS=1)
     site.get(site.generate("warm", max_tokens=1))

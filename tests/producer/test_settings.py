@@ -12,7 +12,7 @@ import pytest
 from celery import Celery
 
 from gpu_worker.config import EngineConfig
-from tasks.app import POOL, celery_url, configuration, make_app
+from tasks.app import NOT_HEEDED, POOL, celery_url, configuration, make_app
 from tasks.cli import settings_page
 from tasks.connections import redis_url
 from tasks.definitions import GenerationTask
@@ -191,3 +191,15 @@ def test_celerys_url_of_a_socket(url: str, expected: str) -> None:
 )
 def test_passwords_are_not_shown(url: str, shown: str) -> None:
     assert redacted(url) == shown
+
+
+def test_the_broker_of_an_organisations_other_apps_is_not_petioles(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NOT_HEEDED:
+        monkeypatch.setenv(name, "redis://theirs:6379/0")
+    monkeypatch.setenv("PETIOLE_BROKER_URL", "redis://ours:6379/0")
+    settings.cache_clear()
+    app = make_app()
+    with app.connection_for_read() as reading, app.connection_for_write() as writing:
+        assert reading.hostname == writing.hostname == "ours"
+    assert app.backend.connparams["host"] == "ours"
+    settings.cache_clear()
