@@ -103,7 +103,7 @@ class Bench:
         assert taken is not None
         names = [stream_keys(request.request_id) for request in requests]
         keys = [key for name in names for key in (name.log, name.state)]
-        args = [60_000, self.engine.limits.fingerprint, BATCH, 0, *([0] * BATCH)]
+        args = [60_000, self.engine.limits.fingerprint, BATCH, *([0, 0] * BATCH)]
         begun = [Begun.parse(reply) for reply in scripts.load(self.client, "begin")(keys, args)]
         for request, message, begins in zip(requests, taken, begun, strict=True):
             held = Held(self, request.request_id, message.tag, begins)

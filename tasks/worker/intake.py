@@ -98,16 +98,12 @@ class Intake:
             return InvalidRequest("kwargs", "must be the options of this task", repr(error))
 
     def _begin_all(self, batch: list[Job], room: int) -> list[list[object]]:
-        keys: list[str] = []
-        args: list[object] = []
-        for job in batch:
-            names = stream_keys(job.task_id)
-            keys += (names.log, names.state)
-            args.append(_retries(job))
+        keys = [key for job in batch for key in _log_and_state(job.task_id)]
         head, reported = (self._pool.publisher.ttl_ms, self._pool.engine.limits.fingerprint, room), False
         while not self._closing.is_set():
-            try:
-                replies: list[list[object]] = self._begin(keys, [*head, int(reported), *args])
+            try:  # a call that is made again, because its reply was lost, may find its own marks
+                facts = [fact for job in batch for fact in (_retries(job), int(_redelivered(job) and not reported))]
+                replies: list[list[object]] = self._begin(keys, [*head, *facts])
                 if reported:
                     logger.warning("intake: Redis answers again")
                 return replies
@@ -156,9 +152,18 @@ class Intake:
             )
 
 
+def _log_and_state(task_id: str) -> tuple[str, str]:
+    keys = stream_keys(task_id)
+    return keys.log, keys.state
+
+
 def _retries(job: Job) -> int:
     retries = job.delivery.message.get("retries")
     return retries if type(retries) is int else 0
+
+
+def _redelivered(job: Job) -> bool:
+    return (job.delivery.message.get("delivery_info") or {}).get("redelivered") is True
 
 
 def _priority(job: Job) -> int:

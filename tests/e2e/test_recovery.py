@@ -172,6 +172,17 @@ def test_a_task_that_kills_its_workers_is_given_up_with_what_it_had(own_site: Si
     assert survivor.alive()
 
 
+def test_an_id_that_is_used_twice_is_one_task_and_no_death(own_site: Site) -> None:
+    site = own_site
+    workers = [site.worker("-c", "1", PETIOLE_MAX_ATTEMPTS=1) for _ in range(2)]
+    result = site.generate("twice", max_tokens=1500, seed=1, submission={"task_id": "order"})
+    site.streaming(result)
+    site.generate("twice", max_tokens=1500, seed=1, submission={"task_id": "order"})
+    assert site.get(result)["token_ids"] == expected("twice", 1, 1500) == site.tokens(result)
+    assert sum("a newer attempt owns it" in worker.output for worker in workers) == 1
+    eventually(lambda: site.held() == 0, "both messages are acknowledged")
+
+
 def test_a_finished_task_that_is_delivered_again_is_not_run_again(own_site: Site) -> None:
     site = own_site
     site.worker()

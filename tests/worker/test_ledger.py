@@ -87,6 +87,19 @@ def test_a_message_comes_back_byte_for_byte_but_for_the_mark(client: redis.Redis
     assert [json.loads(item) for item in client.lrange(QUEUE, 0, -1)] == [expected]
 
 
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (" , ", " : ")])
+@pytest.mark.parametrize("info", [{"exchange": "", "priority": 3}, {}])
+def test_the_mark_fits_into_the_json_of_any_producer(
+    client: redis.Redis, separators: tuple[str, str], info: dict[str, object]
+) -> None:
+    mine = ledger()
+    client.lpush(QUEUE, json.dumps({"body": "a", "properties": {"delivery_info": info}}, separators=separators))
+    take(client, mine)
+    mine.close(client)
+    (item,) = client.lrange(QUEUE, 0, -1)
+    assert json.loads(item)["properties"]["delivery_info"] == ({**info, "redelivered": True} if info else info)
+
+
 @pytest.mark.parametrize("garbage", [b"", b"5", b"{broken", b"\xff\x00:7:", b"3:abc"])
 def test_garbage_goes_back_as_it_came(client: redis.Redis, garbage: bytes) -> None:
     mine = ledger()

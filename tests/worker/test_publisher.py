@@ -50,9 +50,9 @@ class Heard:
         self._hear("flagged" if flagged else "unread")
 
 
-def begin(client: redis.Redis, *, retries: int = 0, model: str = "m", at_once: int = 0, again: int = 0) -> Begun:
+def begin(client: redis.Redis, *, retries: int = 0, model: str = "m", at_once: int = 0, again: int = 1) -> Begun:
     keys = [KEYS.log, KEYS.state]
-    return Begun.parse(scripts.load(client, "begin")(keys, [60_000, model, at_once, again, retries])[0])
+    return Begun.parse(scripts.load(client, "begin")(keys, [60_000, model, at_once, retries, again])[0])
 
 
 @pytest.fixture
@@ -203,9 +203,10 @@ def test_a_task_that_runs_at_once_is_marked_before_the_engine_sees_it(client: re
     assert begin(client, at_once=1).deaths == 1
 
 
-def test_beginning_again_because_the_reply_was_lost_counts_no_death(client: redis.Redis) -> None:
+def test_a_message_that_nobody_had_before_counts_no_death(client: redis.Redis) -> None:
     begin(client, at_once=1)
-    assert begin(client, at_once=1, again=1).deaths == 0
+    begun = begin(client, at_once=1, again=0)
+    assert (begun.attempt, begun.deaths) == (2, 0)
 
 
 @pytest.mark.parametrize("admitted", [False, True])

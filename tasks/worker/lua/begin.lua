@@ -1,20 +1,21 @@
 -- A delivery begins: take the next fencing number of each task and read what earlier deliveries left.
 --
 -- KEYS  two a task: log, state
--- ARGV  ttl_ms, model, how many of these tasks run at once, 1 if this call is made again because its reply was
---       lost, then one a task: Celery's retry count
+-- ARGV  ttl_ms, model, how many of these tasks run at once, then two a task: Celery's retry count, 1 if the
+--       message was another worker's before
 -- reply one a task: {attempt, deaths, cancel, model, adapter, done, log entries}, attempt 0 when it is done
 --
--- `running` marks a task that was admitted and has neither ended nor been handed back. If it is there when the
--- next delivery begins, a worker died (or was cut off) over this task. A task for which there is room is marked
+-- `running` marks a task that was admitted and has neither ended nor been handed back. If it is there when its
+-- message is delivered again, a worker died (or was cut off) over this task; with a message that is new, somebody
+-- has used a task id twice. A task for which there is room is marked
 -- here, before the engine sees it: it may not live long enough to say so. An explicit Celery retry is a new
 -- stream: log and progress are dropped; the fencing number goes on counting. While the log is empty, the stream is
 -- its newest worker's: the model is written only then, and the adapter with the first entry.
-local ttl, model, at_once, again = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1'
+local ttl, model, at_once = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local replies = {}
 for i = 1, #KEYS / 2 do
   local log, state = KEYS[2 * i - 1], KEYS[2 * i]
-  local retries = tonumber(ARGV[4 + i])
+  local retries, again = tonumber(ARGV[2 + 2 * i]), ARGV[3 + 2 * i] == '1'
   local known = redis.call('HGET', state, 'retries')
   if known and retries > tonumber(known) then
     redis.call('DEL', log)
@@ -25,7 +26,7 @@ for i = 1, #KEYS / 2 do
   local entries = redis.call('LRANGE', log, 0, -1)
   if not was[2] then
     attempt = redis.call('HINCRBY', state, 'attempt', 1)
-    if was[1] and not again then
+    if was[1] and again then
       deaths = redis.call('HINCRBY', state, 'deaths', 1)
     end
     redis.call('HSET', state, 'retries', retries)

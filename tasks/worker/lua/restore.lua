@@ -10,7 +10,7 @@
 -- place: decoding and encoding it here would turn empty lists into empty objects.
 local prefix, held, most, owner, forget = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local restored = 0
-local plain, marked = '"delivery_info": {', '"delivery_info": {"redelivered": true, '
+local before_first = '"delivery_info"%s*:%s*{()%s*"'
 
 local function give_back(unacked, tags)
   table.sort(tags, function(a, b) return tonumber(a) > tonumber(b) end)
@@ -24,9 +24,9 @@ local function give_back(unacked, tags)
       local length = tonumber(string.sub(entry, 1, colon - 1))
       local queue = string.sub(entry, colon + 1, colon + length)
       local item = string.sub(entry, colon + length + 1)
-      local at = string.find(item, plain, 1, true)
+      local at = string.match(item, before_first)
       if at and not string.find(item, '"redelivered": true', at, true) then
-        item = string.sub(item, 1, at - 1) .. marked .. string.sub(item, at + #plain)
+        item = string.sub(item, 1, at - 1) .. '"redelivered": true, ' .. string.sub(item, at)
       end
       redis.call('RPUSH', queue, item)
       redis.call('HDEL', unacked, tag)
