@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable
 from functools import cached_property
 from importlib import import_module
@@ -127,9 +128,41 @@ class Configuration(StockConfiguration):  # type: ignore[misc]
 
 
 class App(Celery):  # type: ignore[misc]
+    """Celery puts defaults into a configuration that other threads already read: of two that submit their first
+    tasks together, one would go on with a broker that nobody has named. Here it is shown when it is whole."""
+
+    _conf: Any  # Celery's
+    _pending_defaults: Any
+    configured: bool
+    _whole = False
+
     def __init__(self, *args: Any, **options: Any) -> None:
+        self._configuring = threading.RLock()
         super().__init__(*args, **options)
         object.__setattr__(self._conf, "__class__", Configuration)  # a plain assignment would be a setting
+
+    @property
+    def conf(self) -> Any:
+        if self._whole:
+            return Celery.conf.fget(self)
+        with self._configuring:
+            return Celery.conf.fget(self)
+
+    def _load_config(self) -> Any:
+        with self._configuring:
+            shown, defaults = self._conf, self._pending_defaults.copy()
+            if self.configured and shown is not None:  # by the thread that was first
+                return shown
+            self._conf = None
+            try:
+                whole = super()._load_config()
+            except BaseException:  # a wrong setting is one at the next try, too
+                self._conf, self.configured, self._pending_defaults = shown, False, defaults
+                raise
+            if shown is not None:
+                shown.swap_with(whole)
+            self._conf, self._whole = shown or whole, True
+            return self._conf
 
     @cached_property
     def Worker(self) -> Any:  # noqa: N802 - Celery's name

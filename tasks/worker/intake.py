@@ -102,7 +102,9 @@ class Intake:
         head, reported = (self._pool.publisher.ttl_ms, self._pool.engine.limits.fingerprint, room), False
         while not self._closing.is_set():
             try:  # a call that is made again, because its reply was lost, may find its own marks
-                facts = [fact for job in batch for fact in (_retries(job), int(_redelivered(job) and not reported))]
+                facts = [
+                    fact for job in batch for fact in (_retries(job), int(_redelivered(job) and not reported))
+                ]
                 replies: list[list[object]] = self._begin(keys, [*head, *facts])
                 if reported:
                     logger.warning("intake: Redis answers again")

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,39 @@ def test_celerys_url_of_a_socket(url: str, expected: str) -> None:
 )
 def test_passwords_are_not_shown(url: str, shown: str) -> None:
     assert redacted(url) == shown
+
+
+def test_threads_that_use_the_app_first_at_the_same_time_find_the_same_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found, app = [], make_app()
+
+    def look() -> None:
+        found.append(app.conf.broker_url)
+
+    def while_it_is_configured(settings: Settings) -> dict[str, object]:
+        second.start()
+        second.join(0.1)  # it waits, unless it finds something else by then
+        return configuration(settings)
+
+    second = threading.Thread(target=look)
+    monkeypatch.setenv("PETIOLE_BROKER_URL", "redis://ours:6379/0")
+    monkeypatch.setattr("tasks.app.configuration", while_it_is_configured)
+    settings.cache_clear()
+    look()
+    second.join()
+    assert found == ["redis://ours:6379/0"] * 2
+    settings.cache_clear()
+
+
+def test_a_wrong_setting_is_wrong_at_every_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PETIOLE_BROKER_URL", "http://ours")
+    settings.cache_clear()
+    app = make_app()
+    for _ in range(2):
+        with pytest.raises(InvalidSettings, match="PETIOLE_BROKER_URL"):
+            app.conf.broker_url  # noqa: B018
+    settings.cache_clear()
 
 
 def test_the_broker_of_an_organisations_other_apps_is_not_petioles(monkeypatch: pytest.MonkeyPatch) -> None:
