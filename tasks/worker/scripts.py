@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import redis
 from hiredis import pack_command
 
+from tasks.connections import LOST
+
 
 class Script(Protocol):
     def __call__(self, keys: Sequence[Any], args: Sequence[Any]) -> Any: ...
@@ -45,6 +47,8 @@ class Pipe:
 
     def send(self, keys: Sequence[Any], args: Sequence[Any]) -> None:
         try:
+            if self._closed_meanwhile():
+                self.close()
             if self._connection is None:
                 self._connection = self._client.connection_pool.get_connection()
                 self._connection.send_command("SCRIPT", "LOAD", self._text)
@@ -55,6 +59,13 @@ class Pipe:
             self.close()
             raise
         self.sent += 1
+
+    def _closed_meanwhile(self) -> bool:
+        """By a server or a proxy that closes what is idle: no reason to say that Redis does not answer."""
+        try:
+            return self._connection is not None and not self.sent and bool(self._connection.can_read())
+        except LOST:
+            return True
 
     def receive(self) -> Any:
         try:

@@ -66,6 +66,18 @@ def attempt(publisher: Publisher, client: redis.Redis, **options: Any) -> tuple[
     return Stream(publisher, TASK, begun.attempt, begun.written, heard, **options), heard
 
 
+def test_a_connection_that_was_closed_while_it_was_idle_is_made_anew_without_a_word(
+    publisher: Publisher, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream, _ = attempt(publisher, client)
+    stream.push(Delta(0, (1,), "a"))
+    publisher.flush([stream])
+    client.client_kill_filter(_type="normal", skipme=True)  # as a server's `timeout` or a proxy does
+    stream.push(Delta(1, (2,), "b"))
+    publisher.flush([stream])
+    assert (written(client), publisher.behind_s, caplog.records) == ([1, 2], 0.0, [])
+
+
 def log(client: redis.Redis) -> list[dict[str, Any]]:
     return [json.loads(entry) for entry in client.lrange(KEYS.log, 0, -1)]
 
