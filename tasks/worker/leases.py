@@ -48,7 +48,7 @@ class LeaseKeeper:
         self.sweep_s = min(SWEEP_S, self.renew_s)
         self.renewed_at = time.monotonic()
         self._stopped = threading.Event()
-        self._hanging = False
+        self._hanging = self._failing = False
         self._client: redis.Redis | None = None
         self._thread = threading.Thread(target=self._run, name="petiole-leases", daemon=True)
 
@@ -78,11 +78,20 @@ class LeaseKeeper:
                     if now >= sweep_at:
                         self._sweep(self._client)
                         sweep_at = now + self.sweep_s
+                    self._say(None)
             except (*LOST, redis.RedisError) as error:
-                logger.warning("leases: Redis does not answer: %s", error)
+                self._say(error)
                 self._client = None
             if self._client is None:
                 renew_at = sweep_at = now + CONNECT_S
+
+    def _say(self, error: Exception | None) -> None:
+        """Once, when it begins and when it is over."""
+        if error is not None and not self._failing:
+            logger.warning("leases: Redis does not renew them: %s", error)
+        elif error is None and self._failing:
+            logger.warning("leases: Redis renews them again")
+        self._failing = error is not None
 
     def _renew(self, client: redis.Redis) -> None:
         hanging = self._heartbeat_age_s() > self.visibility_timeout_s / 2

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 
 import pytest
 import redis
+from support.site import eventually
 
 from tasks.worker.leases import LeaseKeeper
 
@@ -23,4 +25,25 @@ def test_an_engine_that_hangs_is_an_error_and_one_that_goes_on_again_is_none(
     assert [(record.levelname, record.message) for record in caplog.records] == [
         ("ERROR", "the engine hangs: its tasks go to others"),
         ("WARNING", "the engine goes on"),
+    ]
+
+
+def test_a_redis_that_refuses_is_said_once_and_so_is_its_return(
+    client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = itertools.count()
+
+    def connect() -> redis.Redis:
+        if next(tries) < 3:
+            raise redis.ResponseError("MISCONF the disk is full")
+        return client
+
+    keeper = LeaseKeeper(ledgers=list, connect=connect, heartbeat_age_s=lambda: 0.0, visibility_timeout_s=1)
+    with caplog.at_level(logging.INFO):
+        keeper.start()
+        eventually(lambda: "again" in caplog.text, "it is renewed again")
+        keeper.stop()
+    assert [record.message for record in caplog.records] == [
+        "leases: Redis does not renew them: MISCONF the disk is full",
+        "leases: Redis renews them again",
     ]
