@@ -31,6 +31,7 @@ from tasks.worker import handoff
 from tasks.worker.completions import Completions
 from tasks.worker.delivery import Delivery
 from tasks.worker.engines import EngineLike, load_engine
+from tasks.worker.eviction import warn_of_eviction
 from tasks.worker.foreign import ForeignTasks
 from tasks.worker.intake import Intake
 from tasks.worker.job import Job
@@ -86,7 +87,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self.completions = Completions(self.app)
         GenerationTask.Request = "tasks.worker.revoking:Request"
         self.result_max_bytes = self.settings.result_max_bytes
-        threading.Thread(target=self._ask_backend, name="petiole-limits", daemon=True).start()
+        threading.Thread(target=self._ask_servers, name="petiole-limits", daemon=True).start()
         self.publisher.start()
         self.intake.start()
 
@@ -108,9 +109,10 @@ class EnginePool(BasePool):  # type: ignore[misc]
             logger.critical("the model cannot be served: %s", " ".join(str(error).split()))
             raise WorkerShutdown(EX_SOFTWARE) from None
 
-    def _ask_backend(self) -> None:
-        """On a thread of its own: a backend that hangs must not keep the worker from hearing that it is to end."""
+    def _ask_servers(self) -> None:
+        """On a thread of its own: one that hangs must not keep the worker from hearing that it is to end."""
         self.result_max_bytes = min(self.result_max_bytes, largest(self.app.backend))
+        warn_of_eviction((self.settings.broker_url, self.settings.streams_url))
 
     def register_with_event_loop(self, loop: Any) -> None:
         self.hub = loop
