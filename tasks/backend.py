@@ -10,6 +10,7 @@ ask again.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -30,11 +31,26 @@ class ResultConsumer(stock.ResultConsumer):  # type: ignore[misc]
     _look_at = 0.0
     _heard = False
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._process = os.getpid()
+
+    def _leave_to_parent(self) -> None:
+        """A forked child has its parent's subscription, and each of the two would read what is for the other."""
+        if self._process != os.getpid():
+            self._process, self._pubsub = os.getpid(), None
+            self._reset_sync()
+
+    def consume_from(self, task_id: str) -> Any:
+        self._leave_to_parent()
+        return super().consume_from(task_id)
+
     def start(self, initial_task_id: str, **_: Any) -> None:
         self._subscribe_anew()
         self._consume_from(initial_task_id)
 
     def drain_events(self, timeout: float | None = None) -> None:
+        self._leave_to_parent()
         if self._pubsub is None and self.subscribed_to:
             self._subscribe_anew()
         if time.monotonic() >= self._look_at:

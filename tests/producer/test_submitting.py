@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -113,6 +114,20 @@ def test_a_result_that_was_waited_for_in_vain_can_be_waited_for_again(site: Site
     site.server.start()
     site.workers[0].signal(signal.SIGCONT)
     assert later.get(timeout=60)["token_ids"] == expected("long", 2, 1000)
+
+
+@pytest.mark.e2e
+def test_a_forked_child_does_not_hear_for_its_parent(
+    site: Site, task: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = task.app.backend.result_consumer
+    consumer.consume_from("before")
+    parents, process = consumer._pubsub, os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: process + 1)
+    consumer.consume_from("after")
+    assert consumer._pubsub is not parents
+    assert set(parents.channels) == {b"celery-task-meta-before"}
+    assert set(consumer._pubsub.channels) == {b"celery-task-meta-before", b"celery-task-meta-after"}
 
 
 def test_no_password_is_shown(task: Any) -> None:
