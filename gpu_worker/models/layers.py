@@ -17,9 +17,6 @@ from torch import Tensor
 class Linear(Protocol):
     """y = x Wᵀ + b for x [T, in] -> [T, out]."""
 
-    @property
-    def out_features(self) -> int: ...
-
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
@@ -29,10 +26,6 @@ class DenseLinear:
 
     weight: Tensor
     bias: Tensor | None = None
-
-    @property
-    def out_features(self) -> int:
-        return self.weight.shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -49,10 +42,6 @@ class Int8Linear:
     scale: Tensor
     bias: Tensor | None = None
 
-    @property
-    def out_features(self) -> int:
-        return self.weight.shape[0]
-
     def __call__(self, x: Tensor) -> Tensor:
         y = torch._weight_int8pack_mm(x.contiguous(), self.weight, self.scale)
         return y if self.bias is None else y + self.bias
@@ -68,10 +57,6 @@ class Fp8Linear:
     weight: Tensor
     scale: Tensor
     bias: Tensor | None = None
-
-    @property
-    def out_features(self) -> int:
-        return self.weight.shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
         from gpu_worker.runtime.fused.layers import quantize_rows

@@ -12,9 +12,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-MAX_GUMBEL = 32 * float(np.log(2.0))
-"""No noise is larger: 31 random bits and half a unit."""
-
 _MASK64 = np.uint64(0xFFFFFFFFFFFFFFFF)
 _ONE = 1.0 - 2.0**-24
 

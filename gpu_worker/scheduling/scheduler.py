@@ -45,7 +45,6 @@ class Scheduler:
     def __init__(
         self, config: EngineConfig, runtime: Runtime, manager: KVCacheManager, tracer: Tracer = NO_TRACE
     ) -> None:
-        self.config = config
         self.runtime = runtime
         self.manager = manager
         self.tracer = tracer

@@ -18,7 +18,7 @@ import tokenizers
 
 from gpu_worker.errors import InvalidRequest
 from gpu_worker.text.chat import ChatTemplate
-from gpu_worker.text.checks import check_text, check_token_ids
+from gpu_worker.text.checks import check_text
 from gpu_worker.text.detokenizer import Detokenizer, LibraryDetokenizer, PieceDetokenizer
 from gpu_worker.text.pieces import TokenPieces, token_pieces
 
@@ -54,16 +54,8 @@ class Tokenizer:
         eos = self._special_id("eos_token")
         own_eos = frozenset() if eos is None else frozenset([eos])
         self.eos_token_ids: frozenset[int] = own_eos if eos_token_ids is None else frozenset(eos_token_ids)
-        self.bos_token_id: int | None = self._special_id("bos_token")
-        self.has_chat_template = bool(chat_templates)
         self._template = ChatTemplate(chat_templates or {}, self.special_tokens)
         self._pieces = self._token_pieces()
-
-    @property
-    def eos_token_id(self) -> int | None:
-        """The checkpoint's "eos_token", or the smallest id that ends an output."""
-        named = self._special_id("eos_token")
-        return named if named is not None else min(self.eos_token_ids, default=None)
 
     def encode(
         self, text: str, *, field: str = "prompt", add_special_tokens: bool = True, max_tokens: int | None = None
@@ -78,13 +70,6 @@ class Tokenizer:
             raise InvalidRequest(field, f"must have at most {max_tokens} tokens", f"{len(ids)} tokens")
         return ids
 
-    def check_token_ids(
-        self, token_ids: object, *, field: str = "prompt", vocab_size: int | None = None
-    ) -> list[int]:
-        """Token ids from a request, as a list. InvalidRequest for one that is not below `vocab_size`: the model's
-        vocabulary where it is given, or the tokenizer's."""
-        return check_token_ids(field, token_ids, self.vocab_size if vocab_size is None else vocab_size)
-
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
@@ -92,13 +77,6 @@ class Tokenizer:
         """A new incremental decoder; see `TextStream`."""
         table = self._pieces
         return LibraryDetokenizer(self.backend) if table is None else PieceDetokenizer(table)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token adds to a text; empty for special tokens and unknown ids."""
-        if self._pieces is not None:
-            pieces = self._pieces.pieces
-            return pieces[token_id] if 0 <= token_id < len(pieces) else b""
-        return self.decode([token_id]).encode()
 
     def render_chat(
         self,

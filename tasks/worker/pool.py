@@ -68,7 +68,6 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self.reporter: Reporter | None = None
         self.hub: Any = None
         self.draining = self.load_abandoned = self.failed = False
-        self.started_at = time.time()
 
     # ------------------------------------------------------------ start
 
