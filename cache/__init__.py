@@ -27,7 +27,7 @@ from cache.errors import (
 )
 from cache.factory import CacheKind, build_prefix_cache
 from cache.namespace import CacheNamespace
-from cache.page_table import PageIndices, PageTable, TableUpdates
+from cache.page_table import PageIndices, PageTable, TableUpdates, ragged_arange
 from cache.prefix import CacheStats, InsertResult, MatchResult, NoPrefixCache, Peek, PrefixCache
 from cache.radix import RadixPrefixCache
 from cache.tokens import CacheToken, CacheTokens, CoordToken, ImageToken, SizeToken, TextToken, as_tokens
@@ -81,4 +81,5 @@ __all__ = [
     "UnlockWithoutLockError",
     "as_tokens",
     "build_prefix_cache",
+    "ragged_arange",
 ]

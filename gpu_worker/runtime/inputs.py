@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from cache import ragged_arange
 from gpu_worker.runtime.interface import PENDING, Float32Array, Int32Array, StepBatch, StepKind
 
 Int64Array = npt.NDArray[np.int64]
@@ -63,21 +64,17 @@ def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:
     """`token_ids` is a copy: who runs the step writes the pending ones into it."""
     if batch.kind == "decode":
         return _lay_out_decode(batch, adapters)
-    lengths, starts = batch.lengths, batch.starts
-    first = np.cumsum(lengths) - lengths
-    total = int(lengths.sum())
-    offset = np.arange(total) - np.repeat(first, lengths)
+    starts, lengths, outputs = batch.starts, batch.lengths, batch.outputs
+    ends = np.cumsum(lengths)
+    first = ends - lengths
     known = batch.pending != PENDING
-    outputs = batch.outputs
-    n_outputs = int(outputs.sum())
-    within = np.arange(n_outputs) - np.repeat(np.cumsum(outputs) - outputs, outputs)
     return StepInputs(
         kind=batch.kind,
         rows=np.repeat(batch.rows, lengths).astype(np.int64),
-        positions=np.repeat(starts, lengths) + offset,
+        positions=ragged_arange(starts, lengths),
         token_ids=batch.token_ids.astype(np.int64),
         pending_inputs=first[batch.token_ids[first] == PENDING].astype(np.int64),
-        output_inputs=np.repeat(first + lengths - outputs, outputs) + within,
+        output_inputs=ragged_arange(ends - outputs, outputs),
         known_pending_rows=batch.rows[known].astype(np.int64),
         known_pending=batch.pending[known].astype(np.int64),
         batch_rows=batch.rows.astype(np.int64),

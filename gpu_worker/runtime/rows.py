@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from cache import ragged_arange
 from gpu_worker.request import SamplingParams
 from gpu_worker.runtime.device import upload
 from gpu_worker.runtime.interface import Int32Array, RowBinding, StepBatch
@@ -126,12 +127,10 @@ class RowStates:
             rows, positions = batch.rows.astype(np.int64), batch.starts + np.int64(1)
         else:
             rows = np.repeat(batch.rows, batch.outputs).astype(np.int64)
-            first = batch.starts + batch.lengths - batch.outputs + 1
-            within = _ramp(batch.outputs)
-            positions = np.repeat(first, batch.outputs).astype(np.int64) + within
+            positions = ragged_arange(batch.starts + batch.lengths - batch.outputs + 1, batch.outputs)
             verifies = bool((batch.outputs > 1).any())
             if verifies:
-                drafts, pairs = _drafts(batch, within)
+                drafts, pairs = _drafts(batch)
         uses = int(np.bitwise_or.reduce(self._uses[rows]))
         return OutputPlan(rows, self._parameters[rows], positions, drafts, pairs, verifies, uses)
 
@@ -240,18 +239,10 @@ def choice_of(plan: OutputPlan, upload: Callable[[npt.NDArray[Any]], Tensor]) ->
     )
 
 
-def _ramp(counts: Int32Array) -> npt.NDArray[np.int64]:
-    """0, 1, …, counts[i] - 1 for each i."""
-    total = int(counts.sum())
-    return np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-
-
-def _drafts(
-    batch: StepBatch, within: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _drafts(batch: StepBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """For each output the draft in its place, and (output, draft) for all drafts before it."""
-    ends = np.cumsum(batch.lengths)
-    inputs = np.repeat(ends - batch.outputs, batch.outputs) + within  # the input whose logits the output is
+    within = ragged_arange(np.zeros_like(batch.outputs), batch.outputs)
+    inputs = ragged_arange(np.cumsum(batch.lengths) - batch.outputs, batch.outputs)  # whose logits the output is
     last = within == np.repeat(batch.outputs, batch.outputs) - 1
     drafts = np.where(last, -1, batch.token_ids[np.minimum(inputs + 1, len(batch.token_ids) - 1)])
     pairs = [

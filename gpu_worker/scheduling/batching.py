@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from cache import PageTable
+from cache import PageTable, ragged_arange
 from gpu_worker.runtime.interface import (
     PENDING,
     Float32Array,
@@ -152,7 +152,5 @@ def page_updates(
     if len(bound_rows):
         first = np.where(np.isin(rows, bound_rows), 0, first)
     count = -(-(starts + lengths) // size) - first
-    entries = np.repeat(rows, count)
-    ends = np.cumsum(count)
-    columns = (np.arange(len(entries)) - np.repeat(ends - count - first, count)).astype(np.int32)
+    entries, columns = np.repeat(rows, count), ragged_arange(first, count).astype(np.int32)
     return PageUpdates(entries, columns, table.matrix[entries, columns])
