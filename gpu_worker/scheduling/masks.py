@@ -25,9 +25,9 @@ from gpu_worker.scheduling.stopping import Finish
 _SATISFIED = Finish(FinishReason.STOP, "constraint")
 
 
-def needs_mask(sequences: Iterable[ScheduledSequence]) -> bool:
-    """Does any sequence that has not ended sample under a constraint?"""
-    return any(seq.constraint is not None and not seq.finalized for seq in sequences)
+def constrained(sequences: Iterable[ScheduledSequence]) -> list[ScheduledSequence]:
+    """Those that sample under a constraint and have not ended."""
+    return [seq for seq in sequences if seq.constraint is not None and not seq.finalized]
 
 
 def compute_mask(

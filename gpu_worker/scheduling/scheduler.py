@@ -15,6 +15,7 @@ goes on. What raises afterwards is the device's and is left to the engine, for w
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import cast
 
@@ -122,14 +123,9 @@ class Scheduler:
                 seq.allocation.publish(seq.cache_tokens, end)
 
     def _undo(self, plan: StepPlan, scheduled: Sequence[ScheduledSequence], error: Exception) -> None:
-        for seq in scheduled:
-            if plan.kind == "prefill" and seq.allocation is not None:
-                before = seq.scheduled_position - next(
-                    length
-                    for other, length in zip(plan.sequences, plan.lengths or (), strict=True)
-                    if other is seq
-                )
-                seq.allocation.unpublish(before)
+        for i, seq in enumerate(scheduled):  # the first of the plan's, in its order
+            if plan.kind == "prefill" and plan.lengths is not None and seq.allocation is not None:
+                seq.allocation.unpublish(seq.scheduled_position - plan.lengths[i])
             seq.revert_schedule()
         for seq in plan.sequences:
             self.state.fail(seq, error)
@@ -138,15 +134,11 @@ class Scheduler:
 
     def sampling_must_wait(self, handle: Launch, step: Pending) -> bool:
         """Does `step` hold one of the constrained sequences of `handle`, whose mask depends on its outcome?"""
-        if not masks.needs_mask(handle.sequences):
-            return False
-        held = set(map(id, step.sequences))
-        return any(
-            seq.constraint is not None and not seq.finalized and id(seq) in held for seq in handle.sequences
-        )
+        constrained = masks.constrained(handle.sequences)
+        return bool(constrained) and not set(step.sequences).isdisjoint(constrained)
 
     def compute_mask(self, handle: Launch) -> TokenMask | None:
-        if not masks.needs_mask(handle.sequences):
+        if not masks.constrained(handle.sequences):
             return None
         return masks.compute_mask(
             handle.sequences, _payload(handle), self.state.limits.vocab_size, self.state.fail
@@ -257,11 +249,10 @@ class Scheduler:
     def abandon(self, pipeline: PipelineState[ScheduledSequence]) -> None:
         """The device is lost and at rest, and everybody has been answered: give everything back, cache nothing."""
         state = self.state
-        sequences = {id(seq): seq for step in pipeline.steps() for seq in step.sequences}
-        sequences |= {id(seq): seq for seq in state.active}
+        sequences = {*state.active, *(seq for step in pipeline.steps() for seq in step.sequences)}
         pipeline.abandon()
         self.manager.flush()
-        for seq in sequences.values():
+        for seq in sequences:
             seq.finalized = True
             while not seq.is_idle:
                 seq.discard()
@@ -274,20 +265,13 @@ class Scheduler:
     def check_invariants(self, pipeline: PipelineState[ScheduledSequence]) -> None:
         """I4 and I7, and that the lists say what the rows say. For tests and debug mode."""
         self.manager.check()
-        held: dict[int, int] = {}
-        known: dict[int, ScheduledSequence] = {}
-        for step in pipeline.steps():
-            for seq in step.sequences:
-                held[id(seq)] = held.get(id(seq), 0) + 1
-                known[id(seq)] = seq
-        for seq in self.state.active:
-            known[id(seq)] = seq
-        for key, seq in known.items():
-            refs = held.get(key, 0)
-            assert seq.inflight_refs == refs, f"I4: {seq} is in {refs} steps"
-            assert refs <= seq.max_outstanding, f"I4: {seq} is in {refs} steps"
+        steps_of = Counter(seq for step in pipeline.steps() for seq in step.sequences)
+        known = {*self.state.active, *steps_of}
+        for seq in known:
+            steps = steps_of[seq]
+            assert seq.inflight_refs == steps <= seq.max_outstanding, f"I4: {seq} is in {steps} steps"
             assert seq.blocks is not None, f"I7: {seq} has lost its row"
-        rows = {seq.row for seq in known.values()}
+        rows = {seq.row for seq in known}
         assert len(rows) == len(known), "two sequences share a row"
         assert len(rows) == self.state.num_allocated, f"{self.state.num_allocated} rows held, {len(rows)} known"
 
