@@ -17,7 +17,7 @@ from bench.checkpoints import QWEN3_06B, SMALL, checkpoint
 from bench.engine import Bench
 from bench.load import Case
 from bench.peers.transformers_peer import Transformers
-from bench.report import NotAvailableError, Report, arguments, compare, progress
+from bench.report import NotAvailableError, Report, arguments, progress
 
 PEERS = {"generate": "transformers' generate", "continuous_batching": "transformers' continuous batching"}
 
@@ -45,11 +45,9 @@ def measure(bench: Bench, case: Case) -> None:
         for method, name in PEERS.items():
             theirs: Callable[[], float] = partial(getattr(peer, method), asked, case.output)
             try:
-                rate, other, spread = compare(ours, theirs, rounds=case.rounds)
+                bench.report.compare(f"{case.name}, against {name}", "tokens/s", ours, theirs, rounds=case.rounds)
             except NotAvailableError as error:
                 bench.report.absent[name] = str(error)
-                continue
-            bench.report.add(f"{case.name}, against {name}", rate, "tokens/s", peer=other, spread=spread)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from celery import Celery
 
-from bench.report import Report, arguments, compare
+from bench.report import Report, arguments
 from tasks import embedded
 from tasks.app import configuration
 from tasks.settings import Settings
@@ -96,9 +96,8 @@ def main(argv: list[str] | None = None) -> int:
             with worker(folder, "petiole", "-A", "tasks", "worker", **environment):
                 return throughput(apps["bench-petiole"], "petiole@bench", "tasks.generate", generation, tasks)
 
-        ours, theirs, spread = compare(petiole, noop, rounds=rounds)
-        report.add(
-            "one-token generations", ours, "tasks/s", peer=theirs, target=TARGET, spread=spread, note="no-op"
+        report.compare(
+            "one-token generations", "tasks/s", petiole, noop, rounds=rounds, target=TARGET, note="no-op"
         )
     report.finish(options.json)
     return 0

@@ -22,7 +22,7 @@ import torch
 
 from bench import floors, load
 from bench.checkpoints import QWEN3_06B, SMALL, SMALL_LONG, TINY, Shape, checkpoint, write_adapter
-from bench.report import Report, arguments, compare, percentile, progress
+from bench.report import Report, arguments, percentile, progress
 from gpu_worker import Constraint, Engine, EngineConfig, Request, SamplingParams
 from gpu_worker.tracing import NO_TRACE, Tracer
 
@@ -135,15 +135,9 @@ def pipelining(bench: Bench) -> None:
             def rate(mode: str, batch: int = batch, output: int = output) -> float:
                 return load.at_concurrency(engines[mode], load.requests(batch, 16, output), batch).tokens_per_s
 
-            ours, peer, spread = compare(lambda: rate("on"), lambda: rate("off"), rounds=bench.pick(2, 7))
-            bench.report.add(
-                f"petiole-tiny, pipelined against blocking, batch {batch}",
-                ours,
-                "tokens/s",
-                peer=peer,
-                spread=spread,
-                target=1.0,
-            )
+            name = f"petiole-tiny, pipelined against blocking, batch {batch}"
+            sides = partial(rate, "on"), partial(rate, "off")
+            bench.report.compare(name, "tokens/s", *sides, rounds=bench.pick(2, 7), target=1.0)
 
 
 # ---------------------------------------------------------------- reuse
@@ -163,15 +157,12 @@ def shared_prefixes(bench: Bench) -> None:
             }
             seed = iter(range(10_000))
             work = partial(sharing, n=n, length=length, output=output, seeds=seed)
-            ours, peer, spread = compare(
-                partial(work, engines["radix"]), partial(work, engines["off"]), rounds=rounds
-            )
-            bench.report.add(
+            bench.report.compare(
                 f"{shape.name}, {SHARED:.0%} of {length} tokens shared, {output} out: cache on against off",
-                ours,
                 "requests/s",
-                peer=peer,
-                spread=spread,
+                partial(work, engines["radix"]),
+                partial(work, engines["off"]),
+                rounds=rounds,
                 target=PREFIX_TARGET,
             )
 
@@ -263,18 +254,13 @@ def constrained(bench: Bench) -> None:
     asked = [Request(prompt=text.format(20 + i), sampling=options) for i in range(n)]
     bound = [replace(request, constraint=constraint) for request in asked]
     with checkpoint(TINY) as model, bench.engine(model, TINY) as engine:
-        ours, peer, spread = compare(
-            lambda: load.at_concurrency(engine, bound, n).tokens_per_s,
-            lambda: load.at_concurrency(engine, asked, n).tokens_per_s,
-            rounds=bench.pick(2, 9),
-        )
-        bench.report.add(
-            f"petiole-tiny, batch {n}: constrained by a schema against free",
-            ours,
-            "tokens/s",
-            peer=peer,
-            spread=spread,
-        )
+
+        def rate(requests: list[Request]) -> float:
+            return load.at_concurrency(engine, requests, n).tokens_per_s
+
+        name = f"petiole-tiny, batch {n}: constrained by a schema against free"
+        sides = (partial(rate, requests) for requests in (bound, asked))
+        bench.report.compare(name, "tokens/s", *sides, rounds=bench.pick(2, 9))
 
 
 def speculative(bench: Bench) -> None:
@@ -294,19 +280,14 @@ def speculative(bench: Bench) -> None:
                 return load.at_concurrency(engines[drafts], requests, len(requests)).tokens_per_s
 
             before = engines[4].stats()
-            ours, peer, spread = compare(lambda: rate(4), lambda: rate(0), rounds=bench.pick(2, 9))
+            name = f"petiole-tiny, batch {batch}, {what} text: 4 drafts a step by prompt lookup against none"
+            sides = partial(rate, 4), partial(rate, 0)
+            figure = bench.report.compare(name, "tokens/s", *sides, rounds=bench.pick(2, 9))
             after = engines[4].stats()
             drafted, held = (
                 float(after[name]) - float(before[name]) for name in ("draft_tokens", "accepted_draft_tokens")
             )
-            bench.report.add(
-                f"petiole-tiny, batch {batch}, {what} text: 4 drafts a step by prompt lookup against none",
-                ours,
-                "tokens/s",
-                peer=peer,
-                spread=spread,
-                note=f"{held:.0f} of {drafted:.0f} drafts held",
-            )
+            figure.note = f"{held:.0f} of {drafted:.0f} drafts held"
 
 
 def lora_mix(bench: Bench) -> None:
@@ -327,14 +308,9 @@ def lora_mix(bench: Bench) -> None:
                 return load.at_concurrency(engine, asked, n).tokens_per_s
 
             rate(mixed)
-            ours, peer, spread = compare(lambda: rate(mixed), lambda: rate([None]), rounds=bench.pick(1, 3))
-    bench.report.add(
-        f"{SMALL.name}, batch {n}: {adapters} adapters of rank 16 and none, mixed, against none",
-        ours,
-        "tokens/s",
-        peer=peer,
-        spread=spread,
-    )
+            name = f"{SMALL.name}, batch {n}: {adapters} adapters of rank 16 and none, mixed, against none"
+            sides = partial(rate, mixed), partial(rate, [None])
+            bench.report.compare(name, "tokens/s", *sides, rounds=bench.pick(1, 3))
 
 
 WORKLOADS: dict[str, Callable[[Bench], None]] = {

@@ -98,6 +98,20 @@ class Report:
         self.results.append(result)
         return result
 
+    def compare(
+        self,
+        name: str,
+        unit: str,
+        ours: Callable[[], float],
+        peers: Callable[[], float],
+        *,
+        rounds: int = 5,
+        **more: Any,
+    ) -> Measurement:
+        """One figure beside another of the same run: see `compare`."""
+        value, peer, spread = compare(ours, peers, rounds=rounds)
+        return self.add(name, value, unit, peer=peer, spread=spread, **more)
+
     def as_json(self) -> dict[str, Any]:
         return {
             "title": self.title,

@@ -24,7 +24,7 @@ from bench import load
 from bench.checkpoints import QWEN3_06B, SMALL, TINY, Shape, checkpoint
 from bench.load import Case
 from bench.peers import workers
-from bench.report import Report, arguments, compare, percentile, progress
+from bench.report import Report, arguments, percentile, progress
 
 PATIENCE_S = 600.0
 PLAIN_RATE = 4.0  # at least so many times the tokens a second, and at most the inverse in completion time
@@ -169,8 +169,7 @@ def through_broker(report: Report, case: Case, client: str, threads: int) -> See
 
         small = Case(case.shape, 2, 8, 4, 2, 1)
         CLIENTS[client](small, 99)
-        ours, peer, spread = compare(served, direct, rounds=case.rounds)
-    report.add(case.name, ours, "tokens/s", peer=peer, spread=spread, target=case.target)
+        report.compare(case.name, "tokens/s", served, direct, rounds=case.rounds, target=case.target)
     last = rounds[-1]
     report.add("  TTFT at the readers, median", statistics.median(last.ttfts_ms), "ms", samples=last.ttfts_ms)
     report.add("  TTFT at the readers, 99 of 100", percentile(last.ttfts_ms, 0.99), "ms")

@@ -159,13 +159,14 @@ def main(argv: list[str] | None = None) -> int:
     url = f"redis+socket://{embedded.socket_path()}?virtual_host=0"
     client = connect(url.replace("virtual_host=0", "virtual_host=9"))
     report = Report("The transport against kombu's own, and the script that publishes (embedded Redis)")
-    ours, stock_s, spread = compare(
+    report.compare(
+        "messages taken and acknowledged",
+        "1/s",
         lambda: consume(url, leased.Transport, messages),
         lambda: consume(url, stock.Transport, messages),
         rounds=rounds,
-    )
-    report.add(
-        "messages taken and acknowledged", ours, "1/s", peer=stock_s, target=0.9, spread=spread, note="peer: kombu"
+        target=0.9,
+        note="peer: kombu",
     )
     for streams in (64, 256):
         flushes = -(-deltas // streams)
