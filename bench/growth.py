@@ -23,15 +23,8 @@ from bench import load
 from bench.checkpoints import SMALL_LONG, checkpoint
 from bench.engine import Bench
 from bench.report import Report, arguments, progress
-from bench.scheduler import Harness
-from cache import CacheTokens, KVCacheManager, PageTable, RadixPrefixCache
-from cache.factory import build_prefix_cache
-from gpu_worker import EngineConfig, Request, SamplingParams
-from gpu_worker.runtime.stand_ins import NullRuntime
-from gpu_worker.scheduling.pipeline import PipelineState
-from gpu_worker.scheduling.scheduled import ScheduledSequence
-from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.stopping import StopRules
+from bench.scheduler import Harness, decoding
+from cache import CacheTokens, PageTable, RadixPrefixCache
 
 Point = tuple[float, float]
 Count = Callable[[float], float]
@@ -45,8 +38,7 @@ DELTAS = 40
 
 def sequences(n: int) -> float:
     """Microseconds of a decode step of `n` sequences, in the scheduler."""
-    harness = Harness(n)
-    return 1e6 * least(harness.step, 40)
+    return 1e6 * least(decoding(n).step, 40)
 
 
 def least(work: Callable[[], object], rounds: int) -> float:
@@ -61,13 +53,13 @@ def least(work: Callable[[], object], rounds: int) -> float:
 
 def prompt_on_the_host(n: int) -> float:
     """Microseconds that the scheduler and the cache need for a prompt of `n` tokens and its first token."""
-    scheduler, pipeline = null_scheduler(rows=2, max_model_len=n + 16, n_pages=4 * n + 64, chunk=512)
+    harness = Harness(2, max_model_len=n + 16, n_pages=4 * n + 64)
     rng = np.random.default_rng(0)
 
     def one() -> None:
-        enqueue(scheduler, rng.integers(1, 1000, n), 1, 0)
-        while scheduler.state.has_work:
-            step(scheduler, pipeline)
+        harness.submit(rng.integers(1, 1000, n), 1)
+        while harness.scheduler.state.has_work:
+            harness.step()
 
     return 1e6 * least(one, 20)
 
@@ -94,52 +86,14 @@ def cached_tokens(n: int) -> float:
 
 def waiting_tasks(n: int) -> float:
     """Microseconds to start and end a request of 16 tokens while `n` wait behind it."""
-    scheduler, pipeline = null_scheduler(rows=64, max_model_len=64, n_pages=1 << 14, chunk=512)
-    prompts = np.random.default_rng(0).integers(1, 1000, (n, 16))
-    for i in range(n):
-        enqueue(scheduler, prompts[i], 1, i)
-    finished = scheduler.state.counters.finished
+    harness = Harness(64, max_model_len=64, n_pages=1 << 14)
+    for prompt in np.random.default_rng(0).integers(1, 1000, (n, 16)):
+        harness.submit(prompt, 1)
+    counters = harness.scheduler.state.counters
     start = time.thread_time()
-    while scheduler.state.counters.finished - finished < min(n, 128):
-        step(scheduler, pipeline)
-    return 1e6 * (time.thread_time() - start) / (scheduler.state.counters.finished - finished)
-
-
-def null_scheduler(
-    rows: int, max_model_len: int, n_pages: int, chunk: int
-) -> tuple[Scheduler, PipelineState[ScheduledSequence]]:
-    runtime = NullRuntime(rows=rows, n_pages=n_pages, max_model_len=max_model_len)
-    limits = runtime.limits
-    table = PageTable(limits.n_pages, 1, limits.max_batch_size, max_model_len)
-    config = EngineConfig(max_num_seqs=rows, chunk_size=chunk)
-    manager = KVCacheManager(table, build_prefix_cache("radix", table))
-    return Scheduler(config, runtime, manager), PipelineState[ScheduledSequence](2)
-
-
-def enqueue(scheduler: Scheduler, prompt: np.ndarray, max_tokens: int, arrival: int) -> None:
-    limits = scheduler.state.limits
-    request = Request(
-        prompt=prompt.tolist(), sampling=SamplingParams(max_tokens=max_tokens), request_id=str(arrival)
-    )
-    rules = StopRules.of(request.sampling, limits.eos_token_ids, len(prompt), limits.max_model_len)
-    scheduler.state.waiting.push(ScheduledSequence(request, prompt, rules, arrival=arrival))
-
-
-def step(scheduler: Scheduler, pipeline: PipelineState[ScheduledSequence]) -> None:
-    """One round of the engine's loop."""
-    slot_id = pipeline.free_slot_id()
-    plan = scheduler.schedule_step(pipeline) if slot_id is not None else None
-    if plan is not None and slot_id is not None:
-        handle = scheduler.launch_forward_async(plan, slot_id)
-        assert handle is not None
-        pipeline.on_launch(handle)
-        pipeline.on_pending_commit(scheduler.finalize_sampling(handle, None))
-    if plan is None or pipeline.is_full:
-        oldest = pipeline.pop_oldest()
-        if oldest is not None:
-            scheduler.commit_step(oldest)
-            pipeline.on_step_completed()
-    scheduler.state.outbox = []
+    while counters.finished < min(n, 128):
+        harness.step()
+    return 1e6 * (time.thread_time() - start) / counters.finished
 
 
 def prefill(bench: Bench, lengths: Sequence[int]) -> Iterator[Point]:

@@ -7,6 +7,7 @@ engine; tokenization, text and device are not in it. The mark to beat is 4 µs a
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -17,6 +18,7 @@ from cache import KVCacheManager, PageTable
 from cache.factory import build_prefix_cache
 from gpu_worker import EngineConfig, Request, SamplingParams
 from gpu_worker.runtime.stand_ins import NullRuntime
+from gpu_worker.scheduling.batching import StepPlan
 from gpu_worker.scheduling.pipeline import PipelineState
 from gpu_worker.scheduling.scheduled import ScheduledSequence
 from gpu_worker.scheduling.scheduler import Scheduler
@@ -28,47 +30,68 @@ TARGET_MS = 1.0
 
 
 class Harness:
-    """`n` running sequences. `step` is one trip of the engine's loop without the engine."""
+    """A scheduler over a runtime that computes nothing, driven by hand: the engine's loop without the engine."""
 
-    def __init__(self, n: int, cache: Any = "radix") -> None:
-        runtime = NullRuntime(rows=n)
-        limits = runtime.limits
-        table = PageTable(limits.n_pages, limits.page_size, limits.max_batch_size, limits.max_model_len)
-        config = EngineConfig(max_num_seqs=n, max_num_batched_tokens=n * PROMPT_TOKENS, prefix_cache=cache)
-        manager = KVCacheManager(table, build_prefix_cache(cache, table))
-        self.scheduler = Scheduler(config, runtime, manager)
+    def __init__(self, rows: int, *, max_model_len: int = 4096, n_pages: int = 1 << 19, **config: Any) -> None:
+        runtime = NullRuntime(rows=rows, n_pages=n_pages, max_model_len=max_model_len)
+        settings = EngineConfig(max_num_seqs=rows, **config)
+        table = PageTable(n_pages, 1, rows + 1, max_model_len)
+        manager = KVCacheManager(table, build_prefix_cache(settings.prefix_cache, table))
+        self.scheduler = Scheduler(settings, runtime, manager)
         self.pipeline = PipelineState[ScheduledSequence](2)
-        rng = np.random.default_rng(0)
-        for i in range(n):
-            prompt = rng.integers(1, 1000, PROMPT_TOKENS)
-            request = Request(prompt=prompt.tolist(), sampling=SamplingParams(max_tokens=limits.max_model_len))
-            rules = StopRules.of(request.sampling, limits.eos_token_ids, PROMPT_TOKENS, limits.max_model_len)
-            self.scheduler.state.waiting.push(ScheduledSequence(request, prompt, rules, arrival=i))
-        while len(self.scheduler.state.running) < n:
-            self.step()
+        self._arrivals = itertools.count()
 
-    def step(self) -> None:
-        scheduler, pipeline = self.scheduler, self.pipeline
-        slot_id = pipeline.free_slot_id()
-        plan = scheduler.schedule_step(pipeline)
+    def submit(self, prompt: np.ndarray, max_tokens: int) -> None:
+        """Its request's id is its number, from 0."""
+        limits, arrival = self.scheduler.state.limits, next(self._arrivals)
+        sampling = SamplingParams(max_tokens=max_tokens)
+        request = Request(prompt=prompt.tolist(), sampling=sampling, request_id=str(arrival))
+        rules = StopRules.of(sampling, limits.eos_token_ids, len(prompt), limits.max_model_len)
+        self.scheduler.state.waiting.push(ScheduledSequence(request, prompt, rules, arrival=arrival))
+
+    def plan(self) -> StepPlan | None:
+        return None if self.pipeline.is_full else self.scheduler.schedule_step(self.pipeline)
+
+    def launch(self, plan: StepPlan) -> None:
+        scheduler, pipeline, slot_id = self.scheduler, self.pipeline, self.pipeline.free_slot_id()
         assert slot_id is not None
-        assert plan is not None
         handle = scheduler.launch_forward_async(plan, slot_id)
         assert handle is not None
         pipeline.on_launch(handle)
         pipeline.on_pending_commit(scheduler.finalize_sampling(handle, scheduler.compute_mask(handle)))
-        if pipeline.is_full:
-            step = pipeline.pop_oldest()
-            assert step is not None
-            scheduler.commit_step(step)
-            pipeline.on_step_completed()
-        scheduler.state.outbox = []
+
+    def commit(self) -> None:
+        """The oldest step, if there is one."""
+        step = self.pipeline.pop_oldest()
+        if step is not None:
+            self.scheduler.commit_step(step)
+            self.pipeline.on_step_completed()
+
+    def step(self) -> None:
+        """One trip of the loop."""
+        plan = self.plan()
+        if plan is not None:
+            self.launch(plan)
+        if plan is None or self.pipeline.is_full:
+            self.commit()
+        self.scheduler.state.outbox = []
+
+
+def decoding(n: int, cache: str = "radix") -> Harness:
+    """`n` sequences, past their prompts."""
+    harness = Harness(n, max_num_batched_tokens=n * PROMPT_TOKENS, prefix_cache=cache)
+    rng = np.random.default_rng(0)
+    for _ in range(n):
+        harness.submit(rng.integers(1, 1000, PROMPT_TOKENS), 4096)
+    while len(harness.scheduler.state.running) < n:
+        harness.step()
+    return harness
 
 
 def step_samples(n: int, cache: str, rounds: int, steps: int) -> list[float]:
     """Seconds a step, one figure for each round, of the engine thread's own time: what a neighbour on the machine
     takes is not the scheduler's cost."""
-    harness = Harness(n, cache)
+    harness = decoding(n, cache)
     samples = []
     for _ in range(rounds):
         start = time.thread_time()

@@ -26,8 +26,8 @@ import numpy as np
 from bench import load
 from bench.checkpoints import TINY, checkpoint
 from bench.engine import Bench
-from bench.growth import enqueue, null_scheduler
 from bench.report import Report, arguments, percentile, progress
+from bench.scheduler import Harness
 from bench.steps import Recorder, Step, TimedModel
 from gpu_worker import Engine, Request
 from gpu_worker.scheduling.scheduled import ScheduledSequence
@@ -61,48 +61,40 @@ class Worker:
     held: dict[int, Task] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.scheduler, self.pipeline = null_scheduler(
-            rows=SLOTS, max_model_len=4096, n_pages=SLOTS * 2048, chunk=512
-        )
+        self.harness = Harness(SLOTS, n_pages=SLOTS * 2048)
         self.ends: deque[float] = deque()
         self.arrivals = 0
 
     def take(self, task: Task) -> None:
         self.held[self.arrivals] = task
-        prompt = np.random.default_rng(self.arrivals).integers(1, 1000, task.prompt)
-        enqueue(self.scheduler, prompt, task.output, self.arrivals)
+        self.harness.submit(np.random.default_rng(self.arrivals).integers(1, 1000, task.prompt), task.output)
         self.arrivals += 1
 
     def round(self) -> list[Task]:
         """One trip of the loop. Returns the tasks that ended in it."""
         launched = self._launch()
-        if (self.pipeline.is_full or not launched) and (oldest := self.pipeline.pop_oldest()) is not None:
+        if self.ends and (not launched or self.harness.pipeline.is_full):
             self.now = max(self.now, self.ends.popleft())
-            self.scheduler.commit_step(oldest)
-            self.pipeline.on_step_completed()
+            self.harness.commit()
         return self._ended()
 
     def _launch(self) -> bool:
-        slot_id = self.pipeline.free_slot_id()
-        plan = self.scheduler.schedule_step(self.pipeline) if slot_id is not None else None
-        if plan is None or slot_id is None:
+        plan = self.harness.plan()
+        if plan is None:
             return False
-        tokens, running = sum(plan.lengths or ()), len(self.scheduler.state.running)
+        tokens, running = sum(plan.lengths or ()), len(self.harness.scheduler.state.running)
         step = Step(plan.kind, len(plan.sequences), tokens, running)
-        before = self.pipeline.oldest
+        before = self.harness.pipeline.oldest
         if plan.kind == "prefill" and before is not None and before.kind == "decode":
             self.ends[-1] += self.model.delay_s
             self.free_at = self.ends[-1]
         self.free_at = max(self.free_at, self.now) + self.model.seconds(step)
-        handle = self.scheduler.launch_forward_async(plan, slot_id)
-        assert handle is not None
-        self.pipeline.on_launch(handle)
-        self.pipeline.on_pending_commit(self.scheduler.finalize_sampling(handle, None))
+        self.harness.launch(plan)
         self.ends.append(self.free_at)
         return True
 
     def _ended(self) -> list[Task]:
-        state, done = self.scheduler.state, []
+        state, done = self.harness.scheduler.state, []
         for seq, tokens, _, end in state.outbox:
             task = self.held[number(seq)]
             if len(tokens) and not task.first:
