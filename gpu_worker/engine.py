@@ -19,7 +19,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import TypeVar
 
@@ -77,9 +77,9 @@ class Engine:
         self._proposer = proposer or NgramProposer()
         self._open: dict[Handle, OutputStream] = {}
         self._lock = threading.Lock()
-        self._closed = True
-        self._shut_down = False
+        self._closed = True  # not started yet, or shut down
         self._arrivals = itertools.count()
+        self._thread = threading.Thread(target=lambda: self._loop.run(), name="engine", daemon=True)
 
     # ------------------------------------------------------------ life
 
@@ -110,7 +110,6 @@ class Engine:
             self.scheduler, pipeline, self._text.post, self._on_device_lost, self.tracer, self.config.debug
         )
         self._preparation = Threads(PREPARATION_THREADS, "prepare")
-        self._thread = threading.Thread(target=self._loop.run, name="engine", daemon=True)
         self._text.start()
         self._thread.start()
         self._closed = False
@@ -127,9 +126,9 @@ class Engine:
     def shutdown(self, drain: bool = True, handback: bool = False) -> None:
         """`drain`: finish what was accepted. Otherwise `handback`: end it with HandedBack, or cancel it."""
         with self._lock:
-            if self._shut_down or not hasattr(self, "_thread"):
+            if self._closed:
                 return
-            self._shut_down = self._closed = True
+            self._closed = True
         self._preparation.close()
         if not drain:
             end = HandedBack("the engine is shutting down") if handback else Finish(FinishReason.CANCELLED)
@@ -183,11 +182,11 @@ class Engine:
         return None
 
     def _refuse(self, stream: OutputStream, error: BaseException) -> None:
-        if not self._shut_down and hasattr(self, "_text"):
-            self._text.refuse(stream, error)
-        else:
+        if self._closed:  # there is no text thread
             stream.ended = True
             stream.handle._end(error)
+        else:
+            self._text.refuse(stream, error)
 
     def _prepare(self, stream: OutputStream, arrival: int, arrival_s: float) -> None:
         """On a preparation thread."""
@@ -297,7 +296,7 @@ class Engine:
 
     def _call(self, function: Callable[[], T]) -> T:
         """Run on the engine thread, between two rounds, and wait for it."""
-        if threading.current_thread() is getattr(self, "_thread", None):
+        if threading.current_thread() is self._thread:
             return function()
         future: Future[T] = Future()
 
@@ -307,14 +306,11 @@ class Engine:
             except Exception as error:
                 future.set_exception(error)
 
-        if not hasattr(self, "_thread") or not self._thread.is_alive():
+        if not self._thread.is_alive():
             raise EngineClosed("the engine is not running")
         self._loop.post(command)
         while not future.done() and self._thread.is_alive():
-            try:
-                return future.result(timeout=1.0)
-            except TimeoutError:
-                continue
+            wait([future], timeout=1.0)
         if not future.done():
             raise EngineClosed("the engine has stopped")
         return future.result()
