@@ -157,11 +157,7 @@ class Handle:
         with self._changed:
             self._deltas.append(delta)
             self._notify()
-        if self._on_delta is not None:
-            try:
-                self._on_delta(self, delta)
-            except Exception:
-                logger.exception("on_delta of request %s raised", self.request.request_id)
+        self._call(self._on_delta, delta)
 
     def _end(self, outcome: Result | BaseException) -> None:
         with self._changed:
@@ -178,10 +174,9 @@ class Handle:
         for wake in self._listeners:
             wake()
 
-    def _call(self, callback: Callable[[Handle], None] | None) -> None:
-        if callback is None:
-            return
-        try:
-            callback(self)
-        except Exception:
-            logger.exception("a callback of request %s raised", self.request.request_id)
+    def _call(self, callback: Callable[..., None] | None, *more: object) -> None:
+        if callback is not None:
+            try:
+                callback(self, *more)
+            except Exception:
+                logger.exception("a callback of request %s raised", self.request.request_id)

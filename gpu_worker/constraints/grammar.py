@@ -149,13 +149,12 @@ class GrammarState:
 def fill_grammar_masks(states: Sequence[tuple[int, GrammarState]], out: Int32Array) -> None:
     """Fill rows of `out`, int32 [M, words], by their index, on several threads. One tokenizer's states."""
     going = [(row, state) for row, state in states if not state.finished]
-    if len(going) < 2:
-        for row, state in states:
-            state.fill_mask(out[row])
-        return
+    together = len(going) > 1
     for row, state in states:
-        if state.finished:
+        if state.finished or not together:
             state.fill_mask(out[row])
+    if not together:
+        return
     words = going[0][1]._grammar.vocabulary.words
     own = np.empty((len(going), words), np.int32)
     pairs = [(state._matcher, k) for k, (_, state) in enumerate(going)]

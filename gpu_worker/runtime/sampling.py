@@ -7,7 +7,7 @@ Each stage is skipped when no output of the step uses it; with none used, sampli
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -43,14 +43,8 @@ class Choice:
         def some(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor[outputs]
 
-        return replace(
-            self,
-            temperature=self.temperature[outputs],
-            keys=self.keys[outputs],
-            top_k=some(self.top_k),
-            top_p=some(self.top_p),
-            min_p=some(self.min_p),
-        )
+        filters = map(some, (self.top_k, self.top_p, self.min_p))
+        return Choice(self.temperature[outputs], self.keys[outputs], *filters)
 
 
 @dataclass(frozen=True, slots=True)

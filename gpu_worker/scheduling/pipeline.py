@@ -43,13 +43,6 @@ class Payload(Protocol):
     def slot_id(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class SlotPayload:
-    """The least payload: a slot."""
-
-    slot_id: int
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class LaunchHandle(Generic[S]):
     """A forward that has been launched and not yet sampled. `sequences[i]` is row i of the step's buffers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gpu_worker.runtime.interface import StepKind, StepOutput
-from gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit, PipelineState, SlotPayload
+from gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit, PipelineState
 
 
 class NoTransfer:
@@ -22,7 +23,7 @@ class NoTransfer:
 
 
 def launched(slot: int, sequences: Sequence[str] = (), kind: StepKind = "decode") -> LaunchHandle[str]:
-    return LaunchHandle(kind, sequences, SlotPayload(slot))
+    return LaunchHandle(kind, sequences, SimpleNamespace(slot_id=slot))
 
 
 def sampled(handle: LaunchHandle[str]) -> PendingCommit[str]:
