@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,6 @@ class ModelConfig:
     qk_norm: bool
     windows: tuple[int, ...]
     dtype: str = "float32"
-    eos_token_ids: frozenset[int] = field(default_factory=frozenset)
 
     @property
     def q_size(self) -> int:
@@ -160,7 +159,6 @@ def _parse(architecture: str, family: Family, raw: JsonObject) -> ModelConfig:
         qk_norm=family.qk_norm,
         windows=_parse_windows(family, raw),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."),
-        eos_token_ids=_token_ids(raw.get("eos_token_id")),
     )
 
 
@@ -219,12 +217,6 @@ def _parse_windows(family: Family, raw: JsonObject) -> tuple[int, ...]:
     return tuple(window if layer >= first else 0 for layer in range(n_layers))
 
 
-def _token_ids(value: object) -> frozenset[int]:
-    if value is None:
-        return frozenset()
-    return frozenset(int(v) for v in value) if isinstance(value, list) else frozenset([int(str(value))])
-
-
 def read_json(path: Path) -> dict[str, Any]:
     try:
         loaded = json.loads(path.read_text(encoding="utf-8"))
@@ -237,7 +229,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return loaded
 
 
-def generation_eos_token_ids(folder: Path) -> frozenset[int]:
-    """End tokens that the checkpoint's `generation_config.json` adds, if there is one."""
-    path = folder / "generation_config.json"
-    return _token_ids(read_json(path).get("eos_token_id")) if path.exists() else frozenset()
+def end_token_ids(folder: Path) -> frozenset[int]:
+    """What ends an output: each of the two files may name some that the other does not."""
+    found: set[int] = set()
+    for path in (folder / "config.json", folder / "generation_config.json"):
+        ids = read_json(path).get("eos_token_id") if path.exists() else None
+        ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
+        if not all(isinstance(token_id, int) for token_id in ids):
+            raise ModelError(f"{path}: eos_token_id must be token ids, got {ids!r}")
+        found.update(ids)
+    return frozenset(found)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.errors import ModelError
-from gpu_worker.models.config import ModelConfig, generation_eos_token_ids, read_json
+from gpu_worker.models.config import ModelConfig, read_json
 from gpu_worker.models.decoder import Decoder, DecoderLayer
 from gpu_worker.models.layers import (
     DenseLinear,
@@ -273,7 +273,3 @@ def _progress(n_bytes: int, what: str) -> Iterator[Callable[[int], None]]:
     settings: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
     with tqdm(total=n_bytes, desc=f"loading {what}", disable=True if quiet else None, **settings) as bar:
         yield bar.update
-
-
-def end_token_ids(folder: Path, config: ModelConfig) -> frozenset[int]:
-    return config.eos_token_ids | generation_eos_token_ids(folder)

@@ -20,7 +20,7 @@ from torch import Tensor
 from gpu_worker.config import EngineConfig
 from gpu_worker.errors import AdapterError, ModelError
 from gpu_worker.models.adapters import AdapterStore
-from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.config import ModelConfig, end_token_ids
 from gpu_worker.models.decoder import Decoder, ValueDecoder
 from gpu_worker.models.layers import TorchKernels
 from gpu_worker.models.loading import (
@@ -28,7 +28,6 @@ from gpu_worker.models.loading import (
     Quantization,
     Storage,
     TensorSource,
-    end_token_ids,
     fingerprint,
     read_decoder,
     resolve_model,
@@ -120,7 +119,7 @@ class ModelRuntime:
         folder = resolve_model(model, self.config.revision)
         found, config = architecture(folder)
         digest = fingerprint(folder) if self._source is None else "unknown"
-        return _Found(folder, found, config, (model, digest, end_token_ids(folder, config)))
+        return _Found(folder, found, config, (model, digest, end_token_ids(folder)))
 
     def _load(self, found: _Found) -> None:
         if self._device.kind == "cuda":

@@ -9,7 +9,6 @@ chat_template.jinja, additional_chat_templates/*.jinja      win over the templat
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import tokenizers
 
 from gpu_worker.errors import ModelError
+from gpu_worker.models.config import end_token_ids, read_json
 from gpu_worker.text.tokenizer import Tokenizer
 
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -28,10 +28,13 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     if not folder.is_dir():
         raise ModelError(f"{folder}: no such model folder")
     backend = _backend(folder / "tokenizer.json")
-    config = _json(folder / "tokenizer_config.json")
-    roles = _special_tokens(config, _json(folder / "special_tokens_map.json"))
+    config, special_map = (
+        read_json(path) if path.is_file() else {}
+        for path in (folder / "tokenizer_config.json", folder / "special_tokens_map.json")
+    )
+    roles = _special_tokens(config, special_map)
     _add_missing_tokens(backend, config, roles)
-    eos = _eos_token_ids(folder)
+    eos = end_token_ids(folder)
     named = backend.token_to_id(roles["eos_token"]) if "eos_token" in roles else None
     return Tokenizer(
         backend,
@@ -48,19 +51,6 @@ def _backend(path: Path) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise ModelError(f"{path}: not a readable tokenizer: {_one_line(error)}") from error
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where there is none."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: not readable as JSON: {_one_line(error)}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path}: must hold a JSON object, not a {type(content).__name__}")
-    return content
 
 
 def _special_tokens(config: Mapping[str, Any], special_map: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,18 +109,6 @@ def _described_tokens(config: Mapping[str, Any]) -> dict[int, tokenizers.AddedTo
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ModelError("tokenizer_config.json: added_tokens_decoder is not tokens by id") from error
     return found
-
-
-def _eos_token_ids(folder: Path) -> frozenset[int]:
-    """From the model's configuration and the generation's: either may name some that the other does not."""
-    found: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        ids = _json(folder / name).get("eos_token_id")
-        ids = [] if ids is None else ids if isinstance(ids, list) else [ids]
-        if not all(isinstance(token_id, int) for token_id in ids):
-            raise ModelError(f"{folder / name}: eos_token_id must be token ids, got {ids!r}")
-        found.update(ids)
-    return frozenset(found)
 
 
 def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -137,8 +137,8 @@ def test_good_token_ids_come_back_as_a_list() -> None:
         ("tokenizer.json", None, "tokenizer.json: missing"),
         ("tokenizer.json", "{}", "tokenizer.json: not a readable tokenizer"),
         ("tokenizer.json", '{"model": ', "tokenizer.json: not a readable tokenizer"),
-        ("tokenizer_config.json", "{", "tokenizer_config.json: not readable as JSON"),
-        ("tokenizer_config.json", "[]", "tokenizer_config.json: must hold a JSON object, not a list"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json cannot be read"),
+        ("tokenizer_config.json", "[]", "tokenizer_config.json must hold a JSON object"),
         (
             "tokenizer_config.json",
             '{"added_tokens_decoder": {"x": 1}}',
