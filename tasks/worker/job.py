@@ -74,6 +74,7 @@ class Job:
         self.superseded: list[Delivery] = []
         self.task_id = delivery.task_id
         self.taken_at = time.monotonic()
+        self.asked_deadline_s: float | None = None
         self.admitted_at: float | None = None
         self.begun: Begun | None = None
         self.handle: Handle | None = None
@@ -90,20 +91,16 @@ class Job:
         """Seconds from admission: the least of Celery's two limits and the request's own."""
         return self._deadline[0]
 
-    asked_deadline_s: float | None = None
-
     @property
     def _deadline(self) -> tuple[float | None, str]:
-        limits = [
-            (limit, kind)
-            for limit, kind in (
-                (self.delivery.soft_timeout_s, "soft"),
-                (self.asked_deadline_s, "asked"),
-                (self.delivery.timeout_s, "hard"),
-            )
-            if limit
-        ]
-        return min(limits, key=lambda pair: pair[0], default=(None, ""))
+        """That limit, and which one it is; of equal ones, the gentler."""
+        delivery = self.delivery
+        limits = (
+            (delivery.soft_timeout_s, "soft"),
+            (self.asked_deadline_s, "asked"),
+            (delivery.timeout_s, "hard"),
+        )
+        return min(((s, kind) for s, kind in limits if s), key=lambda pair: pair[0], default=(None, ""))
 
     def give_up(self) -> None:
         """In an exception's handler, on any thread. Counts as a death of the worker, unless the task has ended."""
