@@ -181,7 +181,6 @@ def _status_row(worker: fleet.WorkerReport) -> tuple[str, ...]:
     seen = f"{worker.age_s or 0:.0f} s ago"
     if worker.lost:  # what it reported last is no longer so
         return (worker.worker, "lost", worker.model, worker.device, *[""] * (len(STATUS_COLUMNS) - 5), seen)
-    in_use = worker.pages_total - worker.pages_free - worker.pages_cached
     return (
         worker.worker,
         worker.state,
@@ -190,7 +189,7 @@ def _status_row(worker: fleet.WorkerReport) -> tuple[str, ...]:
         str(worker.running),
         str(worker.waiting),
         str(worker.slots),
-        f"{in_use / worker.pages_total:.0%}" if worker.pages_total else "",
+        f"{worker.pages_used / worker.pages_total:.0%}" if worker.pages_total else "",
         f"{worker.hit_rate:.0%}",
         f"{worker.tokens_per_s:.0f}",
         f"{worker.lease_age_s:.1f} s",

@@ -109,9 +109,8 @@ def _figures(workers: list[WorkerReport]) -> Iterator[Metric]:
         "petiole_requests", "Ends of generations; error: a failed task.", labels=(*_LABELS, "finish_reason")
     )
     for worker in workers:
-        used = worker.pages_total - worker.pages_free - worker.pages_cached
-        for state, count in (("used", used), ("cached", worker.pages_cached), ("free", worker.pages_free)):
-            pages.add_metric((*_labels(worker), state), count)
+        for state in ("used", "cached", "free"):
+            pages.add_metric((*_labels(worker), state), getattr(worker, f"pages_{state}"))
         for reason, count in worker.finished.items():
             ends.add_metric((*_labels(worker), reason), count)
     yield pages

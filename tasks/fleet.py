@@ -86,6 +86,11 @@ class WorkerReport(BaseModel):
     age_s: float | None = None
 
     @property
+    def pages_used(self) -> int:
+        """By sequences that run."""
+        return self.pages_total - self.pages_free - self.pages_cached
+
+    @property
     def lost(self) -> bool:
         return self.age_s is not None and self.age_s > LOST_AFTER_S
 
@@ -166,12 +171,17 @@ def cancel(task: Any, app: Celery = celery_app) -> None:
     Celery's `revoke` reaches the workers that live now; the flag reaches the one that gets the task next.
     """
     task_id = task if isinstance(task, str) else str(task.id)
+    flag_cancel(task_id)
+    app.control.revoke(task_id, terminate=True)
+
+
+def flag_cancel(task_id: str) -> None:
+    """Say in Redis that the task shall end, for the worker that has it or will have it."""
     state = stream_keys(task_id).state
     with connections.streams().pipeline(transaction=False) as pipe:
         pipe.hset(state, "cancel", 1)
         pipe.expire(state, settings().stream_ttl_s)
         pipe.execute()
-    app.control.revoke(task_id, terminate=True)
 
 
 def drain(worker: str, app: Celery = celery_app) -> None:

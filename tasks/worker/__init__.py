@@ -7,6 +7,7 @@ import this package.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 from tasks.settings import settings
@@ -48,5 +49,4 @@ def configure(app: Any) -> None:
     logging.getLogger("celery.app.trace").addFilter(program.figures_for_text)
     transport.install()
     prefetch.install()
-    ttl_ms = settings().stream_ttl_s * 1000
-    transport.quarantine = lambda message, queue, reason: put_aside(app, message, queue, reason, None, ttl_ms)
+    transport.quarantine = partial(put_aside, app)

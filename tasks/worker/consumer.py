@@ -18,7 +18,6 @@ from celery.utils.time import maybe_iso8601
 from celery.worker.consumer import Consumer as StockConsumer
 from celery.worker.state import maybe_shutdown
 
-from tasks.settings import settings
 from tasks.worker.quarantine import put_aside
 
 logger = logging.getLogger(__name__)
@@ -81,7 +80,6 @@ class Consumer(StockConsumer):  # type: ignore[misc]
             str((message.delivery_info or {}).get("routing_key")),
             reason,
             task_id if isinstance(task_id, str) and 0 < len(task_id) <= 255 else None,
-            settings().stream_ttl_s * 1000,
         )
         if not message.acknowledged:
             message.ack_log_error(logger, self.connection_errors)

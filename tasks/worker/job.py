@@ -30,6 +30,7 @@ from celery import states
 from gpu_worker.errors import EngineError, HandedBack
 from gpu_worker.handle import Handle
 from gpu_worker.request import Delta, FinishReason, Request
+from tasks import fleet
 from tasks.worker.attempts import Begun
 from tasks.worker.delivery import Delivery
 from tasks.worker.publisher import Stream
@@ -313,7 +314,7 @@ class Job:
         if self.ending is None and not self.over:
             self.ending = ending
             if ending == "revoked":
-                self.pool.completions.run(lambda: self.pool.flag_cancel(self.task_id))
+                self.pool.completions.run(lambda: fleet.flag_cancel(self.task_id))
             if self.handle is not None:
                 self.handle.cancel()
 

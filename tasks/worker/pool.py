@@ -25,7 +25,6 @@ from kombu.asynchronous import get_event_loop
 from gpu_worker.errors import InvalidRequest, ModelError
 from tasks import connections
 from tasks.definitions import GenerationTask
-from tasks.schemas import stream_keys
 from tasks.settings import PREFIX, Settings, settings
 from tasks.worker import handoff
 from tasks.worker.completions import Completions
@@ -155,12 +154,6 @@ class EnginePool(BasePool):  # type: ignore[misc]
     def forget(self, job: Job) -> None:
         if self.jobs.get(job.task_id) is job:
             del self.jobs[job.task_id]
-
-    def flag_cancel(self, task_id: str) -> None:
-        """Say in Redis that the task shall end, for the worker that may be continuing it."""
-        client, key = connections.streams(), stream_keys(task_id).state
-        client.hset(key, "cancel", 1)
-        client.pexpire(key, self.publisher.ttl_ms)
 
     def terminate_job(self, pid: int, signal: object = None) -> None:
         """Celery's way to kill a process; the handle's `terminate` does it here."""

@@ -19,6 +19,7 @@ from tasks import connections
 from tasks.errors import InvalidRequest, describe
 from tasks.fleet import QUARANTINE_KEY
 from tasks.schemas import stream_keys
+from tasks.settings import settings
 from tasks.worker import scripts
 from tasks.worker.publisher import closing_delta
 
@@ -31,7 +32,7 @@ SHOWN_BYTES = 65_536
 _ID = re.compile(rb'"(?:id|correlation_id)": ?"([0-9A-Za-z_-]{1,64})"')
 
 
-def put_aside(app: Any, message: bytes, queue: str, reason: str, task_id: str | None, ttl_ms: int) -> None:
+def put_aside(app: Any, message: bytes, queue: str, reason: str, task_id: str | None = None) -> None:
     """Never raises: a bad message must not end the worker, not even while Redis is full."""
     if task_id is None and (found := _ID.search(message[:SHOWN_BYTES])):
         task_id = found[1].decode()
@@ -52,7 +53,7 @@ def put_aside(app: Any, message: bytes, queue: str, reason: str, task_id: str | 
         if task_id is not None:
             error = InvalidRequest("message", reason, message[:200].decode(errors="replace"))
             app.backend.mark_as_failure(task_id, error)
-            end_stream(client, task_id, ttl_ms, describe(error))
+            end_stream(client, task_id, settings().stream_ttl_s * 1000, describe(error))
     except (redis.RedisError, OSError) as error:
         logger.error("a bad message could not be kept: %s", error)
 

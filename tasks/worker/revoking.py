@@ -19,6 +19,8 @@ from celery.worker import state as known
 from celery.worker.control import control_command
 from celery.worker.request import Request as StockRequest
 
+from tasks import fleet
+
 logger = logging.getLogger(__name__)
 
 Ending = Literal["revoked", "expired"]
@@ -66,7 +68,7 @@ def revoke(
             logger.info("terminating %s", one)
             request.terminate(pool, signal)
         else:
-            pool.completions.run(lambda one=one: pool.flag_cancel(one))
+            pool.completions.run(lambda one=one: fleet.flag_cancel(one))
     held = [one for one in ids if one in known.requests]
     return {"ok": f"terminate: {', '.join(held) or 'tasks unknown'}"}
 

@@ -56,8 +56,8 @@ POINTS = {
 }
 
 OF_A_REVOCATION = {
-    "to be flagged": Point("tasks.worker.pool", "EnginePool.flag_cancel", True),
-    "flagged": Point("tasks.worker.pool", "EnginePool.flag_cancel", False),
+    "to be flagged": Point("tasks.fleet", "flag_cancel", True),
+    "flagged": Point("tasks.fleet", "flag_cancel", False),
     "to be announced": Point("tasks.worker.revoking", "Request.announce", True),
     "to be stored": Point("celery.backends.redis", "RedisBackend._set", True, _of_a_result),
     "stored": Point("celery.backends.redis", "RedisBackend._set", False, _of_a_result),
