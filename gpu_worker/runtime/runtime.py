@@ -25,7 +25,6 @@ from gpu_worker.models.decoder import Decoder, ValueDecoder
 from gpu_worker.models.layers import TorchKernels
 from gpu_worker.models.loading import (
     LoadOptions,
-    Quantization,
     Storage,
     TensorSource,
     fingerprint,
@@ -35,9 +34,9 @@ from gpu_worker.models.loading import (
 from gpu_worker.models.lora import AdapterBank
 from gpu_worker.models.registry import Architecture, architecture
 from gpu_worker.runtime.attention.flashinfer import FlashInferKernels
-from gpu_worker.runtime.container import cpu_quota
 from gpu_worker.runtime.cpu import CpuExecutor
 from gpu_worker.runtime.cuda import CudaExecutor, require_flashinfer, working_bytes
+from gpu_worker.runtime.derived import max_model_len, n_threads, quantization, same_shape, weights_dtype
 from gpu_worker.runtime.device import CudaStream, Device, open_device, upload
 from gpu_worker.runtime.graphs import cuda_capture, eager
 from gpu_worker.runtime.inputs import StepInputs, StepStates, lay_out
@@ -49,7 +48,6 @@ from gpu_worker.runtime.rows import OutputPlan, RowStates, write_rows
 from gpu_worker.runtime.slots import DecodeSlot, check_shared_stream
 from gpu_worker.runtime.transfer import RenderBuffer
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 N_SLOTS = 2
 
 
@@ -101,7 +99,7 @@ class ModelRuntime:
         self._source = source
         self._device = device or open_device(config.device)
         self._torch_device = torch.device("cuda", 0) if self._device.kind == "cuda" else torch.device("cpu")
-        if (threads := config.num_threads or _threads()) != torch.get_num_threads():
+        if (threads := n_threads(config)) != torch.get_num_threads():
             torch.set_num_threads(threads)
         with torch.no_grad():  # not inference mode: buffers are also written by copies outside it
             self._storage = Storage()
@@ -124,8 +122,8 @@ class ModelRuntime:
     def _load(self, found: _Found) -> None:
         if self._device.kind == "cuda":
             require_flashinfer(found.config)
-        dtype = _dtype(self.config, found.config, self._torch_device)
-        self._max_model_len = _max_model_len(self.config, found.config)
+        dtype = weights_dtype(self.config, found.config, self._torch_device)
+        self._max_model_len = max_model_len(self.config, found.config)
         self._decoder: Decoder = self._read(found, dtype, self._torch_device, self._storage)
         self._model_config, self._identity = found.config, found.identity
 
@@ -134,7 +132,7 @@ class ModelRuntime:
             device=device,
             dtype=dtype,
             max_positions=self._max_model_len + 1,
-            quantization=_quantization(self.config, self._torch_device),
+            quantization=quantization(self.config, self._torch_device),
             kernels=FlashInferKernels() if self._torch_device.type == "cuda" else TorchKernels(),
             storage=storage,
         )
@@ -341,11 +339,11 @@ class ModelRuntime:
             self._executor = self._new_executor()
 
     def _check(self, found: _Found) -> None:
-        layout = Storage()
-        if _shape(found.config) == _shape(self._model_config):
-            dtype = _dtype(self.config, found.config, self._torch_device)
-            self._read(found, dtype, torch.device("meta"), layout)
-        if layout.layout != self._storage.layout:
+        theirs = Storage()
+        if same_shape(found.config, self._model_config):
+            dtype = weights_dtype(self.config, found.config, self._torch_device)
+            self._read(found, dtype, torch.device("meta"), theirs)
+        if theirs.layout != self._storage.layout:
             model, served = found.identity[0], self._identity[0]
             raise ModelError(f"{model} has another shape or type than {served}; start a new engine for it")
 
@@ -360,43 +358,3 @@ class ModelRuntime:
 
     def close(self) -> None:
         self._device.close()
-
-
-def _threads() -> int:
-    """torch's own choice, within what a container's quota lets run at once."""
-    threads, quota = torch.get_num_threads(), cpu_quota()
-    return threads if quota is None else max(1, min(threads, int(quota)))
-
-
-def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
-    if config.max_model_len > model.max_position:
-        raise ModelError(f"max_model_len: the model ends at {model.max_position}, got {config.max_model_len}")
-    return config.max_model_len or model.max_position
-
-
-def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
-    """The checkpoint's own type, but bfloat16 where the device's kernels do not take that."""
-    known = _DTYPES if device.type == "cpu" else {k: v for k, v in _DTYPES.items() if k != "float32"}
-    if config.dtype != "auto" and config.dtype not in known:
-        raise ModelError(f"dtype: must be {', '.join(known)} or auto on {device.type}, got {config.dtype}")
-    return known.get(model.dtype if config.dtype == "auto" else config.dtype, torch.bfloat16)
-
-
-def _quantization(config: EngineConfig, device: torch.device) -> Quantization:
-    wanted = config.weight_quantization
-    if (wanted == "int8" and device.type != "cpu") or (wanted == "fp8" and device.type != "cuda"):
-        raise ModelError(f"weight_quantization: {wanted} is not for {device.type} (int8: cpu, fp8: cuda)")
-    if config.kv_dtype == "fp8" and device.type != "cuda":
-        raise ModelError("kv_dtype: fp8 is for cuda")
-    return wanted
-
-
-def _shape(config: ModelConfig) -> tuple[object, ...]:
-    return (
-        config.n_layers,
-        config.n_kv_heads,
-        config.head_dim,
-        config.vocab_size,
-        config.windows,
-        config.max_position,
-    )

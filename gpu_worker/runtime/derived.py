@@ -1,0 +1,55 @@
+"""What follows from configuration, model and device together; refused where it cannot be."""
+
+from __future__ import annotations
+
+import torch
+
+from gpu_worker.config import EngineConfig
+from gpu_worker.errors import ModelError
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.loading import Quantization
+from gpu_worker.runtime.container import cpu_quota
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def n_threads(config: EngineConfig) -> int:
+    """As configured, or torch's own choice within what a container's quota lets run at once."""
+    if config.num_threads:
+        return config.num_threads
+    threads, quota = torch.get_num_threads(), cpu_quota()
+    return threads if quota is None else max(1, min(threads, int(quota)))
+
+
+def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    if config.max_model_len > model.max_position:
+        raise ModelError(f"max_model_len: the model ends at {model.max_position}, got {config.max_model_len}")
+    return config.max_model_len or model.max_position
+
+
+def weights_dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
+    """The checkpoint's own type, but bfloat16 where the device's kernels do not take that."""
+    known = _DTYPES if device.type == "cpu" else {k: v for k, v in _DTYPES.items() if k != "float32"}
+    if config.dtype != "auto" and config.dtype not in known:
+        raise ModelError(f"dtype: must be {', '.join(known)} or auto on {device.type}, got {config.dtype}")
+    return known.get(model.dtype if config.dtype == "auto" else config.dtype, torch.bfloat16)
+
+
+def quantization(config: EngineConfig, device: torch.device) -> Quantization:
+    """The weights'. Refuses a type of the KV cache that the device does not know as well."""
+    wanted = config.weight_quantization
+    if (wanted == "int8" and device.type != "cpu") or (wanted == "fp8" and device.type != "cuda"):
+        raise ModelError(f"weight_quantization: {wanted} is not for {device.type} (int8: cpu, fp8: cuda)")
+    if config.kv_dtype == "fp8" and device.type != "cuda":
+        raise ModelError("kv_dtype: fp8 is for cuda")
+    return wanted
+
+
+def same_shape(one: ModelConfig, other: ModelConfig) -> bool:
+    """May the KV cache, the rotary table and the adapters of one serve the other?"""
+
+    def shape(config: ModelConfig) -> tuple[object, ...]:
+        heads = (config.n_layers, config.n_kv_heads, config.head_dim)
+        return *heads, config.vocab_size, config.windows, config.max_position
+
+    return shape(one) == shape(other)
