@@ -34,6 +34,7 @@ from cache.tree import (
     TreeNode,
     check_node,
     compact,
+    is_exclusive,
     join,
     path_pages,
     path_to_root,
@@ -256,25 +257,13 @@ class RadixPrefixCache(CacheLedger[TreeNode, TreeNode]):
     def withdraw(
         self, node: TreeNode, keep_kv: int, pages: Pages, batch_idx: int
     ) -> tuple[TreeNode | None, int] | None:
-        current, start = node, len(pages)
-        path: list[TreeNode] = []  # what ends beyond keep_kv, deepest first, down to our topmost node
-        mine_from = 0
-        while current.parent is not None and start > keep_kv:
-            start -= len(current.physical_pages)
-            if start < keep_kv and (cut := boundary(current.codes, keep_kv - start)):
-                self._land(current, cut)
-                start += cut
-            path.append(current)
-            if np.array_equal(current.physical_pages, pages[start : start + current.total_kv_length]):
-                mine_from = len(path)
-            current = current.parent
-        theirs = path[mine_from:]  # inserted by others above ours: valid, it stays
-        path = path[:mine_from]
+        path = self._brought(node, keep_kv, pages)
         if not path:
             return node, len(pages)
-        keeper = theirs[0] if theirs else current
+        keeper = path[-1].parent
+        assert keeper is not None
         end = len(pages) - sum(n.total_kv_length for n in path)
-        if not self._exclusive(path, pages[end:]):
+        if not is_exclusive(path, pages[end:]):
             self._detach(path[-1])
             return None
         if keeper.parent is not None:
@@ -287,11 +276,21 @@ class RadixPrefixCache(CacheLedger[TreeNode, TreeNode]):
         self.stats.inserted_pages -= len(pages) - end
         return (keeper if keeper.parent is not None else None), end
 
-    @staticmethod
-    def _exclusive(path: list[TreeNode], pages: Pages) -> bool:
-        """Whether a path (deepest first) is held once, has no branches and owns exactly these pages."""
-        alone = all(node.lock_ref == 1 and len(node.children) <= (node is not path[0]) for node in path)
-        return alone and np.array_equal(np.concatenate([n.physical_pages for n in reversed(path)]), pages)
+    def _brought(self, node: TreeNode, keep_kv: int, pages: Pages) -> list[TreeNode]:
+        """The nodes from `keep_kv` to the end of `node`, deepest first, without those that others inserted above
+        the topmost whose pages came from the row: these are valid, and stay."""
+        path: list[TreeNode] = []
+        start, topmost = len(pages), 0
+        while node.parent is not None and start > keep_kv:
+            start -= len(node.physical_pages)
+            if start < keep_kv and (cut := boundary(node.codes, keep_kv - start)):
+                self._land(node, cut)
+                start += cut
+            path.append(node)
+            if np.array_equal(node.physical_pages, pages[start : start + node.total_kv_length]):
+                topmost = len(path)
+            node = node.parent
+        return path[:topmost]
 
     def flush(self) -> int:
         before = self._cached

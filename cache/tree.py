@@ -90,6 +90,12 @@ def path_pages(node: TreeNode) -> Pages:
     return pages[0] if len(pages) == 1 else np.concatenate(pages)
 
 
+def is_exclusive(path: list[TreeNode], pages: Pages) -> bool:
+    """Whether a path (deepest first) is held once, has no branches and owns exactly these pages."""
+    alone = all(node.lock_ref == 1 and len(node.children) <= (node is not path[0]) for node in path)
+    return alone and np.array_equal(np.concatenate([n.physical_pages for n in reversed(path)]), pages)
+
+
 def subtree(node: TreeNode) -> list[TreeNode]:
     """The node and all below it, parents before children."""
     found = [node]
