@@ -9,8 +9,8 @@ Where nothing overlaps, on a CPU that is busy with the model, pipelining must co
 and blocking, in many short rounds in turns. What counts is the median of the rounds' ratios, beside the processor
 time that each engine takes for a step.
 
-With `--plots FOLDER` it also draws the two timelines of some steps, from a trace of each engine; `--traces FOLDER`
-keeps the traces, as Chrome JSON (chrome://tracing, ui.perfetto.dev).
+`--traces FOLDER` keeps a trace of each engine over the sleeping device, as Chrome JSON (chrome://tracing,
+ui.perfetto.dev).
 """
 
 from __future__ import annotations
@@ -118,45 +118,15 @@ def main(argv: list[str] | None = None) -> None:
                 result, batch, engines, rounds=3 if options.quick else 31, tokens=16 if options.quick else 64
             )
     if options.plots and not options.quick:
-        plot(Path(options.plots) / "overlap.png", curves, device)
-    if options.plots or options.traces:
-        tracers = {title: traced(pipeline) for title, pipeline in (("blocking", "off"), ("pipelined", "on"))}
-        if options.plots:
-            draw_timelines(Path(options.plots) / "timeline.png", tracers)
-        if options.traces:
-            Path(options.traces).mkdir(parents=True, exist_ok=True)
-            for title, tracer in tracers.items():
-                tracer.save(Path(options.traces) / f"trace-{title}.json")
+        from bench import plots
+
+        relative = {mode: [seconds / device for seconds in found] for mode, found in curves.items()}
+        plots.overlap(Path(options.plots) / "overlap.png", RATIOS, relative)
+    if options.traces:
+        Path(options.traces).mkdir(parents=True, exist_ok=True)
+        for title, pipeline in (("blocking", "off"), ("pipelined", "on")):
+            traced(pipeline).save(Path(options.traces) / f"trace-{title}.json")
     result.finish(options.json)
-
-
-def plot(path: Path, curves: dict[str, list[float]], device: float) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6.4, 4))
-    axes.plot(RATIOS, [t / device for t in curves["off"]], "o-", color="tab:gray", label="blocking")
-    axes.plot(RATIOS, [t / device for t in curves["on"]], "o-", color="tab:green", label="pipelined")
-    axes.plot(RATIOS, [max(1, r) for r in RATIOS], "k:", linewidth=1, label="max(device, host)")
-    axes.set_xlabel("host time / device time")
-    axes.set_ylabel("step time / device time")
-    axes.set_ylim(bottom=0)
-    axes.legend()
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-
-
-COLOURS = {
-    "plan": "tab:orange",
-    "launch": "tab:red",
-    "wait": "lightgray",
-    "commit": "tab:purple",
-    "forward": "tab:green",
-    "copy": "tab:blue",
-}
 
 
 def traced(pipeline: str) -> Tracer:
@@ -164,34 +134,6 @@ def traced(pipeline: str) -> Tracer:
     tracer = Tracer()
     step_s(pipeline, 0.004, 0.002, 40, tracer)
     return tracer
-
-
-def draw_timelines(path: Path, tracers: Mapping[str, Tracer], first: int = 20, count: int = 5) -> None:
-    """Some steps of each engine, host above device."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.patches import Patch
-
-    figure, axes = pyplot.subplots(len(tracers), 1, figsize=(10, 4.2), sharex=True)
-    for axis, (title, tracer) in zip(axes, tracers.items(), strict=True):
-        spans = [span for span in tracer.spans() if span["name"] in COLOURS]
-        origin = min(span["ts"] for span in spans if span["args"].get("step") == first)
-        for span in spans:
-            if first <= (span["args"].get("step") or 0) < first + count:
-                y = {"engine": 2, "compute": 1, "copy": 0}[span["line"]]
-                left, width = (span["ts"] - origin) / 1e3, span["dur"] / 1e3
-                axis.barh(y, width, left=left, color=COLOURS[span["name"]], edgecolor="white", linewidth=0.3)
-                if span["name"] in ("forward", "launch"):
-                    axis.text(left + width / 2, y, str(span["args"]["step"] - first), ha="center", va="center")
-        axis.set_yticks([2, 1, 0], ["host", "compute", "copy"])
-        axis.set_title(title, loc="left")
-    axes[-1].set_xlabel("milliseconds; the numbers are steps")
-    axes[0].legend(handles=[Patch(color=c, label=n) for n, c in COLOURS.items()], ncol=6, fontsize=8)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

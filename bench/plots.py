@@ -81,6 +81,19 @@ def hit_rate(path: Path, rates: Mapping[str, Sequence[float]]) -> None:
     save(figure, path)
 
 
+def overlap(path: Path, ratios: Sequence[float], steps: Mapping[str, Sequence[float]]) -> None:
+    """steps: "on" and "off" -> how long a step took at each ratio of host to device time, in the device's time."""
+    figure, axes = pyplot.subplots(figsize=(6.4, 4))
+    axes.plot(ratios, steps["off"], "o-", color="tab:gray", label="blocking")
+    axes.plot(ratios, steps["on"], "o-", color="tab:green", label="pipelined")
+    axes.plot(ratios, [max(1, ratio) for ratio in ratios], "k:", linewidth=1, label="max(device, host)")
+    axes.set_xlabel("host time / device time")
+    axes.set_ylabel("step time / device time")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    save(figure, path)
+
+
 def timeline(path: Path, traces: Mapping[str, Sequence[Span]]) -> None:
     """traces: "on" and "off" -> spans of an engine. Shows a few decode steps from the middle of each."""
     figure, panels = pyplot.subplots(len(traces), 1, figsize=(9, 2.2 * len(traces)), squeeze=False, sharex=True)
