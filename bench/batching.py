@@ -10,14 +10,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
-import torch
-
 from bench import load
 from bench.checkpoints import QWEN3_06B, SMALL, checkpoint
-from bench.engine import Bench
 from bench.load import Case
 from bench.peers.transformers_peer import Transformers
-from bench.report import NotAvailableError, Report, arguments, progress
+from bench.report import NotAvailableError, progress
+from bench.runs import Bench, arguments, opened
 
 PEERS = {"generate": "transformers' generate", "continuous_batching": "transformers' continuous batching"}
 
@@ -51,19 +49,14 @@ def measure(bench: Bench, case: Case) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--threads", type=int, default=0, help="of the model on the CPU; 0: torch decides")
+    parser = arguments(__doc__, "cpu", "cuda")
     parser.add_argument("--only", choices=list(CASES))
     options = parser.parse_args(argv)
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    report = Report("A whole load at once, beside transformers")
-    bench = Bench(report, options.device, options.threads, options.quick)
+    bench = opened("A whole load at once, beside transformers", options)
     chosen = [TINIEST] if options.quick else [case for key, case in CASES.items() if options.only in (None, key)]
     for case in progress(chosen, "beside transformers"):
         measure(bench, case)
-    report.finish(options.json)
+    bench.report.finish(options.json)
 
 
 if __name__ == "__main__":

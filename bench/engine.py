@@ -12,8 +12,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ import torch
 
 from bench import floors, load
 from bench.checkpoints import QWEN3_06B, SMALL, SMALL_LONG, TINY, Shape, checkpoint, write_adapter
-from bench.report import Report, arguments, percentile, progress
-from gpu_worker import Constraint, Engine, EngineConfig, Request, SamplingParams
-from gpu_worker.tracing import NO_TRACE, Tracer
+from bench.report import percentile, progress
+from bench.runs import Bench, arguments, opened
+from gpu_worker import Constraint, Engine, Request, SamplingParams
+from gpu_worker.tracing import Tracer
 
 PREFIX_TARGET = 5.0
 SHARED = 0.9
@@ -36,35 +37,6 @@ SCHEMA = {
 }
 
 
-@dataclass
-class Bench:
-    """One run: where results go and how big it is. `curves`: what the plots show."""
-
-    report: Report
-    device: str = "cpu"
-    threads: int = 0
-    quick: bool = False
-    large: bool = True
-    curves: dict[str, Any] = field(default_factory=dict)
-
-    @contextmanager
-    def engine(self, model: str, shape: Shape, tracer: Tracer = NO_TRACE, **options: Any) -> Iterator[Engine]:
-        config = EngineConfig(
-            model=model,
-            device=self.device,  # type: ignore[arg-type]
-            dtype=shape.dtype,  # type: ignore[arg-type]
-            num_threads=self.threads,
-            **options,
-        )
-        with Engine(config, tracer=tracer) as engine:
-            load.at_concurrency(engine, load.requests(2, 8, 4), 2)
-            load.settle()
-            yield engine
-
-    def pick(self, quick: Any, full: Any) -> Any:
-        return quick if self.quick else full
-
-
 # ---------------------------------------------------------------- throughput
 
 
@@ -74,7 +46,7 @@ def offline(bench: Bench) -> None:
         (TINY, bench.pick((1, 8), (1, 2, 4, 8, 16, 32, 64)), 64, bench.pick(8, 64)),
         (SMALL, bench.pick((8,), (1, 8, 32, 64)), 64, bench.pick(8, 32)),
     ]
-    if bench.large and not bench.quick:
+    if bench.large:
         cases.append((QWEN3_06B, (1, 8, 16), 32, 16))
     for shape, batches, prompt, output in cases:
         machine = floors.measure(shape, bench.report)
@@ -146,7 +118,7 @@ def pipelining(bench: Bench) -> None:
 def shared_prefixes(bench: Bench) -> None:
     """90 % of a 1,024-token prompt is common: requests a second with the prefix cache on and off."""
     cases = [(SMALL, bench.pick(4, 32), bench.pick(128, 1024), bench.pick(2, 8), bench.pick(2, 3))]
-    if bench.large and not bench.quick:
+    if bench.large:
         cases.append((QWEN3_06B, 16, 1024, 4, 1))
     for shape, n, length, output, rounds in cases:
         with ExitStack() as stack:
@@ -327,22 +299,18 @@ WORKLOADS: dict[str, Callable[[Bench], None]] = {
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda", "auto"])
-    parser.add_argument("--threads", type=int, default=0, help="of the model on the CPU; 0: torch decides")
+    parser = arguments(__doc__, "cpu", "cuda", "auto")
     parser.add_argument("--only", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--no-large", action="store_true", help="leave out the Qwen3-0.6B shape")
     options = parser.parse_args(argv)
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    report = Report("The engine driven directly")
-    bench = Bench(report, options.device, options.threads, options.quick, not options.no_large)
+    bench = opened("The engine driven directly", options)
+    bench.large = not (options.quick or options.no_large)
     for name in options.only:
         WORKLOADS[name](bench)
-    report.extra |= {"threads": torch.get_num_threads(), "device": options.device}
+    bench.report.extra |= {"threads": torch.get_num_threads(), "device": options.device}
     if options.plots and not options.quick:
         plot(bench, Path(options.plots))
-    report.finish(options.json)
+    bench.report.finish(options.json)
 
 
 def plot(bench: Bench, folder: Path) -> None:

@@ -21,8 +21,8 @@ import numpy as np
 
 from bench import load
 from bench.checkpoints import SMALL_LONG, checkpoint
-from bench.engine import Bench
-from bench.report import Report, arguments, progress
+from bench.report import progress
+from bench.runs import Bench, arguments, opened
 from bench.scheduler import Harness, decoding
 from cache import CacheTokens, PageTable, RadixPrefixCache
 
@@ -184,10 +184,8 @@ def exponent(points: Sequence[Point], counted: Count | None) -> float:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--threads", type=int, default=0, help="of the model on the CPU; 0: torch decides")
-    options = parser.parse_args(argv)
-    bench = Bench(Report("What one more costs"), threads=options.threads, quick=options.quick)
+    options = arguments(__doc__).parse_args(argv)
+    bench = opened("What one more costs", options)
     curves: dict[str, tuple[str, Count | None, list[Point]]] = {}
 
     def measure(what: str, unit: str, points: Iterator[Point], counted: Count | None = None) -> None:

@@ -21,12 +21,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bench import load
 from bench.checkpoints import QWEN3_06B, SMALL, TINY, Shape, checkpoint
-from bench.engine import Bench
-from bench.report import Report, arguments, progress
+from bench.report import progress
+from bench.runs import Bench, arguments, opened
 from gpu_worker.tracing import Tracer
 
 HOST = ("plan", "launch", "mask", "sample", "wait", "commit")
@@ -186,14 +184,10 @@ def environment(**settings: str) -> Iterator[None]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda", "auto"])
-    parser.add_argument("--threads", type=int, default=0, help="of the model on the CPU; 0: torch decides")
+    parser = arguments(__doc__, "cpu", "cuda", "auto")
     parser.add_argument("--no-large", action="store_true", help="leave out the Qwen3-0.6B shape")
     options = parser.parse_args(argv)
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    bench = Bench(Report("Where the time of a decode step goes"), options.device, options.threads, options.quick)
+    bench = opened("Where the time of a decode step goes", options)
     cases = bench.pick(
         [(TINY, 4, 40)], [(TINY, 1, 300), (TINY, 8, 300), (TINY, 32, 200), (TINY, 64, 200), (SMALL, 32, 100)]
     )

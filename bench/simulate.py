@@ -25,8 +25,8 @@ import numpy as np
 
 from bench import load
 from bench.checkpoints import TINY, checkpoint
-from bench.engine import Bench
-from bench.report import Report, arguments, percentile, progress
+from bench.report import percentile, progress
+from bench.runs import Bench, arguments, opened
 from bench.scheduler import Harness
 from bench.steps import Recorder, Step, TimedModel
 from gpu_worker import Engine, Request
@@ -305,11 +305,8 @@ def redis_costs() -> dict[str, float]:
 def main(argv: list[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--threads", type=int, default=0, help="of the model on the CPU; 0: torch decides")
     options = parser.parse_args(argv)
-    bench = Bench(
-        Report("Simulation: the real scheduler with a timed model"), "cpu", options.threads, options.quick
-    )
+    bench = opened("Simulation: the real scheduler with a timed model", options)
     model = check(bench)
     fleets(bench, model, [1, 2] if options.quick else options.workers)
     bench.report.extra["model"] = asdict(model)
