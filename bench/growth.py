@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -24,6 +22,7 @@ from bench.checkpoints import SMALL_LONG, checkpoint
 from bench.report import progress
 from bench.runs import Bench, arguments, opened
 from bench.scheduler import Harness, decoding
+from bench.writer import writing
 from cache import CacheTokens, PageTable, RadixPrefixCache
 
 Point = tuple[float, float]
@@ -117,22 +116,6 @@ def operations(length: float) -> float:
 
 # ---------------------------------------------------------------- readers
 
-WRITER = """
-import json, sys
-from tasks import connections
-from tasks.schemas import stream_keys
-
-keys, count = stream_keys(sys.argv[1]), int(sys.argv[2])
-client = connections.streams()
-for index in range(count):
-    finish = "stop" if index == count - 1 else None
-    delta = {"task_id": sys.argv[1], "attempt": 1, "index": index, "token_ids": [index], "text": " word"}
-    message = json.dumps({**delta, "finish_reason": finish})
-    client.rpush(keys.log, message)
-    client.publish(keys.channel, message)
-client.expire(keys.log, 60)
-"""
-
 
 def readers(n: int) -> float:
     """Microseconds of this process for each reader and delta, with `n` readers of one stream in one event loop."""
@@ -148,7 +131,7 @@ def readers(n: int) -> float:
     async def all_of_them() -> list[int]:
         opened = [streaming.AsyncStream(task_id, timeout_s=PATIENCE_S) for _ in range(n)]
         await asyncio.gather(*(reader.open() for reader in opened))
-        with subprocess.Popen([sys.executable, "-c", WRITER, task_id, str(DELTAS)]):
+        with writing(task_id, DELTAS):
             return await asyncio.gather(*(follow(reader) for reader in opened))
 
     start = time.process_time()

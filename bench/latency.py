@@ -11,34 +11,17 @@ import asyncio
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 
 from bench.report import Report, arguments
+from bench.writer import writing
 
 TARGET_MS = 15.0
 PROMPT = "What is 17 + 25?"
-
-WRITER = """
-import json, sys
-from tasks import connections
-from tasks.schemas import stream_keys
-
-task_id, count = sys.argv[1], int(sys.argv[2])
-client, keys = connections.streams(), stream_keys(task_id)
-for start in range(0, count, 100):
-    with client.pipeline(transaction=False) as pipe:
-        for index in range(start, start + 100):
-            finish = "stop" if index == count - 1 else None
-            delta = {"task_id": task_id, "attempt": 1, "index": index, "token_ids": [index], "text": " word"}
-            message = json.dumps({**delta, "finish_reason": finish})
-            pipe.rpush(keys.log, message)
-            pipe.publish(keys.channel, message)
-        pipe.execute()
-client.expire(keys.log, 60)
-"""
+TOGETHER = 100
+"""Deltas that the writer sends at once: it must be faster than any reader."""
 
 
 def first_delta(report: Report, tasks_count: int) -> None:
@@ -117,7 +100,7 @@ def readers(report: Report, deltas: int, rounds: int) -> None:
     async def follow() -> float:
         stream = streaming.AsyncStream("bench")
         await stream.open()
-        writer = write(deltas)
+        writer = writing("bench", deltas, TOGETHER)
         await anext(stream)
         began = time.process_time()
         async for _ in stream:
@@ -150,29 +133,18 @@ def readers(report: Report, deltas: int, rounds: int) -> None:
                 list(stream)
         return (time.perf_counter() - began) / count * 1e6
 
-    subprocess.run([sys.executable, "-c", LATE], check=True)
+    assert writing("late", 4).wait() == 0
     report.add("a late reader of four deltas, in all", min(again() for _ in range(rounds)), "us", better="lower")
-
-
-LATE = (
-    WRITER.replace("range(0, count, 100)", "[0]")
-    .replace("start + 100", "4")
-    .replace("sys.argv[1], int(sys.argv[2])", '"late", 4')
-)
 
 
 def while_written(read: Callable[[], object], deltas: int) -> float:
     """Processor seconds that `read` takes while another process writes the stream."""
-    writer = write(deltas)
+    writer = writing("bench", deltas, TOGETHER)
     began = time.process_time()
     read()
     seconds = time.process_time() - began
     writer.wait()
     return seconds
-
-
-def write(deltas: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", WRITER, "bench", str(deltas)])
 
 
 def main(argv: list[str] | None = None) -> int:
