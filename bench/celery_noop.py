@@ -23,6 +23,7 @@ from celery import Celery
 from bench.report import Report, arguments
 from tasks import embedded
 from tasks.app import configuration
+from tasks.demo import python_path
 from tasks.settings import Settings
 
 TARGET = 0.8
@@ -41,13 +42,11 @@ def noop(): return {"text": "", "token_ids": [1], "finish_reason": "length"}
 def worker(folder: Path, name: str, *command: str, **environment: str) -> Iterator[None]:
     """A worker process that is ready."""
     log = folder / f"{name}.log"
-    here = str(Path(__file__).resolve().parents[1])
-    paths = os.pathsep.join(filter(None, [str(folder), here, os.environ.get("PYTHONPATH")]))
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "celery", *command, "-l", "WARNING", "-n", f"{name}@bench"],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": paths, **environment},
+            env={**os.environ, "PYTHONPATH": python_path(str(folder)), **environment},
             stdout=output,
             stderr=subprocess.STDOUT,
         )

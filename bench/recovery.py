@@ -11,19 +11,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from bench.report import Report, arguments, progress
 
-READY_S = 300.0
 PATIENCE_S = 120.0
 TRIES = 5
 names = count()
@@ -45,33 +40,6 @@ CASES = [
     Case("SIGKILL, visibility_timeout=4", signal.SIGKILL, {"PETIOLE_VISIBILITY_TIMEOUT_S": "4"}, 6.0),
     DEPLOY,
 ]
-
-
-@contextmanager
-def worker(settings: dict[str, str]) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Its node name and its process, when it answers."""
-    from tasks import celery_app
-
-    node = f"bench{next(names)}-{os.getpid()}@localhost"
-    here = str(Path(__file__).resolve().parents[1])
-    paths = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "celery", "-A", "tasks", "worker", "-l", "WARNING", "-n", node],
-        env={**os.environ, **settings, "PYTHONPATH": paths},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        give_up_at = time.monotonic() + READY_S
-        while not celery_app.control.ping(destination=[node], timeout=0.25):
-            if process.poll() is not None or time.monotonic() > give_up_at:
-                raise RuntimeError(f"the worker did not start: status {process.returncode}")
-        yield node, process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
 
 
 async def waits(n: int, tokens: int, end: Any) -> list[float]:
@@ -101,14 +69,14 @@ async def waits(n: int, tokens: int, end: Any) -> list[float]:
 
 
 def round_of(case: Case, n: int, tokens: int) -> list[float]:
-    from tasks import celery_app
+    from tasks import celery_app, demo
 
     queue = celery_app.conf.task_default_queue
     with ExitStack() as stack:
-        second, _ = stack.enter_context(worker(case.settings))
+        second, _ = stack.enter_context(demo.worker(f"bench{next(names)}", **case.settings))
         while not celery_app.control.cancel_consumer(queue, destination=[second], reply=True, timeout=5):
             pass
-        _, first = stack.enter_context(worker(case.settings))
+        _, first = stack.enter_context(demo.worker(f"bench{next(names)}", **case.settings))
 
         def end() -> float:
             celery_app.control.add_consumer(queue, destination=[second], reply=False)

@@ -126,10 +126,10 @@ def environment() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def worker() -> Iterator[None]:
-    """A worker that is ready, and that ends with this process, whatever ends it."""
+def worker(name: str = "demo", **settings: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A worker that is ready, and that ends with this process, whatever ends it: its name and its process."""
     embedded.socket_path()
-    name = f"demo-{os.getpid()}@localhost"
+    name = f"{name}-{os.getpid()}@localhost"
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "celery", "-A", "tasks", "worker", "--loglevel=INFO", "-n", name],
@@ -138,19 +138,19 @@ def worker() -> Iterator[None]:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is for the demo, which then ends the worker
             preexec_fn=die_with(os.getpid()),
-            env={**os.environ, "PYTHONPATH": _python_path()},
+            env={**os.environ, **settings, "PYTHONPATH": python_path()},
         )
         try:
             wait_until_ready(process, name, log)
-            yield
+            yield name, process
         finally:
             stop(process)
 
 
-def _python_path() -> str:
-    """So that the worker finds the same `tasks` from anywhere."""
+def python_path(*more: str) -> str:
+    """So that a process finds the same `tasks` from anywhere."""
     here = str(Path(__file__).resolve().parents[1])
-    return os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+    return os.pathsep.join(filter(None, [*more, here, os.environ.get("PYTHONPATH")]))
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], name: str, log: Any) -> None:

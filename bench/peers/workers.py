@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from bench.checkpoints import Shape
@@ -62,11 +61,11 @@ def worker(settings: dict[str, str], *options: str) -> Iterator[Any]:
 
 @contextmanager
 def process(module: list[str], settings: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    here = str(Path(__file__).resolve().parents[2])
-    paths = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+    from tasks.demo import python_path
+
     started = subprocess.Popen(
         [sys.executable, "-m", *module],
-        env={**os.environ, **settings, "PYTHONPATH": paths},
+        env={**os.environ, **settings, "PYTHONPATH": python_path()},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE if module[0].startswith("bench.") else subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
