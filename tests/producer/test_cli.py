@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import redis
+from support.site import RedisServer
 
-from tasks import cli, connections, embedded, fleet
+from tasks import cli, connections, fleet
 from tasks.app import App, make_app
 from tasks.fleet import WORKERS_KEY, WorkerReport
 from tasks.schemas import StreamDelta, stream_keys
@@ -23,15 +24,9 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def socket_of_a_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("redis")
-    socket = folder / "r.sock"
-    options = ["--port", "0", "--unixsocket", str(socket), "--dir", str(folder), "--save", ""]
-    server = subprocess.Popen([embedded.server_binary(), *options], stdout=subprocess.DEVNULL)
-    while not embedded.answers(socket):
-        assert server.poll() is None, "redis-server did not start"
-    yield socket
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server.socket
     server.kill()
-    server.wait()
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
+from support.site import eventually
 
 from tasks import embedded
 from tasks._supervisor import GRACE_S
@@ -33,7 +33,7 @@ def base() -> Iterator[Path]:
     """A short path: pytest's own would be too long for a socket."""
     with tempfile.TemporaryDirectory(prefix="p", dir="/tmp") as folder:
         yield Path(folder)
-        until(lambda: not processes(Path(folder)), "the server has ended")
+        eventually(lambda: not processes(Path(folder)), "the server has ended")
 
 
 class User:
@@ -84,14 +84,6 @@ def supervisor_pid(base: Path) -> int:
     return pid
 
 
-def until(condition: object, what: str) -> None:
-    """Wait for it; half a minute is for a machine that is busy with other things."""
-    give_up_at = time.monotonic() + 30
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < give_up_at, f"never: {what}"
-        select.select([], [], [], 0.01)
-
-
 def test_all_processes_find_the_same_server(base: Path) -> None:
     first, second = User(base), User(base)
     assert first.socket == second.socket == str(base / f"petiole-{os.getuid()}" / "redis.sock")
@@ -118,14 +110,14 @@ def test_the_server_stays_while_anyone_uses_it_and_leaves_nothing(base: Path) ->
     second.kill()
     assert server_pid(base) == server
     third.kill()
-    until(lambda: not list(base.iterdir()), "folder and server are gone")
+    eventually(lambda: not list(base.iterdir()), "folder and server are gone")
 
 
 def test_a_killed_supervisor_takes_the_server_with_it_and_the_next_user_starts_both(base: Path) -> None:
     user = User(base)
     path = user.socket
     os.kill(supervisor_pid(base), signal.SIGKILL)
-    until(lambda: not processes(base), "the server has died with its supervisor")
+    eventually(lambda: not processes(base), "the server has died with its supervisor")
     other = User(base)
     assert other.socket == path
     assert redis.Redis(unix_socket_path=path).ping()
@@ -137,7 +129,7 @@ def test_a_killed_server_is_started_anew_by_the_next_user(base: Path) -> None:
     user = User(base)
     path = user.socket
     os.kill(server_pid(base), signal.SIGKILL)
-    until(lambda: not processes(base), "the supervisor has followed its server")
+    eventually(lambda: not processes(base), "the supervisor has followed its server")
     other = User(base)
     assert redis.Redis(unix_socket_path=other.socket).ping()
     assert path
@@ -151,7 +143,7 @@ def test_users_that_come_and_go_always_find_a_server(base: Path) -> None:
         user = User(base)
         assert redis.Redis(unix_socket_path=user.socket).ping()
         user.kill()
-        until(lambda: not processes(base), "stopped") if _ % 2 else None
+        eventually(lambda: not processes(base), "stopped") if _ % 2 else None
 
 
 def test_a_forked_child_is_a_user(base: Path) -> None:
@@ -189,7 +181,7 @@ print(path, child.pid, flush=True)
     user = User(base, code)
     child = int(user.socket.split()[1])
     user.process.wait()
-    until(lambda: not processes(base), "the server has ended")
+    eventually(lambda: not processes(base), "the server has ended")
     os.kill(child, 0)
     user.leave()
 

@@ -15,9 +15,6 @@ from typing import Any
 
 import pytest
 from celery.exceptions import TaskRevokedError
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from support.fake_engine import expected
 from support.site import REPOSITORY, Site, Worker, eventually
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,6 @@ from typing import Any
 import pytest
 from celery import chain
 from kombu.exceptions import OperationalError
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from support.fake_engine import expected
 from support.site import Site
 

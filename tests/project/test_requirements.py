@@ -13,9 +13,6 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from support.site import REPOSITORY, RedisServer
 
 # argv: the names of modules that a fresh environment lacks, as JSON. They cannot be imported here.

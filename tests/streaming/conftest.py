@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
+from support.site import RedisServer
 
 from tasks import embedded, following, streaming
 from tasks.app import make_app
@@ -19,27 +19,15 @@ from tasks.schemas import StreamDelta, stream_keys
 from tasks.settings import settings
 
 
-class Server:
-    """redis-server on a socket in `folder`, with append-only persistence."""
+class Server(RedisServer):
+    """One that keeps all it has answered for, however it ends; with a URL as redis-py has it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.socket = folder, folder / "r.sock"
-        self.url = f"unix://{self.socket}?db=0"
-        self.start()
+        super().__init__(folder, "--appendfsync", "always", binary=embedded.server_binary())
 
-    def start(self) -> None:
-        self.socket.unlink(missing_ok=True)
-        options = ["--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder), "--save", ""]
-        self.process = subprocess.Popen(
-            [embedded.server_binary(), *options, "--appendonly", "yes", "--appendfsync", "always"],
-            stdout=subprocess.DEVNULL,
-        )
-        while not embedded.answers(self.socket):
-            assert self.process.poll() is None, "redis-server did not start"
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}?db=0"
 
 
 class Writer:

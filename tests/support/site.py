@@ -68,19 +68,9 @@ class RedisServer:
 
     def start(self) -> None:
         self.socket.unlink(missing_ok=True)
+        where = ("--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder))
         self.process = subprocess.Popen(
-            [
-                self.binary,
-                "--port",
-                "0",
-                "--unixsocket",
-                str(self.socket),
-                "--dir",
-                str(self.folder),
-                *PERSISTENT,
-                *self.options,
-            ],
-            stdout=subprocess.DEVNULL,
+            [self.binary, *where, *PERSISTENT, *self.options], stdout=subprocess.DEVNULL
         )
         eventually(lambda: embedded.answers(self.socket), "redis-server answers")
 
