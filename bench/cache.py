@@ -185,12 +185,8 @@ def page_table(report: Report, rounds: int) -> None:
         ("page list of a row of 8,192", lambda: timed(lambda: table.get_pages(long_row, 0, 8192)), 1, "us", None),
         ("one more position each for 256 rows, batched", step, n, "us/sequence", 0.5),
         ("one more position each for 256 rows, singly", one_by_one, n, "us/sequence", None),
-        ("changes of 256 rows for the device", lambda: (step(), timed(table.drain_updates))[1], n,
-         "us/sequence", None),
         ("slot mapping of one position each of 256 rows", lambda: timed(
             lambda: table.build_slot_mapping(rows, lengths - 1)), n, "us/sequence", None),
-        ("page list of 256 rows of 2,048", lambda: timed(
-            lambda: table.page_indices(rows, lengths)), 1, "us", None),
     ]  # fmt: skip
     for name, work, share, unit, target in figures:
         value = min(work() for _ in range(max(rounds, 3))) * MICRO / share

@@ -27,7 +27,7 @@ from cache.errors import (
 )
 from cache.factory import CacheKind, build_prefix_cache
 from cache.namespace import CacheNamespace
-from cache.page_table import PageIndices, PageTable, TableUpdates, ragged_arange
+from cache.page_table import PageTable, ragged_arange
 from cache.prefix import CacheStats, InsertResult, MatchResult, NoPrefixCache, Peek, PrefixCache
 from cache.radix import RadixPrefixCache
 from cache.tokens import CacheToken, CacheTokens, CoordToken, ImageToken, SizeToken, TextToken, as_tokens
@@ -63,7 +63,6 @@ __all__ = [
     "OutOfPagesError",
     "OutOfRowsError",
     "OwnershipError",
-    "PageIndices",
     "PageSizeError",
     "PageTable",
     "Peek",
@@ -74,7 +73,6 @@ __all__ = [
     "RowError",
     "SizeToken",
     "StaleNodeError",
-    "TableUpdates",
     "TextToken",
     "TokenError",
     "TreeNode",

@@ -4,13 +4,14 @@ The idea: `PagePool` knows the owner of every page, so a row that ends gives bac
 owns.  No count of "leading cached pages" has to be carried around, and pages that the cache took out of the
 middle of a row are no special case.
 
-Rows are lines of one int32 matrix [max_batch_size, max_pages_per_row].  A device that keeps a copy of it asks
-`drain_updates()` for what has changed.  Row 0 and page 0 pad batches and are never handed out.
+Rows are lines of one int32 matrix [max_batch_size, max_pages_per_row].  A row changes at its end only, so a
+step that appends to it knows which entries are new to the device's copy.  Row 0 and page 0 pad batches and are
+never handed out.
 
 One thread owns a page table and its cache; nothing here locks.
 """
 
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,28 +20,6 @@ from cache.errors import ConservationError, MappingError, MisalignedError, OutOf
 from cache.pool import CACHED, FREE, RESERVED, UNBOUND, Int32s, PagePool, Pages
 
 Ints: TypeAlias = NDArray[np.int64]
-
-_CLEAN = np.iinfo(np.int64).max
-_LONG_STRETCH = 16
-
-
-class TableUpdates(NamedTuple):
-    """What changed in the matrix: row `rows[i]` holds `lengths[i]` new pages from logical page `starts[i]` on;
-    `pages` is their concatenation."""
-
-    rows: Int32s
-    starts: Int32s
-    lengths: Int32s
-    pages: Int32s
-
-
-class PageIndices(NamedTuple):
-    """The pages of a batch, flattened: those of entry i are `indices[indptr[i]:indptr[i + 1]]`, and its last
-    page holds `last_page_lengths[i]` positions."""
-
-    indices: Int32s
-    indptr: Int32s
-    last_page_lengths: Int32s
 
 
 def ragged_arange(starts: NDArray[np.integer], lengths: NDArray[np.integer]) -> Ints:
@@ -67,7 +46,6 @@ class PageTable(PagePool):
         self._matrix: Int32s = np.zeros((max_batch_size, width), dtype=np.int32)
         self._row_pages: Ints = np.zeros(max_batch_size, dtype=np.int64)
         self._row_held = np.zeros(max_batch_size, dtype=np.bool_)
-        self._dirty_from: Ints = np.full(max_batch_size, _CLEAN, dtype=np.int64)
         self._free_rows = list(range(max_batch_size - 1, 0, -1))
 
     @property
@@ -178,7 +156,6 @@ class PageTable(PagePool):
             self._owner[pages] = owners
             self._matrix[owners, ragged_arange(first, count)] = pages
         self._row_pages[grown] = first + count
-        self._dirty_from[grown] = np.minimum(self._dirty_from[grown], first)
         return done
 
     def truncate(self, batch_idx: int, kv_length: int) -> int:
@@ -210,7 +187,6 @@ class PageTable(PagePool):
                 raise OwnershipError(f"the cache does not own exactly the first {cached_page_count} pages")
         self.release_pages(pages[private])
         self._row_pages[batch_idx] = 0
-        self._dirty_from[batch_idx] = _CLEAN
         self._row_held[batch_idx] = False
         self._free_rows.append(batch_idx)
 
@@ -218,8 +194,6 @@ class PageTable(PagePool):
         end = start + len(pages)
         self._matrix[row, start:end] = pages
         self._row_pages[row] = end
-        if start < self._dirty_from[row]:
-            self._dirty_from[row] = start
 
     def _held_row_pages(self, row: int) -> int:
         if not 0 < row < self.max_batch_size or not self._row_held[row]:
@@ -230,8 +204,6 @@ class PageTable(PagePool):
         if int(rows.min()) < 1 or int(rows.max()) >= self.max_batch_size or not self._row_held[rows].all():
             raise RowError(f"rows must be held and in 1..{self.max_batch_size - 1}")
         self.require_distinct(rows, RowError)  # type: ignore[arg-type]
-
-    # --- what a step reads ---------------------------------------------------------------------------------
 
     def build_slot_mapping(self, batch_idx: int | NDArray[np.integer], positions: NDArray[np.integer]) -> Ints:
         """The slot `page * page_size + offset` of each position: int64, of the shape of `positions`.
@@ -254,47 +226,6 @@ class PageTable(PagePool):
         where = (batch_idx, logical) if isinstance(batch_idx, np.ndarray) else logical
         pages: Int32s = (self._matrix if isinstance(batch_idx, np.ndarray) else self._matrix[batch_idx])[where]
         return pages
-
-    def slots_for_ranges(
-        self, rows: NDArray[np.integer], starts: NDArray[np.integer], lengths: NDArray[np.integer]
-    ) -> Ints:
-        """`build_slot_mapping` of positions `starts[i] .. starts[i] + lengths[i]` of each row, concatenated."""
-        if self.page_size > 1:
-            return self.build_slot_mapping(np.repeat(rows, lengths), ragged_arange(starts, lengths))
-        if (starts + lengths > self._row_pages[rows]).any() or (starts < 0).any():
-            raise MisalignedError("ranges go beyond the mapped pages of their rows")
-        slots: Ints = self._gather(rows, starts, lengths).astype(np.int64)
-        return slots
-
-    def page_indices(self, rows: NDArray[np.integer], kv_lengths: NDArray[np.integer]) -> PageIndices:
-        """The pages that hold the first `kv_lengths[i]` positions of each row, flattened."""
-        kv_lengths = np.asarray(kv_lengths)
-        counts = -(-kv_lengths // self.page_size)
-        if (counts > self._row_pages[rows]).any():
-            raise MisalignedError("kv_lengths go beyond the mapped pages of their rows")
-        indptr = np.zeros(len(counts) + 1, dtype=np.int32)
-        np.cumsum(counts, out=indptr[1:])
-        last = (kv_lengths - 1) % self.page_size + 1
-        return PageIndices(self._gather(rows, np.zeros_like(counts), counts), indptr, last.astype(np.int32))
-
-    def drain_updates(self) -> TableUpdates:
-        """What was mapped since the last call, merged by row; the log is empty afterwards."""
-        rows = np.flatnonzero(self._dirty_from < self._row_pages)
-        starts = self._dirty_from[rows]
-        lengths = self._row_pages[rows] - starts
-        self._dirty_from[rows] = _CLEAN
-        pages = self._gather(rows, starts, lengths)
-        return TableUpdates(rows.astype(np.int32), starts.astype(np.int32), lengths.astype(np.int32), pages)
-
-    def _gather(
-        self, rows: NDArray[np.integer], starts: NDArray[np.integer], counts: NDArray[np.integer]
-    ) -> Int32s:
-        """Stretches of rows, concatenated: row by row if they are long, entry by entry if they are short."""
-        if len(rows) and int(counts.sum()) > _LONG_STRETCH * len(rows):
-            stretches = zip(rows.tolist(), starts.tolist(), (starts + counts).tolist(), strict=True)
-            return np.concatenate([self._matrix[row, start:end] for row, start, end in stretches])
-        flat = ragged_arange(np.asarray(rows, dtype=np.int64) * self.max_pages_per_row + starts, counts)
-        return self._matrix.reshape(-1)[flat]
 
     # --- conservation --------------------------------------------------------------------------------------
 
