@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gpu_worker.errors import InvalidRequest
+from gpu_worker.errors import require
 
 _INT32 = 2**31 - 1  # what tables of rows and pages hold
 
@@ -55,31 +55,26 @@ class EngineConfig:
     debug: bool = False
 
     def __post_init__(self) -> None:
-        _require(self.max_waiting >= 1, "max_waiting", "must be at least 1", self.max_waiting)
+        require(self.max_waiting >= 1, "max_waiting", "must be at least 1", self.max_waiting)
         for name in ("max_num_seqs", "max_num_batched_tokens", "chunk_size", "page_size", "lora_max_rank"):
-            _require(1 <= getattr(self, name) <= _INT32, name, f"must be 1 to {_INT32}", getattr(self, name))
+            require(1 <= getattr(self, name) <= _INT32, name, f"must be 1 to {_INT32}", getattr(self, name))
         for name, most in (("speculative_tokens", 1024), ("lora_slots", _INT32), ("num_threads", 1024)):
-            _require(0 <= getattr(self, name) <= most, name, f"must be 0 to {most}", getattr(self, name))
+            require(0 <= getattr(self, name) <= most, name, f"must be 0 to {most}", getattr(self, name))
         for name in ("max_model_len", "num_pages"):  # one token of output, and the reserved page
             value, limit = getattr(self, name), f"must be 0, or 2 to {_INT32}"
-            _require(value == 0 or 2 <= value <= _INT32, name, limit, value)
+            require(value == 0 or 2 <= value <= _INT32, name, limit, value)
         sizes = self.graph_batch_sizes
-        _require(all(size >= 1 for size in sizes), "graph_batch_sizes", "must each be at least 1", sizes)
-        _require(
+        require(all(size >= 1 for size in sizes), "graph_batch_sizes", "must each be at least 1", sizes)
+        require(
             0 < self.gpu_memory_utilization <= 1,
             "gpu_memory_utilization",
             "must be above 0 and at most 1",
             self.gpu_memory_utilization,
         )
         for name in ("delay_factor", "stream_interval_ms"):
-            _require(getattr(self, name) >= 0, name, "must be at least 0", getattr(self, name))
+            require(getattr(self, name) >= 0, name, "must be at least 0", getattr(self, name))
         if self.prefix_cache == "radix":
-            _require(self.page_size == 1, "page_size", "must be 1 with prefix_cache=radix", self.page_size)
+            require(self.page_size == 1, "page_size", "must be 1 with prefix_cache=radix", self.page_size)
         if self.prefix_cache == "block":
             valid = self.page_size == 1 or self.page_size % 16 == 0
-            _require(valid, "page_size", "must be 1 or a multiple of 16 with prefix_cache=block", self.page_size)
-
-
-def _require(condition: bool, field: str, limit: str, value: object) -> None:
-    if not condition:
-        raise InvalidRequest(field, limit, value)
+            require(valid, "page_size", "must be 1 or a multiple of 16 with prefix_cache=block", self.page_size)

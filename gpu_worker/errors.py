@@ -26,6 +26,12 @@ class InvalidRequest(ValueError):  # noqa: N818 - the name that users see in a t
         return f"{self.field}: {self.limit}, got {self.value}"
 
 
+def require(condition: bool, field: str, limit: str, value: object) -> None:
+    """Raises InvalidRequest unless it holds."""
+    if not condition:
+        raise InvalidRequest(field, limit, value)
+
+
 class EngineError(RuntimeError):
     """The engine failed; the request did nothing wrong and may run again elsewhere."""
 

@@ -14,7 +14,7 @@ import xxhash
 
 from gpu_worker.config import EngineConfig
 from gpu_worker.constraints import ConstraintState
-from gpu_worker.errors import AdapterChanged, InvalidRequest
+from gpu_worker.errors import AdapterChanged, InvalidRequest, require
 from gpu_worker.request import Constraint, Request, SamplingParams
 from gpu_worker.runtime.interface import ModelLimits
 from gpu_worker.scheduling.scheduled import ScheduledSequence
@@ -217,11 +217,6 @@ def _check_token_sets(sampling: SamplingParams, vocab_size: int) -> None:
     for i, ids in enumerate(sequences):
         field = f"stop_token_sequences[{i}]"
         require(bool(check_token_ids(field, ids, vocab_size)), field, "must not be empty", "0 tokens")
-
-
-def require(condition: bool, field: str, limit: str, value: object) -> None:
-    if not condition:
-        raise InvalidRequest(field, limit, value)
 
 
 def require_int(field: str, value: object, low: int | None = None, high: int | None = None) -> None:

@@ -58,13 +58,6 @@ def describe(trait: str, animal: str) -> str:
     return f"{subject} lives {home}. It likes to eat {food}. {closing}"
 
 
-CONTENT_WORDS: frozenset[str] = frozenset(
-    word
-    for text in (*ANIMALS, *TRAITS, *(fact for facts in ANIMALS.values() for fact in facts))
-    for word in text.split()
-    if word not in ("in", "on", "by", "the", "a", "an")
-)
-
 _OPENINGS = ("", "", "", "Hello, ", "Hi, ", "Hey, ", "Please tell me, ", "Tell me, ", "So, ", "One question: ")
 
 # what it says about itself: (answer, questions)
