@@ -18,13 +18,14 @@ All of it belongs to one thread.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cache.errors import MisalignedError, OutOfPagesError, ReleasedError
+from cache.errors import MisalignedError, ReleasedError
 from cache.namespace import CacheNamespace
 from cache.page_table import PageTable
 from cache.prefix import CacheStats, Peek, PrefixCache
@@ -237,28 +238,18 @@ class KVCacheManager:
             return None
         reusable = tokens.prefix(self._reuse_limit(tokens))
         match = self.cache.match_prefix(reusable, namespace)
-        row = 0
-        locked = False
-        try:
-            self.cache.lock(match.last_node)
-            locked = True
+        reused, node = match.matched_kv_length, match.last_node
+        with ExitStack() as undo:
+            undo.callback(self.cache.stats.forget_lookup, reused, reusable.kv_length)
+            self.cache.lock(node)
+            undo.callback(self.cache.unlock, node)
             row = self.table.allocate()
+            undo.callback(self.table.erase, row)
             self.table.map_pages(row, 0, match.matched_pages)
-            target = self._target(tokens.kv_length, match.matched_kv_length, kv_length, first_chunk)
-            if not self.table.reserve(row, target):
-                raise OutOfPagesError(
-                    f"{self.pages_needed(target)} pages for a start, {self.pages_available} there"
-                )
-        except BaseException as error:
-            if row:
-                self.table.erase(row)
-            if locked:
-                self.cache.unlock(match.last_node)
-            self.cache.stats.forget_lookup(match.matched_kv_length, reusable.kv_length)
-            if isinstance(error, OutOfPagesError):
+            if not self.table.reserve(row, self._target(tokens.kv_length, reused, kv_length, first_chunk)):
                 return None
-            raise
-        return KVAllocation(self, row, match.matched_kv_length, match.last_node, namespace)
+            undo.pop_all()
+        return KVAllocation(self, row, reused, node, namespace)
 
     def reserve_many(self, allocations: Sequence[KVAllocation], kv_lengths: NDArray[np.integer]) -> int:
         """`reserve` for many distinct allocations at once, in order: how many leading ones succeeded.
