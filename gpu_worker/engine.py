@@ -36,7 +36,7 @@ from gpu_worker.runtime.interface import ModelLimits, Runtime
 from gpu_worker.scheduling.pipeline import PipelineState
 from gpu_worker.scheduling.scheduled import ScheduledSequence
 from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.stopping import Finish
+from gpu_worker.scheduling.stopping import End, Finish
 from gpu_worker.speculation import NgramProposer, Proposer
 from gpu_worker.text import Tokenizer
 from gpu_worker.text_thread import OutputStream, TextThread
@@ -212,7 +212,7 @@ class Engine:
         if end is not None:
             state.finalize(seq, end)
 
-    def _end(self, stream: OutputStream, end: Finish | BaseException) -> None:
+    def _end(self, stream: OutputStream, end: End) -> None:
         """End a request from outside, wherever it is."""
         seq = stream.seq
         if seq is None:
@@ -220,7 +220,7 @@ class Engine:
         elif not seq.finalized:
             self.scheduler.state.finalize(seq, end)
 
-    def _end_all(self, end: Finish | BaseException) -> None:
+    def _end_all(self, end: End) -> None:
         """What is in flight is committed and delivered first: it has been computed."""
         self._loop.drain()
         for stream in list(self._open.values()):
@@ -247,7 +247,7 @@ class Engine:
         """See `Handle.hand_back`."""
         self._end_later(handle, HandedBack(f"request {handle.request.request_id} was handed back"))
 
-    def _end_later(self, handle: Handle, end: Finish | BaseException) -> None:
+    def _end_later(self, handle: Handle, end: End) -> None:
         stream = self._open.get(handle)
         if stream is not None:
             self._loop.post(lambda: self._end(stream, end))

@@ -27,12 +27,10 @@ from gpu_worker.handle import Handle
 from gpu_worker.request import Delta, FinishReason, Result, Timing, TokenLogprobs, Usage
 from gpu_worker.scheduling.scheduled import ScheduledSequence
 from gpu_worker.scheduling.state import Emission, Extras
-from gpu_worker.scheduling.stopping import Finish
+from gpu_worker.scheduling.stopping import End, Finish
 from gpu_worker.text import TextStream, Tokenizer
 
 logger = logging.getLogger(__name__)
-
-End = Finish | BaseException
 
 
 class OutputStream:

@@ -14,7 +14,7 @@ import numpy as np
 from cache import CacheNamespace, CacheTokens, KVAllocation
 from gpu_worker.request import Request
 from gpu_worker.scheduling.sequence import IntArray, SchedulableSequence
-from gpu_worker.scheduling.stopping import Finish, StopRules
+from gpu_worker.scheduling.stopping import StopRules
 
 if TYPE_CHECKING:
     from gpu_worker.constraints import ConstraintState
@@ -40,9 +40,7 @@ class ScheduledSequence(SchedulableSequence):
         "cache_tokens",
         "cached_prompt_tokens",
         "constraint",
-        "deadline_s",
         "drafter",
-        "end",
         "expected_reuse",
         "first_token_s",
         "namespace",
@@ -94,9 +92,7 @@ class ScheduledSequence(SchedulableSequence):
         self.adapter_slot = 0
         self.bound = False
         self.preempting = False
-        self.end: Finish | BaseException | None = None
         self.arrival_s = arrival_s
-        self.deadline_s: float | None = None
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.cached_prompt_tokens: int | None = None

@@ -28,7 +28,7 @@ from gpu_worker.runtime.interface import ModelLimits
 from gpu_worker.scheduling.adapters import AdapterSlots
 from gpu_worker.scheduling.admission import DelayGate, WaitingQueue
 from gpu_worker.scheduling.scheduled import ScheduledSequence
-from gpu_worker.scheduling.stopping import Finish
+from gpu_worker.scheduling.stopping import End
 from gpu_worker.speculation import SpeculationStats
 
 
@@ -46,7 +46,7 @@ class Extras(NamedTuple):
         return Extras(None if self.logprobs is None else self.logprobs[:n], values)
 
 
-Emission = tuple[ScheduledSequence, Sequence[int], Extras | None, Finish | BaseException | None]
+Emission = tuple[ScheduledSequence, Sequence[int], Extras | None, End | None]
 """Tokens of a sequence, or its end, or (neither) that it has taken a row."""
 
 
@@ -125,17 +125,15 @@ class SchedulerState:
         seq.scheduled_s = now
         seq.cached_prompt_tokens = min(reused, seq.num_input_tokens)
         if seq.request.deadline_s is not None:
-            seq.deadline_s = now + seq.request.deadline_s
-            heapq.heappush(self._deadlines, (seq.deadline_s, next(self._ticket), seq))
+            heapq.heappush(self._deadlines, (now + seq.request.deadline_s, next(self._ticket), seq))
         self.outbox.append((seq, (), None, None))
 
     # ------------------------------------------------------------ out
 
-    def finalize(self, seq: ScheduledSequence, end: Finish | BaseException) -> None:
+    def finalize(self, seq: ScheduledSequence, end: End) -> None:
         """The request ends here. What is outstanding runs on as a zombie; its outputs are dropped."""
         assert not seq.finalized, f"I8: {seq} ends twice"
         seq.finalized = True
-        seq.end = end
         if seq.blocks is None:
             self.waiting.remove(seq)
         else:

@@ -20,6 +20,10 @@ class Finish(NamedTuple):
     stop_reason: str | int | None = None
 
 
+End = Finish | BaseException
+"""Of a request: how its output ended, or what there is instead of one."""
+
+
 @dataclass(frozen=True, slots=True)
 class StopRules:
     """What ends one sequence. `last_ids`: every token with which an output can end before its caps, so that one

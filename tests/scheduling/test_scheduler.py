@@ -73,7 +73,7 @@ def test_a_sequence_at_its_budget_is_not_planned_again() -> None:
     bench.commit()
     assert bench.scheduler.schedule_decode_step() is None
     bench.commit()
-    assert seq.end == Finish(FinishReason.LENGTH, "max_tokens")
+    assert bench.scheduler.state.outbox[-1] == (seq, (), None, Finish(FinishReason.LENGTH, "max_tokens"))
     assert bench.scheduler.state.num_allocated == 0
 
 
