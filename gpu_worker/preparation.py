@@ -66,7 +66,7 @@ class Preparer:
         self._check_request(request)
         check_sampling(request.sampling, self.limits)
         rules = StopRules.of(request.sampling, self.eos_token_ids, len(prompt), self.limits.max_model_len)
-        self._check_fits(request, len(prompt), rules)
+        self._check_fits(len(prompt), rules)
         constraint = self._constraint(request)
         stream.open(self._text_tokenizer(request))
         return ScheduledSequence(
@@ -123,7 +123,7 @@ class Preparer:
             slots = "this engine has no adapter slots (PETIOLE_LORA_SLOTS is 0)"
             require(self.config.lora_slots > 0, "adapter", slots, request.adapter)
 
-    def _check_fits(self, request: Request, n_prompt: int, rules: StopRules) -> None:
+    def _check_fits(self, n_prompt: int, rules: StopRules) -> None:
         """Alone, with every page to itself."""
         size, pages = self.limits.page_size, self.limits.n_pages - 1
         needed = -(-(n_prompt + rules.max_output_tokens - 1) // size)
