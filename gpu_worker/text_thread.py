@@ -166,11 +166,14 @@ class TextThread:
             self._thread.join()
 
     def _call(self, function: Callable[[], None]) -> None:
-        """On the text thread, when everything posted so far has been delivered."""
+        """On the text thread, when everything posted so far has been delivered; here, if that has ended."""
         with self._changed:
-            self._calls.append(function)
-            self._urgent = True
-            self._changed.notify()
+            if not self._closed:
+                self._calls.append(function)
+                self._urgent = True
+                self._changed.notify()
+                return
+        function()
 
     # ------------------------------------------------------------ on the text thread
 
@@ -187,9 +190,12 @@ class TextThread:
                 self._due_at = self._clock() + self._interval_s
             for call in calls:
                 call()
+        for call in self._calls:  # that came while it closed
+            call()
 
     def _close(self) -> None:
-        self._closed = True
+        with self._changed:
+            self._closed = True
 
     def _next(self, holding: bool) -> tuple[list[Emission], list[Callable[[], None]]]:
         """Wait for what is urgent, or until what is held is due."""

@@ -12,6 +12,7 @@ from support.toy_engine import request
 from support.toy_text import ToyTokenizer
 
 from gpu_worker import Delta, FinishReason, HandedBack
+from gpu_worker.errors import EngineClosed
 from gpu_worker.handle import Handle
 from gpu_worker.scheduling.scheduled import ScheduledSequence
 from gpu_worker.scheduling.stopping import Finish, StopRules
@@ -126,3 +127,20 @@ def test_what_was_made_is_delivered_before_a_request_is_handed_back(text: TextTh
         output.handle.result(timeout=30)
     tokens = [token for delta in output.deltas.queue for token in delta.token_ids]
     assert tokens == [1, 2]
+
+
+def test_a_refusal_ends_its_request_whenever_it_comes() -> None:
+    text = text_thread(NEVER_S)
+    refused: list[Handle] = []
+
+    def refuse() -> None:
+        output = Output(text)
+        refused.append(output.handle)
+        text.refuse(output.seq.stream, EngineClosed("closed"))
+
+    text._call(lambda: (text._close(), refuse()))  # type: ignore[func-returns-value]
+    text.close()
+    refuse()
+    for handle in refused:
+        with pytest.raises(EngineClosed):
+            handle.result(timeout=30)
