@@ -193,7 +193,7 @@ class Job:
         self.over = True
         if self.handle is not None:
             self.handle.cancel()
-        self.pool.mailbox.post(self._drop)
+        self.pool.mailbox.post(self._leave)
 
     def on_released(self) -> None:
         self.over = True
@@ -362,6 +362,16 @@ class Job:
                 self.delivery.request.announce(str(self.outcome.stop_reason), running=self.accepted)
             finally:
                 self._forget()
+
+    @_or_give_up
+    def _leave(self) -> None:
+        """A newer attempt owned the task. It may be over by now, and its message here again: that goes back to the
+        queue, if it is this worker's indeed."""
+        self._forget()
+        if self.superseded:
+            self.delivery.requeue()
+        else:
+            self.delivery.acknowledge()
 
     def _drop(self) -> None:
         """Acknowledge without a word: somebody else has said, or will say, how the task ended."""

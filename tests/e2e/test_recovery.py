@@ -68,6 +68,22 @@ def test_a_stopped_worker_loses_its_tasks_and_cannot_write_when_it_goes_on(own_s
     assert second.alive()
 
 
+def test_a_worker_that_gets_its_task_back_before_it_hears_that_another_had_it_begins_anew(own_site: Site) -> None:
+    site = own_site
+    first = site.worker(PETIOLE_ENGINE_FACTORY="support.late_publisher:LatePublisherEngine")
+    result = site.generate("to and fro", max_tokens=LONG, seed=6)
+    site.streaming(result, 20)
+    first.signal(signal.SIGSTOP)
+    second = site.worker()
+    eventually(lambda: site.log(result)[-1]["attempt"] == 2, "taken over")
+    second.stop()
+    assert site.log(result)[-1]["finish_reason"] is None
+    first.signal(signal.SIGCONT)
+    assert site.get(result)["token_ids"] == site.tokens(result) == expected("to and fro", 6, LONG)
+    assert "a newer attempt owns it" in first.output
+    eventually(lambda: site.unfinished() == 0, "acknowledged")
+
+
 def test_a_worker_whose_engine_hangs_loses_its_tasks(own_site: Site) -> None:
     site = own_site
     site.worker()

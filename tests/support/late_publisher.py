@@ -1,0 +1,37 @@
+"""A fake engine in a worker whose publisher, after a pause of the process, waits for a message to come again.
+
+So the worker has its own task back before it hears that another worker had it meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from gpu_worker.config import EngineConfig
+from support.fake_engine import FakeEngine
+from tasks.worker.job import Job
+from tasks.worker.publisher import Publisher
+
+PAUSE_S = 1.5
+
+
+class LatePublisherEngine(FakeEngine):
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        came_again, rebind, flush = threading.Event(), Job.rebind, Publisher.flush
+        flushed_at = time.monotonic()
+
+        def rebinding(job: Job, delivery: Any) -> None:
+            rebind(job, delivery)
+            came_again.set()
+
+        def flushing(publisher: Publisher, batch: Any) -> None:
+            nonlocal flushed_at
+            if time.monotonic() - flushed_at > PAUSE_S:
+                came_again.wait(20.0)
+            flush(publisher, batch)
+            flushed_at = time.monotonic()
+
+        Job.rebind, Publisher.flush = rebinding, flushing  # type: ignore[method-assign]
