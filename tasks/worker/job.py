@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -104,8 +105,8 @@ class Job:
         return min(((s, kind) for s, kind in limits if s), key=lambda pair: pair[0], default=(None, ""))
 
     def give_up(self) -> None:
-        """In an exception's handler, on any thread. Counts as a death of the worker, unless the task has ended."""
-        logger.exception("task %s is given up here", self.task_id)
+        """On any thread. Counts as a death of the worker, unless the task has ended."""
+        logger.error("task %s is given up here", self.task_id, exc_info=sys.exception())
         self.over = True
         if self.stream is not None:
             self.stream.drop()

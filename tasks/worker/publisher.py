@@ -56,6 +56,9 @@ class Listener(Protocol):
     def on_released(self) -> None:
         """Everything is in the log, and the task is marked as handed back."""
 
+    def give_up(self) -> None:
+        """The log is not what this attempt wrote, and cannot be mended here: the task is to be begun again."""
+
     def on_cancel(self, *, flagged: bool) -> None:
         """The task shall end: somebody asks for it, or nobody reads it. May be called more than once."""
 
@@ -316,8 +319,7 @@ class Publisher:
             starts = [piece.index for piece in stream.pieces]
             if end not in starts and end != stream.end:
                 logger.error("stream %s: the log ends at %d, inside what this attempt wrote", stream.task_id, end)
-                stream.closed = True
-                stream.listener.on_stale()
+                stream.listener.give_up()
                 return
             stream.sent = starts.index(end) if end in starts else len(starts)
             stream.entries = entries

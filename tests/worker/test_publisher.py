@@ -46,6 +46,9 @@ class Heard:
     def on_released(self) -> None:
         self._hear("released")
 
+    def give_up(self) -> None:
+        self._hear("given up")
+
     def on_cancel(self, *, flagged: bool) -> None:
         self._hear("flagged" if flagged else "unread")
 
@@ -417,3 +420,17 @@ def test_the_log_is_the_output_whatever_fails(
     assert heard.words == ["finished"]
     assert written(client) == list(range(total))
     assert "".join(delta["text"] for delta in log(client)) == "x" * total
+
+
+def test_a_log_that_ends_inside_a_piece_is_left_for_a_new_attempt(
+    publisher: Publisher, client: redis.Redis
+) -> None:
+    stream, heard = attempt(publisher, client)
+    stream.push(Delta(0, (1, 2, 3), "abc"))
+    publisher.flush([stream])
+    client.delete(KEYS.log)
+    client.rpush(KEYS.log, json.dumps({"index": 0, "token_ids": [1, 2]}))
+    client.rpush(KEYS.log, json.dumps({"index": 1, "token_ids": [2]}))
+    stream.push(Delta(3, (4,), "d"))
+    publisher.flush([stream])
+    assert heard.words == ["given up"]
