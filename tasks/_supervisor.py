@@ -1,10 +1,11 @@
-"""Keeps one embedded redis-server for as long as a process uses it. Run as a script: see `tasks.embedded`.
+"""Runs one embedded redis-server for as long as any process uses it. Run as a script: see `tasks.embedded`.
 
     python _supervisor.py FOLDER REDIS_SERVER READY_FD
 
-It imports nothing but the standard library, because it lies on the path of a first `delay()`.
-Users hold a shared lock on FOLDER/users, which the kernel drops when they die, however they die. This process
-asks for the exclusive lock: to get it is to know that nobody is left. The server dies with this process.
+It imports only the standard library, because the first `delay()` waits for it to start.
+Every user process holds a shared lock on FOLDER/users; the kernel releases it when the process ends for any
+reason. This process waits for the exclusive lock, which is granted once there are no users. On Linux the kernel
+kills the server when this process dies.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-GRACE_S = 1.0  # so that commands that follow one another find the same server
+GRACE_S = 1.0  # consecutive commands reuse the same server
 _PR_SET_PDEATHSIG = 1
 
 
 def main(folder: Path, server: str, ready_fd: int) -> None:
-    if os.fork():  # nobody's child: no user has to wait for it
+    if os.fork():  # daemonize: no user process has to reap it
         os._exit(0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the users
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the user processes
     signal.signal(signal.SIGCHLD, lambda *_: sys.exit("redis-server ended"))
     redis = start(folder, server)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # and the kernel stops the server
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # the kernel then kills the server (Linux)
     wait_until_it_answers(folder / "redis.sock")
     os.write(ready_fd, b"ready")
     os.close(ready_fd)
@@ -42,7 +43,7 @@ def main(folder: Path, server: str, ready_fd: int) -> None:
         fcntl.flock(users, fcntl.LOCK_EX)
         fcntl.flock(users, fcntl.LOCK_UN)
         time.sleep(GRACE_S)
-        fcntl.flock(starting, fcntl.LOCK_EX)  # from here on nobody can become a user
+        fcntl.flock(starting, fcntl.LOCK_EX)  # no process can become a user from here on
         try:
             fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
@@ -55,12 +56,12 @@ def main(folder: Path, server: str, ready_fd: int) -> None:
 
 
 def remove(folder: Path) -> None:
-    """`lock` goes last: whoever waits for it, or makes it anew, must not find anything of the old server."""
+    """Delete `folder`, `lock` last: who acquires or recreates the lock must not see files of the old server."""
     for path in folder.iterdir():
         if path.name != "lock":
             path.unlink(missing_ok=True)
     (folder / "lock").unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # somebody has begun anew in here
+    with contextlib.suppress(OSError):  # another process is using the folder again
         folder.rmdir()
 
 
@@ -83,7 +84,7 @@ def start(folder: Path, server: str) -> subprocess.Popen[bytes]:
 
 
 def die_with(parent: int) -> Callable[[], None] | None:
-    """Where the kernel can (Linux), the server is killed when this process dies."""
+    """A `preexec_fn` that makes Linux kill the child when process `parent` dies; None on other systems."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None).prctl
@@ -97,7 +98,7 @@ def die_with(parent: int) -> Callable[[], None] | None:
 
 
 def wait_until_it_answers(path: Path) -> None:
-    """The SIGCHLD handler ends the wait when the server cannot start."""
+    """Poll until the server replies to PING. The SIGCHLD handler exits this process if the server cannot start."""
     while True:
         try:
             with socket.socket(socket.AF_UNIX) as client:

@@ -1,7 +1,7 @@
-"""The Celery application: one object, configured from the environment when it is first used.
+"""The Celery application: one object, configured from the environment at its first use.
 
-A producer and a worker differ by one thing only: a worker process runs `tasks.worker.configure`, which brings
-the transport and the pool. A producer never imports that package; the pool stands here as a dotted name.
+Producers and workers share it. Only a worker process calls `tasks.worker.configure`, which installs the transport
+and the worker's other extensions. A producer never imports that package: the pool is configured by dotted name.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ NOT_HEEDED = {
 }
 POOL = "tasks.worker.pool:EnginePool"
 
-# Three seconds: a restart of Redis passes unnoticed, but a web app is not held up for Celery's twenty.
-# Workers keep Celery's patience.
+# Callers retry for about 3 s: long enough for a restart of Redis, without blocking a web app for Celery's 20 s.
+# Workers keep Celery's defaults.
 CALLERS_PATIENCE = {"max_retries": 6, "interval_start": 0, "interval_step": 0.2, "interval_max": 1.0}
 BACKENDS = {
     "redis": "tasks.backend:RedisBackend",
@@ -47,8 +47,8 @@ BACKENDS = {
 def configuration(settings: Settings) -> dict[str, Any]:
     """Celery's configuration, the same for producers and workers.
 
-    Acknowledged late, and rejected when a worker is lost: a task is nobody's until its result is stored.
-    A prefetch of 1 keeps a worker from hoarding what an idle one could run.
+    Messages are acknowledged late, after the result is stored, and rejected when a worker is lost.
+    A prefetch multiplier of 1 keeps a worker from reserving tasks that an idle worker could run.
     """
     config: dict[str, Any] = {
         "broker_url": celery_url(settings.broker_url),
@@ -82,7 +82,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
 
 
 def tenant_route(settings: Settings) -> Callable[..., dict[str, str] | None]:
-    """A task with the header `tenant` goes to that tenant's queue, if the settings give it a share."""
+    """A router: a task with the header `tenant` goes to that tenant's queue, if `tenant_weights` names it."""
     queues = {tenant: f"{settings.queue}.{tenant}" for tenant in settings.weights}
 
     def route(
@@ -95,7 +95,7 @@ def tenant_route(settings: Settings) -> Callable[..., dict[str, str] | None]:
 
 
 def celery_url(url: str) -> str:
-    """`url` as Celery understands it: `embedded://` becomes the socket of a server that now runs."""
+    """`url` in Celery's form. `embedded://` starts the server if needed and becomes the URL of its socket."""
     if scheme(url) == SENTINEL:
         return str(SentinelUrl.parse(url))
     if scheme(url) == EMBEDDED:
@@ -108,7 +108,7 @@ def celery_url(url: str) -> str:
 
 
 class Configuration(StockConfiguration):  # type: ignore[misc]
-    """Deaf to `CELERY_BROKER_URL` and its like: they are for an organisation's other apps."""
+    """Celery's settings, but `CELERY_BROKER_URL` and the like are ignored: they may be meant for other apps."""
 
     @property
     def broker_url(self) -> Any:
@@ -128,8 +128,11 @@ class Configuration(StockConfiguration):  # type: ignore[misc]
 
 
 class App(Celery):  # type: ignore[misc]
-    """Celery puts defaults into a configuration that other threads already read: of two that submit their first
-    tasks together, one would go on with a broker that nobody has named. Here it is shown when it is whole."""
+    """A Celery app whose configuration becomes visible to other threads only when it is complete.
+
+    Stock Celery publishes the configuration object before its defaults are filled in, so of two threads that
+    submit their first tasks concurrently, one could use the default broker URL.
+    """
 
     _conf: Any  # Celery's
     _pending_defaults: Any
@@ -151,12 +154,12 @@ class App(Celery):  # type: ignore[misc]
     def _load_config(self) -> Any:
         with self._configuring:
             shown, defaults = self._conf, self._pending_defaults.copy()
-            if self.configured and shown is not None:  # by the thread that was first
+            if self.configured and shown is not None:  # loaded by another thread
                 return shown
             self._conf = None
             try:
                 whole = super()._load_config()
-            except BaseException:  # a wrong setting is one at the next try, too
+            except BaseException:  # reset, so that the next access raises again
                 self._conf, self.configured, self._pending_defaults = shown, False, defaults
                 raise
             if shown is not None:
@@ -170,9 +173,9 @@ class App(Celery):  # type: ignore[misc]
 
 
 def make_app() -> Celery:
-    """A Celery app whose settings are read, and whose embedded Redis is started, at its first use.
+    """A Celery app that reads its settings, and starts an embedded Redis, at its first use.
 
-    In a process that has a Celery app of its own, that one stays the current app.
+    If the process already has a Celery app, that one stays the current app.
     """
     first = _state.default_app is None and _state._tls.current_app is None
     app = App("petiole", include=["tasks.definitions"], set_as_current=first)
@@ -196,7 +199,7 @@ app = make_app()
 
 @celeryd_init.connect(weak=False)  # type: ignore[untyped-decorator]
 def _become_a_worker(instance: Any = None, **_: object) -> None:
-    """`celery -A tasks worker` starts here. Another app's worker that calls our tasks is a producer."""
+    """Configure the worker of `celery -A tasks worker`. A worker of another app is only a producer."""
     if instance is not None and instance.app is app:
         options = app.conf.result_backend_transport_options
         app.conf.result_backend_transport_options = {
@@ -207,7 +210,7 @@ def _become_a_worker(instance: Any = None, **_: object) -> None:
 
 @celeryd_after_setup.connect(weak=False)  # type: ignore[untyped-decorator]
 def _warn_of_misspelt_settings(instance: Any = None, **_: object) -> None:
-    """Logging is set up now."""
+    """Log warnings about ignored variables. Runs after Celery has set up logging."""
     if instance is not None and instance.app is app:
         for line in misspelt():
             logger.warning(line)

@@ -1,17 +1,17 @@
-"""Makes one stream out of a log and a channel that overlap: every token once, in order.
+"""Merges a log and a channel with overlapping contents into one stream: every token once, in order.
 
-The log is a list of deltas without gaps or overlaps, each beginning where the one before ends. The channel
-carries the same deltas, but some may be missed and some may be heard twice. So the one thing to know is how far
-into the log a reader is (`LogPosition`), and a published delta is exactly one of three things:
+The log is a list of deltas without gaps or overlaps: each begins at the index where the previous one ends. The
+channel carries the same deltas, but may lose some and deliver some twice. The reader's state is its position in
+the log (`LogPosition`). A published delta is handled by where it begins:
 
-    it begins at that position    it is the next entry of the log: take it
-    it begins before it           it was read in the log: drop it
-    it begins behind it           something was missed: read the log
+    at the position        it is the next entry of the log: accept it
+    before the position    it was already read from the log: drop it
+    after the position     a delta was missed: read the log
 
-What has been handed out (`next`, `text_length`) is counted apart from the position in the log. The two differ
-only where the log itself has begun anew: Redis has failed over to a replica that lacked the last writes, or the
-task was retried. The same request gives the same tokens, perhaps cut into other deltas, so that what was handed
-out already is cut off and the reader goes on.
+What has been returned to the caller (`next`, `text_length`) is counted separately from the position in the log.
+The two differ only when the log has been restarted: Redis failed over to a replica that lacked the last writes, or
+the task was retried. The same request produces the same tokens, possibly split into other deltas, so the part that
+was already returned is cut off.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class LogPosition:
 
 
 class StreamAssembler:
-    """`published` and `logged` return what to hand out next; `finished` after the last delta."""
+    """`published` and `logged` return the new deltas; `finished` is set after the last one."""
 
     def __init__(self) -> None:
         self.position = LogPosition()
@@ -52,7 +52,7 @@ class StreamAssembler:
         self.finished = False
 
     def published(self, delta: StreamDelta) -> list[StreamDelta] | None:
-        """Take a delta from the channel; None where the log must be read."""
+        """The new deltas, given one from the channel; None if the log must be read."""
         if self.finished or delta.attempt < self.attempt or delta.index < self.position.index:
             return []
         if delta.index > self.position.index:
@@ -61,11 +61,11 @@ class StreamAssembler:
 
     @property
     def read_from(self) -> int:
-        """Where to read the log: at the entry before `position`, which tells whether it is still the same log."""
+        """First log entry to read: the one before `position`, which shows whether the log was restarted."""
         return max(0, self.position.entries - 1)
 
     def logged(self, deltas: Sequence[StreamDelta]) -> list[StreamDelta] | None:
-        """Take the log from `read_from` on. None where it has begun anew: read it all, after `rewind`."""
+        """The new deltas, given the log from `read_from` on. None if the log was restarted: then `rewind`."""
         if self.position.entries and not (deltas and self.position.ends_with(deltas[0])):
             return None
         taken: list[StreamDelta] = []
@@ -75,7 +75,7 @@ class StreamAssembler:
         return taken
 
     def rewind(self) -> None:
-        """Read the log from its beginning; nothing is handed out a second time."""
+        """Read the log from its beginning. Deltas that were already returned are not returned again."""
         self.position = LogPosition()
 
     def _take(self, delta: StreamDelta) -> list[StreamDelta]:
@@ -92,7 +92,7 @@ class StreamAssembler:
 
 
 def without(delta: StreamDelta, tokens: int, characters: int) -> StreamDelta:
-    """`delta` without its first `tokens` and `characters`."""
+    """`delta` without its first `tokens` tokens and the first `characters` characters of its text."""
     tokens = min(tokens, len(delta.token_ids))
     return delta.model_copy(
         update={

@@ -1,11 +1,12 @@
-"""What the readers of one event loop hear: all their channels, over one connection.
+"""Pub/sub for asyncio: all subscribers of one event loop share one connection.
 
-A worker publishes for all its streams at once. With a connection for each, an event loop would be woken as many
-times as it has readers; and Redis would run out of connections before a web app runs out of streams.
+A worker publishes the deltas of all its streams together. With one connection a subscriber, each such flush would
+wake the event loop once a subscriber, and a web app with many streams would exhaust Redis's connections.
 
-The connection is read by a task that lives as long as somebody listens. Redis answers in order, so an answer is
-always that to the oldest command without one. A reader that is too slow loses what is oldest: it sees the gap, and
-reads the log. When the connection is lost, all its readers are told, and each begins anew.
+One asyncio task reads the connection for as long as there are subscribers. Redis replies in order, so a reply
+belongs to the oldest command without one. The queue of a subscriber is bounded: a slow one loses its oldest
+messages, detects the gap and reads the log. When the connection is lost, all its subscribers are woken, and each
+subscribes again.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ import redis
 from tasks import connections
 
 MAX_BEHIND = 1024
-"""Deltas that are kept for a reader."""
+"""Messages that are queued for one subscriber."""
 
 _FAREWELL_S = 1.0
 
 
 class Subscription:
-    """One reader's channel."""
+    """One reader's subscription to a channel."""
 
     def __init__(self, channel: str) -> None:
         self._channel = channel
@@ -36,12 +37,12 @@ class Subscription:
         self._changed = asyncio.Event()
 
     async def open(self) -> None:
-        """What is published from now on is heard. Raises one of `connections.LOST`, or what Redis answers."""
+        """Subscribe. Raises one of `connections.LOST`, or the error that Redis replied."""
         self._line = await _switchboard().line()
         await self._line.add(self._channel, self)
 
     async def get(self, patience_s: float) -> bytes | None:
-        """The next delta; None after so long without one. Raises redis.ConnectionError."""
+        """The next delta; None if none arrives within `patience_s`. Raises redis.ConnectionError."""
         assert self._line is not None
         if not self._heard and self._line.lost is None:
             self._changed.clear()
@@ -55,7 +56,7 @@ class Subscription:
         return self._heard.popleft()
 
     async def hears(self) -> bool:
-        """Has anything come through that was published before this, and was not taken yet?"""
+        """Whether messages published before this call have arrived and are still queued."""
         assert self._line is not None
         await self._line.ask(_FAREWELL_S, "PING")
         return bool(self._heard)
@@ -66,8 +67,8 @@ class Subscription:
                 await self._line.remove(self._channel, self)
 
     async def distrust(self) -> None:
-        """It has missed something, as all on its connection might have: that may lead to a Redis where nothing is
-        published any more."""
+        """Drop the shared connection: a message was missed, so its server may no longer be the one that workers
+        publish to, and the other subscribers are affected too."""
         assert self._line is not None
         await self._line.lose("something was published and not heard")
 
@@ -80,7 +81,7 @@ class Subscription:
 
 
 class _Line:
-    """A connection, and who listens on it. `lost`: why nobody does any more."""
+    """A connection and its subscribers. `lost`: why the connection was given up; None while it is in use."""
 
     def __init__(self, pool: Any, connection: Any) -> None:
         self.lost: str | None = None
@@ -101,7 +102,8 @@ class _Line:
         await self.ask(connections.REPLY_TIMEOUT_S, "SUBSCRIBE", channel)
 
     async def remove(self, channel: str, listener: Subscription) -> None:
-        """Waits for the answer: when the last reader has gone nothing is left to hear, and the loop may end."""
+        """Unsubscribe and wait for the reply: after the last one the connection has nothing to read, and the event
+        loop may be closed."""
         listeners = self._listeners.get(channel.encode(), set())
         if listener in listeners:
             listeners.discard(listener)
@@ -110,7 +112,7 @@ class _Line:
                 await self.ask(_FAREWELL_S, "UNSUBSCRIBE", channel)
 
     async def lose(self, why: str) -> None:
-        """Tell everybody. Only the first time counts."""
+        """Release the connection; fail pending commands and wake all subscribers. Later calls have no effect."""
         if self.lost is not None:
             return
         self.lost = why
@@ -125,7 +127,7 @@ class _Line:
         await self._pool.release(self._connection)
 
     async def ask(self, patience_s: float, *command: str) -> None:
-        """Send a command and wait for the answer; everything published before that has been heard."""
+        """Send a command and wait for its reply. Messages published before the reply are queued by then."""
         if self.lost is not None:
             raise self.error()
         answer: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
@@ -133,14 +135,14 @@ class _Line:
         if self._listening is None or self._listening.done():
             self._listening = asyncio.create_task(self._listen())
         try:
-            await self._connection.send_command(*command, check_health=False)  # it would read others' answers
+            await self._connection.send_command(*command, check_health=False)  # it would read other replies
             async with asyncio.timeout(patience_s):
                 error = await answer
-        except Exception as cause:  # anything, where the connection is closed while redis-py sends
+        except Exception as cause:  # of any type, if the connection is closed while redis-py sends
             await self.lose(f"no answer to {command[0]}: {cause!r}")
             raise self.error() from cause
         except asyncio.CancelledError:
-            if not self._connection.is_connected:  # redis-py has closed it, and would open it for the next command
+            if not self._connection.is_connected:  # redis-py has closed it, and would reconnect by itself
                 await self.lose(f"{command[0]} was cut off")
             raise
         if error is not None:
@@ -176,7 +178,7 @@ class _Line:
 
 
 class _Switchboard:
-    """An event loop's line, opened by the first who needs it; all who wait for it share how that ends."""
+    """The shared connection of an event loop, opened on demand. Concurrent callers share one attempt."""
 
     _line: _Line | None = None
     _opening: asyncio.Task[_Line] | None = None

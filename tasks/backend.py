@@ -1,10 +1,10 @@
-"""Celery's Redis result backend, for callers that outlive a Redis that is away.
+"""Celery's Redis result backend, made to recover from an outage of Redis.
 
-The stock one subscribes to a task's result while the task is being submitted, although it looks for the result
-again when somebody asks for it; gives up for good when it cannot; forgets what it was subscribed to before; and
-waits for ever on a server that has become a replica. Here submitting takes one round trip less, and cannot fail
-for it. Who waits for a result also looks for it now and then, hears `Unavailable` when Redis stays away, and may
-ask again.
+The stock backend subscribes to a task's result when the task is submitted, although `get()` looks the result up
+again; does not recover if that fails; does not restore its earlier subscriptions; and waits for ever on a server
+that has become a replica. This one subscribes only when a result is waited for, so submitting takes one round trip
+less and cannot fail because of the subscription. A waiting caller also polls for its results, gets `Unavailable`
+if Redis stays unreachable, and may call `get()` again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tasks.sentinels import SYNC, SentinelUrl
 from tasks.settings import redacted
 
 LOOK_S = 2.0
-"""How often results that somebody waits for are also looked for: pub/sub promises nothing."""
+"""How often results that are waited for are also polled: pub/sub may lose messages."""
 
 
 class ResultConsumer(stock.ResultConsumer):  # type: ignore[misc]
@@ -36,7 +36,7 @@ class ResultConsumer(stock.ResultConsumer):  # type: ignore[misc]
         self._process = os.getpid()
 
     def _leave_to_parent(self) -> None:
-        """A forked child has its parent's subscription, and each of the two would read what is for the other."""
+        """In a forked child, drop the inherited subscription: both processes would read from it."""
         if self._process != os.getpid():
             self._process, self._pubsub = os.getpid(), None
             self._reset_sync()
@@ -63,7 +63,7 @@ class ResultConsumer(stock.ResultConsumer):  # type: ignore[misc]
         super().on_state_change(meta, message)
 
     def _look(self) -> None:
-        """A subscription that is silent while results are there leads nowhere: make it anew, and hand them out."""
+        """If the subscription was silent although results are stored, reconnect it, which also delivers them."""
         heard, self._heard = self._heard, False
         with self._locked():
             waiting = list(self.subscribed_to)
@@ -75,11 +75,11 @@ class ResultConsumer(stock.ResultConsumer):  # type: ignore[misc]
                 self._reconnect_pubsub()
 
     def on_wait_for_pending(self, result: Any, **options: Any) -> None:
-        with self.reconnect_on_error():  # which looks for results, too
+        with self.reconnect_on_error():  # reconnecting also looks up the results
             super().on_wait_for_pending(result, **options)
 
     def _subscribe_anew(self) -> None:
-        """To everything that was subscribed to before the connection was lost."""
+        """Subscribe again to all channels that were subscribed to before the connection was lost."""
         with self._locked():
             if self._pubsub is None:
                 with self.reconnect_on_error():
@@ -89,7 +89,7 @@ class ResultConsumer(stock.ResultConsumer):  # type: ignore[misc]
     def reconnect_on_error(self) -> Iterator[None]:
         try:
             yield
-        except TimeoutError:  # nothing came for as long as the caller would wait
+        except TimeoutError:  # the caller's own timeout
             raise
         except self._connection_errors:
             try:
@@ -111,7 +111,7 @@ class RedisBackend(stock.RedisBackend):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def having_stored(self, task_ids: Sequence[str]) -> Iterator[None]:
-        """While this is open, the successes of these tasks are stored already: by `tasks.worker.completions`."""
+        """In this context successes of these tasks are not stored: `tasks.worker.completions` has done so."""
         self._stored.update(task_ids)
         try:
             yield
@@ -124,11 +124,11 @@ class RedisBackend(stock.RedisBackend):  # type: ignore[misc]
         return super().store_result(task_id, result, state, *args, **kwargs)
 
     def on_task_call(self, producer: object, task_id: str) -> None:
-        """Subscribe when somebody asks for the result, and not for everything that is submitted."""
+        """Do not subscribe at submission: `get()` subscribes."""
 
 
 class SentinelBackend(RedisBackend):
-    """The same, with a master that the sentinels name."""
+    """`RedisBackend` that asks the sentinels for the address of the master."""
 
     def _params_from_url(self, url: str, defaults: dict[str, Any]) -> dict[str, Any]:
         kept = {name: value for name, value in defaults.items() if name not in {"host", "port"}}

@@ -31,7 +31,7 @@ UNKNOWN_AFTER_S = 2.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["bench"]:  # it has options of its own
+    if arguments[:1] == ["bench"]:  # it parses its own options
         return bench(arguments[1:])
     if not arguments:
         parser().print_help()
@@ -128,7 +128,7 @@ def settings_page() -> str:
 
 
 def _described() -> list[tuple[str, str]]:
-    """Names and descriptions: Celery's and Redis's side first."""
+    """Names and descriptions: the settings of Celery and Redis first, then the engine's."""
     ours = [name for name in Settings.model_fields if name not in settings.EngineSettings.model_fields]
     names = [*ours, *settings.EngineSettings.model_fields]
     return [(name, Settings.model_fields[name].description or "") for name in names]
@@ -164,7 +164,7 @@ STATUS_COLUMNS = (
 
 
 def _status_now() -> str:
-    """Who watches goes on watching while Redis is away."""
+    """The table, or the error while Redis is unreachable: the live view goes on."""
     try:
         return _status(fleet.workers())
     except connections.LOST as error:
@@ -179,7 +179,7 @@ def _status(workers: list[fleet.WorkerReport]) -> str:
 
 def _status_row(worker: fleet.WorkerReport) -> tuple[str, ...]:
     seen = f"{worker.age_s or 0:.0f} s ago"
-    if worker.lost:  # what it reported last is no longer so
+    if worker.lost:  # its last figures are out of date
         return (worker.worker, "lost", worker.model, worker.device, *[""] * (len(STATUS_COLUMNS) - 5), seen)
     return (
         worker.worker,
@@ -281,7 +281,7 @@ def run_trace(options: argparse.Namespace) -> int:
         return 1
     try:
         trace(options.file)
-    except (OSError, ValueError) as error:  # of the model, of a setting, of the file
+    except (OSError, ValueError) as error:  # about the model, a setting or the file
         print(f"petiole: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     return 0

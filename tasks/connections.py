@@ -1,7 +1,6 @@
-"""One pool of Redis connections for each process, made at the first use and made anew after a fork; and one for
-each event loop.
+"""Redis connection pools: one a process, created at its first use and again after a fork, and one an event loop.
 
-The clients do not retry: whoever uses them knows what a lost connection means, and some must read a log again.
+The clients do not retry: callers handle a lost connection themselves, some by reading the log again.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ REPLY_TIMEOUT_S = 10.0
 LOST = (redis.ConnectionError, redis.TimeoutError, OSError)
 
 MAX_OF_A_LOOP = 16
-"""Connections that an event loop's readers share, to subscribe and to read logs."""
+"""Size of an event loop's connection pool, used to subscribe and to read logs."""
 
 _OPTIONS: dict[str, Any] = {
-    "protocol": 2,  # under 3 redis-py writes a log line for each message of a subscription, shown or not
+    "protocol": 2,  # with RESP3 redis-py makes a log record for each pub/sub message, at any log level
     "socket_connect_timeout": CONNECT_TIMEOUT_S,
     "socket_timeout": REPLY_TIMEOUT_S,
 }
 
 
 def redis_url(url: str) -> str:
-    """`url` as redis-py understands it: Celery's `redis+socket://` is `unix://`."""
+    """`url` in redis-py's form: Celery's `redis+socket://` becomes `unix://`."""
     if scheme(url) == EMBEDDED:
         from tasks import embedded
 
@@ -52,8 +51,8 @@ def redis_url(url: str) -> str:
 
 
 def connect(url: str) -> redis.Redis:
-    """A client with a pool of its own."""
-    options = {**_OPTIONS, "max_connections": 2**31}  # a reader holds one; redis-py 8 would stop at a hundred
+    """A client with its own connection pool."""
+    options = {**_OPTIONS, "max_connections": 2**31}  # each reader holds one; redis-py 8 limits the pool to 100
     return redis.Redis.from_pool(_pool(MasterPool, SYNC, url, retry=Retry(NoBackoff(), 0), **options))
 
 
@@ -77,15 +76,15 @@ T = TypeVar("T")
 
 
 class PerLoop(Generic[T]):
-    """One for each event loop. What belongs to a loop refers to it, so a weak reference would hold it for ever:
-    what closed ones had goes when the next one comes."""
+    """One object for each event loop. The objects refer to their loop, so a weak-keyed dictionary would never drop
+    them; those of closed loops are dropped when one is made for a new loop."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
         self._of: dict[asyncio.AbstractEventLoop, T] = {}
 
     def __call__(self) -> T:
-        """The running loop's."""
+        """The running loop's object."""
         loop = asyncio.get_running_loop()
         if loop not in self._of:
             for other in list(self._of):
@@ -101,4 +100,4 @@ def _new_async_streams() -> AsyncRedis:
 
 
 async_streams = PerLoop(_new_async_streams)
-"""The running event loop's client for the same as `streams`."""
+"""The asyncio client, of the running event loop, for the Redis of `streams`."""

@@ -1,7 +1,7 @@
 """The two tasks: `generate` continues a prompt, `chat` answers a conversation.
 
-Their bodies do not generate. The worker's pool reads a task's arguments through `parse`, lets the engine work,
-and only when the result is there runs Celery's own trace around the body, which hands the result over. So
+Their bodies do not generate. The worker's pool parses a task's arguments with `parse` and submits the request to
+the engine. When the result is ready, it runs Celery's own trace function, and the body returns that result. So
 states, links, chords, retries and events are Celery's code, and many tasks share one model.
 """
 
@@ -29,15 +29,15 @@ Submission = Mapping[str, Any]
 
 
 class GenerationTask(Task):  # type: ignore[misc]
-    """A task whose output can be read while it is made.
+    """A task whose output can be streamed.
 
-    Its message is kept until its result is stored, whatever the application says of its own tasks: a worker that
-    ends hands it on.
+    Its message is acknowledged after its result is stored, whatever the application's settings for other tasks:
+    a worker that shuts down can hand it back to the queue.
     """
 
     abstract = True
     acks_late = reject_on_worker_lost = acks_on_failure_or_timeout = True
-    resultrepr_maxsize = 256  # letters of a result in an event: Celery writes them for every task, heard or not
+    resultrepr_maxsize = 256  # characters of a result in events, which Celery formats even if events are off
     throws = (InvalidRequest,)  # the caller's mistake: a worker logs one line at INFO, and no traceback
 
     def apply_async(
@@ -47,10 +47,10 @@ class GenerationTask(Task):  # type: ignore[misc]
         *more: Any,
         **options: Any,
     ) -> AsyncResult:
-        """Celery's own; what is wrong with the request raises `InvalidRequest` here and now.
+        """`Task.apply_async`; raises `InvalidRequest` at once for an invalid request.
 
-        But the next link of a chain and the body of a chord, which a worker sends on, are left to the worker that
-        gets them: what is wrong with them is not the failure of the task before.
+        The next link of a chain and the body of a chord, which a worker submits, are validated by the worker that
+        receives them: their errors must not fail the task before them.
         """
         sent_on = "parent_id" in options or isinstance(self.app.current_worker_task, GenerationTask)
         if not sent_on:
@@ -65,20 +65,20 @@ class GenerationTask(Task):  # type: ignore[misc]
     def stream(
         self, *, timeout_s: float | None = None, submission: Submission | None = None, **options: Any
     ) -> streaming.Stream:
-        """Submit the task and read its deltas as they come.
+        """Submit the task and iterate over its deltas.
 
-        Bad options raise `InvalidRequest` here and now. `submission` are arguments of `apply_async`, such as
-        `{"priority": 3}`; `timeout_s` is how long to wait for each delta.
+        Invalid options raise `InvalidRequest` at once. `submission` holds arguments of `apply_async`, such as
+        `{"priority": 3}`; `timeout_s` limits the wait for each delta.
         """
         result = self.apply_async(kwargs=options, **(submission or {}))
         reader = streaming.Stream(result, timeout_s, bool(options.get("cancel_on_disconnect")), self.app)
-        reader.open()  # while the engine works
+        reader.open()  # subscribe while the engine works
         return reader
 
     async def astream(
         self, *, timeout_s: float | None = None, submission: Submission | None = None, **options: Any
     ) -> AsyncIterator[StreamDelta]:
-        """`stream` for asyncio. The submission itself runs in a thread: it may wait for the broker."""
+        """`stream` for asyncio. The task is submitted in a thread, because that may block on the broker."""
         result = await asyncio.to_thread(self.apply_async, kwargs=options, **(submission or {}))
         deltas = streaming.AsyncStream(result, timeout_s, bool(options.get("cancel_on_disconnect")), self.app)
         async with contextlib.aclosing(deltas):
@@ -86,7 +86,7 @@ class GenerationTask(Task):  # type: ignore[misc]
                 yield delta
 
     def finished(self, given: Sequence[object], options: Mapping[str, Any]) -> dict[str, Any]:
-        """The result that the pool has put in place for the task that runs now."""
+        """The result that the pool has stored for the task that is running; if eager, generate it here."""
         if self.request.is_eager:
             from tasks.worker import local
 
@@ -101,8 +101,8 @@ class GenerationTask(Task):  # type: ignore[misc]
 def generate(self: GenerationTask, *given: object, **options: Any) -> dict[str, Any]:
     """Continue `prompt`, text or token ids. The options are the fields of `tasks.schemas.GenerateRequest`.
 
-    In a chain the text of the previous result follows the prompt, if there is one; in the body of a chord the
-    texts of all results do, one a line.
+    In a chain the text of the previous result is appended to `prompt`, which may be omitted; in the body of a
+    chord the texts of all results are appended, one a line.
     """
     return self.finished(given, options)
 
@@ -111,13 +111,13 @@ def generate(self: GenerationTask, *given: object, **options: Any) -> dict[str, 
 def chat(self: GenerationTask, *given: object, **options: Any) -> dict[str, Any]:
     """Answer `messages`. The options are the fields of `tasks.schemas.ChatRequest`.
 
-    In a chain the text of the previous result is one more message of the user's.
+    In a chain the text of the previous result is appended as a user message.
     """
     return self.finished(given, options)
 
 
 def parse(name: str, given: Sequence[object], options: Mapping[str, Any]) -> GenerateRequest | ChatRequest:
-    """The request that a message's arguments stand for, or `InvalidRequest`."""
+    """The request in a message's arguments. Raises `InvalidRequest`."""
     options = dict(options)
     if given:
         if len(given) > 1:
@@ -138,7 +138,7 @@ def parse(name: str, given: Sequence[object], options: Mapping[str, Any]) -> Gen
 
 
 def text_of(result: object) -> str:
-    """The text of what a chain passes on: text, a generation's result, or a list of either."""
+    """The text of a previous task's result: text, a generation's result, or a list of either."""
     match result:
         case str():
             return result

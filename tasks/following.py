@@ -1,14 +1,14 @@
 """The protocol of a stream's reader, without input or output.
 
-`read` is a generator. It yields what it wants done (`("receive", 1.0)`) and is sent the answer or thrown `Lost`;
-or it yields a delta for the reader. `tasks.streaming` does the work, with redis-py and redis.asyncio alike;
-`tasks.assembly` decides what is new.
+`read` is a generator. It yields an operation to perform, such as `("receive", 1.0)`, and is sent its result or
+thrown `Lost`; or it yields a delta for the reader. `tasks.streaming` performs the operations, with redis-py or
+redis.asyncio; `tasks.assembly` decides which deltas are new.
 
     subscribe ─► read the log ─► receive ◄─────────────────────┐
-        ▲                          │ a delta that fits ────────┤ hand it out
+        ▲                          │ the next delta ───────────┤ yield it
         │                          │ a gap ─► read the log ────┤
-        │                          │ a second of silence ─► has the task ended? ─► read the log
-        │                          │     the subscription hears nothing: distrust it, subscribe
+        │                          │ 1 s without a delta ─► has the task ended? ─► read the log
+        │                          │     messages were missed: distrust the subscription, subscribe
         └── pause ◄── connection lost (anywhere)
 """
 
@@ -26,9 +26,9 @@ from tasks.assembly import StreamAssembler, without
 from tasks.errors import StreamError, StreamExpired, StreamTimeout
 from tasks.schemas import GenerationResult, StreamDelta
 
-SILENCE_S = 1.0  # read the log after so long without a delta: pub/sub promises nothing
-LOST_FOR_S = 60.0  # without a connection for so long: give up
-LOG_GONE_FOR = 10  # silences without the log that was there: it has expired
+SILENCE_S = 1.0  # time without a delta before the log is read: pub/sub may lose messages
+LOST_FOR_S = 60.0  # time without a connection before giving up
+LOG_GONE_FOR = 10  # consecutive silences with the log missing before it counts as expired
 LAST = {SUCCESS, FAILURE, REVOKED}
 
 Step = StreamDelta | tuple[Any, ...]
@@ -36,7 +36,7 @@ Reading = Generator[Step, Any, None]
 
 
 class Lost(Exception):  # noqa: N818
-    """Thrown into the protocol where a step could not be done: the connection is gone, and its subscription."""
+    """Thrown into the protocol when an operation failed: the connection and its subscription are lost."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)
@@ -44,7 +44,7 @@ class Lost(Exception):  # noqa: N818
 
 
 def read(task_id: str, timeout_s: float | None) -> Reading:
-    """The protocol. `timeout_s` bounds the wait for each delta."""
+    """The protocol. `timeout_s` limits the wait for each delta."""
     stream = Following(task_id, timeout_s)
     lost_since: float | None = None
     while not stream.assembler.finished:
@@ -64,7 +64,7 @@ def read(task_id: str, timeout_s: float | None) -> Reading:
 
 
 class Following:
-    """One reader's state between steps."""
+    """The state of one reader."""
 
     def __init__(self, task_id: str, timeout_s: float | None) -> None:
         self.task_id, self.timeout_s = task_id, timeout_s
@@ -85,12 +85,12 @@ class Following:
             self.last_delta_at = time.monotonic()
 
     def catch_up(self) -> Reading:
-        """Read the log from where we are."""
+        """Read the log from the current position, and yield the new deltas."""
         new = yield from self.unread()
         yield from self.hand_out(new)
 
     def unread(self) -> Generator[Step, Any, list[StreamDelta]]:
-        """What the log has beyond where we are. It counts as read: what may fail waits until it is handed out."""
+        """The log's deltas after the position, which moves past them: yield them before any step that may fail."""
         while True:
             entries, log_length = yield ("read_log", self.assembler.read_from)
             new = self.assembler.logged([StreamDelta.model_validate_json(raw) for raw in entries])
@@ -121,8 +121,8 @@ class Following:
         return max(0.001, min(SILENCE_S, self.last_delta_at + self.timeout_s - time.monotonic()))
 
     def after_silence(self) -> Reading:
-        """Nothing was heard: perhaps we have lost touch, or the task has ended without a stream."""
-        state, result = yield ("outcome",)  # before the log: a task that has ended has written all of it
+        """No delta arrived: the subscription may be dead, or the task may have ended without a stream."""
+        state, result = yield ("outcome",)  # read before the log, which is complete once the task has ended
         new = yield from self.unread()
         if new:
             yield from self.hand_out(new)
@@ -140,7 +140,7 @@ class Following:
             self.check_time()
 
     def end_as(self, state: str, result: Any) -> Reading:
-        """The task has ended and its log does not say so: it never ran, or the log has expired."""
+        """End the stream of a task whose log has no last delta: the task never ran, or the log has expired."""
         self.assembler.finished = True
         last = StreamDelta(
             task_id=self.task_id, attempt=self.assembler.attempt, index=self.assembler.next, token_ids=[], text=""

@@ -1,9 +1,9 @@
-"""Pools whose connections lead to a master, also after a failover that leaves the old one alive.
+"""Connection pools that follow the master after a failover, also if the old master stays up.
 
-A master that is demoted keeps its connections. It refuses writes and answers reads with what it had, so who only
-reads would never learn of it. Here a connection whose write is refused is made anew, which leads to the new
-master; and every few seconds, before one is handed out, it proves by a write that changes nothing that it may be
-read from.
+A demoted master keeps its connections. It refuses writes but answers reads with stale data, so a client that only
+reads would not notice. Here a connection whose write is refused is closed; reconnecting leads to the new
+master. A connection that was not checked within `PROOF_S` is checked before the pool returns it, by a write that
+changes nothing.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import redis.asyncio
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
 PROOF_S = 2.0
-"""How long a proof is good for."""
+"""How long a check is valid."""
 
 _PROOF = ("EXPIRE", "petiole:nothing", 1)
 
 
 def demoted(error: ResponseError) -> bool:
-    """Whether a server says with it that it is a replica. Redis 6 wraps what a script was told."""
+    """Whether `error` says that the server is a replica. Redis 6 wraps the errors of commands in scripts."""
     return isinstance(error, ReadOnlyError) or "-READONLY " in str(error)
 
 
 def refuses_writes(error: ResponseError) -> bool:
-    """Whether a server says with it that it takes no writes at the moment, from nobody."""
+    """Whether `error` says that the server currently refuses all writes."""
     codes = ("OOM ", "NOREPLICAS ", "MISCONF ")
     return isinstance(error, OutOfMemoryError) or demoted(error) or any(code in str(error) for code in codes)
 
 
 class _Proving:
-    """What a connection knows of its server, until it is made anew. Each pool has a subclass of its own."""
+    """When the server was last known to be a master. `lost_at` is a class attribute: each pool has a subclass."""
 
     proven_at = lost_at = float("-inf")
 
@@ -43,7 +43,7 @@ class _Proving:
 
     @property
     def suspect(self) -> bool:
-        """Has another connection of the pool met a replica since this one was proven?"""
+        """Whether a connection of the pool has met a replica since this one was checked."""
         return self.proven_at <= self.lost_at
 
     def lose_master(self) -> None:
@@ -91,7 +91,7 @@ class MasterPool(redis.ConnectionPool):
             if not connection.proven:
                 try:
                     self._prove(connection)
-                except redis.ConnectionError:  # the address may lead to another server by now
+                except redis.ConnectionError:  # the address may resolve to another server by now
                     connection.disconnect()
                     connection.connect()
                     self._prove(connection)
@@ -104,13 +104,13 @@ class MasterPool(redis.ConnectionPool):
         try:
             connection.send_command(*_PROOF)
             connection.read_response()
-        except ResponseError:  # this user may not write here: there is no telling
+        except ResponseError:  # this user has no permission to write: cannot be checked
             pass
         connection.proven_at = time.monotonic()
 
 
 class AsyncMasterPool(redis.asyncio.BlockingConnectionPool):
-    """`MasterPool` for asyncio. When `max_connections` are in use, the next waits for one."""
+    """`MasterPool` for asyncio. While all `max_connections` are in use, callers wait."""
 
     def __init__(self, connection_class: type = redis.asyncio.Connection, **options: Any) -> None:
         super().__init__(connection_class=type("Connection", (_AsyncConnection, connection_class), {}), **options)

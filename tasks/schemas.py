@@ -1,8 +1,8 @@
-"""What travels between a caller and a worker: requests, deltas, results, and the names of their Redis keys.
+"""The schemas shared by callers and workers: requests, deltas, results, and their Redis keys.
 
-Requests are strict: an unknown field or a wrong type is refused by name, because a misspelt option that is
-silently ignored costs its user an afternoon. Deltas and results are lenient: a reader ignores what it does not
-know, so that newer workers and older readers get along.
+Requests are strict: an unknown field or a wrong type is rejected by name, so that no misspelt option is silently
+ignored. Deltas and results are lenient: a reader ignores unknown fields, so that older readers work with newer
+workers.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ MAX_STOPS = 64
 MAX_SALT_CHARACTERS = 256
 MAX_SCHEMA_CHARACTERS = 1_000_000  # of a JSON schema, or of all tools
 
-INTEREST_TTL_S = 15  # a reader that has not renewed its interest for so long has gone
+INTEREST_TTL_S = 15  # TTL of a reader's interest key; when it expires, the reader is gone
 
 FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
 
 
 class StreamKeys(NamedTuple):
-    """The Redis keys of one task. The braces make them share a slot in a Redis cluster."""
+    """The Redis keys of one task. The braces put them into the same Redis Cluster slot."""
 
     log: str  # list: every delta, as JSON
     channel: str  # pub/sub: the same deltas
     state: str  # hash: attempt, deaths, model, adapter, done, cancel
-    interest: str  # string with a short TTL: a reader is there (see `cancel_on_disconnect`)
+    interest: str  # string with a short TTL: a reader exists (see `cancel_on_disconnect`)
 
 
 def stream_keys(task_id: str) -> StreamKeys:
@@ -51,7 +51,7 @@ def stream_keys(task_id: str) -> StreamKeys:
 
 
 def _integer_keys(value: object) -> object:
-    """JSON has no integer keys: {"42": -1.5} is {42: -1.5}."""
+    """Convert decimal string keys to integers, because JSON has none: {"42": -1.5} becomes {42: -1.5}."""
     if not isinstance(value, Mapping):
         return value
     return {int(k) if isinstance(k, str) and k.lstrip("-").isdecimal() else k: v for k, v in value.items()}
@@ -69,13 +69,13 @@ Choice = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 class Options(BaseModel):
-    """How to generate: what `generate` and `chat` have in common. The units are in the names.
+    """Options of both `generate` and `chat`. The units are in the names.
 
     `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed` None is derived from the task
-    id. `logprobs` k returns the chosen token's and the k likeliest. At most one of `json_schema`, `regex`,
-    `choice` and `grammar` (Lark) constrains the output. `salt` separates prefix caches of tenants.
-    `deadline_s` ends the task with what it has. With `cancel_on_disconnect` the worker cancels a task whose
-    stream nobody reads any more.
+    id. `logprobs` k returns those of the chosen token and the k likeliest. At most one of `json_schema`, `regex`,
+    `choice` and `grammar` (Lark) constrains the output. `salt` separates the prefix caches of
+    tenants. `deadline_s` ends the task with its output so far. With `cancel_on_disconnect` the worker cancels the
+    task when its stream has no reader.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -133,7 +133,7 @@ class Options(BaseModel):
         return {name: getattr(self, name) for name in Options.model_fields if name not in _NOT_SAMPLING}
 
     def constraint(self) -> tuple[str, Any] | None:
-        """What the output must match, as (kind, value)."""
+        """The constraint on the output as (kind, value), or None."""
         for kind in CONSTRAINT_KINDS:
             if (value := getattr(self, kind)) is not None:
                 return kind, value
@@ -145,7 +145,7 @@ _NOT_SAMPLING = {*CONSTRAINT_KINDS, "adapter", "salt", "deadline_s", "cancel_on_
 
 
 class GenerateRequest(Options):
-    """A prompt to continue: text, or token ids."""
+    """A prompt to continue, as text or token ids."""
 
     prompt: str | list[int]
 
@@ -243,9 +243,9 @@ _LIMITS = {
 
 
 def validate(kind: type[R], options: Mapping[str, Any]) -> R:
-    """`options` as a request, or `InvalidRequest` for the first thing that is wrong with it.
+    """`options` as a request. Raises `InvalidRequest` for its first error.
 
-    A misspelt option comes before the one that is missing for it.
+    Unknown options are reported first: a misspelt one also makes the intended one missing.
     """
     try:
         return kind.model_validate(dict(options))
@@ -273,7 +273,7 @@ def _limit(kind: str, message: str, context: Mapping[str, Any]) -> str:
 
 
 class _Received(BaseModel):
-    """What a reader gets: later versions may add to it."""
+    """Base of what a reader receives. Later versions may add fields."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -289,10 +289,9 @@ class TokenLogprobs(_Received):
 class StreamDelta(_Received):
     """A piece of a task's stream.
 
-    `index` is the position of `token_ids[0]` in the output, `attempt` the delivery that made it. The last delta,
-    and no other, has a `finish_reason`. `text` may lag behind `token_ids`, and the last delta brings the rest.
-    `values`, where there are any, are the coordinates and sizes that tokens stand for, None for text tokens.
-    Only the last delta may be without tokens.
+    `index` is the position of `token_ids[0]` in the output, `attempt` the delivery that generated it. Only the
+    last delta has a `finish_reason`, and only it may have no tokens. `text` may lag behind `token_ids`; the last
+    one has the rest. `values`, if not None, are the tokens' coordinates and sizes, with None for text tokens.
     """
 
     task_id: str
@@ -319,7 +318,7 @@ class Usage(_Received):
 
 
 class Timing(_Received):
-    """Milliseconds since arrival in the engine, but for `prefill_ms`, a duration."""
+    """Milliseconds since arrival in the engine; `prefill_ms` is a duration."""
 
     queue_ms: float
     prefill_ms: float

@@ -1,13 +1,12 @@
-"""A Redis that is watched by Sentinel: connections that ask where the master is, each time that they are made.
+"""Redis Sentinel: connections that ask the sentinels for the master's address each time they connect.
 
-What uses them goes on believing in one address, and a failover is what it always was: the connection is lost, or
-its server refuses a write (see `masters`), and the next one leads to the new master. Nothing is remembered in
-between but who answered last.
+Clients need no code for a failover: the connection is lost, or its server refuses a write (see `masters`), and
+reconnecting leads to the new master. The only state that is kept is which sentinel answered last.
 
-Broker, streams and results have one way of naming the sentinels, Celery's: the URL
+The sentinels of broker, streams and results are configured in Celery's way: by a URL
 `sentinel://[user:password@]host:port;sentinel://host:port/db?ssl_...`, whose user, password and database are the
-master's, and the options `master_name` and `sentinel_kwargs`. An `ssl_` option means TLS to the master and to the
-sentinels; the latter stands in `sentinel_kwargs`, too, where kombu's own transport looks for it.
+master's, and by the options `master_name` and `sentinel_kwargs`. `ssl_` options enable TLS to the master and to
+the sentinels; they are in `sentinel_kwargs` as well, where kombu's own transport reads them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ SCHEME = "sentinel"
 DEFAULT_PORT = 26379
 DEFAULT_MASTER = "mymaster"
 ANSWER_S = 2.0
-"""How long each sentinel has to be connected to, and to answer, before the next one is asked."""
+"""Connect and read timeout of each sentinel, after which the next one is asked."""
 
 TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _TLS_OPTIONS = {
@@ -46,18 +45,18 @@ _TLS_FORM = (
 
 @dataclass(frozen=True)
 class SentinelUrl:
-    """Whom to ask, and what the master wants to know."""
+    """The sentinels' addresses, and the master's credentials, database and TLS options."""
 
     hosts: tuple[tuple[str, int], ...]
     username: str | None
     password: str | None
     db: int
     tls: Mapping[str, str | bool] = field(default_factory=dict)
-    """redis-py's options; none: no TLS."""
+    """TLS options of redis-py; empty: no TLS."""
 
     @classmethod
     def parse(cls, url: str) -> SentinelUrl:
-        """ValueError, without the URL, if it is none."""
+        """Raises ValueError, whose message does not contain the URL, if it is invalid."""
         try:
             parts = [urlsplit(part if "://" in part else f"{SCHEME}://{part}") for part in url.split(";")]
             hosts = tuple((part.hostname or "", part.port or DEFAULT_PORT) for part in parts)
@@ -75,13 +74,13 @@ class SentinelUrl:
         return cls(hosts, *user, max(dbs, default=0), _tls(queries))
 
     def __str__(self) -> str:
-        """As Celery and kombu want it, which look at one part or the other: each with everything."""
+        """The URL with user, database and options in each part, because Celery and kombu read different parts."""
         user = f"{quote(self.username or '', safe='')}:{quote(self.password, safe='')}@" if self.password else ""
         tls = f"?{urlencode(self.tls, safe='/')}" if self.tls else ""
         return ";".join(f"{SCHEME}://{user}{netloc(*host)}/{self.db}{tls}" for host in self.hosts)
 
     def parameters(self, options: Mapping[str, Any], classes: tuple[type, type]) -> dict[str, Any]:
-        """Of a pool of connections, of the second of the `classes` if they speak TLS."""
+        """The parameters of a connection pool. `classes` are the connection classes without and with TLS."""
         return {
             "connection_class": classes[bool(self.tls)],
             "sentinels": Sentinels(self.hosts, options),
@@ -93,7 +92,7 @@ class SentinelUrl:
 
 
 def _tls(queries: set[str]) -> dict[str, str | bool]:
-    """Of URLs' options. What is not said is checked: certificates, and the names in them."""
+    """redis-py's TLS options from URL queries. By default certificates and host names are verified."""
     given = dict(parse_qsl("&".join(queries), keep_blank_values=True))
     known = all(re.fullmatch(_TLS_OPTIONS.get(name, "(?!)"), given[name], re.IGNORECASE) for name in given)
     usable = "ssl_certfile" in given or "ssl_keyfile" not in given
@@ -111,9 +110,9 @@ def netloc(host: str, port: int) -> str:
 
 
 class _Password(redis.UsernamePasswordCredentialProvider):
-    """One that may stand in what `celery inspect` is told."""
+    """A credential provider that is safe to print and to send to `celery inspect`."""
 
-    def __json__(self) -> str:  # kombu's encoder asks for it
+    def __json__(self) -> str:  # called by kombu's JSON encoder
         return "***"
 
     def __repr__(self) -> str:
@@ -121,10 +120,10 @@ class _Password(redis.UsernamePasswordCredentialProvider):
 
 
 def options(master: str, password: str, tls: Mapping[str, str | bool]) -> dict[str, Any]:
-    """The sentinels' part of Celery's transport options.
+    """Celery's transport options for the sentinels.
 
-    One that is away is left for the next one at once, where redis-py would try it four times. The password is held
-    by a provider, because kombu's errors show what is asked with, and before redis-py 8 a password with it.
+    A sentinel that cannot be reached is not retried; redis-py by default tries it four times. The password is in a
+    credential provider, because kombu's errors show the options, and before redis-py 8 also the password.
     """
     timeouts = {"socket_connect_timeout": ANSWER_S, "socket_timeout": ANSWER_S}
     provider = _Password(password=password) if password else None
@@ -134,11 +133,11 @@ def options(master: str, password: str, tls: Mapping[str, str | bool]) -> dict[s
 
 
 _answered_last: dict[tuple[tuple[str, int], ...], tuple[str, int]] = {}
-"""The process's, so that one that hangs costs the first connection `ANSWER_S`, and not each of a worker's."""
+"""Shared by the process, so that a hanging sentinel delays only the first connection by `ANSWER_S`."""
 
 
 class Sentinels:
-    """Those of one master."""
+    """The sentinels of one master."""
 
     def __init__(self, hosts: tuple[tuple[str, int], ...], options: Mapping[str, Any]) -> None:
         self._hosts = hosts
@@ -149,7 +148,7 @@ class Sentinels:
         return f"Sentinels({self._name!r} at {', '.join(netloc(*host) for host in self._hosts)})"
 
     def master(self) -> tuple[str, int]:
-        """Its address now, by the first sentinel that sees it up. MasterNotFoundError: none does."""
+        """The master's address, from the first sentinel that sees it up. Raises MasterNotFoundError."""
         reasons = []
         best = _answered_last.get(self._hosts)
         for asked in sorted(self._hosts, key=lambda host: host != best):
@@ -172,11 +171,11 @@ class Sentinels:
 
     def _state(self, host: str, port: int) -> Any:
         with redis.Redis(host, port, **self._options) as sentinel:
-            return sentinel.execute_command("SENTINEL MASTER", self._name)  # redis-py 6's method fails
+            return sentinel.execute_command("SENTINEL MASTER", self._name)  # redis-py 6's sentinel_master() fails
 
 
 def why(error: BaseException, url: str, options: Mapping[str, Any]) -> str:
-    """What is wrong when kombu's own transport has found no master: it shows its clients, and no setting."""
+    """The reason for `error`. When kombu's own transport finds no master, its message has no reason: ask again."""
     if isinstance(error.__cause__, MasterNotFoundError):
         try:
             Sentinels(SentinelUrl.parse(url).hosts, options).master()

@@ -1,8 +1,8 @@
 """Every setting of Petiole, read from `PETIOLE_*` environment variables; `petiole settings` lists them.
 
-`EngineSettings` are the engine's own (`gpu_worker.config.EngineConfig` has the same names and checks them in
-full); the rest is Celery's and Redis's side. Nothing is read at import: `settings()` reads the environment at
-its first call, so that `import tasks` is free of effects.
+`EngineSettings` are the engine's (`gpu_worker.config.EngineConfig` has the same names and validates them fully);
+the others are for Celery and Redis. `settings()` reads the environment at its first call, so importing `tasks` has
+no side effects.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from tasks import sentinels
 from tasks.errors import InvalidSettings
 
 PREFIX = "PETIOLE_"
-LONGEST_S, LONGEST_MS = 10**9, 10**6  # what Redis and locks can wait for; and what makes sense of a pause
+LONGEST_S, LONGEST_MS = 10**9, 10**6  # limits of Redis and of locks; largest sensible pause
 EMBEDDED = "embedded"
 _LOCAL_REDIS = "redis://localhost:6379/0"
 _REDIS_SCHEMES = ("redis", "rediss", "redis+socket", sentinels.SCHEME, "unix", EMBEDDED)
 _BROKER_SCHEMES = ("redis", "rediss", "redis+socket", sentinels.SCHEME, "amqp", "amqps", EMBEDDED)
-_NOT_SETTINGS = {"PETIOLE_NATIVE", "PETIOLE_NO_PROGRESS"}  # the engine's own, read where they are used
+_NOT_SETTINGS = {"PETIOLE_NATIVE", "PETIOLE_NO_PROGRESS"}  # read by the engine where they are used
 
 
 class EngineSettings(BaseModel):
-    """What `EngineConfig` is made of; 0 means "decide from the model and the machine".
+    """The fields of `EngineConfig`; 0 means "decide from the model and the machine".
 
-    But for `max_waiting`: what a worker holds is bounded by Celery's prefetch, and a task that it has taken waits
-    for its turn, however many there are.
+    `max_waiting` is missing, and unlimited: Celery's prefetch bounds the tasks that a worker holds, so the engine
+    need not reject any.
     """
 
     model: str = Field(
@@ -103,7 +103,7 @@ class EngineSettings(BaseModel):
 
 
 class Settings(EngineSettings, BaseSettings):
-    """The environment of one process. URLs may hold passwords: show them through `redacted`."""
+    """The settings of one process. URLs may contain passwords: use `redacted` to display them."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True, protected_namespaces=())
 
@@ -173,7 +173,7 @@ class Settings(EngineSettings, BaseSettings):
 
     @property
     def weights(self) -> dict[str, float]:
-        """The tenants that have a share of their own; none on RabbitMQ, which has its own order of queues."""
+        """Tenants and their weights. Empty on RabbitMQ, where the broker decides the order of queues."""
         return {} if scheme(self.broker_url) in {"amqp", "amqps"} else parse_weights(self.tenant_weights)
 
     def engine(self) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class Settings(EngineSettings, BaseSettings):
         return {name: getattr(self, name) for name in EngineSettings.model_fields} | ours
 
     def sentinel_options(self, url: str) -> dict[str, Any]:
-        """What Celery's transport options say of the sentinels of `url`; nothing, if it has none."""
+        """Celery's transport options for the sentinels of `url`; empty for other schemes."""
         if scheme(url) != sentinels.SCHEME:
             return {}
         tls = sentinels.SentinelUrl.parse(url).tls
@@ -190,7 +190,7 @@ class Settings(EngineSettings, BaseSettings):
 
     @property
     def streams_url(self) -> str:
-        """The Redis that holds streams, state and fleet view."""
+        """URL of the Redis for streams, state and fleet view."""
         if self.redis_url:
             return self.redis_url
         return self.broker_url if scheme(self.broker_url) in _REDIS_SCHEMES else _LOCAL_REDIS
@@ -202,7 +202,7 @@ class Settings(EngineSettings, BaseSettings):
 
 @cache
 def settings() -> Settings:
-    """The settings of this process, read once; `settings.cache_clear()` reads them anew."""
+    """The settings of this process, read once; `settings.cache_clear()` makes the next call read them again."""
     try:
         return Settings()
     except ValidationError as error:
@@ -216,7 +216,7 @@ def invalid(setting: str, limit: str, value: object) -> InvalidSettings:
 
 
 def misspelt() -> list[str]:
-    """A line for each variable of the environment that looks like a setting and is none."""
+    """A warning for each environment variable that begins with `PETIOLE_` and is not a setting."""
     known = [name.upper() for name in Settings.model_fields]
     lines = []
     for variable in sorted(os.environ.keys() - _NOT_SETTINGS):
@@ -260,10 +260,10 @@ def scheme(url: str) -> str:
 
 
 def verified(url: str) -> str:
-    """A `rediss://` URL that says in words of redis-py's how certificates are checked, "required" if it did not.
+    """`url`; if it is `rediss://`, with `ssl_cert_reqs` in redis-py's spelling, "required" if missing.
 
-    Celery's result backend refuses one that does not say, its broker then checks nothing, and each of the two
-    and redis-py have words of their own.
+    Without that option Celery's result backend refuses the URL and its broker checks no certificates, and Celery
+    and redis-py spell the values differently.
     """
     if scheme(url) != "rediss":
         return url
@@ -272,8 +272,8 @@ def verified(url: str) -> str:
 
 
 def redacted(url: str) -> str:
-    """`url` without its passwords, for logs and tables."""
+    """`url` without its passwords, for display."""
     url = re.sub(r"(://[^:/@]*):[^/]*?@(?=[^@]*(;|/|$))", r"\1:***@", url)
-    url = re.sub(r"(;[^:/@;]*):[^/@;]*@", r"\1:***@", url)  # of a host without a scheme
-    url = re.sub(r"(\?[^;]*)(?=;.*\1)", "", url)  # options that are said again of another host
+    url = re.sub(r"(;[^:/@;]*):[^/@;]*@", r"\1:***@", url)  # a host without a scheme
+    url = re.sub(r"(\?[^;]*)(?=;.*\1)", "", url)  # options that are repeated for another host
     return re.sub(r"([?&]password=)[^&]*", r"\1***", url)

@@ -1,6 +1,6 @@
-"""Reads a task's stream: late, reconnecting and concurrent readers all get every delta, once and in order.
+"""Readers of a task's stream. Late, reconnecting and concurrent readers all get every delta once, in order.
 
-`Stream` and `AsyncStream` do what the protocol in `tasks.following` asks for, each in its own way.
+`Stream` and `AsyncStream` perform the operations of the protocol in `tasks.following`, blocking and with asyncio.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 class _Reader:
-    """What both kinds of stream have in common: the protocol, and where it has got to.
+    """Base of `Stream` and `AsyncStream`: runs the protocol.
 
-    `_step` is what the protocol wants done next, or None where it has handed out a delta and waits to go on.
+    `_step` is the next operation of the protocol, or None after a delta, when the generator must be resumed.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class _Reader:
         return self.app.AsyncResult(self.task_id)
 
     def _advance(self, answer: object) -> Step:
-        """On to the next step, with what the last one gave. StopIteration: it was the last."""
+        """Send the last operation's result and return the next step. Raises StopIteration at the end."""
         return self._steps.throw(answer) if isinstance(answer, Lost) else self._steps.send(answer)
 
     def _hand_out(self, delta: StreamDelta) -> StreamDelta:
@@ -86,15 +86,15 @@ class _Reader:
 
 
 class Stream(_Reader, Iterator[StreamDelta]):
-    """A task's deltas, the last one with a `finish_reason`; the exception of a failed task follows it.
+    """Iterator of a task's deltas. The last one has a `finish_reason`; if the task failed, its exception follows.
 
-    Close it, or use it in a `with`, where it may not be read to its end.
+    Call `close()`, or use it as a context manager, if it may not be read to its end.
     """
 
     _pubsub: PubSub | None = None
 
     def open(self) -> None:
-        """Subscribe now, and not when the first delta is asked for."""
+        """Subscribe now instead of at the first `next()`."""
         if self._step == ("subscribe",):
             self._step = self._advance(self._perform(self._step))
 
@@ -108,7 +108,7 @@ class Stream(_Reader, Iterator[StreamDelta]):
             step = self._steps.send(None) if self._step is None else self._step
             while not isinstance(step, StreamDelta):
                 step = self._advance(self._perform(step))
-        except BaseException:  # the end of the stream, too
+        except BaseException:  # including StopIteration
             self.close()
             raise
         return self._hand_out(step)
@@ -131,7 +131,7 @@ class Stream(_Reader, Iterator[StreamDelta]):
         return subscriptions.hears(self._pubsub)
 
     def _distrust(self) -> None:
-        """It has missed something, as the idle ones might."""
+        """Close the subscription, which missed a message, and the idle ones, which may have the same fault."""
         assert self._pubsub is not None
         self._pubsub.close()
         self._pubsub = None
@@ -164,7 +164,7 @@ class Stream(_Reader, Iterator[StreamDelta]):
             subscriptions.unsubscribe(pubsub, self._keys.channel)
 
     def close(self) -> None:
-        """Give the connection back. With `cancel_on_disconnect`, an unfinished task is cancelled."""
+        """Release the connection. With `cancel_on_disconnect`, cancel the task if it is unfinished."""
         if not self._closed:
             self._closed = True
             self._steps.close()
@@ -260,7 +260,7 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
         if not self._closed:
             self._closed = True
             self._steps.close()
-            await asyncio.shield(self._let_go())  # anyio cancels every `await` of a client that has gone
+            await asyncio.shield(self._let_go())  # anyio cancels every `await` after a client has disconnected
 
     async def _let_go(self) -> None:
         await self._unsubscribe()
@@ -271,10 +271,10 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
 def stream(
     task: AsyncResult | str, *, timeout_s: float | None = None, cancel_on_disconnect: bool = False
 ) -> Stream:
-    """The deltas of a task, given its `AsyncResult` or its id, from the first on, whenever one begins to read.
+    """All deltas of a task, given its `AsyncResult` or its id, from the first one, however late reading begins.
 
-    `StreamTimeout` after `timeout_s` without a delta; the default is to wait for ever. `cancel_on_disconnect`
-    cancels the task when this reader goes away, and must have been given to the task as well.
+    Raises `StreamTimeout` after `timeout_s` without a delta; the default is no timeout. `cancel_on_disconnect`
+    cancels the task when this reader stops, and must be set for the task as well.
     """
     return Stream(task, timeout_s, cancel_on_disconnect)
 

@@ -1,6 +1,6 @@
-"""Subscriptions that outlive their readers: making one costs a connection, handing one on a round trip.
+"""A pool of pub/sub connections: a new one costs a connection, a reused one a round trip.
 
-What is published while a subscription is confirmed is dropped: it stands in the log, which is read next.
+Messages that arrive before the subscription is confirmed are dropped: the log has them, and is read next.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def subscribe(channel: str) -> PubSub:
 
 
 def unsubscribe(pubsub: PubSub, channel: str) -> None:
-    """Keep it for the next reader."""
+    """Unsubscribe and keep the connection for the next reader."""
     try:
         if len(_idle) < MAX_IDLE:
             pubsub.unsubscribe(channel)  # type: ignore[no-untyped-call]
@@ -48,7 +48,7 @@ def unsubscribe(pubsub: PubSub, channel: str) -> None:
 
 
 def hears(pubsub: PubSub) -> bool:
-    """Has anything come through that was published before this? What has is dropped: read the log again."""
+    """Whether messages published before this call have arrived. They are dropped: the caller reads the log."""
     heard = False
     pubsub.ping()
     while (message := pubsub.get_message(timeout=_FAREWELL_S)) is not None:
@@ -59,13 +59,13 @@ def hears(pubsub: PubSub) -> bool:
 
 
 def forget() -> None:
-    """The idle ones may lead to a Redis where nothing is published any more."""
+    """Close idle connections: their server may no longer be the one that workers publish to."""
     while (pubsub := _take_idle()) is not None:
         pubsub.close()
 
 
 def _take_idle() -> PubSub | None:
-    """One of this process (a forked child has its parent's list), and of the Redis that is now set."""
+    """An idle connection, or None. Drops those inherited by a fork or made for another Redis URL."""
     while True:
         try:
             pid, pubsub = _idle.pop()
@@ -83,7 +83,7 @@ def _confirmed(pubsub: PubSub, kind: str, channel: str, patience_s: float) -> No
 
 
 def data(message: dict[str, Any] | None) -> bytes | None:
-    """What was published, or None for silence and for the answers to commands."""
+    """The payload of a published message; None if there is no message or it is the reply to a command."""
     return message["data"] if message is not None and message["type"] == "message" else None
 
 

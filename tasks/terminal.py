@@ -1,4 +1,4 @@
-"""Tables and live views: with rich where it is installed and somebody is looking, as plain text otherwise."""
+"""Tables and live views, with rich if it is installed and stdout is a terminal, otherwise as plain text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def print_table(columns: Row, rows: Sequence[Row]) -> None:
 
 
 def table_text(columns: Row, rows: Sequence[Row]) -> str:
-    """Columns as wide as their widest cell."""
+    """A plain-text table whose columns are as wide as their widest cells."""
     widths = [max(len(row[column]) for row in [columns, *rows]) for column in range(len(columns))]
     lines = (
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [columns, *rows]
@@ -38,7 +38,7 @@ def table_text(columns: Row, rows: Sequence[Row]) -> str:
 
 
 def live(text: Callable[[], str], *, every_s: float) -> int:
-    """Show `text()` anew, in place where rich is installed, until interrupted: Ctrl-C is how it ends."""
+    """Show `text()` every `every_s` seconds until Ctrl-C, in place if rich is available. Returns 0."""
     try:
         if not is_rich():
             while True:
@@ -55,7 +55,7 @@ def live(text: Callable[[], str], *, every_s: float) -> int:
 
 
 def _dimmed(text: str) -> Any:
-    """Lines about what is lost, dim."""
+    """`text` with the rows of lost workers dimmed."""
     from rich.text import Text
 
     shown = Text(text, no_wrap=True)

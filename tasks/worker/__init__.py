@@ -1,7 +1,7 @@
-"""The worker's side: the only part of Petiole that knows both Celery and the engine.
+"""The worker side: the only part of Petiole that imports both Celery and the engine.
 
-`celery -A tasks worker` calls `configure` before anything else, in the worker's process only. Producers never
-import this package.
+`celery -A tasks worker` calls `configure` first, in the worker process only. Producers never import this
+package.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 from tasks.settings import settings
 
 LOOK_AHEAD = 4
-"""Tasks that a worker holds beyond those that can run, so that a free slot is filled at once."""
+"""Tasks that a worker holds beyond its engine slots, so that a free slot is filled at once."""
 
 ETA_TASKS = 10_000
-"""A task with an `eta` that a worker holds raises its prefetch by one, and takes some 9 KB: not without end."""
+"""Limit on held tasks with an `eta`: each raises the prefetch by one and uses about 9 KB."""
 
 STORE_RETRIES = 40
-"""With Celery's pauses of up to ten seconds: a result backend may be away for about five minutes."""
+"""With Celery's pauses of up to 10 s, a result backend may be unreachable for about five minutes."""
 
 
 def configure(app: Any) -> None:
-    """Make `app`'s worker a Petiole worker."""
+    """Configure `app` to run Petiole's worker."""
     from tasks.worker import limits, prefetch, program, transport  # noqa: F401 - a control command is one once imported
     from tasks.worker.fairness import tenant_queues
     from tasks.worker.quarantine import put_aside
@@ -34,14 +34,14 @@ def configure(app: Any) -> None:
         conf.worker_concurrency = settings().max_num_seqs + LOOK_AHEAD
     if not conf.worker_eta_task_limit:
         conf.worker_eta_task_limit = ETA_TASKS
-    if settings().weights and not conf.task_queues:  # -Q still chooses among them
+    if settings().weights and not conf.task_queues:  # -Q can still select some of them
         names = tenant_queues(conf.task_default_queue, settings().weights)
         conf.task_queues = {name: {"exchange": name, "routing_key": name} for name in names}
     conf.broker_connection_max_retries = None
     conf.worker_cancel_long_running_tasks_on_connection_loss = False
     conf.worker_enable_prefetch_count_reduction = False
     conf.result_backend_always_retry = True
-    if conf.result_backend_max_retries == float("inf"):  # of a result that is too big there is no end
+    if conf.result_backend_max_retries == float("inf"):  # a result that is too large would be retried for ever
         conf.result_backend_max_retries = STORE_RETRIES
     conf.worker_consumer = "tasks.worker.consumer:Consumer"
     app.amqp.Connection = program.Connection

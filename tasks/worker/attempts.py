@@ -1,14 +1,14 @@
-"""What a delivery of a task is to do, decided from what earlier deliveries left in Redis.
+"""Decides what a delivery of a task does, from the state that earlier deliveries left in Redis.
 
-Every delivery begins with `begin.lua`, which hands out the task's next fencing number. From then on the script
-that publishes refuses older numbers, so a worker that was only cut off cannot write into the stream any more.
+Every delivery begins with `begin.lua`, which increments the task's fencing number, the attempt. `publish.lua`
+refuses older attempts, so a worker that was disconnected but not dead can no longer write into the stream.
 
-    nothing left            generate
+    no state                generate
     tokens in the log       resume after them
-    finished                hand over what was recorded
-    asked to cancel         end it with what there is
-    too many deaths         end it as a failure, with what there is
-    another model's tokens  end it as a failure: nobody else's model can go on (another adapter's: the engine does)
+    finished                return the recorded result
+    cancel flag             end the task with the output so far
+    too many deaths         fail the task, with the output so far
+    another model's tokens  fail the task: another model cannot resume them (the engine checks the adapter)
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Verdict = Literal["generate", "finished", "cancelled", "poisoned", "model_change
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The reply of `begin.lua` for one task. `attempt` is 0 when the task is done already. `adapter` is named by
-    its content, and compared where its files are read: in the engine."""
+    """The reply of `begin.lua` for one task. `attempt` is 0 if the task is done. `adapter` identifies one by its
+    content; the engine compares it, because it reads the files."""
 
     attempt: int
     deaths: int

@@ -1,10 +1,10 @@
-"""The threads on which tasks are completed: Celery's own trace, the result backend, links and callbacks.
+"""The threads that complete tasks: they run Celery's trace, which stores results and sends links and callbacks.
 
-    publisher ──job──► what has piled up ──► one call of Redis stores it all ──► Celery's trace, one by one
+    publisher ──job──► queue ──batch──► one script call stores all results ──► Celery's trace, job by job
 
-Successes that come together are stored together, and Celery's trace then finds each of them stored. A task with
-callbacks, or in a chain or a chord, is traced by itself: callbacks are sent before a result is stored. So is one
-with a large result, and every task of a call that failed, with Celery's patience and its errors.
+Successes that are queued together are stored by one call, and the trace of each then skips its store. A task with
+callbacks, or in a chain or a chord, is stored by its own trace, because Celery sends callbacks before it stores
+the result. So is a task with a large result, and every task of a failed call: the trace retries and reports it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _JOBS_A_CALL = 16
 
 
 class Completions:
-    """`app` has a result backend for each thread. Any other than Petiole's for Redis stores result by result."""
+    """`app.backend` is a separate backend in each thread. Only Petiole's Redis backend stores batches."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -42,12 +42,12 @@ class Completions:
         self._threads = Threads(THREADS, "petiole-completion")
 
     def run(self, work: Callable[[], object]) -> None:
-        """Call `work` on one of the threads. Not once they are closed: then the task's message goes back to the
+        """Call `work` on one of the threads. After `close()` it is dropped: the task's message goes back to the
         queue, and its next delivery completes it."""
         self._threads.put(work)
 
     def complete(self, job: Job) -> None:
-        """Store and trace what `job` has come to. Its end is in the log."""
+        """Store and trace the outcome of `job`, whose last delta is in the log."""
         if not (self._together and job.plain):
             self.run(job.complete)
             return
@@ -58,7 +58,7 @@ class Completions:
             self.run(self._complete_together)
 
     def close(self) -> None:
-        """Wait until everything is completed."""
+        """Wait until all queued work is done."""
         self._threads.close()
 
     def _complete_together(self) -> None:
@@ -76,7 +76,7 @@ class Completions:
                         job.complete()
 
     def _some(self) -> list[Job]:
-        """Some of the finished jobs. If there are more, another thread is called for."""
+        """The next batch of finished jobs. If more are queued, a task for another thread is added."""
         with self._lock:
             jobs = [self._finished.popleft() for _ in range(min(len(self._finished), _JOBS_A_CALL))]
             more = bool(self._finished)
@@ -86,7 +86,7 @@ class Completions:
 
 
 def store_together(backend: Any, successes: Sequence[Success]) -> None:
-    """What Celery does for each success by itself, and like it: never over another success."""
+    """Store successes as Celery's backend does, in one call. Like Celery, never overwrite a stored success."""
     values = {}
     for task_id, result, context in successes:
         meta = backend._get_result_meta(result, states.SUCCESS, None, context)

@@ -1,8 +1,8 @@
-"""Celery's consumer, made proof against messages.
+"""Celery's consumer, made robust against malformed messages.
 
-A stock worker exits on a header of the wrong type, and the message then ends the next worker. Here what cannot be
-handled is put aside, answered if it has an id, and acknowledged. What is wrong with Redis or the result backend
-is not the message's fault and goes its usual way.
+A stock worker exits on a header of the wrong type, and the redelivered message then ends the next worker. This
+consumer quarantines a message that cannot be handled, stores a failure if it has a task id, and acknowledges it.
+Errors of Redis or the result backend are not the message's fault and are raised as usual.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 CONNECTING_PAUSES_S = (1, 1, 5)
-"""Before the second try to connect, more before each one that follows, and at most."""
+"""Pause before the second attempt to connect, its increment at each further attempt, and its maximum."""
 
 
 class Consumer(StockConsumer):  # type: ignore[misc]
@@ -32,7 +32,7 @@ class Consumer(StockConsumer):  # type: ignore[misc]
         super().__init__(*args, pool=pool, **kwargs)
 
     def ensure_connected(self, conn: Any) -> Any:
-        """Wait for the broker for as long as it takes, with a line for each try."""
+        """Connect to the broker; retry without limit by default, and log each failed attempt."""
         conf = self.app.conf
         if not (conf.broker_connection_retry and conf.broker_connection_retry_on_startup):
             return super().ensure_connected(conn)
@@ -47,7 +47,7 @@ class Consumer(StockConsumer):  # type: ignore[misc]
         return connected
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
-        with warnings.catch_warnings():  # of a default that a later Celery will change
+        with warnings.catch_warnings():  # about a default that a later Celery changes
             warnings.simplefilter("ignore", CPendingDeprecationWarning)
             super().on_connection_error_after_connected(exc)
 
@@ -105,7 +105,7 @@ _OPTIONAL: dict[str, tuple[type, ...]] = {
 
 
 def malformed(message: Any) -> str | None:
-    """Why Celery cannot take this message, or None."""
+    """The reason why Celery cannot handle this message, or None."""
     headers = message.headers
     if not isinstance(headers, dict):
         return "headers must be an object"

@@ -1,4 +1,4 @@
-"""What Celery hands to the pool for one message, and the answers that it understands."""
+"""What Celery passes to the pool for one message, and the ways to settle it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Delivery:
 
     @property
     def ending(self) -> Ending | None:
-        """Only looks: Celery's own bookkeeping is the consumer's thread's."""
+        """Read-only, for any thread: Celery's own state may be changed on the consumer's thread only."""
         request = self.request
         if (
             request.ending is None
@@ -58,11 +58,11 @@ class Delivery:
     # ------------------------------------------------------------ consumer's thread
 
     def acknowledge(self) -> None:
-        """Without a word: somebody else has said, or will say, how the task ended."""
+        """Acknowledge without a result or event: another delivery reports how the task ended."""
         self._answer(Ignore())
 
     def requeue(self) -> None:
-        """The message goes back to its queue."""
+        """Reject the message and requeue it."""
         self._answer(Reject("given up here", requeue=True))
 
     def _answer(self, answer: Exception) -> None:

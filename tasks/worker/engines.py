@@ -1,7 +1,7 @@
-"""The engine that a worker runs, by name.
+"""Creates the engine that a worker runs.
 
-`PETIOLE_ENGINE_FACTORY` names another one as "module:callable": it is called with an `EngineConfig` and returns
-what has the engine's interface. The tests of the fleet run one that makes up its tokens.
+`PETIOLE_ENGINE_FACTORY` names its factory as "module:callable". The factory is called with an `EngineConfig` and
+returns an `EngineLike`. The fleet's tests use an engine that generates fake tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tasks.settings import Settings
 
 
 class EngineLike(Protocol):
-    """What the pool uses of `gpu_worker.Engine`."""
+    """The part of `gpu_worker.Engine` that the pool uses."""
 
     limits: ModelLimits
     on_fatal: Callable[[BaseException], None] | None
@@ -48,7 +48,7 @@ class EngineLike(Protocol):
 
 
 def make_engine(settings: Settings) -> EngineLike:
-    """Load, warm up and start the engine that the settings name."""
+    """Load, warm up and start the engine of the settings. Raises InvalidRequest."""
     module, _, name = settings.engine_factory.partition(":")
     factory = getattr(import_module(module), name, None) if name else None
     if not callable(factory):
@@ -59,7 +59,7 @@ def make_engine(settings: Settings) -> EngineLike:
 
 
 def load_engine(settings: Settings) -> Future[EngineLike]:
-    """`make_engine` on a thread of its own, so that this one goes on hearing signals while foreign code loads."""
+    """`make_engine` on a background thread, so that the calling thread handles signals while native code loads."""
     engine: Future[EngineLike] = Future()
 
     def load() -> None:

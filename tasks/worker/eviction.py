@@ -1,4 +1,4 @@
-"""A Redis that makes room by deleting keys loses tasks without a word: a worker says so when it begins."""
+"""Warns at start-up of a Redis that evicts keys when its memory is full: it would lose tasks silently."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def warn_of_eviction(urls: Iterable[str]) -> None:
-    """Whoever is not allowed to ask (`INFO`), or gets no answer, says nothing."""
+    """Log a warning for each Redis with an eviction policy. Skipped if `INFO` is denied or gets no reply."""
     for url in dict.fromkeys(urls):
         if scheme(url) in {"amqp", "amqps"}:
             continue

@@ -1,13 +1,14 @@
-"""Whose queue is served next, where tenants share a fleet by weight.
+"""Weighted fair queueing of the tenants' queues.
 
-Start-time fair queueing. Every message costs its tenant 1 / weight of virtual time. A queue's next message starts
-where its last one ended, or now if the queue was empty since; the one that starts first is served. So
+Start-time fair queueing: every message costs its tenant 1 / weight of virtual time. The next message of a queue
+starts at the virtual time at which its last one ended, or now if that has passed; the queue with the earliest
+start is served. So
 
-1. Two queues that always have messages are served by their weights: what each got, divided by its weight, never
-   differs by more than 1 / its weight + 1 / the other's.
-2. Who asked for nothing for a while has saved nothing up, and owes nothing.
+1. Two queues that always have messages are served in proportion to their weights: the number of messages taken,
+   divided by the weight, differs between the two by at most the sum of 1 / weight of both.
+2. An idle queue accumulates neither credit nor debt.
 
-What is counted is requests; how long an answer becomes is not known when its message is taken.
+The unit is messages, because the length of the output is not known when a message is taken.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from collections.abc import Iterable, Mapping
 
 
 def tenant_queues(queue: str, weights: Mapping[str, float]) -> dict[str, float]:
-    """All queues of a worker and their weights: the default one, for everybody who is not named, has 1."""
+    """All queues of a worker and their weights: 1 for the default queue, which serves unnamed tenants."""
     return {queue: 1.0} | {f"{queue}.{tenant}": weight for tenant, weight in weights.items()}
 
 
 class FairShares:
-    """The order of queues, with the interface of kombu's cycles. A queue without a weight has 1."""
+    """The order of queues, with the interface of kombu's cycles. The default weight is 1."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights
@@ -33,11 +34,11 @@ class FairShares:
         self._queues = list(queues)
 
     def consume(self, n: int) -> list[str]:
-        """The queues in the order in which they are to be asked for one message."""
+        """The first `n` queues in the order in which to try them for one message."""
         return sorted(self._queues, key=self._start)[:n]
 
     def rotate(self, queue: str) -> str:
-        """A message of this queue was taken."""
+        """Account for a message taken from `queue`."""
         self._now = self._start(queue)
         self._ends[queue] = self._now + 1 / self._weights.get(queue, 1.0)
         return queue

@@ -1,8 +1,8 @@
-"""Tasks of the same app that are no generations: a few threads of their own, as in Celery's `threads` pool.
+"""Foreign tasks, which are the app's tasks other than generations. They run on threads, as in Celery's
+`threads` pool.
 
-They share the worker's prefetch with the generations, so a flood of long ones is better given a queue and a worker
-of its own. Time limits are not enforced on them, and a running one cannot be terminated: a thread cannot be
-killed.
+They share the worker's prefetch with the generations, so many long ones should have their own queue and worker.
+Their time limits are not enforced, and a running one cannot be terminated, because a thread cannot be killed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ THREADS = 4
 
 
 class ForeignTask:
-    """What Celery holds of a foreign task. Strongly referenced by the thread that runs it."""
+    """A foreign task; the handle that Celery keeps a weak reference to. `ForeignTasks.running` keeps it alive."""
 
     def __init__(self, tasks: ForeignTasks, delivery: Delivery) -> None:
         self._tasks, self._delivery = tasks, delivery
 
     def terminate(self, signal: object = None) -> None:
-        """Cannot be."""
+        """Does nothing: a thread cannot be killed."""
 
     def run(self) -> None:
         delivery, mailbox = self._delivery, self._tasks.mailbox
@@ -38,20 +38,20 @@ class ForeignTask:
         self._tasks.running.discard(self)
 
     def _end(self) -> Letter:
-        """Do the work; what Celery's request is then told of it."""
+        """Run the task. Returns the call that reports its outcome, for the consumer's thread."""
         delivery, began = self._delivery, time.monotonic()
         try:
             outcome = delivery.target(*delivery.args)
         except Exception:
             outcome = True, ExceptionInfo(), time.monotonic() - began
-        except BaseException as error:  # such as sys.exit(): a failure that Celery's trace has not stored
+        except BaseException as error:  # such as SystemExit, which Celery's trace does not store
             failure = _failure(f"the task raised {error!r}")
             return lambda: delivery.request.on_failure(failure)
 
         def settle() -> None:
             try:
                 delivery.callback(outcome)
-            except MemoryError:  # the task's own, which is stored: Celery has no acknowledgement for it
+            except MemoryError:  # raised by the task and stored: Celery does not acknowledge it
                 delivery.request.acknowledge()
 
         return settle
@@ -78,6 +78,6 @@ class ForeignTasks:
         return task
 
     def close(self) -> None:
-        """Start no more of them. What runs is not waited for: its message goes back to the queue."""
+        """Start no more tasks. Running ones are not waited for: their messages go back to the queue."""
         self.closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)

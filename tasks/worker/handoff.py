@@ -1,8 +1,8 @@
-"""The end of a worker: finish what can be finished in time, and give the rest back to the queue.
+"""Shutdown of a worker: finish what can be finished in time, and hand the rest back to the queue.
 
-A message that is not acknowledged goes back when the channel closes, a moment after this. Before that, everything
-that was generated must be in the log, and the task marked as handed back, so that the next worker goes on at the
-next token and does not count a death.
+An unacknowledged message goes back to its queue when the channel closes, shortly after this. Before that, all
+generated tokens must be in the log and the task marked as handed back, so that the next worker resumes at the next
+token and does not count a death.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ HANDBACK_S = 5.0
 
 
 def hand_off(pool: EnginePool, drain_s: float) -> None:
-    """Called on the consumer's thread, more than once in a cold shutdown."""
+    """Drain for up to `drain_s` seconds, hand back what is left, and close the pool's threads.
+
+    Called on the consumer's thread. A cold shutdown calls it more than once; further calls do nothing.
+    """
     if not hasattr(pool, "engine"):
         return
     if not pool.draining:
@@ -53,9 +56,9 @@ def _busy(pool: EnginePool) -> bool:
 
 
 def run_acknowledgements(hub: Any) -> None:
-    """The event loop stands still while the pool stops: send the acknowledgements that wait in it.
+    """Run the acknowledgements queued in the event loop, which does not run while the pool stops.
 
-    Anything else that waits there stays: it may be the transport's reader, which would deliver more tasks.
+    Other callbacks stay queued: one may be the transport's reader, which would deliver more tasks.
     """
     if hub is None:
         return

@@ -1,8 +1,7 @@
-"""From a delivered message to the engine: read the arguments, begin the attempt, submit.
+"""The thread that takes jobs from delivery to the engine: parse the arguments, begin the attempt, submit.
 
-A thread of its own, because it asks Redis and may have to look at megabytes; and one script call for all messages
-that have come meanwhile. While Redis is away nothing is admitted: the messages wait here, at most as many as
-the pool may hold.
+It is a separate thread because it waits for Redis and may parse megabytes. One script call begins up to 64 queued
+jobs. While Redis is unreachable no task is admitted: the jobs wait here, at most as many as the pool may hold.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _JOBS_A_CALL = 64
 
 
 class Intake:
-    """The thread that begins attempts."""
+    """Begins attempts and submits requests, on its own thread."""
 
     def __init__(self, pool: EnginePool, client: redis.Redis) -> None:
         self._pool = pool
@@ -51,7 +50,7 @@ class Intake:
         self._queue.put(job)
 
     def close(self) -> None:
-        """Begin nothing more; what waits here was never begun and goes back as it came."""
+        """Stop the thread. Queued jobs were never begun; their messages go back unchanged."""
         self._closing.set()
         self._queue.put(None)
         if self._thread.is_alive() and self._thread is not threading.current_thread():
@@ -101,7 +100,8 @@ class Intake:
         keys = [key for job in batch for key in _log_and_state(job.task_id)]
         head, reported = (self._pool.publisher.ttl_ms, self._pool.engine.limits.fingerprint, room), False
         while not self._closing.is_set():
-            try:  # a call that is made again, because its reply was lost, may find its own marks
+            # A call repeated after a lost reply may find its own `running` marks: then no death is to be counted.
+            try:
                 facts = [
                     fact for job in batch for fact in (_retries(job), int(_redelivered(job) and not reported))
                 ]
@@ -117,7 +117,7 @@ class Intake:
         return []
 
     def _room(self) -> int:
-        """How many tasks the engine would admit at once."""
+        """How many more tasks the engine has slots for."""
         begun = sum(job.stream is not None and not job.over for job in list(self._pool.jobs.values()))
         return max(0, self._pool.settings.max_num_seqs - begun)
 
@@ -169,7 +169,7 @@ def _redelivered(job: Job) -> bool:
 
 
 def _priority(job: Job) -> int:
-    """The engine's: smaller runs first, as on Redis. On RabbitMQ the higher number wins."""
+    """The engine's priority: the lowest number runs first, as on Redis. On RabbitMQ the highest does."""
     priority = (job.delivery.message.get("delivery_info") or {}).get("priority")
     if type(priority) is not int:
         return 0

@@ -1,17 +1,17 @@
 """One generation task in this worker, from its delivery to its acknowledgement.
 
     delivered ──begin──► submitted ──► admitted ──► ended ──finish──► finished ──trace──► acknowledged
-                            │              │           │                 └ the only way to links and callbacks
+                            │              │           │                 └ links and callbacks are sent only here
                             │              │           └ stale: a newer attempt owns the task; dropped
-                            └──────────────┴ handed back: another worker goes on; the message is not acknowledged
+                            └──────────────┴ handed back: another worker resumes; the message is not acknowledged
 
-    at any time, if something happens that should not: given up; the next delivery goes on, or completes what has
-    ended
+    in any state, after an unexpected exception: given up; the next delivery resumes the task, or completes it if
+    it has ended
 
-Who does what: the intake begins and submits, the engine's text thread reports what it makes, the publisher says
-whether the end was ours to write, a completion thread runs Celery's trace, and everything that touches Celery's
-request happens on the consumer's thread, in the order in which it was posted. What a task's last delta says is
-what is stored for it, whichever delivery comes to store it: REVOKED, a failure or a result.
+Threads: the intake thread begins and submits, the engine's text thread reports output, the publisher thread
+reports whether this attempt wrote the end, a completion thread runs Celery's trace, and the consumer's thread does
+everything with Celery's request, in the order in which they were posted. The state stored for a task, REVOKED, a
+failure or a result, always agrees with its last delta, whichever delivery stores it.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ logger = logging.getLogger(__name__)
 STORE_AGAIN_S = 300.0
 
 FEW_LOGPROBS = 1_000
-"""Positions. More, and a result may be megabytes: many of them in one call would stop Redis for a while."""
+"""Most positions with log probabilities of a result that is stored in a batch: larger ones would block Redis."""
 
 
 GIVE_UP_S = 1.0
-"""Until a message whose task was given up goes back to its queue: it may be met by the same again."""
+"""Delay until the message of a given-up task is requeued, because the same error may happen again."""
 
 
 def _or_give_up(step: Callable[..., None]) -> Callable[..., None]:
-    """A step of a job. One that raises must not leave its task with this worker for as long as that lives."""
+    """Decorator for a step of a job: an exception gives the job up, so that its message is not held for ever."""
 
     @wraps(step)
     def tried(job: Job, *args: Any) -> None:
@@ -68,7 +68,7 @@ def _or_give_up(step: Callable[..., None]) -> Callable[..., None]:
 
 
 class Job:
-    """A generation task that this worker has taken. Also the handle that Celery terminates."""
+    """A generation task taken by this worker. Celery keeps it as the handle to terminate the task."""
 
     def __init__(self, pool: EnginePool, delivery: Delivery) -> None:
         self.pool = pool
@@ -90,12 +90,12 @@ class Job:
 
     @property
     def deadline_s(self) -> float | None:
-        """Seconds from admission: the least of Celery's two limits and the request's own."""
+        """Seconds from admission: the minimum of Celery's two time limits and the request's deadline."""
         return self._deadline[0]
 
     @property
     def _deadline(self) -> tuple[float | None, str]:
-        """That limit, and which one it is; of equal ones, the gentler."""
+        """That minimum and its kind. Of equal limits the first wins: soft, asked, hard."""
         delivery = self.delivery
         limits = (
             (delivery.soft_timeout_s, "soft"),
@@ -105,7 +105,7 @@ class Job:
         return min(((s, kind) for s, kind in limits if s), key=lambda pair: pair[0], default=(None, ""))
 
     def give_up(self) -> None:
-        """On any thread. Counts as a death of the worker, unless the task has ended."""
+        """Drop the task and requeue its message, on any thread. Counts as a death unless the task has ended."""
         logger.error("task %s is given up here", self.task_id, exc_info=sys.exception())
         self.over = True
         if self.stream is not None:
@@ -117,7 +117,7 @@ class Job:
     # ------------------------------------------------------------ intake
 
     def begin(self, begun: Begun, *, needs_reader: bool, marked: bool) -> None:
-        """`marked`: as running, by the script that began it."""
+        """`marked`: `begin.lua` has set `running` for this task."""
         self.begun = begun
         self.ending = "revoked" if begun.cancel else self.ending or self.delivery.ending
         publisher = self.pool.publisher
@@ -126,7 +126,7 @@ class Job:
         )
 
     def submit(self, request: Request) -> None:
-        """Give the request to the engine, and tell it at once what was asked of the job meanwhile."""
+        """Submit the request to the engine, and apply a cancel or handback that came before."""
         self.handle = self.pool.engine.submit(
             request, on_admitted=self._on_admitted, on_delta=self._on_delta, on_done=self._on_done
         )
@@ -136,13 +136,13 @@ class Job:
             self.handle.hand_back()
 
     def end(self, outcome: Outcome) -> None:
-        """The outcome is known; it counts once the publisher has written it."""
+        """Write the end of the stream. The outcome is final once the publisher has written it."""
         self.outcome = outcome
         assert self.stream is not None
         self.stream.finish(outcome)
 
     def replay(self, begun: Begun) -> None:
-        """An earlier delivery finished the task: store what was recorded, unless that was stored too."""
+        """An earlier delivery finished the task: store the recorded outcome, if it is not stored yet."""
         assert begun.record is not None
         self.outcome = recorded(begun.record, begun.written)
         self.pool.completions.run(self._replay)
@@ -170,7 +170,7 @@ class Job:
         if isinstance(error, HandedBack) or (isinstance(error, EngineError) and not self.pool.engine.healthy):
             if self.pool.engine.healthy:
                 self.stream.release()
-            else:  # this task may be what broke the engine: it stays marked as running, and counts as a death
+            else:  # this task may have caused the failure: `running` stays set, so that a death is counted
                 self.on_released()
         elif error is not None:
             self.end(failed(error))
@@ -210,7 +210,7 @@ class Job:
 
     @property
     def plain(self) -> bool:
-        """Is there a result of ordinary size to store, and nothing to send before that or because of it?"""
+        """Whether the result may be stored in a batch: a small success without callbacks, chain or chord."""
         request, outcome = self.delivery.request, self.outcome
         assert outcome is not None
         if outcome.result is None or outcome.revoked or self._timed_out(outcome) or request.ignore_result:
@@ -222,14 +222,14 @@ class Job:
 
     @property
     def success(self) -> Success:
-        """What is stored of a job that is plain."""
+        """What to store for a job that is `plain`."""
         assert self.outcome is not None
         assert self.outcome.result is not None
         return self.task_id, self.outcome.result, self.delivery.request._context
 
     @_or_give_up
     def complete(self) -> None:
-        """The end is written: run Celery's trace, which stores the result and sends links and callbacks."""
+        """After the end is in the log: report it to Celery, usually by its trace, which also sends callbacks."""
         outcome = self.outcome
         assert outcome is not None
         limit, kind = self._deadline
@@ -243,7 +243,7 @@ class Job:
             self._trace()
 
     def _timed_out(self, outcome: Outcome) -> bool:
-        """By Celery's hard limit, so that it fails and no result is stored."""
+        """Whether Celery's hard time limit ended it: the task fails, and no result is stored."""
         return outcome.finish_reason == FinishReason.DEADLINE and self._deadline[1] == "hard"
 
     def _trace(self) -> None:
@@ -253,7 +253,7 @@ class Job:
             try:
                 with at_hand(self.task_id, outcome):
                     failure, value, _ = delivery.target(*delivery.args)
-            except BaseException:  # Reject, or something that Celery lets through: the request knows what to do
+            except BaseException:  # such as Reject, which the request's callback handles
                 failure, value = True, ExceptionInfo()
             if failure and outcome.result is not None and self._store_again():
                 failure, value = False, outcome.result
@@ -261,7 +261,7 @@ class Job:
         self.pool.mailbox.post(lambda: self._settle((bool(failure), value, runtime_s)))
 
     def _store_again(self) -> bool:
-        """A success that the backend would not take (it was full, or gone for long) is no failure of the task."""
+        """Retry to store a success that the backend refused (full, or long unreachable): it is no failure."""
         request = self.delivery.request
         backend, assumed = request.task.backend, self.outcome
         assert assumed is not None
@@ -269,7 +269,7 @@ class Job:
         while not self.pool.draining and time.monotonic() < give_up_at:
             try:
                 if backend.get_task_meta(self.task_id, cache=False)["status"] in states.READY_STATES:
-                    return False  # a failure that Celery has stored, such as a callback that could not be sent
+                    return False  # Celery has stored a failure, such as a callback that could not be sent
                 store = not request.ignore_result
                 backend.mark_as_done(self.task_id, assumed.result, request._context, store_result=store)
             except Exception as error:
@@ -281,14 +281,14 @@ class Job:
 
     @_or_give_up
     def _replay(self) -> None:
-        """Callbacks are sent before the result is stored, so a stored result means that they were."""
+        """Complete the task unless its result is stored, which happens after its callbacks were sent."""
         request = self.delivery.request
         backend = request.task.backend
         stored = backend.get_task_meta(self.task_id, cache=False)
         if stored.get("status") not in states.READY_STATES:
             self.complete()
             return
-        if request.chord:  # counting a header task twice is harmless, not counting it is not
+        if request.chord:  # a header task may be counted twice, but must be counted
             backend.on_chord_part_return(request._context, stored["status"], stored["result"])
         self.pool.mailbox.post(self._drop)
 
@@ -302,7 +302,7 @@ class Job:
     # ------------------------------------------------------------ consumer's thread
 
     def rebind(self, delivery: Delivery) -> None:
-        """The message came again, after a lost connection: the sequence goes on, for the new request object."""
+        """The message came again after a lost connection: keep generating, for the new request object."""
         self.superseded.append(self.delivery)
         self.delivery = delivery
         if delivery.request.ending is not None:
@@ -311,7 +311,7 @@ class Job:
             delivery.accept_callback(os.getpid(), self.admitted_at or self.taken_at)
 
     def stop(self, ending: Ending) -> None:
-        """Celery's revocation, or an `expires` that has passed."""
+        """Cancel the generation, because the task was revoked or has expired."""
         if self.ending is None and not self.over:
             self.ending = ending
             if ending == "revoked":
@@ -320,12 +320,12 @@ class Job:
                 self.handle.cancel()
 
     def terminate(self, signum: object = None) -> None:
-        """The worker ends, and Celery cancels what it has."""
+        """Celery's call for every held task when the worker shuts down: hand it back."""
         if not self.over:
             self.hand_back()
 
     def hand_back(self) -> None:
-        """Another worker shall go on. `over` once everything made here is in the log."""
+        """Let another worker resume the task. `over` is set once all output of this attempt is in the log."""
         self.handing_back = True
         if self.handle is not None:
             self.handle.hand_back()
@@ -336,7 +336,7 @@ class Job:
         if self.accepted or self.over:
             return
         request = self.delivery.request
-        request.revoked()  # while it waited in the engine
+        request.revoked()  # it may have been revoked or have expired while it waited
         if request.ending is not None:
             self.stop(request.ending)
         if self.ending is None:
@@ -375,12 +375,12 @@ class Job:
             self.delivery.acknowledge()
 
     def _drop(self) -> None:
-        """Acknowledge without a word: somebody else has said, or will say, how the task ended."""
+        """Acknowledge without a result or event: another delivery reports how the task ended."""
         self._forget()
         self.delivery.acknowledge()
 
     def _requeue(self) -> None:
-        """Not when the worker ends: then all that is not acknowledged goes back."""
+        """Requeue the message after `GIVE_UP_S`. At shutdown it goes back with all unacknowledged messages."""
         self._forget()
         self.pool.hub.call_later(GIVE_UP_S, self.delivery.requeue)
 

@@ -1,9 +1,8 @@
-"""Who is alive keeps its messages; who is not loses them within seconds.
+"""Lease renewal: a live worker keeps its messages, and those of a dead one return to their queues within seconds.
 
-A thread of its own, with a connection of its own, so that neither a busy event loop nor a worker that is draining
-lets a lease run out. It renews only while the engine makes progress: a worker whose engine hangs is as good as
-dead, and its tasks go to another one. And it sweeps: whoever lives gives back the messages of owners without a
-lease.
+Leases are renewed on a separate thread and connection, so that they do not expire while the event loop is busy or
+the worker is draining. They are renewed only while the engine makes progress: if the engine hangs, other workers
+get its tasks. Every worker also sweeps: it gives back the messages of owners whose lease has expired.
 """
 
 from __future__ import annotations
@@ -21,17 +20,16 @@ from tasks.worker.ledger import Ledger, Names, restore
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 2.0
-"""At most: a short lease is swept as often as it is renewed, so that what it adds stays in proportion."""
+"""Longest interval between sweeps. With short leases it is their renewal interval."""
 
 CONNECT_S = 0.5
-"""Between two tries to connect."""
+"""Pause between two attempts to connect."""
 
 
 class LeaseKeeper:
-    """Renews the leases of `ledgers()` and sweeps those of the dead.
+    """Renews the leases of `ledgers()` and sweeps those of dead owners.
 
-    `connect` is called on the keeper's thread until it gives a client; `heartbeat_age_s` is the engine's;
-    `beat` is called every second with the age of the oldest lease, for the fleet view.
+    `connect` is called on the keeper's thread until it returns a client; `heartbeat_age_s` is that of the engine.
     """
 
     def __init__(
@@ -86,7 +84,7 @@ class LeaseKeeper:
                 renew_at = sweep_at = now + CONNECT_S
 
     def _say(self, error: Exception | None) -> None:
-        """Once, when it begins and when it is over."""
+        """Log the first of consecutive failures, and the recovery."""
         if error is not None and not self._failing:
             logger.warning("leases: Redis does not renew them: %s", error)
         elif error is None and self._failing:

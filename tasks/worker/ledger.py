@@ -1,18 +1,18 @@
-"""Which messages are whose: every unacknowledged message belongs to an owner, and every owner has a lease.
+"""Ownership of messages: every unacknowledged message belongs to an owner, and every owner has a lease.
 
     queue ──take──► petiole:unacked:OWNER ──ack──► gone
       ▲                     │
-      └──────restore────────┘  by the owner when it closes, by anybody when its lease has run out
+      └──────restore────────┘  by the owner when it closes, by any worker when the lease has expired
 
-An owner is one consuming channel of one process, for as long as it keeps its lease; afterwards it takes a new
-name. A tag is a field of the owner's own hash. So the acknowledgement of a worker that has lost its lease finds
-nothing to delete, and cannot touch what the message's next owner holds.
+An owner is one consuming channel of one process while it keeps its lease; after losing it, the channel uses a new
+owner name. A delivery tag is a field of the owner's own hash. So an acknowledgement by a worker that has lost its
+lease deletes nothing, and does not affect the message's next owner.
 
     petiole:owners          set of owners that hold, or have held, messages
-    petiole:lease:OWNER     string with a TTL; its expiry, by the server's clock, is the loss of the lease
+    petiole:lease:OWNER     string with a TTL; the lease is lost when it expires, by the server's clock
     petiole:unacked:OWNER   hash: tag -> queue and message, byte for byte as the producer sent it
 
-Several threads use a ledger: the consumer takes and acknowledges, the lease keeper renews. Each brings its client.
+Two threads use a ledger, each with its own client: the consumer takes and acknowledges, the lease keeper renews.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RESTORED_A_CALL = 200
 
 
 class Taken(NamedTuple):
-    """A message that is now ours. `item` is the envelope as the producer sent it."""
+    """A message that the ledger now owns. `item` is the envelope as the producer sent it."""
 
     tag: str
     queue: str
@@ -43,7 +43,7 @@ class Taken(NamedTuple):
 
 
 class Names(NamedTuple):
-    """The keys of the broker, under its global key prefix."""
+    """The ledger's keys in the broker, under its global key prefix."""
 
     owners: str
     lease: str
@@ -59,7 +59,7 @@ def lease_ms(visibility_timeout_s: float) -> int:
 
 
 class Ledger:
-    """The messages that one channel holds."""
+    """The messages held by one channel."""
 
     def __init__(self, *, prefix: str, visibility_timeout_s: float) -> None:
         self.names = Names.under(prefix)
@@ -82,7 +82,7 @@ class Ledger:
     # ------------------------------------------------------------ consumer
 
     def take(self, client: redis.Redis, queues: Sequence[str], most: int) -> list[Taken] | None:
-        """Up to `most` messages, the first queue's first. None: the lease was lost, and all that was held."""
+        """Take up to `most` messages, from the first queue first. None: the lease and all messages are lost."""
         self.flush(client)
         reply = scripts.load(client, "take")(
             [self.names.owners, self.lease, self.unacked, *queues],
@@ -96,7 +96,7 @@ class Ledger:
         return taken
 
     def ack(self, tag: str) -> None:
-        """Done with: gone at the next `flush`."""
+        """Acknowledge at the next `flush`."""
         self._acknowledged.append(tag)
 
     def flush(self, client: redis.Redis) -> None:
@@ -106,12 +106,12 @@ class Ledger:
                 self._acknowledged.clear()
 
     def give_back(self, client: redis.Redis, tags: Sequence[str]) -> None:
-        """These messages are for somebody else: at the head of their queues, the oldest first."""
+        """Put these messages back at the heads of their queues, where the oldest is taken first."""
         if tags:
             self._restore(client, forget=False, tags=tags)
 
     def close(self, client: redis.Redis) -> int:
-        """Give everything back and forget the owner. Returns how many messages that were."""
+        """Give all messages back and delete the owner. Returns the number of messages."""
         if not self.registered:
             return 0
         self.flush(client)
@@ -120,7 +120,7 @@ class Ledger:
         return restored
 
     def begin_anew(self) -> None:
-        """The lease is lost: what this channel held is in the queues again, or in other hands."""
+        """Continue as a new owner after losing the lease and, with it, all held messages."""
         with self._mutex:
             self._acknowledged.clear()
         self.owner, self.registered, self.lost = new_owner(), False, False
@@ -131,7 +131,7 @@ class Ledger:
     # ------------------------------------------------------------ lease keeper
 
     def renew(self, client: redis.Redis) -> bool:
-        """False: somebody has given our messages back."""
+        """Renew the lease. False if it was lost: a sweep has given the messages back."""
         if not self.registered or self.lost:
             return True
         owner = self.owner
@@ -146,7 +146,7 @@ class Ledger:
 def restore(
     client: redis.Redis, names: Names, owner: str = "", *, forget: bool = True, tags: Sequence[str] = ()
 ) -> int:
-    """Give back one owner's messages, or those of all owners without a lease. In calls that are short."""
+    """Give back `owner`'s messages, or those of all owners without a lease, in short calls. Returns the number."""
     script, total = scripts.load(client, "restore"), 0
     while True:
         args: list[Any] = [names.lease, names.unacked, RESTORED_A_CALL, owner, int(forget), *tags]

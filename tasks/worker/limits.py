@@ -1,4 +1,4 @@
-"""`celery control time_limit`: a stock worker says that it has set the limits, and goes on with the old ones."""
+"""`celery control time_limit`, with effect: a stock worker replies that it did so, but keeps the old limits."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def time_limit(
 ) -> Any:
     """Tell worker(s) to modify the time limit for task by type."""
     reply = control.time_limit(state, task_name, hard, soft)
-    state.consumer.update_strategies()  # requests take their limits from there
+    state.consumer.update_strategies()  # new requests read their limits from the strategies
     return reply

@@ -1,6 +1,6 @@
-"""`generate.apply(...)` and `task_always_eager`: no worker, no queue, the same engine in this process.
+"""Eager tasks: `generate.apply(...)` and `task_always_eager` run the engine in this process, without a worker.
 
-The engine is loaded at the first call and stays until the process ends.
+The engine is loaded at the first call and kept until the process ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _engines: list[EngineLike] = []
 
 
 def run(asked: GenerateRequest | ChatRequest, task_id: str) -> dict[str, Any]:
-    """Generate here and now. Raises what the task would fail with."""
+    """Generate in this process. Raises the exception that the task would fail with."""
     request = engine_request(task_id, asked, deadline_s=asked.deadline_s)
     try:
         result = _engine().submit(request).result()
@@ -42,7 +42,7 @@ def _engine() -> EngineLike:
 
 
 def trace(path: str, requests: int = 8, tokens: int = 64) -> None:
-    """Generate a little with the configured model, and write what host and device did in each step."""
+    """Run the configured model briefly, and write a timeline of host and device in each step to `path`."""
     tracer = Tracer()
     sampling = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
     with Engine(EngineConfig(**settings().engine()), tracer=tracer) as engine:

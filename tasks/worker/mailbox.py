@@ -1,9 +1,9 @@
-"""Letters to the consumer's thread.
+"""A queue of callbacks for the consumer's thread.
 
-Celery's request objects and its sets of active requests belong to that thread; the engine, the publisher and the
-completion threads post here what concerns them. A pipe in the event loop's poller wakes it up: a callback that is
-run as a reader may itself call `call_soon`, which the loop then runs before it polls again, while one nested in
-another `call_soon` would wait for the next poll.
+Only that thread may change Celery's request objects and its sets of active requests; the engine, publisher and
+completion threads post such changes here. A pipe wakes the event loop. The mailbox is read as a reader callback of
+the loop, not by `call_soon`: what a reader schedules with `call_soon` runs before the next poll, but a `call_soon`
+nested in another waits for that poll.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Letter = Callable[[], object]
 
 
 class Mailbox:
-    """Posted to by any thread, read by the one that runs the event loop."""
+    """Any thread may post; the thread of the event loop reads."""
 
     def __init__(self) -> None:
         self._letters: deque[Letter] = deque()
@@ -36,15 +36,15 @@ class Mailbox:
         self._letters.append(letter)
         if not self._posted.is_set():
             self._posted.set()
-            with suppress(OSError):  # full: the reader wakes up anyway; closed: nobody reads
+            with suppress(OSError):  # full: the reader is awake already; closed: there is no reader
                 os.write(self._writer, b"\0")
 
     def attach(self, loop: Any) -> None:
-        """Have `loop` (kombu's hub) read the letters. Needed anew after each lost connection."""
+        """Register with `loop` (kombu's hub). Must be repeated after each lost connection."""
         loop.add_reader(self._reader, self.read)
 
     def read(self) -> None:
-        """Run what has been posted. What raises is logged: nothing that a task does may end the worker."""
+        """Run the posted callbacks. Exceptions are logged, because no task may end the worker."""
         with suppress(OSError):
             os.read(self._reader, 4096)
         self._posted.clear()
@@ -56,7 +56,7 @@ class Mailbox:
                 logger.exception("a callback of the pool raised")
 
     def wait(self, until: Callable[[], bool], timeout_s: float, between: Letter) -> bool:
-        """Without an event loop: read letters, and call `between`, until `until()` or the timeout."""
+        """Without an event loop: read, and call `between`, until `until()` is true. False after the timeout."""
         deadline = time.monotonic() + timeout_s
         while True:
             self.read()

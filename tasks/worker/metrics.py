@@ -1,4 +1,4 @@
-"""What this worker reports about itself, for `petiole status`: see `tasks.fleet`."""
+"""This worker's reports for `petiole status`: see `tasks.fleet`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _SAME = {
 
 
 def engine_figures(stats: dict[str, Any]) -> dict[str, Any]:
-    """The engine's figures under the fleet view's names."""
+    """The engine's statistics as fields of a `WorkerReport`."""
     hit_rate = float(stats.get("prefix_hit_rate", 0.0))
     return {"hit_rate": hit_rate, **{field: stats[field] for field in _SAME if field in stats}}
 
 
 class Reporter:
-    """The thread that reports. `report(tokens_per_s)` makes the report, `tokens()` counts all tokens so far."""
+    """The reporting thread. `report(tokens_per_s)` returns a report, `tokens()` the number of tokens so far."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Reporter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Say goodbye: a worker that has ended is not one that was lost."""
+        """Stop, and remove the report, so that the worker is not shown as lost."""
         self._stopped.set()
         self._thread.join(2.0)
         try:
@@ -61,7 +61,7 @@ class Reporter:
         while True:
             try:
                 fleet.report(self._client, self._report(rate))
-            except Exception as error:  # whatever it is, the next one may do better
+            except Exception as error:  # of any kind: the next report tries again
                 logger.debug("no report: %r", error, exc_info=True)
             if self._stopped.wait(fleet.REPORT_INTERVAL_S):
                 return

@@ -1,10 +1,10 @@
-"""Celery's pool interface, implemented by the engine: `celery -A tasks worker` is the whole start-up.
+"""Celery's pool interface, implemented with the engine: `celery -A tasks worker` starts everything.
 
     consumer ──on_apply──► Job ──intake──► engine ──text thread──► publisher ──► completion threads ──► consumer
 
-There is no thread a task. A generation task becomes a `Job`; the engine batches all of them. Other tasks of the
-same app run on a few threads of their own. `limit` is the engine's slots and a small look-ahead, so that the
-next request is at hand when a slot becomes free and no worker hoards what an idle one could run.
+There is no thread per task. A generation task becomes a `Job`, and the engine batches all jobs. Other tasks of the
+app run on a few threads. `limit` is the number of the engine's slots plus a small look-ahead: the next request is
+ready when a slot becomes free, and a worker does not reserve many tasks that an idle one could run.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from tasks.worker.tally import Tally
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.1
-"""How often a load looks whether the worker is to end."""
+"""How often a shutdown request is checked for while the model loads."""
 
 EX_USAGE = 2
 EX_SOFTWARE = 70
 
 
 class EnginePool(BasePool):  # type: ignore[misc]
-    """One engine, all of its tasks."""
+    """The pool: one engine and its jobs."""
 
     signal_safe = False
     task_join_will_block = True
@@ -71,9 +71,9 @@ class EnginePool(BasePool):  # type: ignore[misc]
     # ------------------------------------------------------------ start
 
     def on_start(self) -> None:
-        """Load the model before the first message is taken."""
+        """Load the model, and start the threads. Runs before the first message is taken."""
         begun = time.monotonic()
-        logger.warning("loading %s", self.settings.model)  # a warning: seen at Celery's default level
+        logger.warning("loading %s", self.settings.model)  # WARNING is Celery's default log level
         self.engine = self._load()
         logger.warning("serving %s after %.1f s", self.settings.model, time.monotonic() - begun)
         self.engine.on_fatal = self.fail
@@ -108,7 +108,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
             raise WorkerShutdown(EX_SOFTWARE) from None
 
     def _ask_servers(self) -> None:
-        """On a thread of its own: one that hangs must not keep the worker from hearing that it is to end."""
+        """Query the servers' limits, on a thread of its own: a server that hangs must not delay a shutdown."""
         self.result_max_bytes = min(self.result_max_bytes, largest(self.app.backend))
         warn_of_eviction((self.settings.broker_url, self.settings.streams_url))
 
@@ -130,7 +130,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         timeout: float | None = None,
         **_: Any,
     ) -> Any:
-        """Take one message. Never raises: what is wrong with it becomes its result."""
+        """Accept one message. Never raises: errors in the message become the task's failure."""
         delivery = Delivery(
             target,
             tuple(args),
@@ -156,7 +156,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
             del self.jobs[job.task_id]
 
     def terminate_job(self, pid: int, signal: object = None) -> None:
-        """Celery's way to kill a process; the handle's `terminate` does it here."""
+        """Does nothing: there are no pool processes, and the handle's `terminate` ends a task."""
 
     # ------------------------------------------------------------ size
 
@@ -181,7 +181,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
     # ------------------------------------------------------------ end
 
     def on_stop(self) -> None:
-        """Warm: finish what can be finished in `drain_seconds`, give the rest back. Cold: give all back."""
+        """Warm shutdown: finish tasks for up to `drain_seconds`, hand back the rest. Cold: hand back all."""
         cold = bool(state.should_terminate) or not self._serving()
         handoff.hand_off(self, drain_s=0.0 if cold else self.settings.drain_seconds)
 
@@ -189,7 +189,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         handoff.hand_off(self, drain_s=0.0)
 
     def close_threads(self) -> None:
-        """The last step of handing off: nothing runs any more, and everything is in Redis."""
+        """Stop all threads: the last step of a handoff, when no task runs and all output is in Redis."""
         self.completions.close()
         self.publisher.close()
         if self.reporter is not None:
@@ -200,8 +200,8 @@ class EnginePool(BasePool):  # type: ignore[misc]
         return hasattr(self, "engine") and self.engine.healthy and not self.failed
 
     def fail(self, error: BaseException) -> None:
-        """The engine is lost, or a thread that all tasks need: end the worker, so that its supervisor starts a new
-        one, and others go on with its tasks."""
+        """End the worker after a fatal error of the engine or a shared thread: its supervisor restarts it, and
+        other workers resume its tasks."""
         self.failed = True
         logger.critical("failed: %r; this worker ends", error)
         state.should_stop = EX_SOFTWARE

@@ -1,7 +1,8 @@
-"""How many messages a worker holds while some of them are scheduled for later.
+"""The prefetch count of a worker that holds tasks with an `eta`.
 
-Each scheduled one raises the prefetch by one until it begins, up to a limit. kombu's count forgets what it did not
-raise, and lowers it all the same: once past the limit, a worker would end up with a prefetch of one for good.
+Each such task raises the prefetch by one until it begins, up to a limit. kombu ignores a raise beyond the limit,
+but still applies the matching decrement: after exceeding the limit, a stock worker would end up with a prefetch of
+one permanently.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class Prefetch(QoS):
-    """`beyond`: raises that the limit did not allow, whose lowerings are still to come."""
+    """`beyond`: increments refused by the limit whose decrements must be ignored."""
 
     beyond = 0
 
@@ -41,5 +42,5 @@ class Prefetch(QoS):
 
 
 def install() -> None:
-    """From now on, in this process, consumers count like this."""
+    """Make all consumers of this process use `Prefetch`."""
     consuming.QoS = Prefetch

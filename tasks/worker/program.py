@@ -1,8 +1,8 @@
-"""`celery -A tasks worker` as a program: what it says about itself, and how it ends.
+"""Changes to the program `celery -A tasks worker`: its exit and its log.
 
-Celery's own, but for this: the first Ctrl-C is the same warm shutdown as SIGTERM and ends with status 0, a worker
-that is told to end while it loads its model does not wait for that, a URL without a password shows none, and a
-generation's line in the log has its figures instead of its text.
+The first Ctrl-C is a warm shutdown like SIGTERM and exits with status 0. A shutdown while the model loads does not
+wait for the load. URLs without a password are printed without a masked one. The log line of a generation has its
+statistics instead of its text.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Worker(stock.Worker):  # type: ignore[misc]
 
 
 def leave(status: int) -> NoReturn:
-    """End this process beside threads that nothing can stop.
+    """Exit the process although some threads cannot be stopped.
 
-    The interpreter would wait for those of a download, and a thread that it ends inside foreign code aborts.
+    A normal exit would wait for a download's threads, and would abort if it ended a thread inside native code.
     """
     try:
         atexit._run_exitfuncs()
@@ -47,7 +47,7 @@ def leave(status: int) -> NoReturn:
 
 
 class Connection(StockConnection):
-    """Sentinels are no brokers to be tried one after the other: whichever is asked, it names the same one."""
+    """A connection that does not treat sentinels as failover brokers: all of them name the same master."""
 
     @property
     def sentinels(self) -> list[str]:
@@ -69,7 +69,7 @@ class Connection(StockConnection):
 
 
 def figures_for_text(record: logging.LogRecord) -> bool:
-    """A filter for the log of Celery's trace, which times the hand-over alone and would show everybody's text."""
+    """Log filter: Celery's trace would log the run time of the task's body alone, and the generated text."""
     facts = record.args
     if isinstance(facts, dict) and "return_value" in facts and facts.get("name") in SCHEMAS:
         result = take_result(str(facts["id"]))

@@ -1,18 +1,17 @@
-"""Streams on their way to Redis: one script call a flush for all of them.
+"""Writes streams to Redis: each flush writes all changed streams, with one script call for up to 64 of them.
 
     text thread ──push──► Stream.pieces ──(publisher thread, publish.lua)──► log, channel, state
 
-What the engine delivers is flushed at once, and what comes during a flush goes out with the next: the engine
-delivers all streams together, once in `stream_interval_ms`, so the cost is one round trip an interval and not one
-a token. When Redis is slow the pieces of a stream join into one delta; when it is away they wait here. That is
-bounded: a task is taken from the queue only with an answer from Redis, so what can wait is the output of the tasks
-that the pool holds.
+Output is flushed at once; output that arrives during a flush is written by the next one. The engine delivers all
+streams together, once in `stream_interval_ms`, so the cost is one round trip per interval instead of per token. If
+Redis is slow, the pieces of a stream are merged into one delta; if it is unreachable, they wait here. Memory is
+bounded: the intake needs a reply from Redis to begin a task, so only the output of the pool's tasks can pile up.
 
-A piece counts as sent when the script has said so. When it says something else:
+A piece counts as sent when the script's reply confirms it. Other replies:
 
-    stale   a newer attempt owns the task: the stream is dropped and its listener told
-    gap     the log ends elsewhere (a reply was lost, or Redis lost its last second): go on from there
-    cancel  the cancel flag is set, or the reader has gone: the listener is told
+    stale   a newer attempt owns the task: the stream is dropped and its listener notified
+    gap     the log ends elsewhere (a reply was lost, or Redis lost its last writes): continue from there
+    cancel  the cancel flag is set, or the stream has no reader: the listener is notified
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from tasks.worker.results import Outcome, Written, logprobs_json
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
-"""How often a stream's call also refreshes TTLs and looks for a cancel flag and for readers."""
+"""How often the call for a stream also refreshes TTLs and checks for the cancel flag and for readers."""
 
 _STALE, _GAP, _FLAGGED = 1, 2, 3
 _STREAMS_A_CALL = 64
@@ -45,27 +44,27 @@ _CALLS_AHEAD = 2
 
 
 class Listener(Protocol):
-    """Who is told about a stream. Called on the publisher's thread."""
+    """Callbacks of a stream, called on the publisher's thread."""
 
     def on_finished(self) -> None:
-        """The end is in the log, and this attempt was the one that wrote it."""
+        """This attempt has written the last delta."""
 
     def on_stale(self) -> None:
         """A newer attempt owns the task."""
 
     def on_released(self) -> None:
-        """Everything is in the log, and the task is marked as handed back."""
+        """All pieces are in the log, and the task is marked as handed back."""
 
     def give_up(self) -> None:
         """The log is not what this attempt wrote, and cannot be mended here: the task is to be begun again."""
 
     def on_cancel(self, *, flagged: bool) -> None:
-        """The task shall end: somebody asks for it, or nobody reads it. May be called more than once."""
+        """Cancel the task: the cancel flag is set (`flagged`), or it has no reader. May be called repeatedly."""
 
 
 class Call:
-    """One script call: its arguments, and what it will have done for each stream: how many of its pieces and
-    entries are in the log then, and what else was asked for (see publish.lua)."""
+    """The arguments of one script call. `parts` has, for each stream, how many pieces and log entries are written
+    after it, and its other operations (see publish.lua)."""
 
     def __init__(self, ttl_ms: int) -> None:
         self.keys: list[str] = []
@@ -75,7 +74,7 @@ class Call:
 
 
 class Stream:
-    """One attempt at one task's stream. Written by any thread, under the publisher's lock."""
+    """The stream of one attempt of a task. Any thread may append to it, under the publisher's lock."""
 
     def __init__(
         self,
@@ -94,7 +93,7 @@ class Stream:
         self._keys = keys.log, keys.state
         self._attempt = str(attempt)
         self._begins = f'{{"task_id":{quote(task_id)},"attempt":{attempt},"index":'
-        # What earlier attempts wrote is kept as sent: should Redis lose its log, it is sent again.
+        # Pieces of earlier attempts are kept as sent, so that they can be sent again if Redis loses the log.
         self.pieces: list[Delta] = list(before.deltas)
         self.sent = self.entries = len(self.pieces)
         self.admitted = self.released = self.closed = False
@@ -110,35 +109,35 @@ class Stream:
         return self.pieces[-1].index + len(self.pieces[-1].token_ids) if self.pieces else 0
 
     def push(self, delta: Delta) -> None:
-        """A piece of the output. The last one waits for `finish`, so that both make one entry of the log."""
+        """Append a piece of output. The last piece is written by `finish`, as one log entry with the outcome."""
         self._publisher._add(self, delta)
 
     def admit(self, adapter: str) -> None:
-        """The attempt runs now: if nobody ends it or hands it back, its worker has died over it. `adapter`: what
-        its tokens are made with, by content."""
+        """Mark the task as running: if it is neither ended nor handed back, its worker has died. `adapter`
+        identifies the adapter by its content."""
         self.admitted, self.adapter = True, adapter
         if not self.admitted_sent:
             self._publisher._mark(self)
 
     def finish(self, outcome: Outcome) -> None:
-        """The end. `on_finished` is called if this attempt still owns the task, `on_stale` otherwise."""
+        """Write the last delta. Calls `on_finished` if this attempt still owns the task, otherwise `on_stale`."""
         self.final = outcome, json.dumps(outcome.record)
         self._publisher._mark(self)
 
     def release(self) -> None:
-        """Hand the task back after what was pushed: `on_released` follows."""
+        """Write the remaining pieces, then mark the task as handed back and call `on_released`."""
         self.released = True
         self._publisher._mark(self)
 
     def drop(self) -> None:
-        """Write nothing more, and tell nobody."""
+        """Write nothing more, and call no listener."""
         self.closed = True
 
     # ------------------------------------------------------------ publisher's thread
 
     def join(self, call: Call, now: float) -> None:
-        """Append to a script call what this stream has."""
-        # The pieces are read last: all of them are there when the end is.
+        """Append this stream's arguments to a script call."""
+        # Read `final` before the pieces: once it is set, all pieces have been pushed.
         final = self.final
         does = self._does(now, final is not None)
         count, entries, payload = len(self.pieces), self.entries, ""
@@ -154,9 +153,9 @@ class Stream:
         call.parts.append((self, count, entries, does))
 
     def _does(self, now: float, last: bool) -> str:
-        """What the script shall do beside writing a delta. Mostly nothing."""
+        """The script's operations besides writing a delta, separated by spaces. Usually empty."""
         released, admitted = self.released and not last, self.admitted and not self.admitted_sent
-        look = last or now >= self.look_at or not self.entries  # a log's first entry needs a TTL
+        look = last or now >= self.look_at or not self.entries  # the first entry creates the log: set a TTL
         if not (look or released or admitted):
             return ""
         if look:
@@ -166,7 +165,7 @@ class Stream:
         return " ".join(word for word, true in words.items() if true)
 
     def _payload(self, chunk: Sequence[Delta], final: tuple[Outcome, str] | None) -> str:
-        """One entry of the log as JSON, written by hand: it is the hot path."""
+        """One log entry as JSON. Formatted by hand for speed: this is the hot path."""
         ids: list[int] = []
         text, extras = "", final is not None
         for delta in chunk:
@@ -198,7 +197,7 @@ def _extras(chunk: Sequence[Delta], final: tuple[Outcome, str] | None) -> str:
 
 
 class Publisher:
-    """The thread that flushes streams. `on_fatal`: something that should never happen has ended it."""
+    """The thread that flushes streams. `on_fatal` is called if an unexpected exception ends it."""
 
     on_fatal: Callable[[BaseException], object] | None = None
 
@@ -215,7 +214,7 @@ class Publisher:
         self._thread.start()
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Flush what can be flushed within `timeout_s` and stop."""
+        """Flush for up to `timeout_s`, and stop."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -225,7 +224,7 @@ class Publisher:
 
     @property
     def behind_s(self) -> float:
-        """For how long Redis has not taken anything; 0 when it does."""
+        """Seconds since the first of the current consecutive failed flushes; 0 if the last one succeeded."""
         since = self._failing_since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -256,7 +255,7 @@ class Publisher:
                 self.on_fatal(error)
 
     def _next_batch(self) -> list[Stream] | None:
-        """Wait for streams that have changed. None: closed."""
+        """Wait for changed streams. None when closed."""
         with self._changed:
             while not (self._dirty or self._closing):
                 self._changed.wait()
@@ -265,7 +264,7 @@ class Publisher:
             return batch or None
 
     def flush(self, batch: Sequence[Stream]) -> None:
-        """Write what these streams have. While the server runs one call, the next is put together."""
+        """Write the unsent parts of these streams. The next call is prepared while the server runs one."""
         on_their_way: deque[Call] = deque()
         try:
             for start in range(0, len(batch), _STREAMS_A_CALL):
@@ -314,7 +313,7 @@ class Publisher:
             stream.listener.on_released()
 
     def _rewind(self, stream: Stream, entries: int, end: int) -> None:
-        """The log has so many entries and ends there: go on with the piece that begins there."""
+        """Continue with the piece that begins at `end`, where the log, of `entries` entries, ends."""
         with self._changed:
             starts = [piece.index for piece in stream.pieces]
             if end not in starts and end != stream.end:
@@ -328,7 +327,7 @@ class Publisher:
             self._due(stream)
 
     def _hold(self, streams: list[Stream], error: BaseException) -> None:
-        """Redis is away or full: keep the pieces for the next call."""
+        """Redis is unreachable or full: keep the streams for the next flush."""
         if self._failing_since is None:
             self._failing_since = time.monotonic()
             logger.error("streams: Redis does not take them (%s); holding %d streams back", error, len(streams))
@@ -337,7 +336,7 @@ class Publisher:
                 self._dirty[stream] = None
 
     def _pause(self) -> None:
-        """Before the next call, after one that failed."""
+        """Wait before the flush that follows a failed one."""
         deadline = time.monotonic() + min(1.0, 0.05 + self.behind_s / 4)
         with self._changed:
             while (left := deadline - time.monotonic()) > 0:
@@ -350,7 +349,7 @@ class Publisher:
 
 
 def closing_delta(task_id: str, error: dict[str, Any]) -> list[str]:
-    """The arguments of `close.lua` for the end of a stream that no attempt owns; the script adds the numbers."""
+    """Arguments of `close.lua`: the last delta of a stream without a worker. The script adds attempt and index."""
     return [
         f'{{"task_id":{quote(task_id)},"attempt":',
         ',"index":',

@@ -1,8 +1,7 @@
-"""What is no message at all, or none that Celery can take: put aside with the reason, and answered if it has an
-id.
+"""The quarantine of messages that cannot be parsed or that Celery cannot handle. If a message has a task id, the
+task is also stored as failed and its stream ended.
 
-    petiole:quarantine    list, newest first: {"at", "queue", "reason", "task_id", "message"}; capped, and with
-    a TTL
+    petiole:quarantine    list, newest first: {"at", "queue", "reason", "task_id", "message"}; capped, with a TTL
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _ID = re.compile(rb'"(?:id|correlation_id)": ?"([0-9A-Za-z_-]{1,64})"')
 
 
 def put_aside(app: Any, message: bytes, queue: str, reason: str, task_id: str | None = None) -> None:
-    """Never raises: a bad message must not end the worker, not even while Redis is full."""
+    """Quarantine a message and fail its task. Raises no error of Redis: a bad message must not end the worker."""
     if task_id is None and (found := _ID.search(message[:SHOWN_BYTES])):
         task_id = found[1].decode()
     entry = {
@@ -59,7 +58,7 @@ def put_aside(app: Any, message: bytes, queue: str, reason: str, task_id: str | 
 
 
 def end_stream(client: redis.Redis, task_id: str, ttl_ms: int, error: dict[str, Any]) -> None:
-    """The last delta of a stream that no attempt owns: its readers wait for one."""
+    """Write the last delta of a stream without a worker, because its readers wait for one."""
     keys = stream_keys(task_id)
     script = scripts.load(client, "close")
     script([keys.log, keys.state], [ttl_ms, *closing_delta(task_id, error)])

@@ -1,4 +1,4 @@
-"""From a task's message to the engine's request."""
+"""Converts a task's request into the engine's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def engine_request(
     resume_token_ids: Sequence[int] = (),
     resume_adapter_key: str | None = None,
 ) -> Request:
-    """What the engine is asked. The same task gives the same request on every worker, but for what it resumes."""
+    """The engine's request. It is the same on every worker, except for the resumed tokens and adapter."""
     sampling = asked.sampling()
     if sampling["seed"] is None:
         sampling["seed"] = seed_of(task_id)
@@ -47,5 +47,5 @@ def engine_request(
 
 
 def seed_of(task_id: str) -> int:
-    """The seed of a task that names none: every worker that continues it must draw the same noise."""
+    """The default seed of a task. It depends only on the task id, so that every worker samples the same noise."""
     return int.from_bytes(hashlib.blake2b(task_id.encode(), digest_size=8).digest(), "big") >> 1

@@ -1,7 +1,7 @@
-"""How a generation ended, in the words of the producer's side, and the way it reaches the body of its task.
+"""Outcomes of generations, in the producer side's format, and their transfer to the body of the task.
 
-Celery's trace function runs the body of the task when everything is over. The body asks for what the pool has put
-in place (`take_result`): a dictionary to return or an exception to raise.
+Celery's trace function runs the task's body after the generation has ended. The body calls `take_result`, which
+returns the result or raises the error that the pool has put into a thread-local.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tasks.worker.revoking import Ending
 _at_hand = threading.local()
 
 _MOST_BYTES = 12
-"""Of a character's or a token id's JSON, with its separator: a character may be two escapes of six."""
+"""Most bytes of JSON for a character or a token id with its separator: a character may be two escapes of six."""
 
 _OF_THE_REST = 16_384
-"""More than the JSON of everything else in a result without log probabilities."""
+"""Upper bound in bytes for the JSON of all other fields of a result without log probabilities."""
 
 
 Success = tuple[str, dict[str, Any], Any]
@@ -38,7 +38,7 @@ Success = tuple[str, dict[str, Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A result, or an error with what was generated before it."""
+    """The result of a generation, or its error."""
 
     result: dict[str, Any] | None = None
     error: Exception | None = None
@@ -47,12 +47,12 @@ class Outcome:
 
     @property
     def revoked(self) -> bool:
-        """Ended as REVOKED. A generation that nobody read is cancelled, too, but has a result."""
+        """Whether the task ends as REVOKED. A generation cancelled for lack of a reader has a result instead."""
         return self.finish_reason == FinishReason.CANCELLED and self.stop_reason is not None
 
     @property
     def record(self) -> dict[str, Any]:
-        """What the state hash keeps of it: all but text, tokens and log probabilities, which the log has."""
+        """The part kept in the state hash: all but text, tokens and log probabilities, which are in the log."""
         if self.result is None:
             assert self.error is not None
             return {"finish_reason": self.finish_reason, "error": errors.describe(self.error)}
@@ -63,7 +63,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a task's log holds: the output so far, entry by entry."""
+    """The output in a task's log, one delta per entry."""
 
     deltas: Sequence[Delta] = ()
 
@@ -85,7 +85,7 @@ class Written:
 
 
 def _delta(entry: Mapping[str, Any]) -> Delta:
-    """Without its finish reason: that stands in the record."""
+    """A log entry as a delta, without its finish reason, which is in the record."""
     logprobs, values = entry.get("logprobs"), entry.get("values")
     return Delta(
         entry["index"],
@@ -101,7 +101,7 @@ def _delta(entry: Mapping[str, Any]) -> Delta:
 
 
 def succeeded(result: Result, attempt: int, before: Written) -> Outcome:
-    """The engine's result; `before` is what earlier attempts wrote, whose log probabilities it does not know."""
+    """The outcome of the engine's result. `before`, from earlier attempts, supplies their log probabilities."""
     value: dict[str, Any] = {
         "text": result.text,
         "token_ids": list(result.token_ids),
@@ -127,10 +127,10 @@ def succeeded(result: Result, attempt: int, before: Written) -> Outcome:
 
 
 def within(limit_bytes: int, outcome: Outcome) -> Outcome:
-    """`outcome`, or the failure of a result that is too big to be stored.
+    """`outcome`, or a failure with `ResultTooLarge`.
 
-    Decided before the end is written, so that stream, record and stored result agree, and no backend is asked to
-    take what it never will. Only a result that may be too big is encoded to find out.
+    It is checked before the last delta is written, so that stream, record and stored result agree, and the backend
+    is not sent a result that it cannot store. Only a result whose upper bound exceeds the limit is encoded.
     """
     result = outcome.result
     if result is None:
@@ -143,19 +143,19 @@ def within(limit_bytes: int, outcome: Outcome) -> Outcome:
 
 
 def largest(backend: Any) -> int:
-    """The longest JSON of a result that `backend` takes, in bytes. A Redis that does not say so takes 512 MiB."""
+    """The largest JSON of a result that `backend` can store, in bytes. 512 MiB if Redis does not tell."""
     if not isinstance(backend, RedisBackend):
         return sys.maxsize
     stock_bytes = 512 * 2**20
     try:
         said = backend.client.config_get("proto-max-bulk-len")
-    except (*LOST, redis.RedisError):  # not allowed, or away
+    except (*LOST, redis.RedisError):  # not permitted, or unreachable
         said = {}
     return int(said.get("proto-max-bulk-len", stock_bytes)) - _OF_THE_REST
 
 
 def logprobs_json(logprobs: Sequence[Any]) -> list[dict[str, Any]]:
-    """JSON knows no infinity: a token that was masked out has the lowest finite float."""
+    """Log probabilities as JSON. Those of masked tokens, -inf, become -3.4e38, because JSON has no infinity."""
     return [
         {
             "token_id": entry.token_id,
@@ -167,7 +167,7 @@ def logprobs_json(logprobs: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def ended(ending: Ending) -> Outcome:
-    """Revoked, or expired: what there is of it stays in the log."""
+    """The outcome of a revoked or expired task. Its output so far stays in the log."""
     value = {"finish_reason": FinishReason.CANCELLED.value, "stop_reason": ending}
     return Outcome(value, None, value["finish_reason"], ending)
 
@@ -177,7 +177,7 @@ def failed(error: BaseException) -> Outcome:
 
 
 def public(error: BaseException) -> Exception:
-    """`error` as one that a producer can build again from JSON: see `tasks.errors`."""
+    """`error` as an exception that a producer can recreate from JSON: see `tasks.errors`."""
     match error:
         case errors.PetioleError():
             return error
@@ -203,7 +203,7 @@ def recorded(record: Mapping[str, Any], written: Written) -> Outcome:
 
 @contextmanager
 def at_hand(task_id: str, outcome: Outcome) -> Iterator[None]:
-    """While this is open, the body of task `task_id` on this thread finds its outcome."""
+    """In this context, `take_result` on this thread finds the outcome of task `task_id`."""
     _at_hand.outcome = task_id, outcome
     try:
         yield
@@ -212,7 +212,7 @@ def at_hand(task_id: str, outcome: Outcome) -> Iterator[None]:
 
 
 def take_result(task_id: str) -> dict[str, Any]:
-    """For the body of a generation task: what the engine made of it."""
+    """The result of the running generation task, for its body. Raises the error of a failed one."""
     nothing: tuple[str, Outcome | None] = ("", None)
     known, outcome = getattr(_at_hand, "outcome", nothing)
     if known != task_id or outcome is None:

@@ -1,11 +1,11 @@
-"""A task that is revoked, or has expired, ends like any other: in its stream first, and then in Celery's words.
+"""Revoked and expired tasks. They end like others: first in their stream, then in Celery's result backend.
 
-Celery stores REVOKED the moment it hears of a revocation: in the worker that has the task, and in every other
-that finds no state of it. But the task's stream, which may have been begun elsewhere, has no end then; it may just
-be succeeding; and should its worker die before the acknowledgement, the next one, which has never heard of the
-revocation, goes on to a success. So a request only notes it here. Its job writes the end into the stream, where
-only the attempt that owns the task can, and then lets Celery announce it. A worker that does not have the task
-leaves a flag for the one that gets it.
+Stock Celery stores REVOKED as soon as a worker learns of the revocation: the worker that has the task, and every
+other one that finds no stored state. But then the stream, possibly begun by another worker, has no last delta; the
+task may be about to succeed; and if its worker dies before the acknowledgement, the next one, which never received
+the revocation, completes the task as a success. So here a request only records the revocation. Its job writes the
+last delta, which only the attempt that owns the task can, and then lets Celery announce it. On `terminate`, a
+worker that does not have the task sets the cancel flag for the one that gets it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tasks import fleet
 logger = logging.getLogger(__name__)
 
 Ending = Literal["revoked", "expired"]
-"""Why a task ends without a result. The `stop_reason` of its last delta, whose finish reason is `cancelled`."""
+"""Why a task ends as REVOKED: the `stop_reason` of its last delta, whose finish reason is `cancelled`."""
 
 
 class Request(StockRequest):  # type: ignore[misc]
     ending: Ending | None = None
 
     def revoked(self) -> bool:
-        """It is taken even so: its job ends the stream, and answers for it."""
+        """Record a revocation, but return False, so that the task is taken: its job ends the stream."""
         if self.ending is None:
             super().revoked()
         return False
@@ -45,7 +45,7 @@ class Request(StockRequest):  # type: ignore[misc]
             job.stop(self.ending)
 
     def announce(self, ending: str, *, running: bool) -> None:
-        """The state REVOKED, the event, the signal, and the acknowledgement."""
+        """Store the state REVOKED, send event and signal, and acknowledge the message."""
         if ending == "revoked" and running:
             super()._announce_revoked("terminated", True, signals.SIGTERM, False)
         else:

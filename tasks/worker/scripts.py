@@ -1,6 +1,6 @@
-"""The Lua scripts beside this module, each registered with the client that is to run it.
+"""Loads and runs the Lua scripts in `lua/`.
 
-A script is one atomic step of Redis, so every invariant that two workers could race for is kept in one.
+Redis runs a script atomically, so every invariant that workers could break by a race is enforced in a script.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def source(name: str) -> str:
 
 
 def load(client: redis.Redis, name: str) -> Script:
-    """`lua/NAME.lua` as a callable; sent to the server again when that has lost it."""
+    """`lua/NAME.lua` as a callable, which is sent to the server again if the server has lost it."""
     script = client.register_script(source(name))
     return lambda keys, args: script(keys, args, client)
 
 
 class Pipe:
-    """One script on a connection of its own, with several calls on their way: the server runs one while the next
-    is being written. Answers come in the order of the calls.
+    """A script on a connection of its own, with pipelined calls: the next is written while the server runs one.
+    Replies arrive in the order of the calls.
 
-    Any error but the script's own closes the connection; calls that were on their way have then happened or not.
+    Every error closes the connection. It is unknown whether calls without a reply were executed.
     """
 
     def __init__(self, client: redis.Redis, name: str) -> None:
@@ -61,7 +61,7 @@ class Pipe:
         self.sent += 1
 
     def _closed_meanwhile(self) -> bool:
-        """By a server or a proxy that closes what is idle: no reason to say that Redis does not answer."""
+        """Whether a server or proxy has closed the idle connection: reconnect without reporting an error."""
         try:
             return self._connection is not None and not self.sent and bool(self._connection.can_read())
         except LOST:

@@ -1,9 +1,9 @@
-"""The state STARTED, stored only while the task has no end.
+"""Stores the state STARTED, but never over a final state.
 
-Celery looks whether there is a SUCCESS and then writes, in two steps, and tries the second again when the
-connection is lost. A worker that was stopped or cut off in between would write STARTED over the result of the one
-that has finished its task meanwhile, and nobody would ever see it. Here one script looks and writes, and nothing
-is tried again: STARTED is news, and old news is none.
+Celery checks for a stored SUCCESS and then writes, in two steps, and retries the second if the connection is lost.
+A worker that was paused or disconnected in between would overwrite the result of the worker that has finished the
+task meanwhile, and the result would be lost. Here one script checks and writes, without retries, because a late
+STARTED is useless.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def store_started(backend: Any, task_id: str, meta: dict[str, Any], request: Any) -> None:
-    """`request` is Celery's context of the task."""
+    """Store STARTED. `request` is Celery's context of the task. Errors of Redis are only logged."""
     if not isinstance(backend, RedisBackend):
         backend.store_result(task_id, meta, states.STARTED, request=request)
         return

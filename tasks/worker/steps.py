@@ -1,6 +1,6 @@
-"""What Petiole adds to the life of Celery's worker: leases, and a report for the fleet view.
+"""Petiole's bootstep in Celery's worker: starts lease renewal and the reports for the fleet view.
 
-Celery starts its steps in the order of what they require, and stops them in the reverse one:
+Celery starts steps in the order of their dependencies, and stops them in reverse:
 
     event loop, pool (loads the model), this step, consumer
 """
@@ -26,11 +26,11 @@ from tasks.worker.pool import EX_USAGE, EnginePool
 logger = logging.getLogger(__name__)
 
 YOUNG_OBJECTS = 10_000
-"""More of them than before make a garbage collection: the default of 700 has one every few tasks."""
+"""Garbage collection threshold of generation 0: with a default of 700 it would run every few tasks."""
 
 
 class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Between the pool and the consumer."""
+    """The step between pool and consumer."""
 
     requires = ("celery.worker.components:Pool",)
 
@@ -39,10 +39,10 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self.leases: LeaseKeeper | None = None
 
     def start(self, worker: Any) -> None:
-        """The model is loaded; nothing has been taken yet.
+        """Runs when the model is loaded and no message has been taken.
 
-        Nothing of this stops with the step: leases are needed until the consumer's channel has given its messages
-        back, and reports until the pool has handed off.
+        The step has no `stop`: leases are needed until the consumer's channel has given its messages back, and
+        reports until the pool has handed off.
         """
         pool = worker.pool
         if not isinstance(pool, EnginePool):
@@ -79,9 +79,9 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def freeze() -> None:
-    """What is loaded stays: a full garbage collection that looked through it would stop all streams for 100 ms.
+    """Exclude all present objects from garbage collection: a full one would pause all streams for 100 ms.
 
-    What comes later lives as long as a task, and hardly any of it is in a cycle: it is looked through less often.
+    Later objects live as long as a task, and few are in cycles, so they are collected less often.
     """
     gc.collect()
     gc.freeze()
@@ -89,7 +89,7 @@ def freeze() -> None:
 
 
 def connect() -> redis.Redis | None:
-    """A connection of the lease keeper's own, to the broker that is consumed from. None until there is one."""
+    """A separate client for the lease keeper, to the consumer's broker. None until that has registered."""
     timeout_s = max(1.0, settings().visibility_timeout_s / 5)
     for channel in list(transport.channels):
         if channel.ledger.registered:

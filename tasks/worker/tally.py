@@ -1,4 +1,4 @@
-"""What the generations that ended on this worker took, as distributions: see `tasks.exporter`."""
+"""Histograms of the times and tokens of generations that ended on this worker: see `tasks.exporter`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BOUNDS = {
 
 
 class Tally:
-    """Counts the ends of generations. Any thread may call it."""
+    """Counts ended generations. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,7 +63,7 @@ def _measured(result: dict[str, Any]) -> dict[str, float]:
     }
     if ttft_ms is not None:
         values["ttft_s"] = ttft_ms / 1000
-        if completion_tokens > 1 and result["attempt"] == 1:  # a later one has tokens that it did not make
+        if completion_tokens > 1 and result["attempt"] == 1:  # later ones did not generate all tokens
             values["per_output_token_s"] = (timing["total_ms"] - ttft_ms) / 1000 / (completion_tokens - 1)
     return values
 

@@ -1,27 +1,27 @@
-"""kombu's Redis transport, with a fetch that loses nothing and messages that have owners.
+"""kombu's Redis transport with an atomic take and an owner for every unacknowledged message. Needs Redis 6.2.
 
-Producers notice nothing: what travels through Redis is kombu's own format, and publishing is kombu's own code.
-Only consuming differs:
+It is compatible with stock producers: messages have kombu's format, and publishing is kombu's code. Only consuming
+differs:
 
     stock                                         here
-    BRPOP, then ZADD + HSET: a worker killed      BLMOVE of the list's end onto itself: waits and removes nothing;
-    in between has lost the message               then one script takes as many messages as there is credit for
-    entries keyed by the message's tag, which     entries in a hash of their owner: see `ledger`
-    its next owner shares
-    any worker restores what its own timeout      leases: the owner's timeout, the server's clock: see `leases`
-    calls old, by its host's clock
+    BRPOP, then ZADD + HSET: a worker killed      BLMOVE of the list's end onto itself waits without removing;
+    in between loses the message                  then one script takes as many messages as the credit allows
+    unacknowledged messages are keyed by tag,     unacknowledged messages are in a hash per owner: see `ledger`
+    which the next owner of a message shares
+    any worker restores messages older than its   leases, with the owner's timeout and the server's clock:
+    own visibility timeout, by its host's clock   see `leases`
 
-It waits on one list, that of priority 0 of the queue that had a message last; other queues and priorities are
-looked at when that wakes up, and every `WAIT_S`. But a channel that was full takes what there is, wherever it is,
-as soon as it may take something: a backlog is never waited for. Redis 6.2 or later.
+The channel waits on one list: priority 0 of the queue that had a message last. Other queues and priorities are
+checked when the wait ends, at the latest after `WAIT_S`. A channel that was full takes messages from all queues as
+soon as it has credit, without waiting, so a backlog adds no delay.
 
-How many it holds is the prefetch, and `URGENT` more that only messages more urgent than one of those held may use:
-so a worker that is full of what can wait still hears of what cannot. Where tenants have weights, messages are
-taken one by one, each from the queue that `fairness` says.
+A channel holds up to the prefetch count of messages, and `URGENT` more that must be more urgent than one of those
+held: so a worker that is full of low-priority tasks still receives urgent ones. If tenants have weights, messages
+are taken one at a time, each from the queue that `fairness` selects.
 
-kombu finds the class through its table of aliases, which `install` changes in the worker's process only: so
-`redis://`, `rediss://` and `redis+socket://` URLs, failover lists and TLS options mean what they always meant; and
-`sentinel://` URLs, but that every connection asks the sentinels (see `tasks.sentinels`).
+kombu finds the class by its table of aliases, which `install` changes in the worker process only. So `redis://`,
+`rediss://` and `redis+socket://` URLs, failover lists and TLS options work as in stock kombu; so do `sentinel://`
+URLs, except that every connection asks the sentinels (see `tasks.sentinels`).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from tasks.worker.ledger import Ledger, Taken
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 5.0
-"""How long the broker has for an answer, unless the transport options say otherwise; kombu's waits for ever. Less
-than for streams, because the thread that waits is the one that hears signals."""
+"""Default socket timeout of the broker; kombu has none. Shorter than for streams, because the waiting thread is the one
+that handles signals."""
 
 WAIT_S = 0.5
 SHARED_WAIT_S = 0.05
@@ -62,29 +62,29 @@ URGENT = 2
 Quarantine = Callable[[bytes, str, str], None]
 
 channels: weakref.WeakSet[Channel] = weakref.WeakSet()
-"""Those of this process that are open, for the lease keeper."""
+"""The open channels of this process, for the lease keeper."""
 
 orphans: list[Ledger] = []
-"""Ledgers whose connection was lost before they could give their messages back."""
+"""Ledgers of closed channels that could not give their messages back, because Redis failed."""
 
 quarantine: Quarantine | None = None
-"""Called with an envelope that cannot be parsed, its queue, and the reason."""
+"""Called with an envelope that cannot be parsed, its queue and the reason."""
 
 
 def install() -> None:
-    """From now on, in this process, Redis URLs of brokers mean this transport."""
+    """Make kombu use this transport for Redis broker URLs in this process."""
     for alias in ("redis", "rediss"):
         transports.TRANSPORT_ALIASES[alias] = f"{__name__}:Transport"
     transports.TRANSPORT_ALIASES[SCHEME] = f"{__name__}:SentinelTransport"
-    transports._transport_cache.clear()  # a connection that was made before would keep the stock one
+    transports._transport_cache.clear()  # an earlier connection may have cached the stock transport
 
 
 _base: Any = virtual.QoS
-_stock: Any = stock  # kombu is typed in parts
+_stock: Any = stock  # kombu is only partly typed
 
 
 class QoS(stock.QoS):
-    """kombu's bookkeeping of what is delivered; the ledger has the truth in Redis."""
+    """kombu's record of delivered messages. The ledger in Redis is authoritative."""
 
     channel: Channel
 
@@ -92,12 +92,12 @@ class QoS(stock.QoS):
         return bool(_base.can_consume(self)) or self.urgent_credit() > 0
 
     def urgent_credit(self) -> int:
-        """How many may be taken beyond the prefetch, if they are more urgent than `least_urgent`."""
+        """How many messages more urgent than `least_urgent` may be taken beyond the prefetch count."""
         room = self.prefetch_count + URGENT - (len(self._delivered) - len(self._dirty))
         return room if room > 0 and self.least_urgent() > 0 else 0
 
     def least_urgent(self) -> int:
-        """The lowest priority, which is the highest number, among the messages that are held."""
+        """The lowest priority, which is the highest number, of the held messages."""
         held = (message for tag, message in self._delivered.items() if tag not in self._dirty)
         return max((_priority(message) for message in held), default=0)
 
@@ -123,10 +123,10 @@ class QoS(stock.QoS):
         self._delivered.clear()
 
     def restore_visible(self, *_: Any, **__: Any) -> None:
-        """The sweeper does it: see `leases`."""
+        """Does nothing: the lease keeper's sweep restores messages."""
 
     def forget(self) -> None:
-        """The messages are somebody else's now."""
+        """Drop the record of held messages, which have other owners now."""
         self._delivered.clear()
         self._dirty.clear()
 
@@ -137,7 +137,7 @@ def _priority(message: Any) -> int:
 
 
 class Channel(_stock.Channel):  # type: ignore[misc]
-    """What differs from kombu's channel."""
+    """kombu's channel with another way of consuming."""
 
     QoS = QoS
     socket_connect_timeout = CONNECT_TIMEOUT_S
@@ -191,7 +191,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
     # ------------------------------------------------------------ taking
 
     def deliver(self) -> int:
-        """Take what there is credit for, and hand it to the consumers. Returns how many messages that were."""
+        """Take as many messages as the credit allows, and pass them to the consumers. Returns their number."""
         if self._closing:
             return 0
         if self.ledger.lost:
@@ -205,7 +205,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         return delivered
 
     def tick(self) -> None:
-        """At every turn of the event loop."""
+        """Called in every iteration of the event loop."""
         self.deferred = True
         self.flush()
         if self.was_full and _base.can_consume(self.qos):
@@ -260,7 +260,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         self.connection._deliver(envelope, queue)
 
     def _deliver_fanout_message(self, message: Any, exchange: str) -> Any:
-        """Control commands and events: what is none is dropped."""
+        """Handle a control command or event. A malformed one is logged and dropped."""
         try:
             return super()._deliver_fanout_message(message, exchange)
         except (redis.RedisError, OSError):
@@ -278,7 +278,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         self.ledger.begin_anew()
 
     def _refused(self, error: redis.ResponseError) -> None:
-        """Redis is full, or became a replica: neither ends the worker."""
+        """Handle a refused command without ending the worker. Raises ConnectionError if Redis became a replica."""
         if demoted(error):
             self.client.connection.disconnect()
             raise redis.ConnectionError(str(error)) from error
@@ -296,7 +296,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
 
     @contextmanager
     def _writable(self) -> Iterator[None]:
-        """A Redis that takes no writes just now is as good as away to who begins to consume."""
+        """Treat a Redis that refuses writes as a lost connection when a consumer starts."""
         try:
             yield
         except redis.ResponseError as error:
@@ -307,7 +307,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
             raise redis.ConnectionError(str(error)) from error
 
     def maybe_refresh_binding_expiry(self) -> None:
-        """Once a second. kombu shows each failure with all its calls."""
+        """Called by kombu once a second; its handler would log a traceback for each failure."""
         try:
             super().maybe_refresh_binding_expiry()
         except redis.ResponseError as error:
@@ -318,7 +318,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
     # ------------------------------------------------------------ acknowledging
 
     def acknowledged(self) -> None:
-        """Without an event loop there is no tick that would send acknowledgements."""
+        """Flush acknowledgements at once if there is no event loop whose ticks would."""
         if not self.deferred:
             self.flush()
 
@@ -333,7 +333,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
 
     def close(self) -> None:
         in_poll, self._in_poll = self._in_poll, None
-        if in_poll:  # nothing can be lost with the reply: waiting removes nothing
+        if in_poll:  # the pending reply may be discarded: BLMOVE removes nothing
             self.client.connection.disconnect()
         channels.discard(self)
         if not self.closed:
@@ -346,25 +346,25 @@ class Channel(_stock.Channel):  # type: ignore[misc]
                 orphans.append(self.ledger)
         try:
             super().close()
-        except self.connection_errors:  # the queues of this connection alone cannot be deleted now
+        except self.connection_errors:  # auto-delete queues cannot be deleted now
             self.auto_delete_queues.clear()
             super().close()
 
     def own_client(self, timeout_s: float) -> redis.Redis:
-        """A client like this channel's, with one connection that nobody else uses."""
+        """A client with this channel's parameters and a connection of its own."""
         parameters = {**self._connparams(), "max_connections": 1, "socket_timeout": timeout_s}
         return redis.Redis(connection_pool=redis.ConnectionPool(**parameters))
 
 
 class Transport(_stock.Transport):  # type: ignore[misc]
-    """What differs from kombu's transport: acknowledgements go out together, at every turn of the event loop, and
-    what they make room for is taken then."""
+    """kombu's transport with `Channel`: every iteration of the event loop sends acknowledgements together, and
+    takes the messages that they make room for."""
 
     Channel = Channel
     _every_turn: ClassVar[set[Callable[[], None]]] = set()
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
-        """What the loop called for the connection before this one would stay there, and keep all of that alive."""
+        """Register, and remove the callbacks of the previous connection, which would stay and keep it alive."""
         loop.on_tick.difference_update(Transport._every_turn)
         others = set(loop.on_tick)
         super().register_with_event_loop(connection, loop)
@@ -378,7 +378,7 @@ class Transport(_stock.Transport):  # type: ignore[misc]
 
 
 class SentinelChannel(Channel):
-    """Each of its connections asks where the master is."""
+    """A channel whose connections ask the sentinels for the master."""
 
     from_transport_options = (*Channel.from_transport_options, "master_name", "sentinel_kwargs")
     connection_class, connection_class_ssl = SYNC

@@ -1,16 +1,16 @@
--- A delivery begins: take the next fencing number of each task and read what earlier deliveries left.
+-- Begin a delivery of each task: increment its fencing number (attempt) and read the state of earlier deliveries.
 --
--- KEYS  two a task: log, state
--- ARGV  ttl_ms, model, how many of these tasks run at once, then two a task: Celery's retry count, 1 if the
---       message was another worker's before
--- reply one a task: {attempt, deaths, cancel, model, adapter, done, log entries}, attempt 0 when it is done
+-- KEYS  two per task: log, state
+-- ARGV  ttl_ms, model, number of leading tasks to mark as running, then two per task: Celery's retry count, 1 if
+--       the message is redelivered
+-- reply one per task: {attempt, deaths, cancel, model, adapter, done, log entries}; attempt is 0 if it is done
 --
--- `running` marks a task that was admitted and has neither ended nor been handed back. If it is there when its
--- message is delivered again, a worker died (or was cut off) over this task; with a message that is new, somebody
--- has used a task id twice. A task for which there is room is marked
--- here, before the engine sees it: it may not live long enough to say so. An explicit Celery retry is a new
--- stream: log and progress are dropped; the fencing number goes on counting. While the log is empty, the stream is
--- its newest worker's: the model is written only then, and the adapter with the first entry.
+-- `running` marks a task that was admitted and has neither ended nor been handed back. If it is set when the
+-- message is redelivered, a worker died (or was disconnected) while it ran the task; if the message is new, the
+-- task id was used twice, which counts no death. Tasks with a free slot are marked here, before the engine gets
+-- them, because they may kill the worker before it can mark them. An explicit Celery retry starts a new
+-- stream: log and progress are deleted, but the attempt keeps counting. While the log is empty, each delivery sets
+-- the model; the adapter is written with the first entry.
 local ttl, model, at_once = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local replies = {}
 for i = 1, #KEYS / 2 do

@@ -1,8 +1,10 @@
--- End a stream that no worker runs: its message is no request.
+-- End the stream of a task whose message is not a valid request.
 --
 -- KEYS  log, state
--- ARGV  ttl_ms, payload up to and after the attempt, and up to and after the index, done
--- The caller owns no attempt, so the next one is taken here; a task that is done is left alone.
+-- ARGV  ttl_ms, the payload in three parts, which attempt and index are put between, done
+-- reply the attempt, or 0 if the task is done already and nothing was written
+--
+-- The caller has no attempt, so the script increments it.
 local ttl, head, middle, tail, done = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local log, state = KEYS[1], KEYS[2]
 if redis.call('HEXISTS', state, 'done') == 1 then

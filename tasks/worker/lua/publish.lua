@@ -1,22 +1,23 @@
--- One flush of many streams: for each task check who owns it, append to the log, publish.
+-- Flush many streams: for each task check its owner, append a delta to the log, and publish it.
 --
--- KEYS  two a task: log, state
--- ARGV  ttl_ms; three a task: attempt, the log's length after this, payload (empty: no delta);
---       then three for each task that does more: its position, what it does, `done` or the adapter
--- reply only what is not as expected, four numbers a task: position, code, length of the log, where it ends
+-- KEYS  two per task: log, state
+-- ARGV  ttl_ms; three per task: attempt, expected length of the log after the append, payload (empty: no delta);
+--       then three for each task with operations: its position, the operations, `done` or the adapter
+-- reply only for tasks with a code, four numbers each: position, code, length of the log, index of its end
 --
--- Ownership and position are both checked by commands that are needed anyway: the state is read for its owner,
--- and RPUSH answers with the log's new length. Where that is another than expected the delta is taken back: a
--- call repeated because its reply was lost changes nothing.
+-- The checks cost no extra command for the log: RPUSH returns its new length. If that is not the expected one, the
+-- delta is removed again, so a call that is repeated after a lost reply changes nothing.
 --
--- does  admitted  the attempt now runs             last  it was the last delta: `done` follows
---       released  the attempt no longer runs       look  refresh the TTLs, look for the cancel flag
---       read      and, when looking, for a reader    adapter  what made the first entry: its name follows
--- codes 1 stale: a newer attempt owns the task     2 the log does not end where it should
---       3 the cancel flag is set                   4 nobody reads the stream any more
+-- operations  admitted  set `running`        last      the delta is the last: store `done`
+--             released  delete `running`     adapter   store the adapter that generated the first entry
+--             look      refresh the TTLs, check the cancel flag
+--             read      with look: check that the stream has a reader
+-- codes       1 stale: a newer attempt owns the task      2 gap: the log has another length than expected
+--             3 the cancel flag is set                    4 the stream has no reader
 local call, find = redis.call, string.find
 
--- The state does not name us. Whoever is older has lost the task to us, or Redis has lost our beginning.
+-- Called if the state names another owner than `mine`, or none. True if that owner is newer, or the task is done.
+-- Otherwise the owner is older, or Redis has lost the state: this attempt becomes the owner.
 local function stale(state, owner, mine, ttl)
   if owner and (tonumber(owner) > tonumber(mine) or call('HEXISTS', state, 'done') == 1) then
     return true
@@ -54,7 +55,7 @@ for k = 1, #KEYS, 2 do
     else
       call('RPOP', log)
       length, ends = length_and_end(log)
-      if not (find(does, 'last') and call('HEXISTS', state, 'done') == 1) then  -- not our own end, said again
+      if not (find(does, 'last') and call('HEXISTS', state, 'done') == 1) then  -- else our own end, repeated
         code = 2
       end
     end

@@ -1,9 +1,9 @@
--- Keep a lease, as long as nobody has given its owner's messages back. A lease that has run out unnoticed is as
--- good.
+-- Renew a lease, unless a sweep has given its owner's messages back. A lease that expired before any sweep is
+-- created again.
 --
 -- KEYS  owners, lease
 -- ARGV  owner, ttl_ms
--- reply 1, or 0 when the owner has lost what it held
+-- reply 1, or 0 if the owner has lost its messages
 if redis.call('SISMEMBER', KEYS[1], ARGV[1]) == 0 then
   return 0
 end

@@ -1,13 +1,12 @@
--- Give messages back to the queues they came from: those of one owner, or of every owner whose lease has run out.
+-- Return messages to their queues: those of one owner, or of every owner whose lease has expired.
 --
 -- KEYS  owners
--- ARGV  prefix of lease keys, prefix of unacked keys, how many at most, owner (empty: all without a lease), 1
--- to forget
---       the owner when nothing is left, then tags (none: all of the owner's)
--- reply how many messages went back
+-- ARGV  prefix of lease keys, prefix of unacked keys, most messages to return, owner (empty: all without a lease),
+--       1 to delete the owner when it has no messages left, then tags (none: all of the owner's)
+-- reply number of returned messages
 --
--- The newest goes first, so that the oldest is the next to be taken. The envelope is marked as redelivered in
--- place: decoding and encoding it here would turn empty lists into empty objects.
+-- The newest message is pushed first, so that the oldest is taken next. The envelope is marked as redelivered by a
+-- string edit, because cjson would turn empty lists into empty objects.
 local prefix, held, most, owner, forget = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local restored = 0
 local before_first = '"delivery_info"%s*:%s*{()%s*"'

@@ -1,9 +1,10 @@
--- Store the state STARTED, unless there is an end, and tell who waits for the task.
+-- Store the state STARTED, unless a final state is stored, and publish it.
 --
 -- KEYS  the result
--- ARGV  seconds until it expires (0: never), the state as Celery stores it, then the states that are an end
+-- ARGV  TTL in seconds (0: none), the state as Celery stores it, then the final states
+-- reply 1 if it was stored, else 0
 --
--- What another serializer has written may be an end: it stays.
+-- A value of another serializer may be a final state, so it is kept.
 local stored = redis.call('GET', KEYS[1])
 if stored then
   local read, meta = pcall(cjson.decode, stored)

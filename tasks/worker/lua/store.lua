@@ -1,7 +1,7 @@
--- Store results and tell who waits for them.
+-- Store results and publish them.
 --
--- KEYS  one a result
--- ARGV  seconds until they expire (0: never), then one a result
+-- KEYS  one per result
+-- ARGV  TTL in seconds (0: none), then the results
 for i, key in ipairs(KEYS) do
   local result = ARGV[i + 1]
   if ARGV[1] == '0' then

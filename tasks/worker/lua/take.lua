@@ -1,9 +1,9 @@
--- Take messages from queues and make them this owner's, in one step: there is no instant at which a message is
--- neither in its queue nor in its owner's hash. Every write that a full Redis refuses comes before the pop.
+-- Move messages from queues to this owner's hash, atomically: a message is always in its queue or in a hash. Every
+-- write that a full Redis may refuse precedes the pop.
 --
 -- KEYS  owners, lease, unacked, then the queues in the order in which they are served
--- ARGV  owner, ttl_ms, 1 to register a new owner, first tag, how many at most
--- reply {0} when the owner has lost its lease and what it held, else {1, tag, queue position, item, ...}
+-- ARGV  owner, ttl_ms, 1 to register a new owner, first tag, most messages to take
+-- reply {0} if the owner has lost its lease and its messages, else {1, tag, queue position, item, ...}
 local owner, ttl, new, tag, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 if new == '1' then
   redis.call('SET', KEYS[2], 1, 'PX', ttl)
