@@ -137,7 +137,7 @@ class App(Celery):  # type: ignore[misc]
     _conf: Any  # Celery's
     _pending_defaults: Any
     configured: bool
-    _whole = False
+    _complete = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._configuring = threading.RLock()
@@ -146,25 +146,25 @@ class App(Celery):  # type: ignore[misc]
 
     @property
     def conf(self) -> Any:
-        if self._whole:
+        if self._complete:
             return Celery.conf.fget(self)
         with self._configuring:
             return Celery.conf.fget(self)
 
     def _load_config(self) -> Any:
         with self._configuring:
-            shown, defaults = self._conf, self._pending_defaults.copy()
-            if self.configured and shown is not None:  # loaded by another thread
-                return shown
+            published, defaults = self._conf, self._pending_defaults.copy()
+            if self.configured and published is not None:  # loaded by another thread
+                return published
             self._conf = None
             try:
-                whole = super()._load_config()
+                loaded = super()._load_config()
             except BaseException:  # reset, so that the next access raises again
-                self._conf, self.configured, self._pending_defaults = shown, False, defaults
+                self._conf, self.configured, self._pending_defaults = published, False, defaults
                 raise
-            if shown is not None:
-                shown.swap_with(whole)
-            self._conf, self._whole = shown or whole, True
+            if published is not None:
+                published.swap_with(loaded)
+            self._conf, self._complete = published or loaded, True
             return self._conf
 
     @cached_property

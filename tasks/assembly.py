@@ -57,7 +57,7 @@ class StreamAssembler:
             return []
         if delta.index > self.position.index:
             return None
-        return self._take(delta)
+        return self._accept(delta)
 
     @property
     def read_from(self) -> int:
@@ -68,17 +68,17 @@ class StreamAssembler:
         """The new deltas, given the log from `read_from` on. None if the log was restarted: then `rewind`."""
         if self.position.entries and not (deltas and self.position.ends_with(deltas[0])):
             return None
-        taken: list[StreamDelta] = []
+        new: list[StreamDelta] = []
         for delta in deltas[self.position.entries - self.read_from :]:
             if not self.finished and delta.index == self.position.index:
-                taken += self._take(delta)
-        return taken
+                new += self._accept(delta)
+        return new
 
     def rewind(self) -> None:
         """Read the log from its beginning. Deltas that were already returned are not returned again."""
         self.position = LogPosition()
 
-    def _take(self, delta: StreamDelta) -> list[StreamDelta]:
+    def _accept(self, delta: StreamDelta) -> list[StreamDelta]:
         before, self.position = self.position, self.position.after(delta)
         self.attempt = max(self.attempt, delta.attempt)
         self.finished = delta.finish_reason is not None

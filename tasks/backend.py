@@ -23,26 +23,26 @@ from tasks.masters import MasterPool
 from tasks.sentinels import SYNC, SentinelUrl
 from tasks.settings import redacted
 
-LOOK_S = 2.0
+POLL_S = 2.0
 """How often results that are waited for are also polled: pub/sub may lose messages."""
 
 
 class ResultConsumer(stock.ResultConsumer):  # type: ignore[misc]
-    _look_at = 0.0
-    _heard = False
+    _poll_at = 0.0
+    _received = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._process = os.getpid()
 
-    def _leave_to_parent(self) -> None:
+    def _reset_after_fork(self) -> None:
         """In a forked child, drop the inherited subscription: both processes would read from it."""
         if self._process != os.getpid():
             self._process, self._pubsub = os.getpid(), None
             self._reset_sync()
 
     def consume_from(self, task_id: str) -> Any:
-        self._leave_to_parent()
+        self._reset_after_fork()
         return super().consume_from(task_id)
 
     def start(self, initial_task_id: str, **_: Any) -> None:
@@ -50,24 +50,24 @@ class ResultConsumer(stock.ResultConsumer):  # type: ignore[misc]
         self._consume_from(initial_task_id)
 
     def drain_events(self, timeout: float | None = None) -> None:
-        self._leave_to_parent()
+        self._reset_after_fork()
         if self._pubsub is None and self.subscribed_to:
             self._subscribe_anew()
-        if time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + LOOK_S
-            self._look()
+        if time.monotonic() >= self._poll_at:
+            self._poll_at = time.monotonic() + POLL_S
+            self._poll_results()
         super().drain_events(timeout)
 
     def on_state_change(self, meta: Any, message: Any) -> None:
-        self._heard = self._heard or message is not None
+        self._received = self._received or message is not None
         super().on_state_change(meta, message)
 
-    def _look(self) -> None:
+    def _poll_results(self) -> None:
         """If the subscription was silent although results are stored, reconnect it, which also delivers them."""
-        heard, self._heard = self._heard, False
+        received, self._received = self._received, False
         with self._locked():
             waiting = list(self.subscribed_to)
-        if heard or not waiting:
+        if received or not waiting:
             return
         with self.reconnect_on_error():
             metas = map(self._decode_result, filter(None, self.backend.client.mget(waiting)))
@@ -131,8 +131,8 @@ class SentinelBackend(RedisBackend):
     """`RedisBackend` that asks the sentinels for the address of the master."""
 
     def _params_from_url(self, url: str, defaults: dict[str, Any]) -> dict[str, Any]:
-        kept = {name: value for name, value in defaults.items() if name not in {"host", "port"}}
-        return {**kept, **SentinelUrl.parse(url).parameters(self._transport_options, SYNC)}
+        others = {name: value for name, value in defaults.items() if name not in {"host", "port"}}
+        return {**others, **SentinelUrl.parse(url).parameters(self._transport_options, SYNC)}
 
     def as_uri(self, include_password: bool = False) -> str:
         return self.url if include_password else redacted(self.url)

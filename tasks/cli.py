@@ -65,8 +65,8 @@ def parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    shown = command("settings", show_settings, "list every setting: its value here, and what it does")
-    shown.add_argument("--markdown", action="store_true", help="the defaults, as the table in docs/settings.md")
+    show = command("settings", show_settings, "list every setting: its value here, and what it does")
+    show.add_argument("--markdown", action="store_true", help="the defaults, as the table in docs/settings.md")
     demo = command("demo", run_demo, "eight prompts at once through an embedded Redis and a real worker")
     demo.add_argument("--plain", action="store_true", help="plain text, as when not on a terminal")
     status = command("status", show_status, "show the workers, live on a terminal")
@@ -198,7 +198,7 @@ def _status_row(worker: fleet.WorkerReport) -> tuple[str, ...]:
 
 
 def read_stream(options: argparse.Namespace) -> int:
-    silence = threading.Timer(UNKNOWN_AFTER_S, _say_if_unknown, [options.task_id])
+    silence = threading.Timer(UNKNOWN_AFTER_S, _warn_if_unknown, [options.task_id])
     silence.daemon = True
     silence.start()
     try:
@@ -213,7 +213,7 @@ def read_stream(options: argparse.Namespace) -> int:
     return 0
 
 
-def _say_if_unknown(task_id: str) -> None:
+def _warn_if_unknown(task_id: str) -> None:
     with contextlib.suppress(redis.RedisError, OSError):
         if fleet.state_of(task_id) == PENDING:
             print(f"petiole: {task_id} is not known to any worker yet; waiting", file=sys.stderr)

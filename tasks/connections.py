@@ -27,7 +27,7 @@ CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 10.0
 LOST = (redis.ConnectionError, redis.TimeoutError, OSError)
 
-MAX_OF_A_LOOP = 16
+MAX_CONNECTIONS_A_LOOP = 16
 """Size of an event loop's connection pool, used to subscribe and to read logs."""
 
 _OPTIONS: dict[str, Any] = {
@@ -56,9 +56,9 @@ def connect(url: str) -> redis.Redis:
     return redis.Redis.from_pool(_pool(MasterPool, SYNC, url, retry=Retry(NoBackoff(), 0), **options))
 
 
-def _pool(kind: Any, asking: tuple[type, type], url: str, **options: Any) -> Any:
+def _pool(kind: Any, classes: tuple[type, type], url: str, **options: Any) -> Any:
     if scheme(url) == SENTINEL:
-        return kind(**SentinelUrl.parse(url).parameters(settings().sentinel_options(url), asking), **options)
+        return kind(**SentinelUrl.parse(url).parameters(settings().sentinel_options(url), classes), **options)
     return kind.from_url(redis_url(url), **options)
 
 
@@ -95,7 +95,7 @@ class PerLoop(Generic[T]):
 
 
 def _new_async_streams() -> AsyncRedis:
-    options = {**_OPTIONS, "max_connections": MAX_OF_A_LOOP, "retry": AsyncRetry(NoBackoff(), 0)}
+    options = {**_OPTIONS, "max_connections": MAX_CONNECTIONS_A_LOOP, "retry": AsyncRetry(NoBackoff(), 0)}
     return AsyncRedis.from_pool(_pool(AsyncMasterPool, ASYNC, settings().streams_url, **options))
 
 

@@ -89,27 +89,27 @@ def prompts() -> list[Prompt]:
 def main(*, plain: bool = False) -> int:
     """Run the demo. The exit status is 0 only if every answer is right."""
     began = time.monotonic()
-    asked = prompts()
+    cases = prompts()
     os.environ.update(environment())
     settings.cache_clear()
     try:
         print("Starting Redis and a worker ...", flush=True)
         with worker():
             print(f"Ready after {time.monotonic() - began:.1f} s. Eight prompts at once:\n", flush=True)
-            with view(asked, plain or not is_rich()):
-                asyncio.run(run_all(asked))
+            with view(cases, plain or not is_rich()):
+                asyncio.run(run_all(cases))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
     finally:
         embedded.release()
-    show_results(asked)
-    wrong = [prompt for prompt in asked if not prompt.right]
+    show_results(cases)
+    wrong = [prompt for prompt in cases if not prompt.right]
     for prompt in wrong:
         print(
             f"{prompt.skill}: {prompt.error or f'expected {shorten(prompt.answer)}, got {shorten(prompt.text)}'}"
         )
-    print(f"\n{len(asked) - len(wrong)} of {len(asked)} right, in {time.monotonic() - began:.1f} s.")
+    print(f"\n{len(cases) - len(wrong)} of {len(cases)} right, in {time.monotonic() - began:.1f} s.")
     return 1 if wrong else 0
 
 
@@ -178,10 +178,10 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-async def run_all(asked: list[Prompt]) -> None:
+async def run_all(cases: list[Prompt]) -> None:
     """Submit all prompts, read their streams, and get the results through Celery."""
-    submitted = [submit(prompt) for prompt in asked]
-    await asyncio.gather(*map(follow, asked, submitted))
+    submitted = [submit(prompt) for prompt in cases]
+    await asyncio.gather(*map(follow, cases, submitted))
 
 
 def submit(prompt: Prompt) -> AsyncResult:
@@ -202,20 +202,20 @@ async def follow(prompt: Prompt, task: AsyncResult) -> None:
 
 
 @contextlib.contextmanager
-def view(asked: list[Prompt], plain: bool) -> Iterator[None]:
+def view(cases: list[Prompt], plain: bool) -> Iterator[None]:
     """Show the streams live; as plain text, print them when all have ended."""
     if plain:
         yield
-        for prompt in asked:
+        for prompt in cases:
             print(f"[{prompt.skill}] {prompt.prompt}\n{prompt.text.strip()}\n")
         return
     from rich.live import Live
 
-    with Live(get_renderable=lambda: panels(asked), refresh_per_second=20, transient=False):
+    with Live(get_renderable=lambda: panels(cases), refresh_per_second=20, transient=False):
         yield
 
 
-def panels(asked: list[Prompt], columns: int = 2, lines: int = 4) -> Any:
+def panels(cases: list[Prompt], columns: int = 2, lines: int = 4) -> Any:
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
@@ -224,7 +224,7 @@ def panels(asked: list[Prompt], columns: int = 2, lines: int = 4) -> Any:
     for _ in range(columns):
         grid.add_column(ratio=1)
     cells = []
-    for prompt in asked:
+    for prompt in cases:
         tail = "\n".join(prompt.text.strip().splitlines()[-lines:])
         colour = "green" if prompt.right else "red" if prompt.error or prompt.result else "blue"
         title = Text(f"{prompt.skill}: {prompt.prompt}", overflow="ellipsis", no_wrap=True)
@@ -234,7 +234,7 @@ def panels(asked: list[Prompt], columns: int = 2, lines: int = 4) -> Any:
     return grid
 
 
-def show_results(asked: list[Prompt]) -> None:
+def show_results(cases: list[Prompt]) -> None:
     rows = [
         (
             prompt.skill,
@@ -245,7 +245,7 @@ def show_results(asked: list[Prompt]) -> None:
             _one_line(prompt.result.text.strip()) if prompt.result else "",
             "right" if prompt.right else "WRONG",
         )
-        for prompt in asked
+        for prompt in cases
     ]
     print("\nFrom the result backend:")
     print_table(("skill", "TTFT", "tokens", "tokens/s", "finish", "result", ""), rows)

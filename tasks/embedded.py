@@ -55,7 +55,7 @@ def socket_path() -> str:
     with _mutex:
         folder = runtime_folder()
         if _users_fd is None or not _same_file(_users_fd, folder / "users") or not answers(folder / "redis.sock"):
-            _let_go()
+            _release_users_lock()
             _users_fd = _become_user(folder)
         return str(folder / "redis.sock")
 
@@ -63,10 +63,10 @@ def socket_path() -> str:
 def release() -> None:
     """Stop using the server. It ends about a second after its last user."""
     with _mutex:
-        _let_go()
+        _release_users_lock()
 
 
-def _let_go() -> None:
+def _release_users_lock() -> None:
     global _users_fd
     if _users_fd is not None:
         os.close(_users_fd)
@@ -155,8 +155,8 @@ def server_binary() -> str:
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if os.access(binary := os.path.join(folder, "bin", "redis-server"), os.X_OK):
             return binary
-    if found := shutil.which("redis-server"):
-        return found
+    if path := shutil.which("redis-server"):
+        return path
     raise EmbeddedRedisError("embedded:// needs a redis-server: pip install 'petiole[embedded]'")
 
 
@@ -178,10 +178,10 @@ def runtime_folder() -> Path:
 def _private(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     try:
-        found = folder.lstat()
+        status = folder.lstat()
     except FileNotFoundError:
         return
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise EmbeddedRedisError(f"{folder} must be a folder that only you can read (mode 0700)")
 
 

@@ -101,8 +101,8 @@ def _figures(workers: list[WorkerReport]) -> Iterator[Metric]:
     for name, (field, what) in _HISTOGRAMS.items():
         histogram = HistogramMetricFamily(f"petiole_{name}", what, labels=_LABELS)
         for worker in workers:
-            if (taken := worker.distributions.get(field)) is not None:
-                histogram.add_metric(_labels(worker), _buckets(taken), taken.sum)
+            if (distribution := worker.distributions.get(field)) is not None:
+                histogram.add_metric(_labels(worker), _buckets(distribution), distribution.sum)
         yield histogram
     pages = GaugeMetricFamily("petiole_kv_cache_pages", "Pages of the KV cache.", labels=(*_LABELS, "state"))
     ends = CounterMetricFamily(
@@ -121,10 +121,10 @@ def _labels(worker: WorkerReport) -> tuple[str, str]:
     return worker.worker, worker.model
 
 
-def _buckets(taken: Distribution) -> list[tuple[str, float]]:
+def _buckets(distribution: Distribution) -> list[tuple[str, float]]:
     """Prometheus's cumulative buckets: (upper bound, count of values up to it)."""
-    bounds = [*map(str, taken.bounds), "+Inf"]
-    return list(zip(bounds, accumulate(taken.counts), strict=True))
+    bounds = [*map(str, distribution.bounds), "+Inf"]
+    return list(zip(bounds, accumulate(distribution.counts), strict=True))
 
 
 def serve(host: str, port: int) -> int:

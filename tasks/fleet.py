@@ -28,7 +28,7 @@ REPORT_INTERVAL_S = 2.0
 LOST_AFTER_S = 3 * REPORT_INTERVAL_S
 FORGOTTEN_AFTER_S = 3600
 
-_IMPATIENT = {
+_TIMEOUTS = {
     **dict.fromkeys(("socket_connect_timeout", "socket_timeout"), connections.CONNECT_TIMEOUT_S),  # Redis's
     "read_timeout": connections.CONNECT_TIMEOUT_S,  # RabbitMQ's
 }
@@ -114,7 +114,7 @@ def workers(client: redis.Redis | None = None) -> list[WorkerReport]:
         pipe.hgetall(WORKERS_KEY)
         (seconds, microseconds), fields = pipe.execute()
     now = seconds + microseconds / 1e6
-    found = []
+    reports = []
     for name, value in fields.items():
         at, _, message = value.partition(b" ")
         try:
@@ -126,8 +126,8 @@ def workers(client: redis.Redis | None = None) -> list[WorkerReport]:
         except ValueError as error:  # perhaps another version's: skip it, and show the others
             logger.warning("the report of %s cannot be read: %s", name.decode(errors="replace"), _in_a_line(error))
             continue
-        found.append(worker.model_copy(update={"age_s": round(age_s, 1)}))
-    return sorted(found, key=lambda worker: worker.worker)
+        reports.append(worker.model_copy(update={"age_s": round(age_s, 1)}))
+    return sorted(reports, key=lambda worker: worker.worker)
 
 
 def _in_a_line(error: ValueError) -> str:
@@ -141,7 +141,7 @@ def queue_lengths(app: Celery = celery_app) -> dict[str, int]:
     """Messages in the broker, by queue: the default queue, and one for each tenant with a weight."""
     configured = settings()
     names = [configured.queue, *(f"{configured.queue}.{tenant}" for tenant in configured.weights)]
-    with app.connection_for_read(transport_options=_IMPATIENT) as connection:
+    with app.connection_for_read(transport_options=_TIMEOUTS) as connection:
         connection.connect()
         return {name: _length(connection, name) for name in names}
 

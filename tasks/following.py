@@ -105,7 +105,7 @@ class Following:
     def follow(self) -> Reading:
         assembler = self.assembler
         while not assembler.finished:
-            raw = yield ("receive", self.patience())
+            raw = yield ("receive", self.receive_timeout())
             if raw is None:
                 yield from self.after_silence()
                 continue
@@ -115,7 +115,7 @@ class Following:
             else:
                 yield from self.hand_out(new)
 
-    def patience(self) -> float:
+    def receive_timeout(self) -> float:
         if self.timeout_s is None:
             return SILENCE_S
         return max(0.001, min(SILENCE_S, self.last_delta_at + self.timeout_s - time.monotonic()))

@@ -2,7 +2,7 @@
 
 A demoted master keeps its connections. It refuses writes but answers reads with stale data, so a client that only
 reads would not notice. Here a connection whose write is refused is closed; reconnecting leads to the new
-master. A connection that was not checked within `PROOF_S` is checked before the pool returns it, by a write that
+master. A connection that was not checked within `CHECK_S` is checked before the pool returns it, by a write that
 changes nothing.
 """
 
@@ -15,10 +15,10 @@ import redis
 import redis.asyncio
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
-PROOF_S = 2.0
+CHECK_S = 2.0
 """How long a check is valid."""
 
-_PROOF = ("EXPIRE", "petiole:nothing", 1)
+_CHECK = ("EXPIRE", "petiole:nothing", 1)
 
 
 def demoted(error: ResponseError) -> bool:
@@ -32,30 +32,30 @@ def refuses_writes(error: ResponseError) -> bool:
     return isinstance(error, OutOfMemoryError) or demoted(error) or any(code in str(error) for code in codes)
 
 
-class _Proving:
+class _CheckedConnection:
     """When the server was last known to be a master. `lost_at` is a class attribute: each pool has a subclass."""
 
-    proven_at = lost_at = float("-inf")
+    checked_at = lost_at = float("-inf")
 
     @property
-    def proven(self) -> bool:
-        return not self.suspect and self.proven_at > time.monotonic() - PROOF_S
+    def checked(self) -> bool:
+        return not self.suspect and self.checked_at > time.monotonic() - CHECK_S
 
     @property
     def suspect(self) -> bool:
         """Whether a connection of the pool has met a replica since this one was checked."""
-        return self.proven_at <= self.lost_at
+        return self.checked_at <= self.lost_at
 
     def lose_master(self) -> None:
         type(self).lost_at = time.monotonic()
 
     def disconnect(self, *args: Any, **options: Any) -> Any:
-        self.proven_at = float("-inf")
+        self.checked_at = float("-inf")
         connection: Any = super()
         return connection.disconnect(*args, **options)
 
 
-class _Connection(_Proving):
+class _Connection(_CheckedConnection):
     def read_response(self, *args: Any, **options: Any) -> Any:
         connection: Any = super()
         try:
@@ -68,7 +68,7 @@ class _Connection(_Proving):
             raise redis.ConnectionError(str(error)) from error
 
 
-class _AsyncConnection(_Proving):
+class _AsyncConnection(_CheckedConnection):
     async def read_response(self, *args: Any, **options: Any) -> Any:
         connection: Any = super()
         try:
@@ -88,25 +88,25 @@ class MasterPool(redis.ConnectionPool):
     def get_connection(self, *args: Any, **options: Any) -> Any:
         connection: Any = super().get_connection(*args, **options)
         try:
-            if not connection.proven:
+            if not connection.checked:
                 try:
-                    self._prove(connection)
+                    self._check(connection)
                 except redis.ConnectionError:  # the address may resolve to another server by now
                     connection.disconnect()
                     connection.connect()
-                    self._prove(connection)
+                    self._check(connection)
         except BaseException:
             self.release(connection)
             raise
         return connection
 
-    def _prove(self, connection: Any) -> None:
+    def _check(self, connection: Any) -> None:
         try:
-            connection.send_command(*_PROOF)
+            connection.send_command(*_CHECK)
             connection.read_response()
         except ResponseError:  # this user has no permission to write: cannot be checked
             pass
-        connection.proven_at = time.monotonic()
+        connection.checked_at = time.monotonic()
 
 
 class AsyncMasterPool(redis.asyncio.BlockingConnectionPool):
@@ -118,22 +118,22 @@ class AsyncMasterPool(redis.asyncio.BlockingConnectionPool):
     async def get_connection(self, *args: Any, **options: Any) -> Any:
         connection: Any = await super().get_connection(*args, **options)  # type: ignore[no-untyped-call]
         try:
-            if not connection.proven:
+            if not connection.checked:
                 try:
-                    await self._prove(connection)
+                    await self._check(connection)
                 except redis.ConnectionError:
                     await connection.disconnect()
                     await connection.connect()
-                    await self._prove(connection)
+                    await self._check(connection)
         except BaseException:
             await self.release(connection)
             raise
         return connection
 
-    async def _prove(self, connection: Any) -> None:
+    async def _check(self, connection: Any) -> None:
         try:
-            await connection.send_command(*_PROOF)
+            await connection.send_command(*_CHECK)
             await connection.read_response()
         except ResponseError:
             pass
-        connection.proven_at = time.monotonic()
+        connection.checked_at = time.monotonic()

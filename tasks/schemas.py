@@ -123,9 +123,9 @@ class Options(BaseModel):
 
     @model_validator(mode="after")
     def _one_constraint(self) -> Self:
-        given = [kind for kind in CONSTRAINT_KINDS if getattr(self, kind) is not None]
-        if len(given) > 1:
-            raise InvalidRequest(given[1], f"cannot be combined with {given[0]}", " and ".join(given))
+        kinds = [kind for kind in CONSTRAINT_KINDS if getattr(self, kind) is not None]
+        if len(kinds) > 1:
+            raise InvalidRequest(kinds[1], f"cannot be combined with {kinds[0]}", " and ".join(kinds))
         return self
 
     def sampling(self) -> dict[str, Any]:
@@ -250,8 +250,8 @@ def validate(kind: type[R], options: Mapping[str, Any]) -> R:
     try:
         return kind.model_validate(dict(options))
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        raise _invalid(min(found, key=lambda wrong: wrong["type"] != "extra_forbidden")) from None
+        details = error.errors(include_url=False)
+        raise _invalid(min(details, key=lambda detail: detail["type"] != "extra_forbidden")) from None
 
 
 def _invalid(error: ErrorDetails) -> InvalidRequest:

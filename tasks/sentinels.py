@@ -128,8 +128,8 @@ def options(master: str, password: str, tls: Mapping[str, str | bool]) -> dict[s
     timeouts = {"socket_connect_timeout": ANSWER_S, "socket_timeout": ANSWER_S}
     provider = _Password(password=password) if password else None
     secured = {"ssl": True, **tls} if tls else {}
-    asked = {**timeouts, "retry": None, "protocol": 2, "credential_provider": provider, **secured}
-    return {"master_name": master, "sentinel_kwargs": asked}
+    sentinel_kwargs = {**timeouts, "retry": None, "protocol": 2, "credential_provider": provider, **secured}
+    return {"master_name": master, "sentinel_kwargs": sentinel_kwargs}
 
 
 _answered_last: dict[tuple[tuple[str, int], ...], tuple[str, int]] = {}
@@ -150,23 +150,23 @@ class Sentinels:
     def master(self) -> tuple[str, int]:
         """The master's address, from the first sentinel that sees it up. Raises MasterNotFoundError."""
         reasons = []
-        best = _answered_last.get(self._hosts)
-        for asked in sorted(self._hosts, key=lambda host: host != best):
+        last = _answered_last.get(self._hosts)
+        for address in sorted(self._hosts, key=lambda host: host != last):
             try:
-                state = self._state(*asked)
+                state = self._state(*address)
             except ResponseError as error:
                 unknown = "No such master" in str(error)
-                reasons.append((asked, "knows no such master" if unknown else str(error)))
+                reasons.append((address, "knows no such master" if unknown else str(error)))
             except redis.AuthenticationError as error:
-                reasons.append((asked, f"{error} (PETIOLE_SENTINEL_PASSWORD)"))
+                reasons.append((address, f"{error} (PETIOLE_SENTINEL_PASSWORD)"))
             except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
-                reasons.append((asked, str(error)))
+                reasons.append((address, str(error)))
             else:
                 if state["is_master"] and not (state["is_sdown"] or state["is_odown"]):
-                    _answered_last[self._hosts] = asked
+                    _answered_last[self._hosts] = address
                     return state["ip"], state["port"]
-                reasons.append((asked, f"says that {netloc(state['ip'], state['port'])} is down"))
-        said = "; ".join(f"{netloc(*asked)}: {reason.rstrip('.')}" for asked, reason in reasons)
+                reasons.append((address, f"says that {netloc(state['ip'], state['port'])} is down"))
+        said = "; ".join(f"{netloc(*address)}: {reason.rstrip('.')}" for address, reason in reasons)
         raise MasterNotFoundError(f"the sentinels name no master {self._name!r} (PETIOLE_SENTINEL_MASTER): {said}")
 
     def _state(self, host: str, port: int) -> Any:
@@ -185,39 +185,39 @@ def why(error: BaseException, url: str, options: Mapping[str, Any]) -> str:
     return str(error)
 
 
-class _Asking:
+class _HasSentinels:
     def __init__(self, *args: Any, sentinels: Sentinels, **options: Any) -> None:
         super().__init__(*args, **options)
         self._sentinels = sentinels
 
 
-class _AskingFirst(_Asking):
+class _ResolvesMaster(_HasSentinels):
     def _connect(self) -> Any:
         self.host, self.port = self._sentinels.master()
         connection: Any = super()
         return connection._connect()
 
 
-class _AsyncAskingFirst(_Asking):
+class _AsyncResolvesMaster(_HasSentinels):
     async def _connect(self) -> None:
         self.host, self.port = await asyncio.to_thread(self._sentinels.master)
         connection: Any = super()
         await connection._connect()
 
 
-class SentinelConnection(_AskingFirst, redis.Connection):
+class SentinelConnection(_ResolvesMaster, redis.Connection):
     pass
 
 
-class SentinelSSLConnection(_AskingFirst, redis.SSLConnection):
+class SentinelSSLConnection(_ResolvesMaster, redis.SSLConnection):
     pass
 
 
-class AsyncSentinelConnection(_AsyncAskingFirst, redis.asyncio.Connection):
+class AsyncSentinelConnection(_AsyncResolvesMaster, redis.asyncio.Connection):
     pass
 
 
-class AsyncSentinelSSLConnection(_AsyncAskingFirst, redis.asyncio.SSLConnection):
+class AsyncSentinelSSLConnection(_AsyncResolvesMaster, redis.asyncio.SSLConnection):
     pass
 
 

@@ -233,10 +233,10 @@ def parse_weights(text: str) -> dict[str, float]:
     """`acme=2,initech=0.5` as a dictionary."""
     weights: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
-        found = re.fullmatch(r"([A-Za-z0-9_-]{1,64})=([0-9]+(?:\.[0-9]+)?)", part)
-        if found is None or not 0.001 <= float(found[2]) <= 1000:
+        match = re.fullmatch(r"([A-Za-z0-9_-]{1,64})=([0-9]+(?:\.[0-9]+)?)", part)
+        if match is None or not 0.001 <= float(match[2]) <= 1000:
             raise ValueError("must be NAME=WEIGHT,...; letters, digits, - and _; weights from 0.001 to 1000")
-        weights[found[1]] = float(found[2])
+        weights[match[1]] = float(match[2])
     return weights
 
 
@@ -267,7 +267,7 @@ def verified(url: str) -> str:
     """
     if scheme(url) != "rediss":
         return url
-    url = re.sub(r"(?<=ssl_cert_reqs=)(?:CERT_)?(\w+)", lambda found: found[1].lower(), url)
+    url = re.sub(r"(?<=ssl_cert_reqs=)(?:CERT_)?(\w+)", lambda match: match[1].lower(), url)
     return url if "ssl_cert_reqs=" in url else f"{url}{'&' if '?' in url else '?'}ssl_cert_reqs=required"
 
 

@@ -146,11 +146,11 @@ class Stream(_Reader, Iterator[StreamDelta]):
             *_, entries, length = pipe.execute()
         return entries, length
 
-    def _receive(self, patience_s: float) -> bytes | None:
+    def _receive(self, timeout_s: float) -> bytes | None:
         if self._interest_is_due():
             connections.streams().set(self._keys.interest, 1, ex=INTEREST_TTL_S)
         assert self._pubsub is not None
-        return subscriptions.data(self._pubsub.get_message(timeout=patience_s))
+        return subscriptions.data(self._pubsub.get_message(timeout=timeout_s))
 
     def _outcome(self) -> tuple[str | None, Any]:
         return self._outcome_now()
@@ -239,11 +239,11 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
             *_, entries, length = await pipe.execute()
         return entries, length
 
-    async def _receive(self, patience_s: float) -> bytes | None:
+    async def _receive(self, timeout_s: float) -> bytes | None:
         if self._interest_is_due():
             await connections.async_streams().set(self._keys.interest, 1, ex=INTEREST_TTL_S)
         assert self._subscription is not None
-        return await self._subscription.get(patience_s)
+        return await self._subscription.get(timeout_s)
 
     async def _outcome(self) -> tuple[str | None, Any]:
         return await asyncio.to_thread(self._outcome_now)
@@ -260,9 +260,9 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
         if not self._closed:
             self._closed = True
             self._steps.close()
-            await asyncio.shield(self._let_go())  # anyio cancels every `await` after a client has disconnected
+            await asyncio.shield(self._release())  # anyio cancels every `await` after a client has disconnected
 
-    async def _let_go(self) -> None:
+    async def _release(self) -> None:
         await self._unsubscribe()
         if self._cancel_on_disconnect:
             await asyncio.to_thread(self._cancel_if_abandoned)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MAX_IDLE = 64
 _POLL_S = 1.0
-_FAREWELL_S = 1.0
+_REPLY_S = 1.0
 
 _idle: list[tuple[int, PubSub]] = []
 
@@ -39,7 +39,7 @@ def unsubscribe(pubsub: PubSub, channel: str) -> None:
     try:
         if len(_idle) < MAX_IDLE:
             pubsub.unsubscribe(channel)  # type: ignore[no-untyped-call]
-            _confirmed(pubsub, "unsubscribe", channel, _FAREWELL_S)
+            _confirmed(pubsub, "unsubscribe", channel, _REPLY_S)
             _idle.append((os.getpid(), pubsub))
             return
     except connections.LOST:
@@ -49,12 +49,12 @@ def unsubscribe(pubsub: PubSub, channel: str) -> None:
 
 def hears(pubsub: PubSub) -> bool:
     """Whether messages published before this call have arrived. They are dropped: the caller reads the log."""
-    heard = False
+    received = False
     pubsub.ping()
-    while (message := pubsub.get_message(timeout=_FAREWELL_S)) is not None:
+    while (message := pubsub.get_message(timeout=_REPLY_S)) is not None:
         if message["type"] == "pong":
-            return heard
-        heard |= message["type"] == "message"
+            return received
+        received |= message["type"] == "message"
     return False
 
 
@@ -75,9 +75,9 @@ def _take_idle() -> PubSub | None:
             return pubsub
 
 
-def _confirmed(pubsub: PubSub, kind: str, channel: str, patience_s: float) -> None:
-    give_up_at = time.monotonic() + patience_s
-    while not _is(pubsub.get_message(timeout=min(_POLL_S, patience_s)), kind, channel):
+def _confirmed(pubsub: PubSub, kind: str, channel: str, timeout_s: float) -> None:
+    give_up_at = time.monotonic() + timeout_s
+    while not _matches(pubsub.get_message(timeout=min(_POLL_S, timeout_s)), kind, channel):
         if time.monotonic() > give_up_at:
             raise redis.TimeoutError(f"no answer to {kind}")
 
@@ -87,5 +87,5 @@ def data(message: dict[str, Any] | None) -> bytes | None:
     return message["data"] if message is not None and message["type"] == "message" else None
 
 
-def _is(message: dict[str, Any] | None, kind: str, channel: str) -> bool:
+def _matches(message: dict[str, Any] | None, kind: str, channel: str) -> bool:
     return message is not None and message["type"] == kind and message["channel"] == channel.encode()

@@ -63,7 +63,7 @@ class Completions:
 
     def _complete_together(self) -> None:
         backend: RedisBackend = self._app.backend
-        while jobs := self._some():
+        while jobs := self._next_batch():
             try:
                 store_together(backend, [job.success for job in jobs])
             except Exception as error:
@@ -75,7 +75,7 @@ class Completions:
                     for job in jobs:
                         job.complete()
 
-    def _some(self) -> list[Job]:
+    def _next_batch(self) -> list[Job]:
         """The next batch of finished jobs. If more are queued, a task for another thread is added."""
         with self._lock:
             jobs = [self._finished.popleft() for _ in range(min(len(self._finished), _JOBS_A_CALL))]

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from billiard.einfo import ExceptionInfo
 
 from tasks.worker.delivery import Delivery
-from tasks.worker.mailbox import Letter, Mailbox
+from tasks.worker.mailbox import Callback, Mailbox
 
 THREADS = 4
 
@@ -37,7 +37,7 @@ class ForeignTask:
         mailbox.post(self._end())
         self._tasks.running.discard(self)
 
-    def _end(self) -> Letter:
+    def _end(self) -> Callback:
         """Run the task. Returns the call that reports its outcome, for the consumer's thread."""
         delivery, began = self._delivery, time.monotonic()
         try:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Asked = GenerateRequest | ChatRequest
+TaskRequest = GenerateRequest | ChatRequest
 _JOBS_A_CALL = 64
 
 
@@ -75,11 +75,11 @@ class Intake:
                 return
 
     def _take(self, batch: list[Job]) -> None:
-        asked, room = {job: self._read(job) for job in batch}, self._room()
+        requests, room = {job: self._read(job) for job in batch}, self._room()
         replies = self._begin_all(batch, room)
         for position, (job, reply) in enumerate(zip(batch, replies, strict=False)):
             try:
-                self._start(job, asked[job], Begun.parse(reply), marked=position < room)
+                self._start(job, requests[job], Begun.parse(reply), marked=position < room)
             except Exception as error:
                 if job.stream is None:
                     job.give_up()
@@ -87,7 +87,7 @@ class Intake:
                     logger.exception("task %s could not be submitted", job.task_id)
                     job.end(failed(error))
 
-    def _read(self, job: Job) -> Asked | PetioleError:
+    def _read(self, job: Job) -> TaskRequest | PetioleError:
         message = job.delivery.message
         try:
             return parse(job.delivery.task_name, message["args"], message["kwargs"])
@@ -121,21 +121,21 @@ class Intake:
         begun = sum(job.stream is not None and not job.over for job in list(self._pool.jobs.values()))
         return max(0, self._pool.settings.max_num_seqs - begun)
 
-    def _start(self, job: Job, asked: Asked | PetioleError, begun: Begun, *, marked: bool) -> None:
+    def _start(self, job: Job, request: TaskRequest | PetioleError, begun: Begun, *, marked: bool) -> None:
         pool = self._pool
         model = pool.engine.limits.fingerprint
         verdict = begun.verdict(model=model, max_attempts=pool.settings.max_attempts)
-        if isinstance(asked, Asked):
-            job.asked_deadline_s = asked.deadline_s
+        if isinstance(request, TaskRequest):
+            job.request_deadline_s = request.deadline_s
         if verdict == "finished":
             job.replay(begun)
             return
-        needs_reader = isinstance(asked, Asked) and asked.cancel_on_disconnect
+        needs_reader = isinstance(request, TaskRequest) and request.cancel_on_disconnect
         job.begin(begun, needs_reader=needs_reader, marked=marked)
         if job.ending is not None:
             job.end(ended(job.ending))
-        elif isinstance(asked, PetioleError):
-            job.end(failed(asked))
+        elif isinstance(request, PetioleError):
+            job.end(failed(request))
         elif verdict == "poisoned":
             job.end(Outcome(error=WorkersLost(begun.deaths, begun.written.text)))
         elif verdict == "model_changed":
@@ -145,7 +145,7 @@ class Intake:
             job.submit(
                 engine_request(
                     job.task_id,
-                    asked,
+                    request,
                     priority=_priority(job),
                     deadline_s=job.deadline_s,
                     resume_token_ids=begun.written.token_ids,

@@ -76,7 +76,7 @@ class Job:
         self.superseded: list[Delivery] = []
         self.task_id = delivery.task_id
         self.taken_at = time.monotonic()
-        self.asked_deadline_s: float | None = None
+        self.request_deadline_s: float | None = None
         self.admitted_at: float | None = None
         self.begun: Begun | None = None
         self.handle: Handle | None = None
@@ -95,11 +95,11 @@ class Job:
 
     @property
     def _deadline(self) -> tuple[float | None, str]:
-        """That minimum and its kind. Of equal limits the first wins: soft, asked, hard."""
+        """That minimum and its kind. Of equal limits the first wins: soft, request, hard."""
         delivery = self.delivery
         limits = (
             (delivery.soft_timeout_s, "soft"),
-            (self.asked_deadline_s, "asked"),
+            (self.request_deadline_s, "request"),
             (delivery.timeout_s, "hard"),
         )
         return min(((s, kind) for s, kind in limits if s), key=lambda pair: pair[0], default=(None, ""))

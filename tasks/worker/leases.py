@@ -76,14 +76,14 @@ class LeaseKeeper:
                     if now >= sweep_at:
                         self._sweep(self._client)
                         sweep_at = now + self.sweep_s
-                    self._say(None)
+                    self._log_changes(None)
             except (*LOST, redis.RedisError) as error:
-                self._say(error)
+                self._log_changes(error)
                 self._client = None
             if self._client is None:
                 renew_at = sweep_at = now + CONNECT_S
 
-    def _say(self, error: Exception | None) -> None:
+    def _log_changes(self, error: Exception | None) -> None:
         """Log the first of consecutive failures, and the recovery."""
         if error is not None and not self._failing:
             logger.warning("leases: Redis does not renew them: %s", error)

@@ -21,9 +21,9 @@ _mutex = threading.Lock()
 _engines: list[EngineLike] = []
 
 
-def run(asked: GenerateRequest | ChatRequest, task_id: str) -> dict[str, Any]:
+def run(task_request: GenerateRequest | ChatRequest, task_id: str) -> dict[str, Any]:
     """Generate in this process. Raises the exception that the task would fail with."""
-    request = engine_request(task_id, asked, deadline_s=asked.deadline_s)
+    request = engine_request(task_id, task_request, deadline_s=task_request.deadline_s)
     try:
         result = _engine().submit(request).result()
     except Exception as error:

@@ -19,21 +19,21 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-Letter = Callable[[], object]
+Callback = Callable[[], object]
 
 
 class Mailbox:
     """Any thread may post; the thread of the event loop reads."""
 
     def __init__(self) -> None:
-        self._letters: deque[Letter] = deque()
+        self._callbacks: deque[Callback] = deque()
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
         self._posted = threading.Event()
 
-    def post(self, letter: Letter) -> None:
-        self._letters.append(letter)
+    def post(self, callback: Callback) -> None:
+        self._callbacks.append(callback)
         if not self._posted.is_set():
             self._posted.set()
             with suppress(OSError):  # full: the reader is awake already; closed: there is no reader
@@ -48,14 +48,14 @@ class Mailbox:
         with suppress(OSError):
             os.read(self._reader, 4096)
         self._posted.clear()
-        while self._letters:
-            letter = self._letters.popleft()
+        while self._callbacks:
+            callback = self._callbacks.popleft()
             try:
-                letter()
+                callback()
             except Exception:
                 logger.exception("a callback of the pool raised")
 
-    def wait(self, until: Callable[[], bool], timeout_s: float, between: Letter) -> bool:
+    def wait(self, until: Callable[[], bool], timeout_s: float, between: Callback) -> bool:
         """Without an event loop: read, and call `between`, until `until()` is true. False after the timeout."""
         deadline = time.monotonic() + timeout_s
         while True:

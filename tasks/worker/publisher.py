@@ -92,7 +92,7 @@ class Stream:
         keys = stream_keys(task_id)
         self._keys = keys.log, keys.state
         self._attempt = str(attempt)
-        self._begins = f'{{"task_id":{quote(task_id)},"attempt":{attempt},"index":'
+        self._prefix = f'{{"task_id":{quote(task_id)},"attempt":{attempt},"index":'
         # Pieces of earlier attempts are kept as sent, so that they can be sent again if Redis loses the log.
         self.pieces: list[Delta] = list(before.deltas)
         self.sent = self.entries = len(self.pieces)
@@ -139,20 +139,20 @@ class Stream:
         """Append this stream's arguments to a script call."""
         # Read `final` before the pieces: once it is set, all pieces have been pushed.
         final = self.final
-        does = self._does(now, final is not None)
+        operations = self._operations(now, final is not None)
         count, entries, payload = len(self.pieces), self.entries, ""
         if count > self.sent or final is not None:
             entries += 1
             payload = self._payload(self.pieces[self.sent : count], final)
         if payload and not self.entries and self.adapter and final is None:
-            does += " adapter"
-        if does:
-            call.turns += (len(call.parts), does, self.adapter if final is None else final[1])
+            operations += " adapter"
+        if operations:
+            call.turns += (len(call.parts), operations, self.adapter if final is None else final[1])
         call.keys += self._keys
         call.args += (self._attempt, entries, payload)
-        call.parts.append((self, count, entries, does))
+        call.parts.append((self, count, entries, operations))
 
-    def _does(self, now: float, last: bool) -> str:
+    def _operations(self, now: float, last: bool) -> str:
         """The script's operations besides writing a delta, separated by spaces. Usually empty."""
         released, admitted = self.released and not last, self.admitted and not self.admitted_sent
         look = last or now >= self.look_at or not self.entries  # the first entry creates the log: set a TTL
@@ -176,7 +176,7 @@ class Stream:
         index = chunk[0].index if chunk else self.end
         reason = "null" if final is None else quote(final[0].finish_reason)
         return (
-            f'{self._begins}{index},"token_ids":[{tokens}],"text":{quote(text)},'
+            f'{self._prefix}{index},"token_ids":[{tokens}],"text":{quote(text)},'
             f'"finish_reason":{reason}{_extras(chunk, final) if extras else ""}}}'
         )
 
@@ -265,7 +265,7 @@ class Publisher:
 
     def flush(self, batch: Sequence[Stream]) -> None:
         """Write the unsent parts of these streams. The next call is prepared while the server runs one."""
-        on_their_way: deque[Call] = deque()
+        in_flight: deque[Call] = deque()
         try:
             for start in range(0, len(batch), _STREAMS_A_CALL):
                 call, now = Call(self.ttl_ms), time.monotonic()
@@ -274,13 +274,13 @@ class Publisher:
                         stream.join(call, now)
                 if call.parts:
                     self._pipe.send(call.keys, [*call.args, *call.turns])
-                    on_their_way.append(call)
-                if len(on_their_way) > _CALLS_AHEAD:
-                    self._answered(on_their_way[0], self._pipe.receive())
-                    on_their_way.popleft()
-            while on_their_way:
-                self._answered(on_their_way[0], self._pipe.receive())
-                on_their_way.popleft()
+                    in_flight.append(call)
+                if len(in_flight) > _CALLS_AHEAD:
+                    self._answered(in_flight[0], self._pipe.receive())
+                    in_flight.popleft()
+            while in_flight:
+                self._answered(in_flight[0], self._pipe.receive())
+                in_flight.popleft()
         except (*LOST, redis.RedisError) as error:
             self._pipe.close()
             self._hold([stream for stream in batch if not stream.closed], error)
@@ -289,7 +289,7 @@ class Publisher:
 
     def _answered(self, call: Call, reply: Sequence[int]) -> None:
         unexpected = {reply[i]: reply[i + 1 : i + 4] for i in range(0, len(reply), 4)}
-        for position, (stream, sent, entries, does) in enumerate(call.parts):
+        for position, (stream, sent, entries, operations) in enumerate(call.parts):
             code, length, end = unexpected.get(position, (0, 0, 0)) if unexpected else (0, 0, 0)
             if code == _STALE:
                 stream.closed = True
@@ -298,17 +298,17 @@ class Publisher:
                 self._rewind(stream, length, end)
             else:
                 stream.sent, stream.entries = sent, entries
-                if does:
-                    self._done(stream, does)
+                if operations:
+                    self._done(stream, operations)
                 if code:
                     stream.listener.on_cancel(flagged=code == _FLAGGED)
 
-    def _done(self, stream: Stream, does: str) -> None:
-        stream.admitted_sent = stream.admitted_sent or "admitted" in does
-        if "last" in does:
+    def _done(self, stream: Stream, operations: str) -> None:
+        stream.admitted_sent = stream.admitted_sent or "admitted" in operations
+        if "last" in operations:
             stream.closed = True
             stream.listener.on_finished()
-        elif "released" in does:
+        elif "released" in operations:
             stream.closed = True
             stream.listener.on_released()
 

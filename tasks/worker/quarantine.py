@@ -33,8 +33,8 @@ _ID = re.compile(rb'"(?:id|correlation_id)": ?"([0-9A-Za-z_-]{1,64})"')
 
 def put_aside(app: Any, message: bytes, queue: str, reason: str, task_id: str | None = None) -> None:
     """Quarantine a message and fail its task. Raises no error of Redis: a bad message must not end the worker."""
-    if task_id is None and (found := _ID.search(message[:SHOWN_BYTES])):
-        task_id = found[1].decode()
+    if task_id is None and (match := _ID.search(message[:SHOWN_BYTES])):
+        task_id = match[1].decode()
     entry = {
         "at": time.time(),
         "queue": queue,

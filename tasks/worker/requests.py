@@ -15,7 +15,7 @@ HIGHEST_PRIORITY = 0
 
 def engine_request(
     task_id: str,
-    asked: GenerateRequest | ChatRequest,
+    task_request: GenerateRequest | ChatRequest,
     *,
     priority: int = HIGHEST_PRIORITY,
     deadline_s: float | None = None,
@@ -23,21 +23,21 @@ def engine_request(
     resume_adapter_key: str | None = None,
 ) -> Request:
     """The engine's request. It is the same on every worker, except for the resumed tokens and adapter."""
-    sampling = asked.sampling()
+    sampling = task_request.sampling()
     if sampling["seed"] is None:
         sampling["seed"] = seed_of(task_id)
-    constraint = asked.constraint()
+    constraint = task_request.constraint()
     subject: dict[str, Any] = (
-        {"messages": asked.messages, "tools": asked.tools}
-        if isinstance(asked, ChatRequest)
-        else {"prompt": asked.prompt}
+        {"messages": task_request.messages, "tools": task_request.tools}
+        if isinstance(task_request, ChatRequest)
+        else {"prompt": task_request.prompt}
     )
     return Request(
         **subject,
         sampling=SamplingParams(**sampling),
         constraint=None if constraint is None else Constraint(*constraint),  # type: ignore[arg-type]
-        adapter=asked.adapter,
-        salt=asked.salt,
+        adapter=task_request.adapter,
+        salt=task_request.salt,
         priority=priority,
         deadline_s=deadline_s,
         resume_token_ids=tuple(resume_token_ids),

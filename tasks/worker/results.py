@@ -23,12 +23,12 @@ from tasks import errors
 from tasks.connections import LOST
 from tasks.worker.revoking import Ending
 
-_at_hand = threading.local()
+_current = threading.local()
 
-_MOST_BYTES = 12
+_MAX_BYTES_A_UNIT = 12
 """Most bytes of JSON for a character or a token id with its separator: a character may be two escapes of six."""
 
-_OF_THE_REST = 16_384
+_MAX_OTHER_BYTES = 16_384
 """Upper bound in bytes for the JSON of all other fields of a result without log probabilities."""
 
 
@@ -135,7 +135,7 @@ def within(limit_bytes: int, outcome: Outcome) -> Outcome:
     result = outcome.result
     if result is None:
         return outcome
-    bound = _OF_THE_REST + _MOST_BYTES * (len(result["text"]) + len(result["token_ids"]))
+    bound = _MAX_OTHER_BYTES + _MAX_BYTES_A_UNIT * (len(result["text"]) + len(result["token_ids"]))
     if bound <= limit_bytes and "logprobs" not in result:
         return outcome
     size = len(json.dumps(result))
@@ -148,10 +148,10 @@ def largest(backend: Any) -> int:
         return sys.maxsize
     stock_bytes = 512 * 2**20
     try:
-        said = backend.client.config_get("proto-max-bulk-len")
+        config = backend.client.config_get("proto-max-bulk-len")
     except (*LOST, redis.RedisError):  # not permitted, or unreachable
-        said = {}
-    return int(said.get("proto-max-bulk-len", stock_bytes)) - _OF_THE_REST
+        config = {}
+    return int(config.get("proto-max-bulk-len", stock_bytes)) - _MAX_OTHER_BYTES
 
 
 def logprobs_json(logprobs: Sequence[Any]) -> list[dict[str, Any]]:
@@ -204,17 +204,17 @@ def recorded(record: Mapping[str, Any], written: Written) -> Outcome:
 @contextmanager
 def at_hand(task_id: str, outcome: Outcome) -> Iterator[None]:
     """In this context, `take_result` on this thread finds the outcome of task `task_id`."""
-    _at_hand.outcome = task_id, outcome
+    _current.outcome = task_id, outcome
     try:
         yield
     finally:
-        del _at_hand.outcome
+        del _current.outcome
 
 
 def take_result(task_id: str) -> dict[str, Any]:
     """The result of the running generation task, for its body. Raises the error of a failed one."""
     nothing: tuple[str, Outcome | None] = ("", None)
-    known, outcome = getattr(_at_hand, "outcome", nothing)
+    known, outcome = getattr(_current, "outcome", nothing)
     if known != task_id or outcome is None:
         raise errors.GenerationFailed(
             "this worker does not run Petiole's pool: start it with celery -A tasks worker, or set worker_pool"

@@ -32,7 +32,7 @@ class Tally:
         self._lock = threading.Lock()
         self._finished: Counter[str] = Counter()
         self._cached_prompt_tokens = 0
-        self._taken = {name: _Buckets(bounds) for name, bounds in BOUNDS.items()}
+        self._buckets = {name: _Buckets(bounds) for name, bounds in BOUNDS.items()}
 
     def count(self, outcome: Outcome) -> None:
         with self._lock:
@@ -40,7 +40,7 @@ class Tally:
             if outcome.result is not None and not outcome.revoked:
                 self._cached_prompt_tokens += outcome.result["usage"]["cached_prompt_tokens"]
                 for name, value in _measured(outcome.result).items():
-                    self._taken[name].add(value)
+                    self._buckets[name].add(value)
 
     def report(self) -> dict[str, Any]:
         """Fields of a `WorkerReport`."""
@@ -48,7 +48,9 @@ class Tally:
             return {
                 "finished": dict(self._finished),
                 "cached_prompt_tokens": self._cached_prompt_tokens,
-                "distributions": {name: taken.distribution() for name, taken in self._taken.items() if taken},
+                "distributions": {
+                    name: buckets.distribution() for name, buckets in self._buckets.items() if buckets
+                },
             }
 
 

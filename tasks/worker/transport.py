@@ -1,7 +1,7 @@
-"""kombu's Redis transport with an atomic take and an owner for every unacknowledged message. Needs Redis 6.2.
+"""kombu's Redis transport with an atomic take and an owner for every unacknowledged message.
 
-It is compatible with stock producers: messages have kombu's format, and publishing is kombu's code. Only consuming
-differs:
+It needs Redis 6.2 or later. It is compatible with stock producers: messages have kombu's format, and publishing is
+kombu's code. Only consuming differs:
 
     stock                                         here
     BRPOP, then ZADD + HSET: a worker killed      BLMOVE of the list's end onto itself waits without removing;
@@ -50,8 +50,8 @@ from tasks.worker.ledger import Ledger, Taken
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 5.0
-"""Default socket timeout of the broker; kombu has none. Shorter than for streams, because the waiting thread is the one
-that handles signals."""
+"""Default socket timeout of the broker; kombu has none. Shorter than for streams, because the waiting thread
+handles signals."""
 
 WAIT_S = 0.5
 SHARED_WAIT_S = 0.05
@@ -386,11 +386,11 @@ class SentinelChannel(Channel):
     sentinel_kwargs: dict[str, Any] | None = None
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
-        given: dict[str, Any] = super()._connparams(asynchronous)
-        kept = {name: value for name, value in given.items() if name not in {"host", "port"}}
-        urls = self.connection.client.alt or [netloc(given["host"], given["port"])]
-        asked = {"master_name": self.master_name, "sentinel_kwargs": self.sentinel_kwargs}
-        return {**SentinelUrl.parse(";".join(urls)).parameters(asked, SYNC), **kept}
+        parameters: dict[str, Any] = super()._connparams(asynchronous)
+        others = {name: value for name, value in parameters.items() if name not in {"host", "port"}}
+        urls = self.connection.client.alt or [netloc(parameters["host"], parameters["port"])]
+        options = {"master_name": self.master_name, "sentinel_kwargs": self.sentinel_kwargs}
+        return {**SentinelUrl.parse(";".join(urls)).parameters(options, SYNC), **others}
 
 
 class SentinelTransport(Transport):

@@ -42,7 +42,7 @@ def test_a_thousand_readers_need_a_few_connections_and_one_subscription(app: Cel
         readers = [asyncio.create_task(collected(name, app)) for name in names]
         await until_subscribed(client, *names)
         assert len(client.client_list(_type="pubsub")) == 1
-        assert len(client.client_list()) <= others + connections.MAX_OF_A_LOOP
+        assert len(client.client_list()) <= others + connections.MAX_CONNECTIONS_A_LOOP
         for k, name in enumerate(names):
             Writer(client, name).finish(k)
         return await asyncio.gather(*readers)
@@ -175,7 +175,7 @@ def test_what_an_address_asks_of_redis_py_costs_nobody_the_connection(
     async def read() -> list[list[int]]:
         readers = [streaming.AsyncStream(name, app=app) for name in "tu"]
         await readers[0].open()
-        line = async_subscriptions._switchboard()._line
+        line = async_subscriptions._shared_connections()._current
         assert line is not None
         line._connection.next_health_check = 0.0  # it is due
         await readers[1].open()
@@ -204,7 +204,7 @@ def test_who_is_cancelled_while_a_command_is_sent_leaves_the_pool_no_answer_of_a
         before = answering()  # of event loops that have closed
         other = streaming.AsyncStream("t", app=app)
         await other.open()
-        line = async_subscriptions._switchboard()._line
+        line = async_subscriptions._shared_connections()._current
         assert line is not None
         line._connection._writer.transport.get_protocol().pause_writing()
         cut_off = asyncio.create_task(streaming.AsyncStream("u", app=app).open())

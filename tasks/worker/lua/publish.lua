@@ -44,7 +44,7 @@ end
 for k = 1, #KEYS, 2 do
   local log, state, a = KEYS[k], KEYS[k + 1], (k + 1) / 2 * 3 - 1
   local mine, payload, turn = ARGV[a], ARGV[a + 2], turns[(k - 1) / 2]
-  local does = turn and ARGV[turn + 1] or ''
+  local operations = turn and ARGV[turn + 1] or ''
   local code, length, ends = 0, 0, 0
   local owner = call('HGET', state, 'attempt')
   if owner ~= mine and stale(state, owner, mine, ttl) then
@@ -55,29 +55,29 @@ for k = 1, #KEYS, 2 do
     else
       call('RPOP', log)
       length, ends = length_and_end(log)
-      if not (find(does, 'last') and call('HEXISTS', state, 'done') == 1) then  -- else our own end, repeated
+      if not (find(operations, 'last') and call('HEXISTS', state, 'done') == 1) then  -- else our own end, repeated
         code = 2
       end
     end
   end
   if code == 0 and turn then
-    if find(does, 'admitted') then
+    if find(operations, 'admitted') then
       call('HSET', state, 'running', 1)
     end
-    if find(does, 'adapter') then
+    if find(operations, 'adapter') then
       call('HSET', state, 'adapter', ARGV[turn + 2])
     end
-    if find(does, 'last') then
+    if find(operations, 'last') then
       call('HSET', state, 'done', ARGV[turn + 2])
       call('HDEL', state, 'running')
-    elseif find(does, 'released') then
+    elseif find(operations, 'released') then
       call('HDEL', state, 'running')
     end
-    if find(does, 'look') then
+    if find(operations, 'look') then
       call('PEXPIRE', log, ttl)
       call('PEXPIRE', state, ttl)
-      if not find(does, 'last') then
-        if find(does, 'read') and call('EXISTS', string.sub(log, 1, -4) .. 'interest') == 0 then
+      if not find(operations, 'last') then
+        if find(operations, 'read') and call('EXISTS', string.sub(log, 1, -4) .. 'interest') == 0 then
           code = 4
         end
         if call('HEXISTS', state, 'cancel') == 1 then
