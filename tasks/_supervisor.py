@@ -3,8 +3,8 @@
     python _supervisor.py FOLDER REDIS_SERVER READY_FD
 
 It imports only the standard library, because the first `delay()` waits for it to start.
-Every user process holds a shared lock on FOLDER/users; the kernel releases it when the process ends for any
-reason. This process waits for the exclusive lock, which is granted once there are no users. On Linux the kernel
+Every user process holds a shared lock on FOLDER/users; the kernel releases it when the process ends, even by
+SIGKILL. This process waits for the exclusive lock, which is granted once there are no users. On Linux the kernel
 kills the server when this process dies.
 """
 
@@ -84,7 +84,7 @@ def start(folder: Path, server: str) -> subprocess.Popen[bytes]:
 
 
 def die_with(parent: int) -> Callable[[], None] | None:
-    """A `preexec_fn` that makes Linux kill the child when process `parent` dies; None on other systems."""
+    """A `preexec_fn` that makes Linux kill the child when `parent` dies; elsewhere None."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None).prctl
@@ -98,7 +98,7 @@ def die_with(parent: int) -> Callable[[], None] | None:
 
 
 def wait_until_it_answers(path: Path) -> None:
-    """Poll until the server replies to PING. The SIGCHLD handler exits this process if the server cannot start."""
+    """The SIGCHLD handler exits this process if the server cannot start."""
     while True:
         try:
             with socket.socket(socket.AF_UNIX) as client:

@@ -128,11 +128,8 @@ class Configuration(StockConfiguration):  # type: ignore[misc]
 
 
 class App(Celery):  # type: ignore[misc]
-    """A Celery app whose configuration becomes visible to other threads only when it is complete.
-
-    Stock Celery publishes the configuration object before its defaults are filled in, so of two threads that
-    submit their first tasks concurrently, one could use the default broker URL.
-    """
+    """Celery shows other threads a configuration before its defaults are set, so that of two concurrent first
+    submissions one could use the default broker URL. Here other threads see only the complete configuration."""
 
     _conf: Any  # Celery's
     _pending_defaults: Any
@@ -210,7 +207,7 @@ def _become_a_worker(instance: Any = None, **_: object) -> None:
 
 @celeryd_after_setup.connect(weak=False)  # type: ignore[untyped-decorator]
 def _warn_of_misspelt_settings(instance: Any = None, **_: object) -> None:
-    """Log warnings about ignored variables. Runs after Celery has set up logging."""
+    """Runs after Celery has set up logging."""
     if instance is not None and instance.app is app:
         for line in misspelt():
             logger.warning(line)

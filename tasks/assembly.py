@@ -92,7 +92,7 @@ class StreamAssembler:
 
 
 def without(delta: StreamDelta, tokens: int, characters: int) -> StreamDelta:
-    """`delta` without its first `tokens` tokens and the first `characters` characters of its text."""
+    """`delta` without its first `tokens` and the first `characters` of its text."""
     tokens = min(tokens, len(delta.token_ids))
     return delta.model_copy(
         update={

@@ -3,7 +3,7 @@
 A worker publishes the deltas of all its streams together. With one connection a subscriber, each such flush would
 wake the event loop once a subscriber, and a web app with many streams would exhaust Redis's connections.
 
-One asyncio task reads the connection for as long as there are subscribers. Redis replies in order, so a reply
+One asyncio task reads the connection while there are subscribers. Redis replies in order, so a reply
 belongs to the oldest command without one. The queue of a subscriber is bounded: a slow one loses its oldest
 messages, detects the gap and reads the log. When the connection is lost, all its subscribers are woken, and each
 subscribes again.
@@ -67,8 +67,7 @@ class Subscription:
                 await self._shared.remove(self._channel, self)
 
     async def distrust(self) -> None:
-        """Drop the shared connection: a message was missed, so its server may no longer be the one that workers
-        publish to, and the other subscribers are affected too."""
+        """Drop the shared connection after a missed message: workers may publish to another server now."""
         assert self._shared is not None
         await self._shared.lose("something was published and not heard")
 
@@ -81,7 +80,7 @@ class Subscription:
 
 
 class _SharedConnection:
-    """A connection and its subscribers. `lost`: why the connection was given up; None while it is in use."""
+    """A connection and its subscribers. `lost`: why it was given up, or None."""
 
     def __init__(self, pool: Any, connection: Any) -> None:
         self.lost: str | None = None
@@ -102,8 +101,7 @@ class _SharedConnection:
         await self.execute(connections.REPLY_TIMEOUT_S, "SUBSCRIBE", channel)
 
     async def remove(self, channel: str, subscriber: Subscription) -> None:
-        """Unsubscribe and wait for the reply: after the last one the connection has nothing to read, and the event
-        loop may be closed."""
+        """Unsubscribe and wait for the reply, because the event loop may be closed after the last one."""
         subscribers = self._subscribers.get(channel.encode(), set())
         if subscriber in subscribers:
             subscribers.discard(subscriber)
@@ -112,7 +110,7 @@ class _SharedConnection:
                 await self.execute(_REPLY_S, "UNSUBSCRIBE", channel)
 
     async def lose(self, why: str) -> None:
-        """Release the connection; fail pending commands and wake all subscribers. Later calls have no effect."""
+        """Release the connection, once; fail pending commands and wake all subscribers."""
         if self.lost is not None:
             return
         self.lost = why

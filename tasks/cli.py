@@ -128,7 +128,7 @@ def settings_page() -> str:
 
 
 def _described() -> list[tuple[str, str]]:
-    """Names and descriptions: the settings of Celery and Redis first, then the engine's."""
+    """Names and descriptions, the engine's settings last."""
     ours = [name for name in Settings.model_fields if name not in settings.EngineSettings.model_fields]
     names = [*ours, *settings.EngineSettings.model_fields]
     return [(name, Settings.model_fields[name].description or "") for name in names]
@@ -164,7 +164,7 @@ STATUS_COLUMNS = (
 
 
 def _status_now() -> str:
-    """The table, or the error while Redis is unreachable: the live view goes on."""
+    """The table, or the error while Redis is unreachable."""
     try:
         return _status(fleet.workers())
     except connections.LOST as error:

@@ -76,8 +76,8 @@ T = TypeVar("T")
 
 
 class PerLoop(Generic[T]):
-    """One object for each event loop. The objects refer to their loop, so a weak-keyed dictionary would never drop
-    them; those of closed loops are dropped when one is made for a new loop."""
+    """One object for each event loop. They refer to their loop, so weak keys would keep them for ever; those of
+    closed loops are dropped when a new loop gets one."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make

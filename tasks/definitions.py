@@ -86,7 +86,7 @@ class GenerationTask(Task):  # type: ignore[misc]
                 yield delta
 
     def finished(self, given: Sequence[object], options: Mapping[str, Any]) -> dict[str, Any]:
-        """The result that the pool has stored for the task that is running; if eager, generate it here."""
+        """The running task's result from the pool; if eager, generate it here."""
         if self.request.is_eager:
             from tasks.worker import local
 

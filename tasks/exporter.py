@@ -59,7 +59,7 @@ class FleetCollector(Collector):
             workers, quarantined = fleet.workers(), connections.streams().llen(QUARANTINE_KEY)
             queues = fleet.queue_lengths()
         except Exception as error:  # of any kind: the next scrape tries again
-            logger.warning("no figures: %s", str(error) or type(error).__name__)
+            logger.warning("no metrics could be collected: %s", str(error) or type(error).__name__)
             up.add_metric((), 0)
             yield up
             return
@@ -122,7 +122,7 @@ def _labels(worker: WorkerReport) -> tuple[str, str]:
 
 
 def _buckets(distribution: Distribution) -> list[tuple[str, float]]:
-    """Prometheus's cumulative buckets: (upper bound, count of values up to it)."""
+    """Cumulative buckets: (upper bound, number of values up to it)."""
     bounds = [*map(str, distribution.bounds), "+Inf"]
     return list(zip(bounds, accumulate(distribution.counts), strict=True))
 

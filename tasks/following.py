@@ -85,7 +85,7 @@ class Following:
             self.last_delta_at = time.monotonic()
 
     def catch_up(self) -> Reading:
-        """Read the log from the current position, and yield the new deltas."""
+        """Yield the new deltas of the log."""
         new = yield from self.unread()
         yield from self.hand_out(new)
 

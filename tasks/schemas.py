@@ -51,7 +51,7 @@ def stream_keys(task_id: str) -> StreamKeys:
 
 
 def _integer_keys(value: object) -> object:
-    """Convert decimal string keys to integers, because JSON has none: {"42": -1.5} becomes {42: -1.5}."""
+    """JSON has no integer keys: convert {"42": -1.5} to {42: -1.5}."""
     if not isinstance(value, Mapping):
         return value
     return {int(k) if isinstance(k, str) and k.lstrip("-").isdecimal() else k: v for k, v in value.items()}

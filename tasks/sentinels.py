@@ -45,7 +45,7 @@ _TLS_FORM = (
 
 @dataclass(frozen=True)
 class SentinelUrl:
-    """The sentinels' addresses, and the master's credentials, database and TLS options."""
+    """The sentinels' addresses and the master's connection options."""
 
     hosts: tuple[tuple[str, int], ...]
     username: str | None
@@ -56,7 +56,7 @@ class SentinelUrl:
 
     @classmethod
     def parse(cls, url: str) -> SentinelUrl:
-        """Raises ValueError, whose message does not contain the URL, if it is invalid."""
+        """Raises ValueError, without the URL in its message."""
         try:
             parts = [urlsplit(part if "://" in part else f"{SCHEME}://{part}") for part in url.split(";")]
             hosts = tuple((part.hostname or "", part.port or DEFAULT_PORT) for part in parts)
@@ -110,7 +110,7 @@ def netloc(host: str, port: int) -> str:
 
 
 class _Password(redis.UsernamePasswordCredentialProvider):
-    """A credential provider that is safe to print and to send to `celery inspect`."""
+    """A provider that is safe to print and to send to `celery inspect`."""
 
     def __json__(self) -> str:  # called by kombu's JSON encoder
         return "***"

@@ -131,7 +131,7 @@ class Stream(_Reader, Iterator[StreamDelta]):
         return subscriptions.hears(self._pubsub)
 
     def _distrust(self) -> None:
-        """Close the subscription, which missed a message, and the idle ones, which may have the same fault."""
+        """Close this subscription, which missed a message, and all idle ones."""
         assert self._pubsub is not None
         self._pubsub.close()
         self._pubsub = None

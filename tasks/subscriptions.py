@@ -35,7 +35,7 @@ def subscribe(channel: str) -> PubSub:
 
 
 def unsubscribe(pubsub: PubSub, channel: str) -> None:
-    """Unsubscribe and keep the connection for the next reader."""
+    """Keep the connection for the next reader."""
     try:
         if len(_idle) < MAX_IDLE:
             pubsub.unsubscribe(channel)  # type: ignore[no-untyped-call]
@@ -83,7 +83,7 @@ def _confirmed(pubsub: PubSub, kind: str, channel: str, timeout_s: float) -> Non
 
 
 def data(message: dict[str, Any] | None) -> bytes | None:
-    """The payload of a published message; None if there is no message or it is the reply to a command."""
+    """The payload of a published message; None for none and for replies to commands."""
     return message["data"] if message is not None and message["type"] == "message" else None
 
 

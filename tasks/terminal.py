@@ -29,7 +29,7 @@ def print_table(columns: Row, rows: Sequence[Row]) -> None:
 
 
 def table_text(columns: Row, rows: Sequence[Row]) -> str:
-    """A plain-text table whose columns are as wide as their widest cells."""
+    """A table as text; columns are as wide as their widest cells."""
     widths = [max(len(row[column]) for row in [columns, *rows]) for column in range(len(columns))]
     lines = (
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [columns, *rows]

@@ -1,8 +1,8 @@
 """Celery's consumer, made robust against malformed messages.
 
 A stock worker exits on a header of the wrong type, and the redelivered message then ends the next worker. This
-consumer quarantines a message that cannot be handled, stores a failure if it has a task id, and acknowledges it.
-Errors of Redis or the result backend are not the message's fault and are raised as usual.
+consumer quarantines a message that cannot be handled, fails its task if it has an id, and acknowledges it. Errors
+of Redis or the result backend are raised as usual.
 """
 
 from __future__ import annotations

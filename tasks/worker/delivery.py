@@ -45,7 +45,7 @@ class Delivery:
 
     @property
     def ending(self) -> Ending | None:
-        """Read-only, for any thread: Celery's own state may be changed on the consumer's thread only."""
+        """Read-only: only the consumer's thread may change Celery's state."""
         request = self.request
         if (
             request.ending is None

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def warn_of_eviction(urls: Iterable[str]) -> None:
-    """Log a warning for each Redis with an eviction policy. Skipped if `INFO` is denied or gets no reply."""
+    """No warning for a Redis where `INFO` is denied or gets no reply."""
     for url in dict.fromkeys(urls):
         if scheme(url) in {"amqp", "amqps"}:
             continue

@@ -38,7 +38,7 @@ class ForeignTask:
         self._tasks.running.discard(self)
 
     def _end(self) -> Callback:
-        """Run the task. Returns the call that reports its outcome, for the consumer's thread."""
+        """Run the task. The returned callback reports its outcome to Celery."""
         delivery, began = self._delivery, time.monotonic()
         try:
             outcome = delivery.target(*delivery.args)

@@ -1,4 +1,4 @@
-"""Shutdown of a worker: finish what can be finished in time, and hand the rest back to the queue.
+"""Shutdown of a worker: finish tasks in time, or hand them back to the queue.
 
 An unacknowledged message goes back to its queue when the channel closes, shortly after this. Before that, all
 generated tokens must be in the log and the task marked as handed back, so that the next worker resumes at the next
@@ -20,10 +20,7 @@ HANDBACK_S = 5.0
 
 
 def hand_off(pool: EnginePool, drain_s: float) -> None:
-    """Drain for up to `drain_s` seconds, hand back what is left, and close the pool's threads.
-
-    Called on the consumer's thread. A cold shutdown calls it more than once; further calls do nothing.
-    """
+    """Drain for up to `drain_s`, then hand back. Runs on the consumer's thread; further calls do nothing."""
     if not hasattr(pool, "engine"):
         return
     if not pool.draining:

@@ -34,7 +34,7 @@ _JOBS_A_CALL = 64
 
 
 class Intake:
-    """Begins attempts and submits requests, on its own thread."""
+    """The thread that begins attempts."""
 
     def __init__(self, pool: EnginePool, client: redis.Redis) -> None:
         self._pool = pool
@@ -100,7 +100,7 @@ class Intake:
         keys = [key for job in batch for key in _log_and_state(job.task_id)]
         head, reported = (self._pool.publisher.ttl_ms, self._pool.engine.limits.fingerprint, room), False
         while not self._closing.is_set():
-            # A call repeated after a lost reply may find its own `running` marks: then no death is to be counted.
+            # A call repeated after a lost reply may find its own `running` marks: count no death.
             try:
                 facts = [
                     fact for job in batch for fact in (_retries(job), int(_redelivered(job) and not reported))

@@ -106,7 +106,7 @@ class Job:
 
     def give_up(self) -> None:
         """Drop the task and requeue its message, on any thread. Counts as a death unless the task has ended."""
-        logger.error("task %s is given up here", self.task_id, exc_info=sys.exception())
+        logger.error("task %s is given up here; its message is requeued", self.task_id, exc_info=sys.exception())
         self.over = True
         if self.stream is not None:
             self.stream.drop()
@@ -320,7 +320,7 @@ class Job:
                 self.handle.cancel()
 
     def terminate(self, signum: object = None) -> None:
-        """Celery's call for every held task when the worker shuts down: hand it back."""
+        """Called by Celery when the worker shuts down."""
         if not self.over:
             self.hand_back()
 
@@ -336,7 +336,7 @@ class Job:
         if self.accepted or self.over:
             return
         request = self.delivery.request
-        request.revoked()  # it may have been revoked or have expired while it waited
+        request.revoked()  # or expired, while it waited in the engine
         if request.ending is not None:
             self.stop(request.ending)
         if self.ending is None:
@@ -380,7 +380,7 @@ class Job:
         self.delivery.acknowledge()
 
     def _requeue(self) -> None:
-        """Requeue the message after `GIVE_UP_S`. At shutdown it goes back with all unacknowledged messages."""
+        """Without effect at shutdown, when all unacknowledged messages go back."""
         self._forget()
         self.pool.hub.call_later(GIVE_UP_S, self.delivery.requeue)
 

@@ -103,11 +103,11 @@ class LeaseKeeper:
             return
         for ledger in self._ledgers():
             if not ledger.renew(client):
-                logger.warning("a lease was lost: this worker was silent for too long")
+                logger.warning("a lease was lost: it was not renewed in time")
         self.renewed_at = time.monotonic()
 
     def _sweep(self, client: redis.Redis) -> None:
         for names in {ledger.names for ledger in self._ledgers()}:
             restored = restore(client, Names(*names))
             if restored:
-                logger.warning("gave back %d messages of workers that are gone", restored)
+                logger.warning("gave back %d messages of dead workers", restored)

@@ -131,7 +131,7 @@ class Ledger:
     # ------------------------------------------------------------ lease keeper
 
     def renew(self, client: redis.Redis) -> bool:
-        """Renew the lease. False if it was lost: a sweep has given the messages back."""
+        """False if the lease was lost and the messages were given back."""
         if not self.registered or self.lost:
             return True
         owner = self.owner

@@ -71,7 +71,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
     # ------------------------------------------------------------ start
 
     def on_start(self) -> None:
-        """Load the model, and start the threads. Runs before the first message is taken."""
+        """Load the model before the first message is taken."""
         begun = time.monotonic()
         logger.warning("loading %s", self.settings.model)  # WARNING is Celery's default log level
         self.engine = self._load()

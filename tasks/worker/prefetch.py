@@ -26,7 +26,7 @@ class Prefetch(QoS):
                 room = n if self.max_prefetch is None else min(n, max(0, self.max_prefetch - self.value))
                 if room < n and not self.beyond:
                     logger.warning(
-                        "so many tasks for later are held that no more are taken until some begin: "
+                        "no more tasks are taken until some of those held for their eta begin: "
                         "worker_eta_task_limit is %d",
                         self.max_prefetch,
                     )

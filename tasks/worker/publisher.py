@@ -224,7 +224,7 @@ class Publisher:
 
     @property
     def behind_s(self) -> float:
-        """Seconds since the first of the current consecutive failed flushes; 0 if the last one succeeded."""
+        """Seconds since flushes began to fail; 0 if the last one succeeded."""
         since = self._failing_since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -317,7 +317,7 @@ class Publisher:
         with self._changed:
             starts = [piece.index for piece in stream.pieces]
             if end not in starts and end != stream.end:
-                logger.error("stream %s: the log ends at %d, inside what this attempt wrote", stream.task_id, end)
+                logger.error("stream %s: its log ends at %d, inside a delta of this attempt", stream.task_id, end)
                 stream.listener.give_up()
                 return
             stream.sent = starts.index(end) if end in starts else len(starts)

@@ -54,7 +54,7 @@ def put_aside(app: Any, message: bytes, queue: str, reason: str, task_id: str | 
             app.backend.mark_as_failure(task_id, error)
             end_stream(client, task_id, settings().stream_ttl_s * 1000, describe(error))
     except (redis.RedisError, OSError) as error:
-        logger.error("a bad message could not be kept: %s", error)
+        logger.error("a bad message could not be put aside: %s", error)
 
 
 def end_stream(client: redis.Redis, task_id: str, ttl_ms: int, error: dict[str, Any]) -> None:

@@ -212,7 +212,7 @@ def at_hand(task_id: str, outcome: Outcome) -> Iterator[None]:
 
 
 def take_result(task_id: str) -> dict[str, Any]:
-    """The result of the running generation task, for its body. Raises the error of a failed one."""
+    """For the body of a generation task: return its result or raise its error."""
     nothing: tuple[str, Outcome | None] = ("", None)
     known, outcome = getattr(_current, "outcome", nothing)
     if known != task_id or outcome is None:

@@ -31,7 +31,7 @@ class Request(StockRequest):  # type: ignore[misc]
     ending: Ending | None = None
 
     def revoked(self) -> bool:
-        """Record a revocation, but return False, so that the task is taken: its job ends the stream."""
+        """False: the task is taken even if revoked, and its job ends the stream."""
         if self.ending is None:
             super().revoked()
         return False

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def store_started(backend: Any, task_id: str, meta: dict[str, Any], request: Any) -> None:
-    """Store STARTED. `request` is Celery's context of the task. Errors of Redis are only logged."""
+    """`request` is Celery's context of the task. Redis errors are only logged."""
     if not isinstance(backend, RedisBackend):
         backend.store_result(task_id, meta, states.STARTED, request=request)
         return

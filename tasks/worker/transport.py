@@ -126,7 +126,7 @@ class QoS(stock.QoS):
         """Does nothing: the lease keeper's sweep restores messages."""
 
     def forget(self) -> None:
-        """Drop the record of held messages, which have other owners now."""
+        """The held messages have other owners now."""
         self._delivered.clear()
         self._dirty.clear()
 
@@ -251,7 +251,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
                 raise TypeError("headers must be an object and body a string")
             self.connection._callbacks[queue]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            logger.error("queue %s: a message that is none was put aside: %s", queue, error)
+            logger.error("queue %s: a malformed message was put aside: %s", queue, error)
             if quarantine is not None:
                 quarantine(taken.item, queue, f"{type(error).__name__}: {error}")
             self.ledger.ack(taken.tag)
@@ -271,14 +271,14 @@ class Channel(_stock.Channel):  # type: ignore[misc]
 
     def _lost(self) -> None:
         logger.warning(
-            "the lease on %d messages was lost; others have them now",
+            "the lease on %d messages was lost; they went back to their queues",
             len(self.qos._delivered) - len(self.qos._dirty),
         )
         self.qos.forget()
         self.ledger.begin_anew()
 
     def _refused(self, error: redis.ResponseError) -> None:
-        """Handle a refused command without ending the worker. Raises ConnectionError if Redis became a replica."""
+        """Stop taking for a while if Redis is full; raise ConnectionError if it became a replica."""
         if demoted(error):
             self.client.connection.disconnect()
             raise redis.ConnectionError(str(error)) from error
@@ -307,7 +307,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
             raise redis.ConnectionError(str(error)) from error
 
     def maybe_refresh_binding_expiry(self) -> None:
-        """Called by kombu once a second; its handler would log a traceback for each failure."""
+        """Called once a second. kombu would log a traceback for each failure."""
         try:
             super().maybe_refresh_binding_expiry()
         except redis.ResponseError as error:
