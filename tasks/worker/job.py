@@ -9,8 +9,8 @@
     it has ended
 
 Threads: the intake thread begins and submits, the engine's text thread reports output, the publisher thread
-reports whether this attempt wrote the end, a completion thread runs Celery's trace, and the consumer's thread does
-everything with Celery's request, in the order in which they were posted. The state stored for a task, REVOKED, a
+reports whether this attempt wrote the end, a completion thread runs Celery's trace, and only the consumer's
+thread changes Celery's request, in the order in which changes were posted. The state stored for a task, REVOKED, a
 failure or a result, always agrees with its last delta, whichever delivery stores it.
 """
 
