@@ -366,8 +366,8 @@ class Job:
 
     @_or_give_up
     def _leave(self) -> None:
-        """A newer attempt owned the task. It may be over by now, and its message here again: that goes back to the
-        queue, if it is this worker's indeed."""
+        """A newer attempt owned the task, but may have ended, and the message may have been redelivered to this
+        worker: then requeue it, otherwise acknowledge."""
         self._forget()
         if self.superseded:
             self.delivery.requeue()

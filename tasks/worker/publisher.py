@@ -56,7 +56,7 @@ class Listener(Protocol):
         """All pieces are in the log, and the task is marked as handed back."""
 
     def give_up(self) -> None:
-        """The log is not what this attempt wrote, and cannot be mended here: the task is to be begun again."""
+        """The log differs from what this attempt wrote and cannot be repaired: the task must be begun again."""
 
     def on_cancel(self, *, flagged: bool) -> None:
         """Cancel the task: the cancel flag is set (`flagged`), or it has no reader. May be called repeatedly."""
