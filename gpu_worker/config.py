@@ -1,4 +1,4 @@
-"""The engine's settings, validated once, before anything is loaded."""
+"""The engine's settings, validated on construction."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Literal
 
 from gpu_worker.errors import require
 
-_INT32 = 2**31 - 1  # what tables of rows and pages hold
+_INT32 = 2**31 - 1  # page tables and row indices are int32
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How one engine runs. Units are in the names; 0 or None means "decide from the model and the machine".
+    """Settings of one engine. 0 for `max_model_len`, `num_pages` or `num_threads` selects a default.
 
     `model`: a folder in Hugging Face format, a hub id, or "petiole-tiny", which ships with the project.
-    `max_num_batched_tokens`: prompt tokens that one prefill step computes at most; `chunk_size`: the largest
-    piece of one prompt in a step, so the longest that a running stream waits for somebody else's prompt.
-    `num_pages` counts pages of `page_size` tokens, the reserved page 0 included.
-    `delay_factor`: let the waiting queue grow for this share of the last prefill's duration.
-    `stream_interval_ms`: after a request's first token, what comes within so long is delivered as one delta.
-    `max_waiting`: requests that may wait; the next one is refused.
+    `max_num_batched_tokens`: maximum prompt tokens in one prefill step.
+    `chunk_size`: maximum tokens of one prompt in a step; bounds how long a prefill delays running sequences.
+    `num_pages`: pages of `page_size` tokens, including the reserved page 0.
+    `delay_factor`: let the waiting queue grow for this fraction of the last prefill's duration.
+    `stream_interval_ms`: after a request's first token, tokens within this interval are delivered as one delta.
+    `max_waiting`: maximum waiting requests; more are refused with EngineBusy.
 
-    What needs memory for each has a limit in the memory that is free when the model is loaded, too.
+    Settings that allocate memory are also checked against the free memory when the model is loaded.
     """
 
     model: str = "petiole-tiny"
@@ -60,7 +60,7 @@ class EngineConfig:
             require(1 <= getattr(self, name) <= _INT32, name, f"must be 1 to {_INT32}", getattr(self, name))
         for name, most in (("speculative_tokens", 1024), ("lora_slots", _INT32), ("num_threads", 1024)):
             require(0 <= getattr(self, name) <= most, name, f"must be 0 to {most}", getattr(self, name))
-        for name in ("max_model_len", "num_pages"):  # one token of output, and the reserved page
+        for name in ("max_model_len", "num_pages"):  # at least a prompt and an output token; page 0 and one more
             value, limit = getattr(self, name), f"must be 0, or 2 to {_INT32}"
             require(value == 0 or 2 <= value <= _INT32, name, limit, value)
         sizes = self.graph_batch_sizes

@@ -1,15 +1,16 @@
-"""The engine: one thread that owns the device, and the loop that keeps it busy.
+"""The engine: serves requests from one model on one device.
 
     with Engine(EngineConfig(model="petiole-tiny", device="cpu")) as engine:
         handle = engine.submit(Request(prompt=[1, 2, 3], sampling=SamplingParams(max_tokens=8, temperature=0)))
         for delta in handle: ...
 
     submit --> preparation pool --inbox--> engine thread --outbox--> text thread --> handles, callbacks
-               check, tokenize             plan, launch,             detokenize, stop strings,
-                                           sample, commit            the one end of each request
+               validate, tokenize          plan, launch,             detokenize, match stop strings,
+                                           sample, commit            end each request exactly once
 
-The engine thread sleeps on a condition while there is nothing to do; everything that could give it work goes
-through the inbox. `docs/engine.md` has the loop, its invariants and a timing diagram.
+One thread, the engine thread, owns the device, the page table and the scheduler. All work reaches it through its
+inbox; it sleeps on a condition variable while it is idle. `docs/engine.md` describes the loop, its invariants and
+its timing.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ PREPARATION_THREADS = 2
 class Engine:
     """Serves requests from one model on one device. Thread-safe.
 
-    `runtime` and `tokenizer` may be given (tests do); otherwise the model that `config` names is loaded. A given
-    runtime without a tokenizer serves token ids. `tracer` collects a Chrome trace. `on_fatal` is called once, when
-    the device is lost and every request has been answered.
+    `runtime` and `tokenizer` replace the ones loaded from `config.model` (used by tests). A runtime passed without
+    a tokenizer serves token ids only. `tracer` collects a Chrome trace. `on_fatal` is called once, on the engine
+    thread, after a device failure and after every request has received its error.
     """
 
     def __init__(
@@ -81,10 +82,10 @@ class Engine:
         self._arrivals = itertools.count()
         self._thread = threading.Thread(target=lambda: self._loop.run(), name="engine", daemon=True)
 
-    # ------------------------------------------------------------ life
+    # ------------------------------------------------------------ lifecycle
 
     def start(self) -> Engine:
-        """Load the model, warm it up and start the threads. Returns when requests can be served."""
+        """Load and warm up the model and start the threads. Returns once the engine can serve requests."""
         runtime, tokenizer, compiler = self._given
         parts = load_parts(self.config, runtime, tokenizer, self.tracer)
         self.runtime, self.tokenizer = parts.runtime, parts.tokenizer
@@ -124,7 +125,11 @@ class Engine:
         self.shutdown(drain=error is None)
 
     def shutdown(self, drain: bool = True, handback: bool = False) -> None:
-        """`drain`: finish what was accepted. Otherwise `handback`: end it with HandedBack, or cancel it."""
+        """Stop accepting requests, end the open ones and stop the threads. Returns when all have stopped.
+
+        `drain` runs open requests to completion. Otherwise they end with HandedBack if `handback` is set, and are
+        cancelled if not. A second call does nothing.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -134,10 +139,10 @@ class Engine:
             end = HandedBack("the engine is shutting down") if handback else Finish(FinishReason.CANCELLED)
             self._loop.post(lambda: self._end_all(end))
         self._loop.post(self._loop.stop_when_done)
-        if threading.current_thread() is not self._thread:  # `on_fatal` may shut down as well
+        if threading.current_thread() is not self._thread:  # `on_fatal` may call this on the engine thread
             self._thread.join()
         self._text.flush()
-        for stream in list(self._open.values()):  # none, unless the loop has failed
+        for stream in list(self._open.values()):  # empty unless the loop has failed
             self._text.refuse(stream, EngineClosed("the engine has shut down"))
         self._text.close()
         self.runtime.close()
@@ -152,9 +157,10 @@ class Engine:
         on_admitted: Callable[[Handle], None] | None = None,
         on_done: Callable[[Handle], None] | None = None,
     ) -> Handle:
-        """Never blocks, never raises for bad input: an `InvalidRequest` becomes the handle's error.
+        """Queue a request. Never blocks. Invalid input does not raise: `InvalidRequest` is the handle's error.
 
-        The callbacks run on the text thread, in order, `on_done` last and exactly once; they must be quick.
+        Callbacks run on the text thread, in order; `on_done` runs last and exactly once. They must return quickly.
+        A request refused while the engine is not running gets its `on_done` on the calling thread.
         """
         handle = Handle(request, self, on_delta=on_delta, on_admitted=on_admitted, on_done=on_done)
         stream = OutputStream(handle)
@@ -169,7 +175,7 @@ class Engine:
         return handle
 
     def generate(self, requests: Iterable[Request]) -> list[Result]:
-        """Submit all, wait for all, in order. Raises the first error."""
+        """Submit all requests and return their results in order. Raises the first request's error."""
         return [handle.result() for handle in [self.submit(request) for request in requests]]
 
     def _refusal(self) -> EngineError | None:
@@ -182,17 +188,17 @@ class Engine:
         return None
 
     def _refuse(self, stream: OutputStream, error: BaseException) -> None:
-        if self._closed:  # there is no text thread
+        if self._closed:  # the text thread is not running
             stream.ended = True
             stream.handle._end(error)
         else:
             self._text.refuse(stream, error)
 
     def _prepare(self, stream: OutputStream, arrival: int, arrival_s: float) -> None:
-        """On a preparation thread."""
+        """Build the sequence and post it to the engine thread. Runs on a preparation thread."""
         try:
             seq = self._preparer.prepare(stream, arrival, arrival_s)
-        except Exception as error:  # InvalidRequest, and whatever a template or a tokenizer may raise
+        except Exception as error:  # InvalidRequest, or any error from a chat template or tokenizer
             self._text.refuse(stream, error)
             return
         stream.handle.adapter_key = seq.adapter_key
@@ -205,7 +211,7 @@ class Engine:
         state = self.scheduler.state
         state.waiting.push(seq)
         end = stream.requested_end
-        if end is None and seq.generated:  # an earlier attempt may have come to the end already
+        if end is None and seq.generated:  # resumed tokens may already satisfy a stop condition
             end = seq.rules.cut((), seq.generated)[1]
         if end is None and stream.stop is not None:
             end = Finish(FinishReason.STOP, stream.stop)
@@ -213,7 +219,7 @@ class Engine:
             state.finalize(seq, end)
 
     def _end(self, stream: OutputStream, end: End) -> None:
-        """End a request from outside, wherever it is."""
+        """End a request at any stage: before acceptance, waiting or running."""
         seq = stream.seq
         if seq is None:
             stream.requested_end = end
@@ -221,13 +227,13 @@ class Engine:
             self.scheduler.state.finalize(seq, end)
 
     def _end_all(self, end: End) -> None:
-        """What is in flight is committed and delivered first: it has been computed."""
+        """End all open requests, after the in-flight steps have been committed and their tokens delivered."""
         self._loop.drain()
         for stream in list(self._open.values()):
             self._end(stream, end)
 
     def _on_device_lost(self, error: BaseException) -> None:
-        """Every accepted request gets its answer before anything else happens."""
+        """End every accepted request with an error, then call `on_fatal`. Runs before any cleanup."""
         with self._lock:
             self.failure = error
             streams = list(self._open.values())
@@ -261,7 +267,7 @@ class Engine:
     # ------------------------------------------------------------ control
 
     def pause(self) -> None:
-        """Drain the pipeline and hold; submissions wait. Returns when the device is idle."""
+        """Drain the pipeline and stop launching steps; new requests queue. Returns when the device is idle."""
 
         def pause() -> None:
             self._loop.drain()
@@ -277,9 +283,9 @@ class Engine:
         self._call(resume)
 
     def reload(self, model: str) -> None:
-        """Replace the weights: drain, flush the prefix cache, requeue what runs for recompute, load, go on.
+        """Replace the weights: drain, flush the prefix cache, requeue running sequences for recompute, load.
 
-        Raises ModelError for a model that cannot take this one's place; the old weights then go on serving."""
+        Raises ModelError if the model is not compatible with the current one, which then continues to serve."""
 
         def reload() -> None:
             self._loop.drain()
@@ -295,7 +301,10 @@ class Engine:
         self._call(lambda: self.scheduler.check_invariants(self._loop.pipeline))
 
     def _call(self, function: Callable[[], T]) -> T:
-        """Run on the engine thread, between two rounds, and wait for it."""
+        """Run `function` on the engine thread, between two rounds, and return its result.
+
+        Raises its exception, or EngineClosed if the engine thread is not running.
+        """
         if threading.current_thread() is self._thread:
             return function()
         future: Future[T] = Future()
@@ -315,7 +324,7 @@ class Engine:
             raise EngineClosed("the engine has stopped")
         return future.result()
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ status
 
     @property
     def limits(self) -> ModelLimits:
@@ -326,13 +335,13 @@ class Engine:
         return self.failure is None
 
     def heartbeat_age_s(self) -> float:
-        """Seconds since the loop last went round; 0 while it sleeps because there is nothing to do."""
+        """Seconds since the loop's last round; 0 while the loop is idle or the engine is closed."""
         if self._closed or self._loop.asleep:
             return 0.0
         return time.monotonic() - self._loop.last_round_s
 
     def stats(self) -> dict[str, float | int | str]:
-        """A snapshot; the figures need not be of the same instant."""
+        """Counters and gauges. Read without a lock, so the values may come from different instants."""
         state = self.scheduler.state
         counters, usage = state.counters, state.manager.usage()
         return {

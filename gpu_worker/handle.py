@@ -1,8 +1,8 @@
-"""What `Engine.submit` returns: one request's stream and its end.
+"""The handle that `Engine.submit` returns: a request's output stream and its result.
 
-A handle is written by the text thread alone (`_admit`, `_push`, `_end`) and read by any number of threads and
-event loops: iterate it, iterate it asynchronously, await it, or ask for `result()`. Every reader sees every delta.
-It ends exactly once (invariant I8): with a `Result`, with an error, or with `HandedBack`.
+Only the text thread writes to a handle (`_admit`, `_push`, `_end`). Any number of threads and event loops may read
+it: with `for`, `async for`, `await` or `result()`. Each reader sees all deltas from the first. A handle ends
+exactly once (invariant I8): with a `Result`, an error or `HandedBack`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Controller(Protocol):
-    """What a handle asks of its engine."""
+    """The part of the engine that a handle calls."""
 
     def cancel_request(self, handle: Handle, reason: FinishReason) -> None: ...
 
@@ -29,7 +29,7 @@ class Controller(Protocol):
 class Handle:
     """A submitted request. Thread-safe.
 
-    `adapter_key` names its adapter by content, once it is admitted.
+    `adapter_key` is the content key of its adapter, or None; set before the request is admitted.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class Handle:
         state = "done" if self.done() else "running" if self.admitted else "waiting"
         return f"<Handle {self.request.request_id} {state}>"
 
-    # ------------------------------------------------------------ asking
+    # ------------------------------------------------------------ control
 
     def cancel(self, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        """End the request at the next step with what it has. The result's finish reason is `reason`."""
+        """End the request at the next step with its partial output and the finish reason `reason`."""
         if not self.done():
             self._engine.cancel_request(self, reason)
 
     def hand_back(self) -> None:
-        """End the request unfinished, with `HandedBack`, after every committed delta was delivered."""
+        """End the request with `HandedBack`, after all committed tokens have been delivered."""
         if not self.done():
             self._engine.hand_back_request(self)
 
@@ -74,7 +74,7 @@ class Handle:
         return self._result is not None or self.error is not None
 
     def result(self, timeout: float | None = None) -> Result:
-        """Wait for the end. Raises the request's error, or TimeoutError after `timeout` seconds."""
+        """Wait for the result. Raises the request's error, or TimeoutError after `timeout` seconds."""
         with self._changed:
             if not self._changed.wait_for(self.done, timeout):
                 raise TimeoutError(f"request {self.request.request_id} has not ended after {timeout} s")
@@ -127,7 +127,7 @@ class Handle:
         return self._outcome()
 
     def _listen(self) -> tuple[asyncio.Event, Callable[[], None]]:
-        """An asyncio event that every change sets (set to begin with), and how to stop that."""
+        """An asyncio event, initially set, that every change sets, and a function that unsubscribes it."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         changed.set()
 

@@ -1,13 +1,13 @@
-"""The engine thread: one loop for prefill and decode, pipelined and blocking, constrained and free.
+"""The loop of the engine thread: one loop for prefill and decode, pipelined or blocking, constrained or not.
 
-    round:  retire what has expired
-            plan a step; launch its forward
-            commit the earlier steps that its masks depend on; compute the masks; finalize its sampling
-            commit the oldest step when the slots are used up, or when nothing could be launched
-    idle:   sleep until something arrives in the inbox or a deadline passes
+    round:  end the requests whose deadline has passed
+            plan a step and launch its forward
+            commit the earlier steps that its masks depend on; compute the masks; launch its sampling
+            commit the oldest step if all slots are in use or nothing was launched
+    idle:   sleep until the inbox has a command or a deadline passes
 
-The blocking engine is the same loop with one slot. Commands from other threads are functions in the inbox, run
-between two rounds; so nothing in the scheduler needs a lock.
+The blocking engine is the same loop with one slot. Other threads post commands (functions) to the inbox. The loop
+runs them between rounds, so the scheduler needs no locks.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Command = Callable[[], None]
 
 
 class EngineLoop:
-    """Runs on the engine thread; `post` is for all others.
+    """The engine's main loop. All methods run on the engine thread; other threads call only `post`.
 
-    `deliver(emissions)`: committed tokens and ends, in order. `on_fatal(error)`: the device is lost; called on the
-    engine thread before anything is cleaned up, and must end every request.
+    `deliver(emissions)` receives committed tokens and ends, in order. `on_fatal(error)` is called on the engine
+    thread after a device failure, before any cleanup; it must end every request.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class EngineLoop:
             self._wake.notify()
 
     def stop_when_done(self) -> None:
-        """A command: return from `run` once nothing is left to do."""
+        """Return from `run` once no work is left. To be posted as a command."""
         self._stopping = True
         self.paused = False
 
@@ -85,7 +85,7 @@ class EngineLoop:
             self._fail(error)
 
     def _take_commands(self) -> bool:
-        """False: it is time to leave."""
+        """Run the posted commands. Returns False when the loop should exit."""
         self.last_round_s = time.monotonic()
         if self._inbox:
             with self._wake:
@@ -96,7 +96,7 @@ class EngineLoop:
         return not self._stopping or self.scheduler.state.has_work
 
     def _round(self) -> bool:
-        """One trip. False: there is nothing to do."""
+        """One iteration. Returns False if it launched and committed nothing."""
         self._retire()
         launched = not self.paused and self._launch()
         committed = False
@@ -116,7 +116,7 @@ class EngineLoop:
             self.flush()
 
     def _launch(self) -> bool:
-        """Launch the next step, if there is one and a slot for it."""
+        """Plan, launch and sample the next step. Returns False if there is no free slot or no step to run."""
         scheduler, pipeline, span = self.scheduler, self.pipeline, self._tracer.span
         slot_id = pipeline.free_slot_id()
         if slot_id is None:
@@ -129,7 +129,7 @@ class EngineLoop:
         with span("launch", slot_id, step_id):
             handle = scheduler.launch_forward_async(plan, slot_id)
         if handle is None:
-            return True  # it failed on the host; its sequences have been told
+            return True  # failed on the host; its sequences have been finalized
         pipeline.on_launch(handle)
         while pipeline.oldest is not None and any(
             scheduler.sampling_must_wait(handle, step) for step in pipeline.batch_queue
@@ -151,20 +151,21 @@ class EngineLoop:
         return True
 
     def flush(self) -> None:
-        """Hand on what has been committed and ended."""
+        """Deliver the emissions in the outbox."""
         state = self.scheduler.state
         if state.outbox:
             emissions, state.outbox = state.outbox, []
             self._deliver(emissions)
 
     def drain(self) -> None:
-        """Commit everything in flight, oldest first. Every launched step is sampled by the end of its round."""
+        """Commit all in-flight steps, oldest first. Requires that no launched step is unsampled (true between
+        rounds)."""
         assert self.pipeline.launch_handle is None
         while self._commit_oldest():
             pass
 
     def _sleep(self) -> None:
-        self.flush()  # planning may have ended a request, and launched nothing
+        self.flush()  # planning may have ended a request without launching a step
         deadline = self.scheduler.state.next_deadline()
         with self._wake:
             if self._inbox or (self._stopping and not self.scheduler.state.has_work):
@@ -174,8 +175,8 @@ class EngineLoop:
             self.asleep = False
 
     def _break_stall(self) -> bool:
-        """Nothing is in flight and nothing can start: a request that fits alone does not fit. It must not wait
-        for ever, nor hold up the others."""
+        """Fail the first waiting request when nothing is in flight and nothing can start. Every accepted request
+        fits alone, so this should not happen; failing it keeps it from blocking the queue forever."""
         state = self.scheduler.state
         first = state.waiting.first()
         assert first is not None, f"stalled with {state.active} and {state.num_zombies} zombies"
@@ -187,7 +188,7 @@ class EngineLoop:
     # ------------------------------------------------------------ faults
 
     def _fail(self, error: BaseException) -> None:
-        """Answer everybody first; then let the device come to rest, and give everything back."""
+        """Handle a fatal error: end every request first, then synchronize the device and release all state."""
         logger.critical("the engine has failed", exc_info=error)
         self._on_fatal(error)
         scheduler, state = self.scheduler, self.scheduler.state

@@ -1,9 +1,8 @@
-"""What goes into the engine and what comes out of it.
+"""The types of the engine's inputs and outputs.
 
-A `Request` is immutable once submitted. The engine answers with `Delta`s, each carrying the index of its
-first token, and exactly one end: a `Result`, an error, or a handback. Every position is counted in tokens
-*generated for this request*, prompt excluded, from 0; a resumed request goes on counting where the earlier
-attempt stopped, so that deltas of several attempts join without a seam.
+A `Request` is immutable. The engine answers it with a stream of `Delta`s and exactly one end: a `Result`, an
+error or a handback. Output positions count generated tokens from 0, without the prompt. A resumed request
+continues the count of the earlier attempt, so the deltas of all attempts form one contiguous stream.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen and when to stop.
+    """Sampling parameters and stop conditions.
 
-    `temperature` 0, and what is below 1e-6, is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed` None
-    means "derived from the request id". `logprobs` None is off; k returns the chosen token's and the k likeliest.
+    `temperature` below 1e-6 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 disable the filter. `seed` None derives
+    the seed from the request id. `logprobs` None is off; k returns the sampled token's and the top k.
     Stop conditions are checked in this order: `stop_token_sequences`, EOS (unless `ignore_eos`), `stop_token_ids`
     (and the model's own), `max_tokens`; `stop` strings are matched on the text.
     """
@@ -60,8 +59,8 @@ ConstraintKind = Literal["json_schema", "regex", "choice", "grammar"]
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the output must match. `value`: a JSON schema (mapping), a regular expression, a list of
-    strings, or a grammar in Lark syntax."""
+    """A format the output must match. `value` is a JSON schema (mapping), a regular expression, a list of
+    strings, or a grammar in Lark syntax, according to `kind`."""
 
     kind: ConstraintKind
     value: Any
@@ -71,12 +70,12 @@ class Constraint:
 class Request:
     """One prompt to continue: exactly one of `prompt` (text or token ids) and `messages` (chat) is given.
 
-    `priority`: smaller runs first. `deadline_s`: seconds from admission after which the request ends with what
-    it has and finish reason `deadline`. `resume_token_ids`: tokens that earlier attempts already delivered; the
-    engine continues after them and they count as output. `resume_adapter_key`: the `Handle.adapter_key` that made
-    them; with another one, the request ends with AdapterChanged. `salt` separates prefix caches of tenants.
-    `constraint` may also be a state of the caller's own, such as a skill's
-    (`gpu_worker.constraints.SkillConstraint`).
+    `priority`: smaller runs first. `deadline_s`: seconds after admission at which the request ends with its
+    partial output and finish reason `deadline`. `resume_token_ids`: tokens already delivered by earlier attempts;
+    generation continues after them and they count as output. `resume_adapter_key`: the `Handle.adapter_key` of
+    those attempts; if the current adapter's key differs, the request fails with AdapterChanged. `salt` isolates
+    the prefix caches of tenants. `constraint` may also be a `ConstraintState` of the caller's, such as
+    `gpu_worker.constraints.SkillConstraint`.
     """
 
     prompt: str | Sequence[int] | None = None
@@ -96,7 +95,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural-log probabilities of one position, after penalties and masks, before temperature."""
+    """Log-probabilities (natural log) at one position, after penalties and masks, before temperature."""
 
     token_id: int
     logprob: float
@@ -105,11 +104,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of a stream. `index` is the position of `token_ids[0]` in the output.
+    """A chunk of the output stream. `index` is the position of `token_ids[0]` in the output.
 
-    `text` may lag behind `token_ids` (an incomplete character, or text that may become a stop string); the
-    last delta, the one with a `finish_reason`, brings the rest. `values`: what the model decoded beside each token
-    (coordinates and sizes), for models that do.
+    `text` may lag behind `token_ids` while a character is incomplete or the text could become a stop string. The
+    last delta, the only one with a `finish_reason`, contains the rest. `values`: the coordinates and sizes decoded
+    with each token, for models that decode them.
     """
 
     index: int
@@ -129,7 +128,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Milliseconds since arrival in the engine, but for `prefill_ms`, a duration."""
+    """Milliseconds since arrival in the engine, except `prefill_ms`, the time from admission to first token."""
 
     queue_ms: float
     prefill_ms: float
@@ -139,8 +138,8 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a request ended. `stop_reason` says which condition: "eos", a stop token id, a stop string or
-    sequence, "max_tokens", "max_model_len", or None."""
+    """The complete output of a request. `stop_reason` is the condition that ended it: "eos", a stop token id, a
+    stop string or sequence, "constraint", "max_tokens", "max_model_len", or None."""
 
     request_id: str
     text: str
