@@ -1,18 +1,18 @@
-"""The text thread: tokens become text, stop strings end outputs, and every request ends here, once.
+"""The text thread: detokenizes outputs, matches stop strings, delivers deltas and ends requests.
 
-The engine thread posts what it committed, one batch a step; this thread turns it into deltas. It decides the
-authoritative end of an output that a stop string cuts short: the engine may be some tokens ahead by then, is told
-to stop, and what it still sends is dropped.
+The engine thread posts the emissions of each committed step. This thread collects them per request and delivers
+them as deltas. It also decides where a stop string ends an output. The engine may have generated more tokens by
+then; it is told to stop, and its further tokens for the request are dropped.
 
-    post --> posted --(the thread wakes)--> held --(urgent, or due)--> deltas, ends
+    post --> _posted --(thread wakes)--> pending output of each request --(urgent or due)--> delta or end
 
-What is held for a request becomes one delta. A first token and an end are *urgent*: they wake the thread and are
-delivered at once. An output that a stop string may end wakes it as well, and is read, since what the engine makes
-beyond the end is lost. All else is delivered when `interval_s` has passed since the last such delivery; until then
-the thread sleeps through what is posted: the price of a delta, and of taking turns with the threads that keep the
-device busy, is paid once an interval and not once a step.
+The pending output of a request is delivered as one delta. The first token and the end of a request are *urgent*:
+they wake the thread and are delivered at once. Tokens of a request with stop strings also wake the thread, and
+are detokenized at once, since tokens generated past a match are wasted. All other output is *due* once per
+`interval_s`; the thread does not wake for it before that. This pays for deltas, and for switching between this
+thread and those that keep the device busy, once per interval instead of once per step.
 
-I8 holds because one thread ends handles, and `OutputStream.ended` remembers that it has.
+Every request ends exactly once (I8): only this thread ends handles, and `OutputStream.ended` records it.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ logger = logging.getLogger(__name__)
 
 
 class OutputStream:
-    """One request's output as the text thread sees it. `ended` is set once and only here.
+    """The output of one request. Owned by the text thread, except `seq` and `requested_end`.
 
-    `begun`: something has been delivered; `watched`: a stop string may end it.
-    `seq` and `requested_end` are the engine thread's: the request's sequence once it is accepted, and an end that
-    was asked for before that.
+    `begun`: a delta has been delivered. `watched`: the request has stop strings. `ended`: the handle has ended.
+    The engine thread owns `seq`, the sequence once it is accepted, and `requested_end`, an end requested before
+    that.
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -56,11 +56,14 @@ class OutputStream:
 
     @property
     def wakes(self) -> bool:
-        """Does all that comes wake the text thread?"""
+        """Whether every emission of this request wakes the text thread."""
         return self.watched or not self.begun
 
     def open(self, tokenizer: Tokenizer | None) -> None:
-        """On the preparation thread. Tokens of an earlier attempt are replayed: their text is out already."""
+        """Set up detokenization and replay the tokens of an earlier attempt, whose text was delivered already.
+
+        Runs on a preparation thread.
+        """
         request = self.handle.request
         self.token_ids = [int(token) for token in request.resume_token_ids]
         if tokenizer is None:
@@ -73,21 +76,24 @@ class OutputStream:
             del self.token_ids[piece.n_tokens :]
 
     def push(self, fresh: Sequence[int], terminal: bool) -> tuple[list[int], str]:
-        """New tokens and the text that they bring. `terminal`: the last one ends the output and has no text."""
-        taken = list(fresh)
+        """Append tokens. Returns those up to the end of the output, and their text.
+
+        `terminal`: the last token ends the output (EOS or a stop token) and has no text.
+        """
+        kept = list(fresh)
         if self.text is None or self.stop is not None:
-            taken = taken if self.stop is None else []
-            self.token_ids += taken
-            return taken, ""
-        piece = self.text.push(taken[:-1] if terminal else taken)
+            kept = kept if self.stop is None else []
+            self.token_ids += kept
+            return kept, ""
+        piece = self.text.push(kept[:-1] if terminal else kept)
         if piece.stop is not None:
             self.stop = piece.stop
-            del taken[piece.n_tokens :]
-        self.token_ids += taken
-        return taken, piece.text
+            del kept[piece.n_tokens :]
+        self.token_ids += kept
+        return kept, piece.text
 
     def flush(self) -> str:
-        """Text that was held back. It may complete a stop string."""
+        """Return the text held back so far. It may complete a stop string."""
         if self.text is None or self.stop is not None:
             return ""
         text = self.text.flush()
@@ -96,11 +102,14 @@ class OutputStream:
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
-    """What has come for a sequence and is not delivered: tokens, and what has been read of those before them."""
+class _PendingOutput:
+    """Output of a sequence that is not delivered yet.
+
+    `tokens` are still to be detokenized; `kept` and `text` are the detokenized tokens and their text.
+    """
 
     tokens: list[int] = field(default_factory=list)
-    taken: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
     text: str = ""
     extras: list[Extras] = field(default_factory=list)
     end: End | None = None
@@ -109,9 +118,9 @@ class _Held:
 class TextThread:
     """Owns every `OutputStream` from the moment the engine accepts its request.
 
-    `interval_s`: for how long what is not urgent may be held; 0 delivers everything as it comes.
-    `stop_generating(seq)` tells the engine that an output has ended here. `on_end(handle)` is called when a
-    request has ended, after its callbacks.
+    `interval_s`: maximum delay of output that is not urgent; 0 delivers every step.
+    `stop_generating(seq)` tells the engine that this thread has ended an output. `on_end(handle)` is called after
+    a request has ended and its callbacks have run.
     """
 
     def __init__(
@@ -148,7 +157,7 @@ class TextThread:
                 self._changed.notify()
 
     def refuse(self, stream: OutputStream, error: BaseException) -> None:
-        """End a request that has no sequence."""
+        """End a request with an error, after everything posted so far. For requests without a sequence."""
         self._call(lambda: self._end_with_error(stream, error))
 
     def flush(self) -> None:
@@ -166,7 +175,7 @@ class TextThread:
             self._thread.join()
 
     def _call(self, function: Callable[[], None]) -> None:
-        """On the text thread, when everything posted so far has been delivered; here, if that has ended."""
+        """Run `function` on the text thread after everything posted so far, or here if that has ended."""
         with self._changed:
             if not self._closed:
                 self._calls.append(function)
@@ -178,30 +187,30 @@ class TextThread:
     # ------------------------------------------------------------ on the text thread
 
     def _run(self) -> None:
-        held: dict[ScheduledSequence, _Held] = {}
+        outputs: dict[ScheduledSequence, _PendingOutput] = {}
         while not self._closed:
-            posted, calls = self._next(bool(held))
-            _hold(held, posted)
+            posted, calls = self._next(bool(outputs))
+            _collect(outputs, posted)
             due = bool(calls) or self._clock() >= self._due_at
-            for seq, some in list(held.items()):
-                if self._serve(seq, some, due):
-                    del held[seq]
+            for seq, output in list(outputs.items()):
+                if self._serve(seq, output, due):
+                    del outputs[seq]
             if due:
                 self._due_at = self._clock() + self._interval_s
             for call in calls:
                 call()
-        for call in self._calls:  # that came while it closed
+        for call in self._calls:  # posted while the thread was closing
             call()
 
     def _close(self) -> None:
         with self._changed:
             self._closed = True
 
-    def _next(self, holding: bool) -> tuple[list[Emission], list[Callable[[], None]]]:
-        """Wait for what is urgent, or until what is held is due."""
+    def _next(self, has_pending: bool) -> tuple[list[Emission], list[Callable[[], None]]]:
+        """Wait until an urgent emission or a call arrives, or pending output is due."""
         with self._changed:
             while not self._urgent:
-                left = self._due_at - self._clock() if holding or self._posted else None
+                left = self._due_at - self._clock() if has_pending or self._posted else None
                 if left is not None and left <= 0:
                     break
                 self._pausing = left is not None
@@ -211,45 +220,45 @@ class TextThread:
             calls, self._calls = self._calls, []
             return posted, calls
 
-    def _serve(self, seq: ScheduledSequence, some: _Held, due: bool) -> bool:
-        """Deliver what is held, if it is time to. False: it is held on."""
+    def _serve(self, seq: ScheduledSequence, output: _PendingOutput, due: bool) -> bool:
+        """Deliver the pending output if it is due or urgent. Returns False if it stays pending."""
         stream = seq.stream
         if stream.ended:
             return True
         try:
             if stream.watched:
-                _read(stream, some)
-            urgent = some.end is not None or stream.stop is not None or not stream.begun
+                _detokenize(stream, output)
+            urgent = output.end is not None or stream.stop is not None or not stream.begun
             if not (due or urgent):
                 return False
-            self._deliver(seq, stream, some)
-        except Exception as error:  # a detokenizer that raises fails its own request
+            self._deliver(seq, stream, output)
+        except Exception as error:  # a detokenizer error fails only its own request
             logger.exception("the text of request %s failed", seq.request.request_id)
             cause = EngineError(f"request {seq.request.request_id} failed: {error!r}")
             self._end_with_error(stream, cause)
             self._stop_generating(seq)
         return True
 
-    def _deliver(self, seq: ScheduledSequence, stream: OutputStream, some: _Held) -> None:
-        handle, end = stream.handle, some.end
+    def _deliver(self, seq: ScheduledSequence, stream: OutputStream, output: _PendingOutput) -> None:
+        handle, end = stream.handle, output.end
         if seq.scheduled_s is not None:
             handle._admit()
-        _read(stream, some)
-        taken, text = some.taken, some.text
-        index = len(stream.token_ids) - len(taken)
+        _detokenize(stream, output)
+        token_ids, text = output.kept, output.text
+        index = len(stream.token_ids) - len(token_ids)
         finish = end if isinstance(end, Finish) else None
         if finish is not None:
             text += stream.flush()
         if stream.stop is not None and not isinstance(end, BaseException):
             finish = Finish(FinishReason.STOP, stream.stop)
         stream.texts.append(text)
-        logprobs = tuple(entry for extra in some.extras for entry in extra.logprobs or ())[: len(taken)]
-        values = tuple(entry for extra in some.extras for entry in extra.values or ())[: len(taken)]
+        logprobs = tuple(entry for extra in output.extras for entry in extra.logprobs or ())[: len(token_ids)]
+        values = tuple(entry for extra in output.extras for entry in extra.values or ())[: len(token_ids)]
         stream.logprobs.extend(logprobs)
-        if taken or text or finish is not None:
+        if token_ids or text or finish is not None:
             reason = None if finish is None else finish.reason
             stream.begun = True
-            handle._push(Delta(index, tuple(taken), text, reason, logprobs or None, values or None))
+            handle._push(Delta(index, tuple(token_ids), text, reason, logprobs or None, values or None))
         if isinstance(end, BaseException):
             self._end_with_error(stream, end)
         elif finish is not None:
@@ -286,29 +295,29 @@ class TextThread:
         )
 
 
-def _hold(held: dict[ScheduledSequence, _Held], emissions: Iterable[Emission]) -> None:
-    """Everything that belongs to one request together, in the order of first mention."""
+def _collect(outputs: dict[ScheduledSequence, _PendingOutput], emissions: Iterable[Emission]) -> None:
+    """Group emissions by sequence, in order of first appearance."""
     for seq, tokens, extras, end in emissions:
-        some = held.get(seq)
-        if some is None:
-            some = held[seq] = _Held()
-        some.tokens += tokens
+        output = outputs.get(seq)
+        if output is None:
+            output = outputs[seq] = _PendingOutput()
+        output.tokens += tokens
         if extras is not None:
-            some.extras.append(extras)
+            output.extras.append(extras)
         if end is not None:
-            some.end = end
+            output.end = end
 
 
-def _read(stream: OutputStream, some: _Held) -> None:
-    """Take the tokens that are to be read, and their text."""
-    finish = some.end if isinstance(some.end, Finish) else None
+def _detokenize(stream: OutputStream, output: _PendingOutput) -> None:
+    """Detokenize `output.tokens`."""
+    finish = output.end if isinstance(output.end, Finish) else None
     terminal = finish is not None and finish.reason is FinishReason.STOP and _is_token(finish.stop_reason)
-    taken, text = stream.push(some.tokens, terminal and bool(some.tokens))
-    some.tokens = []
-    some.taken += taken
-    some.text += text
+    kept, text = stream.push(output.tokens, terminal and bool(output.tokens))
+    output.tokens = []
+    output.kept += kept
+    output.text += text
 
 
 def _is_token(stop_reason: str | int | None) -> bool:
-    """Was it EOS or a stop token, whose text does not belong to the output?"""
+    """Whether the output ended with EOS or a stop token, whose text is not part of the output."""
     return stop_reason == "eos" or isinstance(stop_reason, int)
