@@ -1,9 +1,9 @@
-"""Which LoRA adapter sits in which device slot.
+"""The assignment of LoRA adapters to device slots.
 
-A slot is held by every sequence that uses it, until the sequence's last outstanding step. A slot that nobody holds
-keeps its adapter until somebody else needs the slot: the least recently used one goes first. Slot 0 is "none".
-Adapters go by content (`key`), so a folder that has changed is another adapter. What is wrong with an adapter,
-whatever it is, is the fault of the request that names it.
+Each sequence holds a reference to its adapter's slot until its last outstanding step. A slot without references
+keeps its adapter until another adapter needs the slot; the least recently used one is replaced first. Slot 0 means
+"no adapter". Adapters are keyed by content (`key`), so a folder whose files change is a new adapter. Any error
+while loading an adapter fails the request that names it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpu_worker.errors import AdapterError
 
 
 class AdapterSlots:
-    """`load(key, slot)` puts an adapter into a slot."""
+    """Reference-counted adapter slots. `load(key, slot)` copies an adapter into a slot."""
 
     def __init__(self, n_slots: int, load: Callable[[str, int], None]) -> None:
         self._load = load
@@ -25,16 +25,16 @@ class AdapterSlots:
 
     @property
     def held(self) -> int:
-        """Sequences that hold a slot, each counted once."""
+        """Number of sequences that hold a slot."""
         return sum(self._holders.values())
 
     def must_wait(self, key: str | None) -> bool:
-        """Are all slots held by others?"""
+        """Whether the adapter is in no slot and all slots are held."""
         return key is not None and key not in self._slot_of and len(self._holders) >= max(self._n_slots, 1)
 
     def acquire(self, key: str | None, adapter: str | None) -> int | None:
-        """The slot of the adapter with this key, now held once more; `adapter` is how the request names it. None
-        when every slot is held by others. Raises AdapterError."""
+        """Take a reference to the adapter's slot, loading the adapter if needed. Returns the slot, or None if all
+        slots are held by other adapters. `adapter` is its name in the request. Raises AdapterError."""
         if key is None or adapter is None:
             return 0
         if self._n_slots == 0:
@@ -64,7 +64,7 @@ class AdapterSlots:
             del self._holders[key]
 
     def forget(self) -> None:
-        """The weights have been replaced: nothing in the slots holds any more."""
+        """Mark all slots as empty, after the weights have been replaced. No slot may be held."""
         assert not self._holders, "adapters are held"
         self._slot_of.clear()
 

@@ -1,4 +1,4 @@
-"""Who starts next: the waiting queue, the delay gate, shared prefixes. Decisions only, no effects."""
+"""Admission: the waiting queue, the delay gate and shared prefixes. Data structures and decisions, no effects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu_worker.scheduling.scheduled import ScheduledSequence
 
 
 class WaitingQueue:
-    """Sequences without a row, best rank first. All that is done to one of n costs O(log n)."""
+    """Sequences without a row, ordered by rank. Inserting and removing cost O(log n)."""
 
     def __init__(self) -> None:
         self._by_rank: SortedDict[tuple[int, int], ScheduledSequence] = SortedDict()
@@ -19,14 +19,14 @@ class WaitingQueue:
         return len(self._by_rank)
 
     def head(self, n: int) -> list[ScheduledSequence]:
-        """The `n` best ranks, best first. O(n): whoever is looked at may be taken out meanwhile."""
+        """The `n` best-ranked sequences, best first. O(n); a copy, so they may be removed while iterating."""
         return [self._by_rank[rank] for rank in self._by_rank.keys()[:n]]
 
     def push(self, seq: ScheduledSequence) -> None:
         self._by_rank[seq.rank] = seq
 
     def remove(self, seq: ScheduledSequence) -> None:
-        """Take one out, wherever it is."""
+        """Remove a sequence at any position."""
         del self._by_rank[seq.rank]
 
     def first(self) -> ScheduledSequence | None:
@@ -38,9 +38,9 @@ class WaitingQueue:
 
 @dataclass(slots=True)
 class DelayGate:
-    """Lets the waiting queue grow for `factor` of the last prefill's duration, so that prefills batch better.
+    """Delays admission by `factor` times the last prefill's duration, so that more prompts share a prefill step.
 
-    Open while nothing runs: then nobody gains from waiting.
+    Always open while nothing runs, since a delay then has no benefit.
     """
 
     factor: float
@@ -53,7 +53,7 @@ class DelayGate:
 
 
 def shared_prefix(a: ScheduledSequence, b: ScheduledSequence, page_size: int) -> int:
-    """KV positions that `b` could take over from `a` once `a` is prefilled: whole pages, one left to compute."""
+    """KV positions of whole pages that `b` can reuse once `a` is prefilled. `b` computes at least one position."""
     if a.namespace != b.namespace:
         return 0
     left, right = a.cache_tokens.codes, b.cache_tokens.codes

@@ -1,8 +1,8 @@
-"""From a plan to the arrays of a `StepBatch`. Reads sequences, changes nothing.
+"""Builds the arrays of a `StepBatch` from a plan. Does not modify sequences.
 
-Page-table changes are derived, not recorded: a step needs the pages of those columns that its positions are the
-first to touch, `ceil(start / page_size) .. ceil(end / page_size)`, and a row's first step needs all from column 0.
-Columns before that were sent by earlier steps of the same row, in stream order.
+Page-table updates are derived, not recorded: a step sends the table columns that its positions are the first to
+use, `ceil(start / page_size) .. ceil(end / page_size)`. The first step of a row sends all columns from 0. Earlier
+steps of the same row have sent the other columns, in stream order.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Drafts = Sequence[Sequence[int]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """Which sequences the next step computes, and how much of each. Not launched yet.
+    """The sequences of the next step and the number of positions to compute for each.
 
-    `lengths`: chunk sizes of a prefill; 1 + drafts of a verify; None for a decode, where each is 1.
-    `drafts`: proposals of a verify, empty for a sequence that merely decodes.
+    `lengths`: chunk sizes of a prefill; 1 + number of drafts of a verify; None for a decode, where each is 1.
+    `drafts`: draft tokens of a verify, empty for a sequence without drafts.
     """
 
     kind: StepKind
@@ -44,9 +44,9 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPayload:
-    """What a launched step carries: the pipeline looks at the slot, `commit_step` at the rest.
+    """The data of a launched step. The pipeline uses the slot, `commit_step` the rest.
 
-    `launched_s`: when, for the delay factor and the tracing.
+    `launched_s`: launch time in seconds of `time.perf_counter`, for the delay gate.
     """
 
     slot_id: int
@@ -57,7 +57,7 @@ class StepPayload:
 
 
 def make_batch(plan: StepPlan, starts: Int32Array, rows: Int32Array, table: PageTable) -> StepBatch:
-    """Freeze a plan. `starts`: int32 [B], where each sequence's operation begins; its pages are reserved."""
+    """The batch of a plan whose pages are reserved. `starts`: int32 [B], first position of each operation."""
     n = len(plan.sequences)
     if plan.lengths is None:
         ones, pending = _constant(n, 1), _constant(n, PENDING)
@@ -74,7 +74,7 @@ def make_batch(plan: StepPlan, starts: Int32Array, rows: Int32Array, table: Page
 
 @lru_cache(maxsize=1024)
 def _constant(n: int, value: int) -> Int32Array:
-    """Shared by every step of its size, hence read-only."""
+    """A cached array of `n` times `value`; read-only, because steps share it."""
     array = np.full(n, value, np.int32)
     array.setflags(write=False)
     return array
@@ -83,7 +83,8 @@ def _constant(n: int, value: int) -> Int32Array:
 def _prefill_batch(
     plan: StepPlan, starts: Int32Array, lengths: Int32Array, rows: Int32Array, table: PageTable
 ) -> StepBatch:
-    """Chunks of known tokens; a final chunk samples, unless it recomputes: then the known tail comes next."""
+    """A batch of prompt chunks. A final chunk samples one token, except in a recompute, where the known tail is
+    the next input."""
     outputs = np.zeros(len(plan.sequences), np.int32)
     pending = np.full(len(plan.sequences), PENDING, np.int32)
     chunks = []
@@ -112,7 +113,7 @@ def _prefill_batch(
 
 
 def _known_values(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> dict[str, Float32Array]:
-    """What was decoded beside the tokens that a recompute feeds in again; zeros for a prompt's."""
+    """The values decoded with the tokens that a recompute feeds in again; zeros for prompt tokens."""
     n_values = next((len(seq.values[0]) for seq in plan.sequences if seq.values), 0)
     if not n_values:
         return {}
@@ -144,7 +145,7 @@ def _binding(seq: ScheduledSequence) -> RowBinding:
 def page_updates(
     table: PageTable, rows: Int32Array, starts: Int32Array, lengths: Int32Array, bound_rows: Int32Array
 ) -> PageUpdates:
-    """The table entries that this step is the first to need."""
+    """The page-table entries that this step is the first to use."""
     size = table.page_size
     if size == 1 and lengths is _constant(len(rows), 1):  # decode on pages of one token
         return PageUpdates(rows, starts, table.matrix[rows, starts])

@@ -1,8 +1,8 @@
-"""Which tokens the constrained outputs of a step may be.
+"""Token masks for the constrained outputs of a step.
 
-The mask of an output depends on every token before it. So a step's forward is launched first, then all earlier
-steps that hold one of its constrained sequences are committed, and only then is the mask computed, while the
-device is busy with the forward. In a verify, a draft's mask assumes that the drafts before it hold.
+The mask of an output depends on all tokens before it. Therefore a step's forward is launched first, then all
+earlier steps with one of its constrained sequences are committed, and then the mask is computed, while the device
+runs the forward. In a verify step, the mask of a draft position assumes that the drafts before it are accepted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SATISFIED = Finish(FinishReason.STOP, "constraint")
 
 
 def constrained(sequences: Iterable[ScheduledSequence]) -> list[ScheduledSequence]:
-    """Those that sample under a constraint and have not ended."""
+    """The sequences that have a constraint and are not finalized."""
     return [seq for seq in sequences if seq.constraint is not None and not seq.finalized]
 
 
@@ -36,12 +36,12 @@ def compute_mask(
     vocab_size: int,
     fail: Callable[[ScheduledSequence, Exception], None],
 ) -> TokenMask | None:
-    """The mask of a step, or None when every output is free. Finalized sequences are free: their outputs are
-    dropped. A constraint that raises fails its own request, whose outputs are then free as well."""
+    """The mask of a step, or None if no output is constrained. Finalized sequences are not masked, since their
+    outputs are dropped. A constraint that raises fails its own request through `fail`, without a mask."""
     plan, outputs = payload.plan, payload.batch.outputs
     firsts = np.cumsum(outputs) - outputs
     n_words = (vocab_size + 31) // 32
-    plain: list[tuple[int, ScheduledSequence]] = []
+    plain: list[tuple[int, ScheduledSequence]] = []  # (output index, sequence) of those with one output
     indices: list[int] = []
     masks: list[Int32Array] = []
     for i, seq in enumerate(sequences):
@@ -68,7 +68,7 @@ def _plain_masks(
     n_words: int,
     fail: Callable[[ScheduledSequence, Exception], None],
 ) -> Iterable[tuple[int, Int32Array]]:
-    """One mask for each; all at once where that works, one by one to find out whose fault it is where not."""
+    """One mask per sequence, computed in one batch; if that raises, one by one to find the failing sequences."""
     masks = np.zeros((len(plain), n_words), np.int32)
     try:
         fill_masks([cast(ConstraintState, seq.constraint) for _, seq in plain], masks)
@@ -104,20 +104,23 @@ def consume(
     finish: Finish | None,
     values: Sequence[tuple[float, ...]] | None = None,
 ) -> tuple[list[int], Finish | None]:
-    """Go on by committed tokens. A satisfied constraint ends the sequence, also in the middle of drafts.
+    """Advance the constraint by committed tokens. A satisfied constraint ends the sequence, even between drafts.
 
-    Sampling goes by the mask and the request's own bans, unless these leave nothing: then it gives any token."""
+    Returns the tokens up to the end of the sequence, and how it finishes. Sampling applies the mask and the
+    request's allowed and banned tokens; if these leave no token, it samples an arbitrary one. That raises
+    InvalidRequest; any other token that does not match the constraint raises ValueError.
+    """
     constraint, sampling = cast(ConstraintState, seq.constraint), seq.request.sampling
     limited = bool(sampling.banned_token_ids) or sampling.allowed_token_ids is not None
     stopped = finish is not None and finish.reason is FinishReason.STOP
-    for taken, token in enumerate(fresh, 1):
-        last = stopped and taken == len(fresh)  # EOS or a stop token: not the constraint's business
+    for n_consumed, token in enumerate(fresh, 1):
+        last = stopped and n_consumed == len(fresh)  # EOS or a stop token: not part of the constrained text
         if last and not limited:
             break
         if last:
             allowed = constraint.fork().consume(token)
         elif isinstance(constraint, SkillConstraint) and values is not None:
-            allowed = constraint.consume(token, values[taken - 1])
+            allowed = constraint.consume(token, values[n_consumed - 1])
         else:
             allowed = constraint.consume(token)
         if limited and not (allowed and _permits(sampling, token)):
@@ -125,7 +128,7 @@ def consume(
         if not allowed:
             raise ValueError(f"token {token} does not match the constraint")
         if constraint.finished:
-            return fresh[:taken], finish if taken == len(fresh) and finish else _SATISFIED
+            return fresh[:n_consumed], finish if n_consumed == len(fresh) and finish else _SATISFIED
     return fresh, finish
 
 

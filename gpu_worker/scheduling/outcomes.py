@@ -1,4 +1,4 @@
-"""The vocabulary of `SchedulableSequence`: named errors, states, operations, outcomes and events."""
+"""The types used by `SchedulableSequence`: errors, states, operations, outcomes and events."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ class ScheduleError(RuntimeError):
 
 
 class NotIdle(ScheduleError):  # noqa: N818
-    """As many operations are outstanding as may be, or one that is exclusive."""
+    """The maximum number of operations is outstanding, or an exclusive one is."""
 
 
 class PrefillNotComplete(ScheduleError):  # noqa: N818
-    """Decode before the prefill has reached its target."""
+    """Decode scheduled before the prefill has reached its target."""
 
 
 class PrefillComplete(ScheduleError):  # noqa: N818
-    """Prefill with nothing left to prefill."""
+    """Prefill scheduled with no positions left to prefill."""
 
 
 class PrefillOverrun(ScheduleError):  # noqa: N818
@@ -59,7 +59,7 @@ class AcceptedExceedsScheduled(ApplyError):  # noqa: N818
 
 
 class SequenceState(StrEnum):
-    """What the newest outstanding operation is."""
+    """The kind of the newest outstanding operation."""
 
     IDLE = "idle"
     PREFILL_SCHEDULED = "prefill_scheduled"
@@ -68,7 +68,7 @@ class SequenceState(StrEnum):
 
 
 class DecodeOutcome(Enum):
-    """What applying did: did it fill a block with KV, did it use up the budget?"""
+    """The result of applying an operation: whether it completed a KV block and whether it used up the budget."""
 
     CONTINUE = 0
     BLOCK_COMPLETED = 1
@@ -97,7 +97,7 @@ class EventKind(StrEnum):
 
 
 class SequenceEvent(NamedTuple):
-    """A transition: how many positions or tokens it was about, and the committed position after it."""
+    """A transition, its number of positions or tokens, and the committed position after it."""
 
     kind: EventKind
     amount: int
@@ -113,14 +113,14 @@ class Operation(NamedTuple):
 
 
 class Blocks(Protocol):
-    """The pages of one sequence, as `cache.KVAllocation` keeps them."""
+    """The pages of one sequence. Implemented by `cache.KVAllocation`."""
 
     @property
     def kv_capacity(self) -> int:
         """Positions that the pages cover."""
 
     def reserve(self, kv_length: int) -> bool:
-        """Cover the first `kv_length` positions; False, and nothing changed, when there are no pages for it."""
+        """Cover the first `kv_length` positions. Returns False, with nothing changed, if pages do not suffice."""
 
     def trim(self, kv_length: int) -> int:
-        """Give back the pages that lie wholly beyond `kv_length` positions; how many."""
+        """Free the pages that lie wholly beyond `kv_length` positions. Returns their number."""

@@ -1,27 +1,27 @@
-"""Which steps are in flight, in which slots, in which order. A pure state machine: no CUDA, no sequences' state.
+"""The in-flight steps: their order and their slots. A pure state machine, without CUDA and sequence state.
 
-The problem: with one step at a time the device idles while the host commits a step and plans the next.
+Problem: with one step at a time, the device idles while the host commits a step and plans the next.
 
     blocking    host    [plan][launch]........wait.........[commit][plan][launch]........
                 device                [==== forward ====]                        [=======
 
-The solution: two slots. While the device computes step t+1, the host commits step t and plans step t+2.
+Solution: two slots. While the device computes step t+1, the host commits step t and plans step t+2.
 
     pipelined   host    [launch t][launch t+1][commit t][launch t+2][commit t+1]...
                 device            [== t ==][== t+1 ==][== t+2 ==]
 
-A step moves through four places; each transition asserts what it assumes.
+A step moves through three states. Each transition asserts its preconditions.
 
     on_launch            on_pending_commit           pop_oldest             on_step_completed
     ---------> launch_handle -----------> batch_queue ---------> committing_step ---------> gone
-               (forward launched,         (sampled, copy         (being consumed)
-                not yet sampled)           under way)
+               (forward launched,         (sampled, copy         (results being
+                not yet sampled)           in progress)           applied)
 
-Rules:
-- at most `num_slots` steps in flight, each in a slot of its own; depth one is the blocking engine;
-- completion in launch order, oldest first (I2): at most one step is launched but unsampled, and the queue is FIFO;
-- a slot is in use until `on_step_completed`: the copy having arrived is not enough, since `commit_step` still
-  reads the slot's host buffers (I6). That is why completion has two phases.
+Invariants:
+- At most `num_slots` steps are in flight, each in its own slot. One slot gives the blocking engine.
+- Steps complete in launch order (I2): at most one step is launched but unsampled, and the queue is FIFO.
+- A slot is in use until `on_step_completed`. The end of the copy does not free it, because `commit_step` still
+  reads the slot's host buffers (I6). Therefore completion has two phases.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ S = TypeVar("S")
 
 
 class Payload(Protocol):
-    """What a step carries for whoever launched it; the pipeline looks at the slot only."""
+    """Data attached to a step by its launcher. The pipeline uses only the slot."""
 
     @property
     def slot_id(self) -> int: ...
@@ -45,7 +45,7 @@ class Payload(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LaunchHandle(Generic[S]):
-    """A forward that has been launched and not yet sampled. `sequences[i]` is row i of the step's buffers."""
+    """A launched forward that is not sampled yet. `sequences[i]` is entry i of the step's buffers."""
 
     kind: StepKind
     sequences: Sequence[S]
@@ -58,7 +58,7 @@ class LaunchHandle(Generic[S]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingCommit(Generic[S]):
-    """A sampled step whose results are on their way to the host."""
+    """A sampled step whose results are being copied to the host."""
 
     kind: StepKind
     sequences: Sequence[S]
@@ -71,7 +71,7 @@ class PendingCommit(Generic[S]):
 
 
 class PipelineState(Generic[S]):
-    """The queue and the slots. Only the engine's loop calls it; it never touches a sequence."""
+    """The queue of in-flight steps. Called only by the engine's loop; never modifies a sequence."""
 
     def __init__(self, num_slots: int = 2) -> None:
         assert num_slots >= 1, f"a pipeline needs a slot, got {num_slots}"
@@ -92,7 +92,7 @@ class PipelineState(Generic[S]):
 
     @property
     def in_flight(self) -> int:
-        """Steps that hold a slot."""
+        """Number of steps that hold a slot."""
         return len(self.batch_queue) + (self.launch_handle is not None) + (self.committing_step is not None)
 
     @property
@@ -109,14 +109,14 @@ class PipelineState(Generic[S]):
         return self.batch_queue[-1] if self.batch_queue else None
 
     def slots_in_use(self) -> int:
-        """A bit for each slot."""
+        """Bit mask of the slots in use."""
         mask = 0
         for step in self.steps():
             mask |= 1 << step.slot_id
         return mask
 
     def free_slot_id(self) -> int | None:
-        """The lowest slot that no step holds, or None."""
+        """The lowest free slot, or None."""
         used = self.slots_in_use()
         return next((slot for slot in range(self.num_slots) if not used >> slot & 1), None)
 
@@ -139,7 +139,7 @@ class PipelineState(Generic[S]):
         self.batch_queue.appendleft(step)
 
     def pop_oldest(self) -> PendingCommit[S] | None:
-        """Begin to commit the oldest sampled step; None when there is none. Its slot stays in use."""
+        """Start committing the oldest sampled step, or return None. Its slot stays in use."""
         assert self.committing_step is None, "the previous step was not completed (I2)"
         if not self.batch_queue:
             return None
@@ -147,12 +147,12 @@ class PipelineState(Generic[S]):
         return self.committing_step
 
     def on_step_completed(self) -> None:
-        """`commit_step` has consumed the results: the slot is free."""
+        """Free the slot of the committing step. Called after `commit_step` has consumed the results."""
         assert self.committing_step is not None, "no step is being committed"
         self.committing_step = None
 
     def abandon(self) -> None:
-        """Forget everything, after a device error. The caller has released the sequences."""
+        """Drop all steps after a device error. The caller releases their sequences."""
         self.launch_handle = None
         self.committing_step = None
         self.batch_queue.clear()

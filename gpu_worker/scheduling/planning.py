@@ -1,13 +1,14 @@
-"""What the next step computes. Selection reads; the only effects here are admissions and preemptions.
+"""Selects the sequences of the next step. Its side effects: admission, preemption, and failing broken requests.
 
-Prefill goes first, but never twice in a row while sequences are decoding: a stream waits for one chunk at most.
-Prefills go by rank; but nothing is prefilled behind a chunk of a *long* prompt, one that takes more than a chunk,
-until that chunk is committed, and then the short ones have a step to themselves. So a short prompt, too, waits for
-one such step at most, and a long one has every second prefill step.
+Order: a prefill step precedes decode steps, but two prefill steps never run in a row while sequences are decoding,
+so a running sequence waits for at most one chunk. Within prefill, sequences go by rank, with one exception: after
+a step with a chunk of a *long* prompt (one that takes more than one chunk) no prefill is launched until that step
+is committed, and the next prefill step takes short prompts first. So a short prompt waits for at most one such
+step, and long prompts get at least every second prefill step.
 
-Pages go to the best ranks first. A sequence that gets none is left out of the plan, and if a worse-ranked one
-holds a row, that one is preempted, one at a time: the best-ranked sequence always gets on, so no two can wait for
-each other.
+Memory: pages go to the best-ranked sequences first. A sequence without pages is left out of the plan. If a
+worse-ranked sequence holds a row, the worst-ranked one is preempted, one at a time. The best-ranked sequence
+always makes progress, so sequences cannot deadlock.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ from gpu_worker.scheduling.scheduled import ScheduledSequence
 from gpu_worker.scheduling.state import SchedulerState
 
 HEADROOM_TOKENS = 16
-"""What must be left for each running sequence when another starts: with less, the newcomer is soon preempted."""
+"""Tokens to keep free per running sequence when admitting another; with less, the new one is soon preempted."""
 
 
 class Planner:
-    """Chooses. `last_kind`: of the step launched last; `after_long`: did the last prefill compute a part of a long
-    prompt? `left_out`: the best-ranked sequence that got no pages."""
+    """Plans steps.
+
+    `last_kind`: kind of the last launched step. `after_long`: whether the last prefill step contained a long
+    prompt. `left_out`: the best-ranked sequence that did not get pages in this plan.
+    """
 
     def __init__(self, state: SchedulerState) -> None:
         self.state = state
@@ -44,10 +48,10 @@ class Planner:
         if plan.kind == "prefill":
             self.after_long = any(self._is_long(seq) for seq in plan.sequences)
 
-    # ------------------------------------------------------------ the choice
+    # ------------------------------------------------------------ kind of step
 
     def schedule_step(self, pipeline: PipelineState[ScheduledSequence], now: float) -> StepPlan | None:
-        """The next step to launch, or None: then the oldest step in flight must be committed first."""
+        """The next step to launch; None when the oldest in-flight step must be committed first."""
         while True:
             self.left_out = None
             plan = self._choose(pipeline, now)
@@ -74,7 +78,7 @@ class Planner:
         return self._next_prefill(pipeline, streams, now) or decode
 
     def _wants_prefill(self, streams: bool, now: float) -> bool:
-        """Would a prefill start if the pipeline were empty?"""
+        """Whether a prefill step could start if the pipeline were empty."""
         state = self.state
         if state.prefilling:
             return True
@@ -89,7 +93,7 @@ class Planner:
     # ------------------------------------------------------------ decode and verify
 
     def schedule_decode_step(self) -> StepPlan | None:
-        """A pure selector: the sequences whose next token can be computed now, with their drafts."""
+        """The sequences whose next token can be computed now, with their drafts. Changes no sequence."""
         sequences = [seq for seq in self.state.running if seq.can_decode and not seq.preempting]
         if not sequences:
             return None
@@ -101,26 +105,26 @@ class Planner:
         chosen = self._with_pages(sequences, [1 + len(d) for d in drafts])
         if not chosen:
             return None
-        if len(chosen) < len(sequences):  # pages are short: no time to gamble
+        if len(chosen) < len(sequences):  # pages are short: do not spend them on drafts
             return StepPlan("decode", chosen)
         if not any(drafts):
             return StepPlan("decode", sequences)
         return StepPlan("verify", sequences, [1 + len(d) for d in drafts], drafts)
 
     def _drafts(self, seq: ScheduledSequence) -> Sequence[int]:
-        """Guesses within the budget, as far as the constraint allows them."""
+        """Draft tokens for an idle sequence, within its token budget and cut where the constraint rejects one."""
         room = min(self.state.config.speculative_tokens, seq.remaining_tokens - 1)
         if seq.drafter is None or not seq.is_idle or room <= 0:
             return ()
         try:
             drafts = seq.drafter.propose(room)
             return drafts if seq.constraint is None else drafts[: _allowed(seq.constraint, drafts)]
-        except Exception as error:  # a host-side fault is this request's alone
+        except Exception as error:  # a host-side error fails only this request
             self._broken.append((seq, error))
             return ()
 
     def _promising(self, seq: ScheduledSequence) -> bool:
-        """Is it worth letting the sequence come to rest, so that drafts can be verified?"""
+        """Whether the drafter has a draft, so that the sequence should become idle before it is verified."""
         try:
             return seq.drafter is not None and bool(seq.drafter.propose(1))
         except Exception as error:
@@ -130,7 +134,7 @@ class Planner:
     def _with_pages(
         self, sequences: list[ScheduledSequence], lengths: Sequence[int] | None
     ) -> list[ScheduledSequence]:
-        """Those that can have their pages, best ranks first when not all can."""
+        """The sequences for which enough pages are available; best ranks first if they do not suffice for all."""
         manager = self.state.manager
         available = manager.pages_available
         if (len(sequences) if lengths is None else sum(lengths)) <= available:
@@ -161,7 +165,8 @@ class Planner:
     def _next_prefill(
         self, pipeline: PipelineState[ScheduledSequence], streams: bool, now: float
     ) -> StepPlan | None:
-        """By rank; but once a chunk of a long prompt has been committed, the short ones that wait by then."""
+        """The next prefill step. After a step with a long prompt: None until it is committed, then short prompts
+        first."""
         plan = None
         if self.after_long:
             if any(step.kind == "prefill" for step in pipeline.steps()):
@@ -170,7 +175,7 @@ class Planner:
         return plan or self.schedule_prefill_step(streams, now)
 
     def schedule_prefill_step(self, streams: bool, now: float, short_only: bool = False) -> StepPlan | None:
-        """Chunks of those that are being prefilled, and of those that can be admitted behind them."""
+        """Chunks of the sequences in prefill, then of newly admitted ones, within the token budget."""
         budget = self._chunk if streams else self.state.config.max_num_batched_tokens
         sequences: list[ScheduledSequence] = []
         lengths: list[int] = []
@@ -190,9 +195,12 @@ class Planner:
     def _prefilling(
         self, streams: bool, now: float, budget: int, lengths: list[int], short_only: bool
     ) -> Iterable[ScheduledSequence]:
-        """Started ones first, by rank; then each that is admitted while the caller still has budget.
-        `short_only`: long ones are passed over, but for nobody of a worse priority. Behind one that waits for an
-        adapter slot, those with adapters wait, too; those without prolong nothing, and go on."""
+        """Yield the sequences in prefill by rank, then admit waiting ones while the caller has budget left.
+
+        `lengths` is the caller's list of chunk sizes so far. `short_only` skips long prompts, but then admits no
+        sequence of a worse priority than a skipped one. Once a sequence has to wait for an adapter slot, later
+        ones with an adapter wait too; those without one are still admitted, since they do not delay it.
+        """
         state = self.state
         worst_priority = math.inf
         for seq in sorted(state.prefilling, key=_rank):
@@ -221,7 +229,7 @@ class Planner:
             yield seq
 
     def _is_long(self, seq: ScheduledSequence) -> bool:
-        """Does its prefill take more than one chunk?"""
+        """Whether the prefill, without the reused prefix, takes more than one chunk."""
         if seq.prefill_target <= self._chunk:
             return False
         if seq.allocation is not None:
@@ -231,8 +239,10 @@ class Planner:
         return seq.prefill_target - seq.expected_reuse > self._chunk
 
     def _awaits_chunks(self, seq: ScheduledSequence) -> bool:
-        """Is most of what it would compute being computed for another? Then it waits for those chunks and reuses
-        them. A short common beginning (a chat template's) is not worth a step's wait."""
+        """Whether to wait because a sequence in prefill is computing at least half of what this one would compute.
+
+        It then reuses those chunks. A short shared prefix, such as a chat template's, is not worth the wait.
+        """
         state = self.state
         if state.config.prefix_cache == "off" or not state.prefilling:
             return False
@@ -243,15 +253,16 @@ class Planner:
         return 2 * (shared - matched) >= seq.prefill_target - matched
 
     def _promised(self) -> int:
-        """Pages that those that are being prefilled are about to need."""
+        """Pages that the sequences in prefill still need."""
         return sum(self._missing_pages(seq) for seq in self.state.prefilling)
 
     def _missing_pages(self, seq: ScheduledSequence) -> int:
-        """For the rest of its prefill."""
+        """Pages needed for the rest of the prefill."""
         return self._new_pages(seq, seq.prefill_target - seq.scheduled_position)
 
     def _admit(self, seq: ScheduledSequence, budget: int, now: float, promised: int) -> bool:
-        """Start one. False: it must wait, and so must all behind it. A broken adapter ends that request."""
+        """Admit a sequence. Returns False if it and all behind it must wait. An AdapterError ends the request and
+        returns True."""
         state = self.state
         if state.num_allocated >= state.config.max_num_seqs or not self._fits(seq, promised):
             worst = max(state.active, key=_rank, default=None)
@@ -265,8 +276,10 @@ class Planner:
             return True
 
     def _fits(self, seq: ScheduledSequence, promised: int) -> bool:
-        """Are there pages for the whole prefill, beyond the `promised` ones and what running sequences will soon
-        need? Alone, it always fits."""
+        """Whether pages suffice for the whole prefill, the `promised` pages and the headroom of running sequences.
+
+        Always true for a sequence that runs alone.
+        """
         state, manager = self.state, self.state.manager
         target = seq.max_positions if state.config.reserve == "full" else seq.prefill_target
         spare = len(state.running) * manager.pages_needed(HEADROOM_TOKENS) + promised
@@ -276,25 +289,26 @@ class Planner:
             return False
         return manager.can_start(seq.cache_tokens, seq.namespace, kv_length=min(wanted, limit))
 
-    # ------------------------------------------------------------ pressure
+    # ------------------------------------------------------------ preemption
 
     def _relieve(self, starving: ScheduledSequence, stalled: bool) -> bool:
-        """Make room for a starving sequence. True: something is free now, plan again."""
+        """Preempt the worst-ranked sequence for one without pages. Returns True if pages were freed at once, so
+        that planning should be repeated. `stalled`: nothing is in flight and nothing can be planned."""
         state = self.state
         if state.num_zombies or any(seq.preempting for seq in state.active):
-            return False  # pages are on their way back already
+            return False  # pages will be released soon
         worst = max(state.active, key=_rank, default=None)
         if worst is None or (worst.rank <= starving.rank and not stalled):
             return False
         state.preempt(worst)
         if stalled and state.num_allocated == 0:
-            # Alone, and still short: the cache holds copies of pages that the row has as well. Start from nothing.
+            # Short of pages without any other sequence: the cache holds copies of the row's own pages. Drop it.
             state.manager.flush()
         return worst.blocks is None
 
 
 def _allowed(constraint: ConstraintState, drafts: Sequence[int]) -> int:
-    """How many leading drafts the constraint lets pass. Leaves it as it was."""
+    """The number of leading drafts that the constraint accepts. Restores the constraint's state."""
     allowed = 0
     while allowed < len(drafts) and not constraint.finished and constraint.consume(drafts[allowed]):
         allowed += 1

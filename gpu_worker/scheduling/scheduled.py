@@ -1,7 +1,7 @@
-"""The sequence that the engine runs on: the state machine, and the request that it belongs to.
+"""The engine's sequence: the state machine plus the request's data.
 
-Made on a preparation thread, then owned by the engine thread. What the text thread needs of it (`stream`) is never
-touched here. A sequence ranks by (priority, arrival): smaller runs first and is preempted last.
+A preparation thread creates a sequence; then the engine thread owns it. `stream` belongs to the text thread and is
+not used here. Sequences rank by (priority, arrival): smaller ranks run first and are preempted last.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class ScheduledSequence(SchedulableSequence):
-    """One accepted request.
+    """The sequence of one accepted request.
 
-    `adapter_key`: its adapter, by content; what its KV and its device slot are keyed by.
-    `allocation`: its row and pages while it has them. `bound`: the device knows the row's sequence.
-    `expected_reuse`: KV positions that the cache had of it when admission first asked, None before that.
-    `preempting`: it is planned no more and gives up its row once nothing is outstanding.
-    `values`: what the model decoded beside each generated token, where it does. Times in seconds of
-    `time.perf_counter`.
+    `adapter_key`: content key of its adapter; keys its KV namespace and its adapter slot.
+    `allocation`: its row and pages, or None. `bound`: a step with the row's binding has been launched.
+    `expected_reuse`: cached KV positions at admission's first look-up, None before that.
+    `preempting`: no further steps are planned; the row is released once no operation is outstanding.
+    `values`: values (coordinates, sizes) decoded with each generated token, for models that decode them.
+    Times (`*_s`) are seconds of `time.perf_counter`.
     """
 
     __slots__ = (
@@ -113,7 +113,7 @@ class ScheduledSequence(SchedulableSequence):
 
     @property
     def max_positions(self) -> int:
-        """KV positions that it can ever need: the last token of the output needs none."""
+        """Maximum number of KV positions. The last output token needs none."""
         return len(self.prompt) + self.max_output_tokens - 1
 
     def release(self) -> None:
@@ -124,5 +124,5 @@ class ScheduledSequence(SchedulableSequence):
         self.cache_tokens = self._prefill_tokens()
 
     def _prefill_tokens(self) -> CacheTokens:
-        """What the prefill computes, as the prefix cache sees it."""
+        """The tokens of the prefill, as prefix cache tokens."""
         return CacheTokens.from_text(self.tokens(0, self.prefill_target).astype(np.int64))

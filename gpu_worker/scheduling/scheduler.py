@@ -1,15 +1,15 @@
-"""The scheduler: plan, launch, sample, commit.
+"""The scheduler: plans, launches, samples and commits steps.
 
-    schedule_step(pipeline)            what to run next (`Planner`); selection does not touch a sequence
-    launch_forward_async(plan, slot)   schedules the operations, freezes the batch, enqueues the forward
-    finalize_sampling(handle, mask)    enqueues sampling and the copy to the host
-    commit_step(step)                  waits for the copy (nobody else waits), applies the outcomes, ends sequences
+    schedule_step(pipeline)            select the next step (`Planner`); may admit and preempt sequences
+    launch_forward_async(plan, slot)   schedule the operations, freeze the batch, enqueue the forward
+    finalize_sampling(handle, mask)    enqueue sampling and the copy to the host
+    commit_step(step)                  wait for the copy (the only wait), apply the outcomes, end sequences
 
-GPU progress (`scheduled_position`) moves at launch, committed progress (`kv_position`, tokens) at commit. Budgets,
-pages and positions go by the first; streaming, stops, constraints and drafters by the second.
+GPU progress (`scheduled_position`) advances at launch, committed progress (`kv_position`, tokens) at commit.
+Budgets, pages and positions use the first; streaming, stop conditions, constraints and drafters use the second.
 
-Faults: what raises before the forward is enqueued fails the plan's sequences, everything is put back and the loop
-goes on. What raises afterwards is the device's and is left to the engine, for which it is fatal.
+Errors: an exception before the forward is enqueued fails the plan's sequences; the launch is rolled back and the
+loop continues. A later exception is a device error. It propagates to the engine, for which it is fatal.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Pending = PendingCommit[ScheduledSequence]
 
 
 class Scheduler:
-    """Owned by the engine thread; knows no tensors, no threads and no text."""
+    """Runs on the engine thread. Independent of tensors, threads and text."""
 
     def __init__(
         self, config: EngineConfig, runtime: Runtime, manager: KVCacheManager, tracer: Tracer = NO_TRACE
@@ -56,17 +56,17 @@ class Scheduler:
     # ------------------------------------------------------------ plan
 
     def schedule_step(self, pipeline: PipelineState[ScheduledSequence]) -> StepPlan | None:
-        """The next step, prefill or decode; None when the oldest step in flight must be committed first."""
+        """The next step to launch; None when the oldest in-flight step must be committed first."""
         return self.planner.schedule_step(pipeline, time.perf_counter())
 
     def schedule_decode_step(self) -> StepPlan | None:
-        """The next decode or verify. A pure selector."""
+        """The next decode or verify step, or None. Changes no sequence."""
         return self.planner.schedule_decode_step()
 
     # ------------------------------------------------------------ launch
 
     def launch_forward_async(self, plan: StepPlan, slot_id: int) -> Launch | None:
-        """None: it failed before dispatch; the plan's sequences have been failed and nothing was launched."""
+        """Launch a plan. Returns None if it failed before dispatch: nothing was launched, its sequences failed."""
         scheduled: list[ScheduledSequence] = []
         try:
             payload = self._prepare(plan, slot_id, scheduled)
@@ -88,7 +88,10 @@ class Scheduler:
         return LaunchHandle(plan.kind, plan.sequences, payload)
 
     def _prepare(self, plan: StepPlan, slot_id: int, scheduled: list[ScheduledSequence]) -> StepPayload:
-        """Everything of a launch that happens on the host: pages, operations, arrays, the prefix cache."""
+        """The host side of a launch: reserve pages, schedule operations, build the batch, update the prefix cache.
+
+        Appends each sequence to `scheduled` once its operation is scheduled, so that `_undo` can revert it.
+        """
         table = self.manager.table
         n = len(plan.sequences)
         rows = np.array([seq.row for seq in plan.sequences], np.int32)
@@ -116,14 +119,15 @@ class Scheduler:
         return StepPayload(slot_id, step_id, plan, batch, time.perf_counter())
 
     def _publish(self, plan: StepPlan, ends: Int32Array) -> None:
-        """What is about to be launched may be reused by whatever is launched after it, in stream order."""
+        """Make the KV of this prefill matchable. Later launches may reuse it, since they run after it on the
+        stream."""
         for seq, end in zip(plan.sequences, ends.tolist(), strict=True):
             assert seq.allocation is not None
             if not self.state.limits.n_values or end <= seq.num_input_tokens:
                 seq.allocation.publish(seq.cache_tokens, end)
 
     def _undo(self, plan: StepPlan, scheduled: Sequence[ScheduledSequence], error: Exception) -> None:
-        for i, seq in enumerate(scheduled):  # the first of the plan's, in its order
+        for i, seq in enumerate(scheduled):  # a prefix of `plan.sequences`
             if plan.kind == "prefill" and plan.lengths is not None and seq.allocation is not None:
                 seq.allocation.unpublish(seq.scheduled_position - plan.lengths[i])
             seq.revert_schedule()
@@ -133,7 +137,7 @@ class Scheduler:
     # ------------------------------------------------------------ sample
 
     def sampling_must_wait(self, handle: Launch, step: Pending) -> bool:
-        """Does `step` hold one of the constrained sequences of `handle`, whose mask depends on its outcome?"""
+        """Whether `step` contains a constrained sequence of `handle`, whose mask depends on the step's outcome."""
         constrained = masks.constrained(handle.sequences)
         return bool(constrained) and not set(step.sequences).isdisjoint(constrained)
 
@@ -162,33 +166,36 @@ class Scheduler:
             self._apply_all(step, payload, output, now)
 
     def _apply_all(self, step: Pending, payload: StepPayload, output: StepOutput, now: float) -> None:
-        """Row by row, in batch order: `outputs[i]` tokens were sampled for row i, `accepted[i]` of them hold. They
-        are taken one by one, up to the first that ends the sequence."""
+        """Apply a step's outputs in batch order.
+
+        For row i, `outputs[i]` tokens were sampled and the first `accepted[i]` are valid. They are applied up to
+        the first token that ends the sequence.
+        """
         state, outbox, kind = self.state, self.state.outbox, step.kind
         tokens, accepted = output.token_ids.tolist(), output.accepted.tolist()
         outputs = payload.batch.outputs.tolist()
         with_extras = output.values is not None or output.logprobs is not None
         extras: Extras | None = None
-        offset = n_taken = 0
-        for seq, sampled, holding in zip(step.sequences, outputs, accepted, strict=True):
+        offset = n_applied = 0
+        for seq, sampled, n_valid in zip(step.sequences, outputs, accepted, strict=True):
             if seq.finalized:
                 state.counters.zombie_outputs += sampled
                 self._drop(seq)
             elif sampled == 0:
                 seq.apply_prefill()
             else:
-                fresh = tokens[offset : offset + holding]
-                taken, finish = seq.rules.cut(seq.generated, fresh)
+                fresh = tokens[offset : offset + n_valid]
+                n_kept, finish = seq.rules.cut(seq.generated, fresh)
                 if with_extras:
-                    extras = _extras(seq, output, offset, taken)
-                if seq.constraint is not None or taken < holding:
-                    fresh, finish = self._consume(seq, fresh[:taken], finish, extras)
+                    extras = _extras(seq, output, offset, n_kept)
+                if seq.constraint is not None or n_kept < n_valid:
+                    fresh, finish = self._consume(seq, fresh[:n_kept], finish, extras)
                 if fresh:
                     if kind == "decode":
                         seq.apply_decode(fresh[0])
                     else:
                         self._apply(seq, kind, sampled - 1, fresh)
-                    n_taken += len(fresh)
+                    n_applied += len(fresh)
                     if seq.first_token_s is None:
                         seq.first_token_s = now
                     outbox.append((seq, fresh, extras.keep(seq, len(fresh)) if extras is not None else None, None))
@@ -199,10 +206,10 @@ class Scheduler:
             if seq.preempting:
                 state.settle(seq)
             offset += sampled
-        state.counters.generated_tokens += n_taken
+        state.counters.generated_tokens += n_applied
 
     def _apply(self, seq: ScheduledSequence, kind: StepKind, n_drafts: int, fresh: list[int]) -> None:
-        """What is applied to a sequence that did not merely decode."""
+        """Apply the tokens of a prefill or verify step."""
         if kind == "prefill":
             seq.apply_prefill(fresh[0])
         elif n_drafts:
@@ -214,7 +221,10 @@ class Scheduler:
     def _consume(
         self, seq: ScheduledSequence, fresh: list[int], finish: Finish | None, extras: Extras | None
     ) -> tuple[list[int], Finish | None]:
-        """As many of the tokens as the constraint wants; none where it raised, which has ended the request."""
+        """Advance the constraint over the tokens. Returns the tokens up to its end, and how the sequence finishes.
+
+        If the constraint raises, the request fails and no tokens are returned.
+        """
         if seq.constraint is None:
             return fresh, finish
         try:
@@ -225,7 +235,7 @@ class Scheduler:
             return [], None
 
     def _drop(self, seq: ScheduledSequence) -> None:
-        """Its oldest operation counts for nothing: it has ended meanwhile."""
+        """Discard the oldest operation of a finalized sequence."""
         seq.discard()
         self.state.settle(seq)
 
@@ -236,10 +246,11 @@ class Scheduler:
         except Exception as error:
             self.state.fail(seq, error)
 
-    # ------------------------------------------------------------ all at once
+    # ------------------------------------------------------------ reload and failure
 
     def requeue_all(self) -> None:
-        """New weights are coming, nothing is in flight: no KV holds any more, cached or not."""
+        """Preempt all sequences and flush the cache and the adapters, before new weights invalidate all KV.
+        Requires an empty pipeline."""
         state = self.state
         self.manager.flush()
         for seq in state.active:
@@ -247,7 +258,8 @@ class Scheduler:
         state.adapters.forget()
 
     def abandon(self, pipeline: PipelineState[ScheduledSequence]) -> None:
-        """The device is lost and at rest, and everybody has been answered: give everything back, cache nothing."""
+        """Release all sequences and cache nothing. Called after a device failure, once the device has been
+        synchronized and all requests have ended."""
         state = self.state
         sequences = {*state.active, *(seq for step in pipeline.steps() for seq in step.sequences)}
         pipeline.abandon()
@@ -263,7 +275,10 @@ class Scheduler:
     # ------------------------------------------------------------ checks
 
     def check_invariants(self, pipeline: PipelineState[ScheduledSequence]) -> None:
-        """I4 and I7, and that the lists say what the rows say. For tests and debug mode."""
+        """Check I4, I7 and that the sequence lists agree with the rows held. For tests and debug mode.
+
+        Raises AssertionError.
+        """
         self.manager.check()
         steps_of = Counter(seq for step in pipeline.steps() for seq in step.sequences)
         known = {*self.state.active, *steps_of}
@@ -281,7 +296,7 @@ def _payload(step: Launch | Pending) -> StepPayload:
 
 
 def _extras(seq: ScheduledSequence, output: StepOutput, offset: int, n: int) -> Extras | None:
-    """Log-probabilities and values of `n` outputs, where asked for."""
+    """Log-probabilities and values of `n` outputs from `offset` on; None if the sequence has neither."""
     values = None
     if output.values is not None:
         values = [tuple(row) for row in output.values[offset : offset + n].tolist()]

@@ -1,28 +1,29 @@
-"""One sequence: which positions have KV, which are being computed, and what may be scheduled next.
+"""The state machine of one sequence: which positions have KV, which are in flight, what may be scheduled next.
 
-Scheduling and applying are two phases. `schedule_*` says "this is being computed" and moves `scheduled_position`,
-which is what attention, positions and pages go by. `apply_*` says "it has been computed" and moves `kv_position`
-and the tokens, which is what streaming and stops go by. The two are never mixed.
+Scheduling and applying are two phases. `schedule_*` records that an operation is launched and advances
+`scheduled_position`, which determines attention lengths, positions and pages. `apply_*` records its outcome and
+advances `kv_position` and the tokens, which determine streaming and stop conditions. The two are never mixed.
 
     tokens       p p p p p p p p g g        p: prompt, g: generated; total_tokens = 10
-    kv           # # # # # # # # #          kv_position = 9: the last token is the *tail*, fed to the next step
+    kv           # # # # # # # # #          kv_position = 9: the last token, the *tail*, is the next step's input
     scheduled    # # # # # # # # # + +      two decodes outstanding: scheduled_position = 11
 
-Up to `max_outstanding` operations (2; 1 is the classic machine) are outstanding at once. Everything about them is
-derived from their queue:
+Up to `max_outstanding` operations (default 2; 1 for the blocking engine) are outstanding at once. All other state
+about them is derived from their queue:
 
     schedule_prefill / schedule_decode / schedule_speculative      append to the queue
-    apply_prefill    / apply_decode    / apply_speculative         take the oldest     (first in, first out)
-    revert_schedule                                                take the newest     (only before dispatch)
-    discard                                                        take the oldest of a zombie (finalized)
+    apply_prefill    / apply_decode    / apply_speculative         remove the oldest   (FIFO)
+    revert_schedule                                                remove the newest   (only before dispatch)
+    discard                                                        remove the oldest   (of a zombie: finalized)
 
-An operation that is outstanding counts with what it will yield: a decode and a final prefill chunk yield one token
-for sure, so the next decode may be scheduled behind them ("exactly one tail token" holds in the scheduled state).
-A speculative operation yields an unknown number; it is exclusive until it is applied.
+Preconditions count the tokens that outstanding operations will yield. A decode and a final prefill chunk yield
+exactly one token, so a decode may be scheduled behind them: the sequence then has exactly one tail token. A
+speculative operation yields an unknown number of tokens; it is exclusive until it is applied.
 
-Prefill has a target. It is the prompt, whose last chunk yields the first token. After a preemption, a resume or a
-reload of weights there are generated tokens already: then the target is all tokens but the last, its last chunk
-yields nothing, and the known tail is the next input (*recompute*).
+Prefill computes the positions up to a target. The target is normally the prompt, and the last chunk yields the
+first token. After a preemption, a resume or a reload of weights, generated tokens are known already. Then the
+target is all tokens but the last, the last chunk yields no token, and the known tail is the next input
+(*recompute*).
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ _DECODE = Operation(SequenceState.DECODE_SCHEDULED, 1, 1)
 
 
 class SchedulableSequence:
-    """The state machine. `tokens` is the prompt, `generated` what is already known to follow it.
+    """The state machine. `tokens` is the prompt, `generated` the output tokens that are known already.
 
-    `num_known_tokens`: generated tokens that were known when the current prefill began.
-    `blocks` is attached by `match_and_add_prefix` or `reacquire`; without it (in tests of the machine alone)
-    memory is taken to be endless. `history_length` bounds the event history; 0 keeps none.
+    `num_known_tokens`: generated tokens known when the current prefill began. `blocks` is set by
+    `match_and_add_prefix` or `reacquire`; without it, memory is unlimited (used by tests). `history_length` limits
+    the event history; 0 disables it.
     """
 
     __slots__ = (
@@ -125,7 +126,7 @@ class SchedulableSequence:
 
     @property
     def inflight_refs(self) -> int:
-        """Outstanding operations, hence steps in flight that hold this sequence (I4)."""
+        """Number of outstanding operations, equal to the in-flight steps with this sequence (I4)."""
         return len(self._outstanding)
 
     @property
@@ -138,7 +139,7 @@ class SchedulableSequence:
 
     @property
     def scheduled_position(self) -> int:
-        """KV length once everything outstanding has run: the start of the next operation."""
+        """KV length after all outstanding operations: the start of the next one."""
         outstanding = self._outstanding
         if len(outstanding) == 1:
             return self.kv_position + outstanding[0].n_positions
@@ -146,22 +147,22 @@ class SchedulableSequence:
 
     @property
     def outstanding_yield(self) -> int:
-        """Tokens that outstanding operations may still yield."""
+        """Maximum number of tokens that the outstanding operations yield."""
         return sum([op.max_yield for op in self._outstanding])
 
     @property
     def prefill_target(self) -> int:
-        """Positions to prefill: the prompt, or all known tokens but the last."""
+        """Number of positions to prefill: the prompt, or all known tokens but the last."""
         return len(self.prompt) + self.num_known_tokens - self.is_recompute
 
     @property
     def is_recompute(self) -> bool:
-        """Does the prefill only rebuild KV, because what follows is known? Then it yields no token."""
+        """Whether the prefill only rebuilds KV and yields no token, because the next token is known."""
         return self.num_known_tokens > 0
 
     @property
     def is_prefilling(self) -> bool:
-        """Is there prefill left to schedule?"""
+        """Whether part of the prefill is not scheduled yet."""
         return self.scheduled_position < self.prefill_target
 
     @property
@@ -170,16 +171,16 @@ class SchedulableSequence:
 
     @property
     def remaining_tokens(self) -> int:
-        """What may still be scheduled: the budget less committed and outstanding tokens."""
+        """Tokens that may still be scheduled: the budget minus committed and outstanding tokens."""
         return self.max_output_tokens - len(self.generated) - self.outstanding_yield
 
     @property
     def can_decode(self) -> bool:
-        """May a decode be scheduled now? The planner's question, answered without raising."""
+        """Whether `schedule_decode` would succeed now, apart from pages. Does not raise."""
         outstanding = self._outstanding
         if self.finalized or len(outstanding) >= self.max_outstanding:
             return False
-        if outstanding and outstanding[-1] is _DECODE:  # it found one tail token, and leaves one
+        if outstanding and outstanding[-1] is _DECODE:  # after a decode there is exactly one tail token
             yields = 1 if len(outstanding) == 1 else self.outstanding_yield
             return len(self.generated) + yields < self.max_output_tokens
         if self.state is SequenceState.SPECULATIVE_SCHEDULED or self.is_prefilling or self.remaining_tokens <= 0:
@@ -205,15 +206,16 @@ class SchedulableSequence:
     # ------------------------------------------------------------ pages
 
     def match_and_add_prefix(self, blocks: Blocks | None, n_cached: int) -> int:
-        """Take pages of which the first `n_cached` positions hold KV already. Returns `n_cached`."""
+        """Attach pages whose first `n_cached` positions hold KV already. Returns `n_cached`."""
         return self._acquire(blocks, n_cached, EventKind.PREFIX_MATCHED)
 
     def reacquire(self, blocks: Blocks | None, n_cached: int = 0) -> int:
-        """The same after `release`; what is beyond `n_cached` is recomputed."""
+        """Attach pages again after `release`; positions from `n_cached` on are recomputed."""
         return self._acquire(blocks, n_cached, EventKind.REACQUIRED)
 
     def release(self) -> None:
-        """Give up the KV. Tokens stay. Nothing may be outstanding: the device may still write to the pages."""
+        """Detach the pages and keep the tokens. Raises NotIdle while operations are outstanding: the device may
+        still write to the pages."""
         if self._outstanding:
             raise NotIdle(f"{len(self._outstanding)} operations are outstanding")
         self.blocks = None
@@ -224,7 +226,7 @@ class SchedulableSequence:
     # ------------------------------------------------------------ schedule
 
     def schedule_prefill(self, n_tokens: int) -> None:
-        """A chunk of `n_tokens`. Chunks follow each other without waiting for one another."""
+        """Schedule a prefill chunk of `n_tokens`. The previous chunk may still be outstanding."""
         position = self.scheduled_position
         if position >= self.prefill_target:
             raise PrefillComplete(f"all {self.prefill_target} tokens are prefilled or scheduled")
@@ -239,8 +241,8 @@ class SchedulableSequence:
         self._record(EventKind.PREFILL_SCHEDULED, n_tokens)
 
     def schedule_decode(self, planned: bool = False) -> None:
-        """The next token. `planned`: the caller has just asked `can_decode`, and reserved the pages of the whole
-        batch at once."""
+        """Schedule one token. `planned`: skip the checks, because the caller has just checked `can_decode` and
+        reserved the pages of the whole batch."""
         if not planned:
             if not self.can_decode:
                 self._refuse()
@@ -250,7 +252,7 @@ class SchedulableSequence:
             self._record(EventKind.DECODE_SCHEDULED, 1)
 
     def schedule_speculative(self, n_tokens: int) -> None:
-        """A verification that may accept up to `n_tokens`: the drafts, and the one after them."""
+        """Schedule a verification that yields up to `n_tokens`: the drafts and the token after them."""
         if self._outstanding or not self.can_decode:
             self._refuse()
         if not 0 < n_tokens <= self.remaining_tokens:
@@ -260,8 +262,8 @@ class SchedulableSequence:
         self._record(EventKind.SPECULATIVE_SCHEDULED, n_tokens)
 
     def revert_schedule(self, trim: bool = True) -> None:
-        """Undo the newest operation. Only for one that was never dispatched to the device. `trim`: give back the
-        pages taken for it, which must not have been published."""
+        """Remove the newest operation, which must not have been dispatched to the device. `trim`: free the pages
+        reserved for it, which must not have been published."""
         if not self._outstanding:
             raise WrongState("nothing is outstanding")
         op = self._outstanding.pop()
@@ -294,7 +296,7 @@ class SchedulableSequence:
         return _OUTCOMES[(position % self.block_size == 0) + 2 * (len(generated) >= self.max_output_tokens)]
 
     def apply_speculative(self, accepted: Sequence[int]) -> DecodeOutcome:
-        """The tokens that hold, in order; at least one. Pages beyond them are given back."""
+        """Apply the accepted tokens, in order; at least one. Frees the pages of rejected positions."""
         op = self._oldest(SequenceState.SPECULATIVE_SCHEDULED)
         if not 0 < len(accepted) <= op.max_yield:
             raise AcceptedExceedsScheduled(f"{len(accepted)} accepted, {op.max_yield} scheduled")
@@ -305,7 +307,7 @@ class SchedulableSequence:
         return outcome
 
     def discard(self) -> None:
-        """Drop the oldest operation of a finalized sequence: its outputs count for nothing."""
+        """Remove the oldest operation of a finalized sequence and ignore its outputs."""
         if not self._outstanding:
             raise WrongState("nothing is outstanding")
         if not self.finalized:
@@ -313,7 +315,7 @@ class SchedulableSequence:
         op = self._outstanding.popleft()
         self._record(EventKind.DISCARDED, op.n_positions)
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ internal
 
     def _acquire(self, blocks: Blocks | None, n_cached: int, kind: EventKind) -> int:
         if self._outstanding or self.kv_position:
@@ -338,8 +340,8 @@ class SchedulableSequence:
 
     def _oldest(self, state: SequenceState) -> Operation:
         if not self._outstanding or self._outstanding[0].state is not state:
-            found = self._outstanding[0].state if self._outstanding else SequenceState.IDLE
-            raise WrongState(f"oldest operation: {found}, applying to {state}")
+            actual = self._outstanding[0].state if self._outstanding else SequenceState.IDLE
+            raise WrongState(f"oldest operation: {actual}, applying to {state}")
         return self._outstanding[0]
 
     def _advance(self, n_positions: int, kind: EventKind) -> DecodeOutcome:
@@ -355,7 +357,7 @@ class SchedulableSequence:
             self._history.append(SequenceEvent(kind, count, self.kv_position))
 
     def _refuse(self) -> NoReturn:
-        """Name the first reason why nothing may be decoded."""
+        """Raise the error for the first reason why no decode may be scheduled."""
         exclusive = self.state is SequenceState.SPECULATIVE_SCHEDULED
         if exclusive or len(self._outstanding) >= self.max_outstanding:
             raise NotIdle(f"{len(self._outstanding)} operations are outstanding")

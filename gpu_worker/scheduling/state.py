@@ -1,13 +1,13 @@
-"""What the scheduler has: who waits, who holds a row, and the ways a sequence loses it.
+"""The scheduler's state: waiting, prefilling and running sequences, and the transitions between them.
 
     waiting --start--> prefilling --last chunk launched--> running --finalize--> (zombie) --> row and pages back
        ^                    |                                 |
        '----- preempt ------+---------------------------------'    (once nothing is outstanding)
 
-A zombie is a finalized sequence with something outstanding. It is in no list and still has its row; that is why
-capacity is counted in rows held (`table.num_allocated`) and never in list lengths.
+A zombie is a finalized sequence with outstanding operations. It is in no list but still holds its row. Therefore
+capacity is the number of rows held (`table.num_allocated`), never a list length.
 
-Everything that others must hear of goes into `outbox`, in the order in which it happened.
+`outbox` collects tokens, ends and admissions for the text thread, in order.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from gpu_worker.speculation import SpeculationStats
 
 
 class Extras(NamedTuple):
-    """What came with the tokens, one entry each, where asked for."""
+    """Log-probabilities and values of tokens, one entry per token, or None."""
 
     logprobs: Sequence[TokenLogprobs] | None = None
     values: Sequence[tuple[float, ...]] | None = None
 
     def keep(self, seq: ScheduledSequence, n: int) -> Extras:
-        """Those of the `n` tokens that were taken; the sequence remembers the values for a recompute."""
+        """The entries of the first `n` tokens. Also appends their values to the sequence, for a recompute."""
         values = None if self.values is None else self.values[:n]
         if values is not None:
             seq.values = [*(seq.values or ()), *values]
@@ -47,7 +47,7 @@ class Extras(NamedTuple):
 
 
 Emission = tuple[ScheduledSequence, Sequence[int], Extras | None, End | None]
-"""Tokens of a sequence, or its end, or (neither) that it has taken a row."""
+"""New tokens of a sequence with their extras, or its end, or (neither) its admission."""
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class Counters:
 
 
 class SchedulerState:
-    """Owned by the engine thread."""
+    """All sequences and their transitions. Owned by the engine thread."""
 
     def __init__(
         self, config: EngineConfig, limits: ModelLimits, manager: KVCacheManager, adapters: AdapterSlots
@@ -87,7 +87,7 @@ class SchedulerState:
 
     @property
     def active(self) -> list[ScheduledSequence]:
-        """Sequences that hold a row and have not ended."""
+        """Sequences that hold a row and are not finalized."""
         return self.prefilling + self.running
 
     @property
@@ -98,10 +98,11 @@ class SchedulerState:
     def has_work(self) -> bool:
         return self.num_allocated > 0 or len(self.waiting) > 0
 
-    # ------------------------------------------------------------ in
+    # ------------------------------------------------------------ admission
 
     def start(self, seq: ScheduledSequence, first_chunk: int, now: float) -> bool:
-        """Give a waiting sequence its row; False when rows, pages or adapter slots do not suffice."""
+        """Give a waiting sequence a row, its first pages and an adapter slot. Returns False if one of them is not
+        available; the sequence then stays in the queue. Raises AdapterError."""
         slot = self.adapters.acquire(seq.adapter_key, seq.request.adapter)
         if slot is None:
             return False
@@ -128,10 +129,10 @@ class SchedulerState:
             heapq.heappush(self._deadlines, (now + seq.request.deadline_s, next(self._ticket), seq))
         self.outbox.append((seq, (), None, None))
 
-    # ------------------------------------------------------------ out
+    # ------------------------------------------------------------ end and preemption
 
     def finalize(self, seq: ScheduledSequence, end: End) -> None:
-        """The request ends here. What is outstanding runs on as a zombie; its outputs are dropped."""
+        """End a request. Outstanding operations make the sequence a zombie; their outputs are dropped."""
         assert not seq.finalized, f"I8: {seq} ends twice"
         seq.finalized = True
         if seq.blocks is None:
@@ -143,8 +144,8 @@ class SchedulerState:
         self.settle(seq)
 
     def fail(self, seq: ScheduledSequence, error: Exception) -> None:
-        """A host-side fault (a mask, a drafter, an adapter) ends the request that it happened to, and no other."""
-        if isinstance(error, InvalidRequest):  # it shows late, and is still the caller's
+        """End a request after an error on the host (in a mask, drafter or launch), without affecting others."""
+        if isinstance(error, InvalidRequest):  # the caller's error, detected late: passed on unchanged
             self.finalize(seq, error)
             return
         cause = EngineError(f"request {seq.request.request_id} failed: {error!r}")
@@ -152,13 +153,13 @@ class SchedulerState:
         self.finalize(seq, cause)
 
     def preempt(self, seq: ScheduledSequence) -> None:
-        """Plan it no more; once nothing is outstanding it gives up its row and waits for another."""
+        """Stop planning a sequence. Once no operation is outstanding, it releases its row and waits again."""
         seq.preempting = True
         self.counters.preemptions += 1
         self.settle(seq)
 
     def settle(self, seq: ScheduledSequence) -> None:
-        """Take the row from a sequence that needs it no longer, as soon as no step uses it."""
+        """Release the row of a finalized or preempted sequence if no operation is outstanding."""
         if not seq.is_idle or seq.blocks is None:
             return
         if seq.finalized:
@@ -172,11 +173,11 @@ class SchedulerState:
         (self.prefilling if seq in self.prefilling else self.running).remove(seq)
 
     def give_back(self, seq: ScheduledSequence) -> None:
-        """Cache what is committed, and return the row, the pages and the adapter slot."""
+        """Cache the committed positions, and release the row, the pages and the adapter slot."""
         allocation = seq.allocation
         assert allocation is not None
         cached = seq.kv_position
-        if self.limits.n_values:  # a generated token is more than its id, and the tree would not know
+        if self.limits.n_values:  # the cache key lacks the values of generated tokens, so do not cache these
             cached = min(cached, seq.num_input_tokens)
         if cached > allocation.published:
             allocation.finish(CacheTokens.from_text(seq.tokens(0, cached).astype(np.int64)), cached)
@@ -186,7 +187,7 @@ class SchedulerState:
         seq.release()
 
     def clear(self) -> None:
-        """Forget every sequence. Their rows have been given back."""
+        """Remove all sequences. Their rows have been released already."""
         self.prefilling.clear()
         self.running.clear()
         self.waiting = WaitingQueue()
@@ -195,7 +196,7 @@ class SchedulerState:
     # ------------------------------------------------------------ deadlines
 
     def expired(self, now: float) -> list[ScheduledSequence]:
-        """Take out those whose time is up and that have not ended."""
+        """Remove and return the sequences whose deadline has passed and that are not finalized."""
         due = []
         while self._deadlines and self._deadlines[0][0] <= now:
             seq = heapq.heappop(self._deadlines)[2]

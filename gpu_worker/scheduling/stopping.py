@@ -1,7 +1,7 @@
-"""When a sequence ends by itself: pure functions over its tokens.
+"""Stop conditions on tokens, as pure functions.
 
-Tokens are taken one by one, in this order of checks for each: stop token sequences, EOS, stop token ids, caps.
-The token that ends a sequence belongs to its output. Stop *strings* are found on the text thread.
+Tokens are checked one by one, each in this order: stop token sequences, EOS, stop token ids, length limits. The
+token that ends a sequence is part of its output. Stop *strings* are matched on the text thread.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ class Finish(NamedTuple):
 
 
 End = Finish | BaseException
-"""Of a request: how its output ended, or what there is instead of one."""
+"""The end of a request: how its output finished, or the error that replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """What ends one sequence. `last_ids`: every token with which an output can end before its caps, so that one
-    look-up is enough for the tokens that end nothing. `length_reason`: which of the two caps `max_output_tokens`
-    comes from."""
+    """The stop conditions of one sequence.
+
+    `last_ids`: all tokens that can end the output before its length limit, so that one look-up suffices for most
+    tokens. `length_reason`: the limit that `max_output_tokens` comes from.
+    """
 
     eos_ids: frozenset[int]
     stop_ids: frozenset[int]
@@ -55,24 +57,25 @@ class StopRules:
         )
 
     def cut(self, generated: Sequence[int], fresh: Sequence[int]) -> tuple[int, Finish | None]:
-        """How many of `fresh` still belong behind `generated`, and how the last of those ends the sequence."""
+        """The number of `fresh` tokens that follow `generated` up to the end, and how the sequence finishes, or
+        None if it does not end."""
         if self.last_ids.isdisjoint(fresh) and len(generated) + len(fresh) < self.max_output_tokens:
             return len(fresh), None
-        taken = 0
+        n = 0
         for token in fresh:
-            taken += 1
-            if self.sequences and (stop := self._matched(generated, fresh[:taken])) is not None:
-                return taken, Finish(FinishReason.STOP, str(list(stop)))
+            n += 1
+            if self.sequences and (stop := self._matched(generated, fresh[:n])) is not None:
+                return n, Finish(FinishReason.STOP, str(list(stop)))
             if token in self.eos_ids:
-                return taken, Finish(FinishReason.STOP, "eos")
+                return n, Finish(FinishReason.STOP, "eos")
             if token in self.stop_ids:
-                return taken, Finish(FinishReason.STOP, token)
-            if len(generated) + taken >= self.max_output_tokens:
-                return taken, Finish(FinishReason.LENGTH, self.length_reason)
-        return taken, None
+                return n, Finish(FinishReason.STOP, token)
+            if len(generated) + n >= self.max_output_tokens:
+                return n, Finish(FinishReason.LENGTH, self.length_reason)
+        return n, None
 
     def _matched(self, generated: Sequence[int], fresh: Sequence[int]) -> tuple[int, ...] | None:
-        """The stop token sequence that the output now ends with."""
+        """The stop token sequence that the output ends with, or None."""
         longest = max(len(stop) for stop in self.sequences)
         tail = (*generated[-longest:], *fresh)
         return next((stop for stop in self.sequences if tail[-len(stop) :] == stop), None)
