@@ -1,6 +1,6 @@
-"""Who owns which KV page: a page table, two prefix caches over it, and the allocations of running sequences.
+"""KV page ownership: a page table, two prefix caches over it, and the allocations of running sequences.
 
-`KVCacheManager` is what an engine needs; the rest is what it is made of.  Pure Python and numpy.
+Engines use `KVCacheManager`; the other classes are its parts.  Pure Python and numpy.
 """
 
 from cache.allocation import KVAllocation, KVCacheManager, KVUsage, Published

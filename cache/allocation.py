@@ -1,20 +1,19 @@
-"""The KV of running sequences: the one place that takes locks, rows and pages, and gives them back.
+"""KV allocation of running sequences: takes and releases their locks, rows and pages.
 
-A scheduler starts, grows and ends sequences; it never sees a lock or a free list.  `KVCacheManager.start`
-is a transaction: match, lock, take a row, map what is reused, take pages for the rest; whatever fails on the
-way, everything is put back.  Who owns the pages of a row while it runs:
+The scheduler starts, grows and ends sequences and handles no locks or free lists.  `KVCacheManager.start` is a
+transaction: match, lock, allocate a row, map the reused pages, reserve the rest; a failure rolls everything back.
+Ownership of the pages of a running row:
 
     position   0            reused          published              capacity
-               |--- cached ---|--- cached or mine ---|--- private ---|
-               found by start   published: matchable;   not yet launched
-                                mine where an equal
-                                sequence was first
+               |--- cached ---|- cached or private --|--- private ---|
+               matched by start published: matchable;   not yet launched
+                                private where the cache
+                                had equal pages already
 
-`published` grows at each launch (`publish`): stream order makes KV matchable as soon as its kernels are
-queued.  The row gives back what it owns and nothing else, so an interval that the cache already had from
-another sequence is no special case.
+`published` grows at each launch (`publish`): KV is matchable as soon as its kernels are enqueued, because later
+steps run after them on the stream.  A row frees exactly the pages that it owns.
 
-All of it belongs to one thread.
+Not thread-safe: one thread owns the manager and all allocations.
 """
 
 from collections.abc import Sequence
@@ -34,12 +33,12 @@ from cache.tokens import CacheTokens, TokensLike, as_tokens, kept_tokens, page_b
 
 @dataclass(frozen=True, slots=True)
 class KVUsage:
-    """Pages by state, and rows; `free + reclaimable` is what a new sequence can have."""
+    """Page and row counts; a new sequence can get `pages_free + pages_reclaimable` pages."""
 
     pages_total: int
     pages_free: int
     pages_cached: int
-    pages_reclaimable: int  # cached and evictable: no running sequence holds them
+    pages_reclaimable: int  # cached and not locked by a running sequence
     pages_private: int
     rows_total: int
     rows_held: int
@@ -49,7 +48,7 @@ class KVUsage:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The outcome of `publish`: positions `start .. end` are now the cache's and came from this row."""
+    """The result of `publish`: the cache has taken positions [start, end) from this row."""
 
     start: int
     end: int
@@ -60,7 +59,10 @@ class Published:
 
 
 class KVAllocation:
-    """One running sequence's row.  Made by `KVCacheManager.start`, ended by `finish` or `discard`."""
+    """The row and pages of a running sequence.  Made by `KVCacheManager.start`, released by `finish` or `discard`.
+
+    `reused`: positions matched at the start. `published`: positions that are matchable now.
+    """
 
     __slots__ = ("_generation", "_manager", "_node", "namespace", "published", "reused", "row")
 
@@ -68,7 +70,7 @@ class KVAllocation:
         self, manager: "KVCacheManager", row: int, reused: int, node: Any, namespace: CacheNamespace | None
     ) -> None:
         self._manager = manager
-        self._node = node  # what the row's one lock is on; it ends at position `published`
+        self._node = node  # the locked node, which ends at position `published`
         self._generation = manager.generation
         self.row = row
         self.reused = reused
@@ -81,28 +83,28 @@ class KVAllocation:
 
     @property
     def kv_capacity(self) -> int:
-        """KV positions that the row's pages hold."""
+        """Number of KV positions that the row's pages hold."""
         return self._manager.table.capacity(self.row)
 
     @property
     def stale(self) -> bool:
-        """True when what the row reuses or published may hold no valid KV any more: after a `flush`, or when
-        another sequence withdrew what this one builds on.  A stale row caches nothing."""
+        """Whether the reused or published KV may be invalid: after a `flush`, or after another sequence withdrew
+        pages that this one builds on.  A stale row publishes nothing."""
         if self._generation != self._manager.generation:
             return True
         return self._node is not None and not self._manager.cache.is_attached(self._node)
 
     def reserve(self, kv_length: int) -> bool:
-        """Give the first `kv_length` positions pages, evicting if needed; False, and nothing changed, if there
-        are not enough."""
+        """Reserve pages for the first `kv_length` positions, evicting if needed.  Returns False, with nothing
+        changed, if pages do not suffice."""
         self._require_running()
         return self._manager.table.reserve(self.row, kv_length)
 
     def publish(self, tokens: TokensLike, kv_length: int) -> Published:
-        """Make the first `kv_length` positions matchable: their kernels are launched, or will be next.
+        """Make the first `kv_length` positions matchable.  Their kernels must be launched already or next.
 
-        `tokens` are the sequence's tokens (at least those positions).  Only whole pages are published, and
-        never a part of an image; a later call goes on where this one stopped.
+        `tokens` are the sequence's tokens, at least up to there.  Only whole pages and whole images are published.
+        A later call continues where this one stopped.
         """
         self._require_running()
         manager, table = self._manager, self._manager.table
@@ -128,11 +130,11 @@ class KVAllocation:
         return Published(result.start, result.end)
 
     def unpublish(self, keep_kv: int | None = None) -> bool:
-        """The launch failed before dispatch: take back what was published beyond `keep_kv` (default: all).
+        """Withdraw the positions published beyond `keep_kv` (default: all) after a launch failed before dispatch.
 
-        True: nothing of it is matchable and its pages are private again; the row may be launched once more.
-        False: another running sequence has matched it.  It is not matchable any more, but this allocation and
-        those others are `stale`: their KV was never computed, so they must be discarded and started anew.
+        Returns True if their pages are private again; the row may then be launched again.  Returns False if
+        another running sequence has matched them.  They are no longer matchable, but this allocation and the
+        others are `stale`: their KV was never computed, so they must be discarded and restarted.
         """
         self._require_running()
         keep = self.reused if keep_kv is None else max(keep_kv, self.reused)
@@ -149,23 +151,23 @@ class KVAllocation:
         return True
 
     def trim(self, kv_length: int) -> int:
-        """Give back the pages beyond `kv_length` positions (rejected drafts); returns how many."""
+        """Free the pages beyond `kv_length` positions (rejected drafts).  Returns their number."""
         self._require_running()
         if kv_length < self.published:
             raise MisalignedError(f"cannot trim to {kv_length}: positions below {self.published} are published")
         return self._manager.table.truncate(self.row, kv_length)
 
     def finish(self, tokens: TokensLike, kv_length: int) -> Published:
-        """The end, or a preemption: cache the first `kv_length` positions (committed ones only, in whole
-        pages), unlock, give back what is private, and the row."""
+        """Publish the first `kv_length` positions (which must be committed; whole pages only), then release the
+        allocation.  For the end or the preemption of a sequence."""
         published = self.publish(tokens, kv_length)
         self.discard()
         return published
 
     def discard(self) -> None:
-        """Give everything back and cache nothing more.
+        """Release the lock, the row and its private pages without publishing more.
 
-        What was published stays matchable: if its KV may be invalid, `unpublish` first, or `flush` the manager.
+        Published positions stay matchable.  If their KV may be invalid, `unpublish` or `flush` the manager first.
         """
         self._require_running()
         node, self._node = self._node, None
@@ -185,24 +187,24 @@ class KVAllocation:
 
 
 class KVCacheManager:
-    """A page table and a prefix cache, as the scheduler sees them."""
+    """The page table and the prefix cache behind one interface for the scheduler."""
 
     def __init__(self, table: PageTable, cache: PrefixCache[Any]) -> None:
         self.table = table
         self.cache = cache
-        self.generation = 0  # of the KV: what was started before a flush caches nothing
+        self.generation = 0  # incremented by `flush`; allocations of older generations are stale
         table.set_prefix_cache(cache)
 
     @property
     def pages_available(self) -> int:
-        """Pages a sequence can still have: free ones and those that eviction would free.  O(1)."""
+        """Free pages plus evictable pages.  O(1)."""
         return self.table.pages_available + self.cache.evictable_page_count()
 
     def pages_needed(self, kv_length: int) -> int:
         return self.table.pages_for(kv_length)
 
     def match_length(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> int:
-        """KV positions that a start would reuse now.  Changes nothing."""
+        """The number of KV positions that `start` would reuse now.  Changes nothing."""
         return self._peek(tokens, namespace).kv_length
 
     def can_start(
@@ -214,8 +216,8 @@ class KVCacheManager:
     ) -> bool:
         """Whether `start` with the same arguments would succeed.  Changes nothing."""
         tokens = as_tokens(tokens)
-        found = self._peek(tokens, namespace)
-        return self._fits(found, self._target(tokens.kv_length, found.kv_length, kv_length, first_chunk))
+        cached = self._peek(tokens, namespace)
+        return self._fits(cached, self._target(tokens.kv_length, cached.kv_length, kv_length, first_chunk))
 
     def start(
         self,
@@ -224,11 +226,11 @@ class KVCacheManager:
         kv_length: int | None = None,
         first_chunk: int | None = None,
     ) -> KVAllocation | None:
-        """Give a sequence a row, what the cache has of it, and pages up to `kv_length` positions (default: all
-        of `tokens`); with `first_chunk`, at most so many positions beyond the reused ones.
+        """Allocate a row with the cached prefix of `tokens` and pages up to `kv_length` positions (default: all of
+        `tokens`).  `first_chunk` limits the new positions to that many beyond the reused ones.
 
-        At least one position is left to compute, reuse ends at a page boundary and splits no image.  None, with
-        nothing changed, when rows or pages do not suffice.
+        Reuse leaves at least one position to compute, ends at a page boundary and splits no image.  Returns None,
+        with nothing changed, if rows or pages do not suffice.
         """
         tokens = as_tokens(tokens)
         if not self.table.rows_available:
@@ -252,17 +254,17 @@ class KVCacheManager:
         return KVAllocation(self, row, reused, node, namespace)
 
     def reserve_many(self, allocations: Sequence[KVAllocation], kv_lengths: NDArray[np.integer]) -> int:
-        """`reserve` for many distinct allocations at once, in order: how many leading ones succeeded.
+        """`reserve` for distinct allocations, in order.  Returns the number of leading ones that succeeded.
 
-        `kv_lengths` is an integer array with one entry each.  The others are left as they were.
+        `kv_lengths` has one entry per allocation.  The other allocations are unchanged.
         """
         rows = np.array([allocation.row for allocation in allocations], dtype=np.int64)
         return self.table.reserve_many(rows, kv_lengths)
 
     def flush(self) -> int:
-        """Make nothing matchable any more (new weights, or KV of doubtful value); returns pages freed.
+        """Empty the prefix cache (new weights, or KV that may be invalid).  Returns the number of pages freed.
 
-        Running sequences keep their rows and become `stale`: they may run on, and cache nothing at their end.
+        Running sequences keep their rows and become `stale`: they may continue, but publish nothing.
         """
         self.generation += 1
         return self.cache.flush()
@@ -282,7 +284,7 @@ class KVCacheManager:
         )
 
     def check(self) -> None:
-        """The conservation check over table and cache; raises `ConservationError`."""
+        """Check the invariants of the table and the cache.  Raises `ConservationError`."""
         self.cache.check()
         self.table.check()
 
@@ -299,12 +301,12 @@ class KVCacheManager:
         target = n if kv_length is None else kv_length
         return max(reused, target if first_chunk is None else min(target, reused + first_chunk))
 
-    def _fits(self, found: Peek, target: int) -> bool:
+    def _fits(self, cached: Peek, target: int) -> bool:
         pages = self.pages_needed(target)
-        more = pages - self.pages_needed(found.kv_length)
-        evictable = self.cache.evictable_page_count() - found.reclaimable_pages
+        new_pages = pages - self.pages_needed(cached.kv_length)
+        evictable = self.cache.evictable_page_count() - cached.reclaimable_pages
         return (
             self.table.rows_available > 0
             and pages <= self.table.max_pages_per_row
-            and more <= self.table.pages_available + evictable
+            and new_pages <= self.table.pages_available + evictable
         )

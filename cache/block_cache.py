@@ -1,21 +1,21 @@
-"""A prefix cache over pages of many positions: full blocks found by a chained hash.
+"""A prefix cache of full blocks, indexed by chained hashes.  A block is one page.
 
-The idea: the hash of a block covers its tokens and the hash of the block before it, so one dictionary from
-hash to page finds whole prefixes, and a block is the same block only behind the same prefix.  All that is
-known about a block lies in arrays indexed by page, so locking or verifying a chain is a few array operations.
+The hash of a block covers its tokens and the hash of the block before it.  So one dictionary from hash to page
+finds whole prefixes, and a block matches only after the same prefix.  Block metadata is stored in arrays indexed
+by page, so locking or verifying a chain takes a few array operations.
 
-xxhash64 is fast and no protection against an adversary.  A hit therefore counts only if the tokens, the parent
-block and (for the first block) the namespace agree; by induction the whole prefix then agrees.
+xxhash64 is fast but not safe against an adversary.  Therefore a hit also requires equal tokens, the same parent
+block and (for the first block) the same namespace; by induction, the whole prefix is then equal.
 
-Invariants (`check` proves them):
+Invariants (verified by `check`):
 
-B1  every indexed block is in the table of hashes, under its own hash, and its parent is indexed
-B2  a lock on a chain is a lock on each of its blocks, so what builds on an unlocked block is unlocked
-B3  `evictable_page_count` is the number of indexed blocks that nobody holds
-B4  every indexed block that nobody holds or builds on is in the eviction heap
-B5  a block that is owned but not indexed (flushed, withdrawn under somebody) is held; its last unlock frees it
+B1  every indexed block is in the hash table under its own hash, and its parent is indexed
+B2  a lock on a chain locks each of its blocks, so all blocks that follow an unlocked block are unlocked
+B3  `evictable_page_count` is the number of unlocked indexed blocks
+B4  every unlocked indexed block without children is in the eviction heap
+B5  a block that is owned but not indexed (flushed, or withdrawn while in use) is locked; the last unlock frees it
 
-Valid page sizes are 1 and the multiples of 16, as kernels want them.
+Valid page sizes are 1 and the multiples of 16, as the kernels require.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ _NONE, _INDEXED, _DETACHED = 0, 1, 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockChain:
-    """A cached prefix: its blocks from the start of the sequence, and the chained hash of the last one."""
+    """A cached prefix: its blocks from the start of the sequence, and the hash of the last one."""
 
     pages: Pages
     hash: int
@@ -50,7 +50,7 @@ class BlockChain:
 
 
 class BlockCache(CacheLedger[int, Pages]):
-    """Prefix cache over hashed blocks; `max_cached_pages` caps it (None: all memory, 0: no reuse)."""
+    """Prefix cache over hashed blocks. `max_cached_pages` limits its size (None: no limit, 0: caches nothing)."""
 
     def __init__(self, page_table: PagePool, max_cached_pages: int | None = None) -> None:
         size = page_table.page_size
@@ -64,11 +64,11 @@ class BlockCache(CacheLedger[int, Pages]):
         self._tokens = np.empty((n, size), dtype=np.int64)
         self._hashes = np.zeros(n, dtype=np.uint64)
         self._parents = np.zeros(n, dtype=np.int64)  # 0: the first block of a sequence
-        self._refs = np.zeros(n, dtype=np.int32)  # locks
-        self._children = np.zeros(n, dtype=np.int32)  # indexed blocks that build on this one
+        self._refs = np.zeros(n, dtype=np.int32)  # lock counts
+        self._children = np.zeros(n, dtype=np.int32)  # number of indexed blocks whose parent is this one
         self._state = np.zeros(n, dtype=np.int8)
-        self._namespaces: dict[int, CacheNamespace] = {}  # of first blocks
-        self._images: dict[int, tuple[ImageIdentity, ...]] = {}  # of blocks with images
+        self._namespaces: dict[int, CacheNamespace] = {}  # by first block
+        self._images: dict[int, tuple[ImageIdentity, ...]] = {}  # keeps image serials alive
 
     @property
     def node_count(self) -> int:
@@ -76,10 +76,10 @@ class BlockCache(CacheLedger[int, Pages]):
 
     @classmethod
     def compute_hash(cls, token_ids: ArrayLike, prefix: int = -1) -> int:
-        """xxhash64 over the hash of the block before (none if -1) and the block's int64 tokens."""
+        """xxhash64 over the previous block's hash (none if -1) and the block's int64 tokens."""
         return _chain(np.asarray(token_ids, dtype=np.int64).tobytes(), prefix)
 
-    # --- finding -------------------------------------------------------------------------------------------
+    # --- lookup --------------------------------------------------------------------------------------------
 
     def peek(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> Peek:
         pages, _ = self._find(as_tokens(tokens), namespace or DEFAULT_NAMESPACE)
@@ -96,7 +96,7 @@ class BlockCache(CacheLedger[int, Pages]):
         return MatchResult(pages, kv, tokens.token_index(kv), BlockChain(pages, last, namespace), tokens)
 
     def _find(self, tokens: CacheTokens, namespace: CacheNamespace) -> tuple[Pages, int]:
-        """The indexed blocks of the longest cached prefix that splits no image, and the last one's hash."""
+        """The blocks of the longest cached prefix that splits no image, and the hash of the last one (or -1)."""
         codes = tokens.codes
         pages, hashes = self._follow(codes, namespace, NO_PAGES, _seed(namespace))
         if len(pages) and tokens.images:
@@ -109,28 +109,28 @@ class BlockCache(CacheLedger[int, Pages]):
         """The indexed blocks that continue the chain `before`, up to the first miss, and their hashes."""
         first, size, table = len(before), self.block_size, self.hash_to_block_id
         data, width = codes[first * size :].tobytes(), size * 8
-        found: list[int] = []
+        hits: list[int] = []
         hashes: list[int] = []
         for start in range(0, len(data) - width + 1, width):
             prefix = _chain(data[start : start + width], prefix)
             page = table.get(prefix)
             if page is None:
                 break
-            found.append(page)
+            hits.append(page)
             hashes.append(prefix)
-        if not found:
+        if not hits:
             return NO_PAGES, hashes
-        pages = np.array(found, dtype=np.int64)
+        pages = np.array(hits, dtype=np.int64)
         parents = np.concatenate([_last(before), pages[:-1]])
         wanted = codes[first * size : (first + len(pages)) * size].reshape(-1, size)
         same = (self._tokens[pages] == wanted).all(axis=1) & (self._parents[pages] == parents)
-        if not first and self._namespaces.get(found[0]) != namespace:
+        if not first and self._namespaces.get(hits[0]) != namespace:
             same[0] = False
-        if not same.all():  # a collision: everything behind it is a miss
+        if not same.all():  # hash collision: this block and all later ones are misses
             pages = pages[: int(same.argmin())]
         return pages, hashes[: len(pages)]
 
-    # --- inserting -----------------------------------------------------------------------------------------
+    # --- insertion -----------------------------------------------------------------------------------------
 
     def insert(
         self,
@@ -165,7 +165,7 @@ class BlockCache(CacheLedger[int, Pages]):
     def _extend(
         self, chain: BlockChain, codes: Codes, pages: Pages, images: tuple[ImageIdentity, ...]
     ) -> BlockChain:
-        """Index new blocks behind a chain, as far as the cap allows and no hash is taken by other content."""
+        """Index new blocks after a chain, up to the size limit or the first hash collision."""
         start, size = len(chain.pages), self.block_size
         prefix, hashes = chain.hash, []
         for i in range(start, start + self._make_room(len(codes) // size - start, chain.pages)):
@@ -227,35 +227,35 @@ class BlockCache(CacheLedger[int, Pages]):
     def _unpin(self, pages: Pages) -> None:
         refs = self._refs[pages] - 1
         self._refs[pages] = refs
-        loose = pages[refs == 0]
-        indexed = self._state[loose] == _INDEXED
+        unlocked = pages[refs == 0]
+        indexed = self._state[unlocked] == _INDEXED
         self._reclaimable += int(np.count_nonzero(indexed))
-        for page in loose[indexed & (self._children[loose] == 0)].tolist():
+        for page in unlocked[indexed & (self._children[unlocked] == 0)].tolist():
             self._heap.push(page)
         if not indexed.all():
-            self._free_detached(loose[~indexed])
+            self._free_detached(unlocked[~indexed])
 
-    # --- evicting ------------------------------------------------------------------------------------------
+    # --- eviction ------------------------------------------------------------------------------------------
 
     def _take_oldest(self, needed_pages: int) -> tuple[Pages, int]:
-        """Exactly `needed_pages`, ends of chains first."""
-        gone: list[int] = []
-        while len(gone) < needed_pages:
+        """Remove exactly `needed_pages`; a block is evicted only after its children."""
+        evicted: list[int] = []
+        while len(evicted) < needed_pages:
             page = self._heap.pop()
             assert page is not None, "B4: evictable blocks, but none in the heap"
             if self._refs[page] or self._children[page]:
                 continue
-            gone.append(page)
+            evicted.append(page)
             parent = self._unindex(page)
             if parent and not self._children[parent] and not self._refs[parent]:
                 self._heap.push(parent)
-        self._state[gone] = _NONE
-        self._cached -= len(gone)
-        self._reclaimable -= len(gone)
-        return np.array(gone, dtype=np.int64), len(gone)
+        self._state[evicted] = _NONE
+        self._cached -= len(evicted)
+        self._reclaimable -= len(evicted)
+        return np.array(evicted, dtype=np.int64), len(evicted)
 
     def _unindex(self, page: int) -> int:
-        """Take a block out of the table of hashes; returns its parent."""
+        """Remove a block from the hash table. Returns its parent, or 0."""
         del self.hash_to_block_id[self._hashes.item(page)]
         self._images.pop(page, None)
         parent = self._parents.item(page)
@@ -265,7 +265,7 @@ class BlockCache(CacheLedger[int, Pages]):
             self._namespaces.pop(page, None)
         return parent
 
-    # --- taking back ---------------------------------------------------------------------------------------
+    # --- withdrawal and flush ------------------------------------------------------------------------------
 
     def withdraw(
         self, node: BlockChain, keep_kv: int, pages: Pages, batch_idx: int
@@ -286,7 +286,7 @@ class BlockCache(CacheLedger[int, Pages]):
             self._heap.discard(page)
             self._unindex(page)
         self._state[own] = _NONE
-        self._refs[own] = 0  # the lock on the chain stays a lock on what is kept of it
+        self._refs[own] = 0  # the caller's lock remains on the blocks that are kept
         self._cached -= len(own)
         self.page_table.disown_pages(own, batch_idx)
         self.stats.inserted_pages -= len(own)
@@ -301,21 +301,21 @@ class BlockCache(CacheLedger[int, Pages]):
         return before - self._cached
 
     def _detach(self, blocks: Pages) -> None:
-        """Make blocks, and what builds on them, unreachable for matches, and free those that nobody holds."""
-        doomed = np.zeros(self.page_table.n_pages, dtype=np.bool_)
+        """Make blocks and their descendants unmatchable, and free the unlocked ones."""
+        reached = np.zeros(self.page_table.n_pages, dtype=np.bool_)
         indexed = self._indexed()
-        more = blocks
-        while len(more):
-            doomed[more] = True
-            more = indexed[doomed[self._parents[indexed]] & ~doomed[indexed]]
-        gone = np.flatnonzero(doomed)
-        for page in gone.tolist():
+        frontier = blocks
+        while len(frontier):
+            reached[frontier] = True
+            frontier = indexed[reached[self._parents[indexed]] & ~reached[indexed]]
+        detached = np.flatnonzero(reached)
+        for page in detached.tolist():
             self._heap.discard(page)
             self._unindex(page)
-        loose = gone[self._refs[gone] == 0]
-        self._state[gone] = _DETACHED
-        self._reclaimable -= len(loose)
-        self._free_detached(loose)
+        unlocked = detached[self._refs[detached] == 0]
+        self._state[detached] = _DETACHED
+        self._reclaimable -= len(unlocked)
+        self._free_detached(unlocked)
 
     def _free_detached(self, pages: Pages) -> None:
         self._state[pages] = _NONE
@@ -371,10 +371,10 @@ def _chain(data: bytes, prefix: int) -> int:
 
 
 def _seed(namespace: CacheNamespace) -> int:
-    """What the chain of a namespace starts from; -1, no prefix, for the default one."""
+    """The initial hash of a namespace's chains; -1 (no prefix) for the default namespace."""
     return -1 if namespace == DEFAULT_NAMESPACE else xxhash.xxh64_intdigest(repr(namespace).encode())
 
 
 def _last(pages: Pages) -> Pages:
-    """The parent of what comes after these blocks, as an array of one."""
+    """The parent of the block that follows these, as int64 [1]; 0 if there are none."""
     return pages[-1:] if len(pages) else np.zeros(1, dtype=np.int64)

@@ -1,11 +1,11 @@
-"""The block manager: sequences with block tables of their own over the hashed block cache.
+"""A block manager for sequences with block tables, on top of the hashed block cache.
 
-`BlockCache` is the cache; on top of it this offers the classic vocabulary of block managers, for engines
-whose sequences carry a `block_table`: `allocate` at admission, `may_append` before each decode step,
-`deallocate` at the end or at preemption.  Petiole's own engine uses the cache through `KVCacheManager`.
+`BlockManager` adds the usual block manager interface to `BlockCache`, for engines whose sequences have a
+`block_table`: `allocate` at admission, `may_append` before each decode step, `deallocate` at the end or at
+preemption.  Petiole's own engine uses the cache through `KVCacheManager`.
 
-Full blocks are hashed when they are allocated or fill up, so that the next equal prompt finds them at once.
-Once a block misses, all later ones of that sequence miss, and at least one token is always left to compute.
+Full blocks are indexed when they are allocated or filled, so the next equal prompt can reuse them.  After the
+first block that misses, all later blocks of the sequence miss.  At least one token is always left to compute.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from cache.tokens import CacheTokens, TokensLike, as_tokens, page_boundary, reus
 
 @runtime_checkable
 class BlockSequence(Protocol):
-    """What the block manager needs of a sequence; a `namespace` attribute is used where there is one."""
+    """The attributes of a sequence that the block manager uses. A `namespace` attribute is optional."""
 
     token_ids: TokensLike
     block_table: list[int]
@@ -31,7 +31,7 @@ class BlockSequence(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What is known of one block at this moment; `hash` is -1 unless the block is full and indexed."""
+    """A snapshot of one block; `hash` is -1 unless the block is full and indexed."""
 
     block_id: int
     ref_count: int
@@ -40,7 +40,7 @@ class Block:
 
 
 class BlockManager(BlockCache):
-    """A `BlockCache` that also keeps sequences' block tables."""
+    """A `BlockCache` that also maintains the block tables of sequences."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class BlockManager(BlockCache):
         self._running: dict[int, tuple[BlockSequence, BlockChain | None]] = {}  # by id(sequence)
 
     def block(self, block_id: int) -> Block:
-        """A look at one block."""
+        """A snapshot of one block."""
         if not 0 < block_id < self.page_table.n_pages:
             raise MisalignedError(f"block id must be in 1..{self.page_table.n_pages - 1}, got {block_id}")
         owner = self.page_table.owner(block_id)
@@ -63,14 +63,14 @@ class BlockManager(BlockCache):
         return Block(block_id, int(self._refs[block_id]) + (owner >= UNBOUND), -1, [])
 
     def can_allocate(self, seq: BlockSequence) -> bool:
-        """Whether `allocate` would succeed, counting what it would find in the cache."""
+        """Whether `allocate` would succeed, taking cached blocks into account."""
         tokens = self._tokens_of(seq)
-        found = self.peek(self._reusable(tokens), _namespace(seq))
-        fresh = self.page_table.pages_for(tokens.kv_length) - found.kv_length // self.block_size
-        return fresh <= self.page_table.pages_available + self._reclaimable - found.reclaimable_pages
+        cached = self.peek(self._reusable(tokens), _namespace(seq))
+        new_pages = self.page_table.pages_for(tokens.kv_length) - cached.kv_length // self.block_size
+        return new_pages <= self.page_table.pages_available + self._reclaimable - cached.reclaimable_pages
 
     def allocate(self, seq: BlockSequence) -> None:
-        """Give a sequence its blocks: cached ones as far as they go, then free ones; index the full ones."""
+        """Fill a sequence's block table with its cached prefix, then free blocks, and index the full blocks."""
         if seq.block_table or id(seq) in self._running:
             raise CacheStateError(f"the sequence already has {len(seq.block_table)} blocks")
         tokens = self._tokens_of(seq)
@@ -89,7 +89,7 @@ class BlockManager(BlockCache):
         self._index_full(seq, tokens, tokens.kv_length)
 
     def deallocate(self, seq: BlockSequence) -> None:
-        """Let go of a sequence's blocks: shared ones stay with their other users, hashed ones stay cached."""
+        """Release a sequence's blocks. Shared blocks stay with their other users, indexed blocks stay cached."""
         chain = self._chain_of(seq)
         table = np.array(seq.block_table, dtype=np.int64)
         private = table[self.page_table.owns(UNBOUND, table)]
@@ -100,13 +100,13 @@ class BlockManager(BlockCache):
         seq.num_cached_tokens = 0
 
     def can_append(self, seq: BlockSequence) -> bool:
-        """Whether there is a block for the tokens that the table does not cover yet."""
+        """Whether blocks suffice for the tokens that the block table does not cover yet."""
         return self._missing(seq) <= self.page_table.pages_available + self._reclaimable
 
     def may_append(self, seq: BlockSequence, num_new_tokens: int = 1) -> None:
-        """Extend the block table to the sequence's length, and index the blocks that have filled up.
+        """Extend the block table to the sequence's length, and index the blocks that are full.
 
-        The last `num_new_tokens - 1` tokens are placeholders for drafts: blocks that reach into them wait.
+        The last `num_new_tokens - 1` tokens are draft placeholders; blocks that contain them are not indexed yet.
         """
         if num_new_tokens < 1:
             raise MisalignedError(f"num_new_tokens must be at least 1, got {num_new_tokens}")
@@ -139,7 +139,7 @@ class BlockManager(BlockCache):
         return self._running[id(seq)][1]
 
     def _reusable(self, tokens: CacheTokens) -> CacheTokens:
-        """All that may come from the cache: at least one token is computed."""
+        """The tokens that may be reused from the cache: at least one is left to compute."""
         return tokens.prefix(reuse_limit(tokens.codes, self.block_size))
 
     @staticmethod

@@ -1,21 +1,21 @@
-"""What can go wrong when somebody uses the cache package.
+"""The errors of the cache package.
 
-Every error says what was wrong, the limit and the value, and leaves the state as it was.  A caller's mistake
-in a value is a `ValueError`, one in the order of calls (or a shortage) is a `RuntimeError`.  A broken
-invariant of the package itself is an `AssertionError`: nobody should catch that one.
+Every message names the problem, the limit and the value; the state is unchanged.  An invalid argument is a
+`ValueError`; a call in the wrong state or a shortage is a `RuntimeError`.  A broken invariant of the package is an
+`AssertionError`, which should not be caught.
 """
 
 
 class CacheError(Exception):
-    """Root of the errors of this package."""
+    """Base class of the errors of this package, except ConservationError."""
 
 
 class CacheValueError(CacheError, ValueError):
-    """An argument that no state of the cache would accept."""
+    """An argument that is invalid in every state."""
 
 
 class CacheStateError(CacheError, RuntimeError):
-    """A call that the present state does not allow."""
+    """A call that is not allowed in the current state."""
 
 
 class TokenError(CacheValueError):
@@ -27,7 +27,7 @@ class MisalignedError(CacheValueError):
 
 
 class PageSizeError(CacheValueError):
-    """A page size that the chosen cache cannot work with."""
+    """A page size that the cache does not support."""
 
 
 class RowError(CacheStateError):
@@ -39,27 +39,27 @@ class MappingError(CacheStateError):
 
 
 class OwnershipError(CacheStateError):
-    """A page that is not in the state which the operation needs."""
+    """A page with another owner than the operation requires."""
 
 
 class DoubleFreeError(OwnershipError):
-    """A page given back twice."""
+    """A page freed twice."""
 
 
 class UnlockWithoutLockError(CacheStateError):
-    """An unlock of a node or block on which nobody holds a lock."""
+    """An unlock of a node or block that is not locked."""
 
 
 class StaleNodeError(CacheStateError):
-    """A node that has left its tree: only locked nodes may be kept."""
+    """A node that has been removed from the cache; only locked nodes may be stored."""
 
 
 class EvictionError(CacheStateError):
-    """More pages asked for than can be evicted."""
+    """More pages requested than can be evicted."""
 
 
 class OutOfPagesError(CacheStateError):
-    """Not enough pages, even with all that can be evicted."""
+    """Not enough pages, even after evicting all evictable ones."""
 
 
 class OutOfRowsError(CacheStateError):
@@ -67,8 +67,8 @@ class OutOfRowsError(CacheStateError):
 
 
 class ReleasedError(CacheStateError):
-    """A sequence's allocation was used after its end."""
+    """A `KVAllocation` used after its release."""
 
 
 class ConservationError(AssertionError):
-    """The page accounts do not add up: a defect of this package."""
+    """A broken invariant of the page accounting: a bug in this package."""

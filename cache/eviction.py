@@ -1,10 +1,9 @@
-"""The LRU order both caches evict by: a heap with versions and lazy updates.
+"""The LRU eviction order of both caches: a heap with versioned entries and lazy updates.
 
-The idea: an entry is pushed once when an item becomes evictable, with the access time that it has then.
-Touching it later costs nothing here: when the entry surfaces, the heap sees that the item is younger than the
-entry says and pushes it back with its true time.  The recorded time is never later than the true one, so the
-order is exact LRU.  An item that leaves the tree takes its version with it, and its entry is dropped when it
-surfaces or when half of the heap is such dead wood.
+An item is pushed once, when it becomes evictable, with its access time at that moment.  A later access does not
+touch the heap.  When an entry is popped and its item has been used since, the item is pushed back with its current
+access time.  The recorded time is never later than the current one, so the order is exact LRU.  Discarding an item
+removes its version; its dead entry is dropped when popped, or when over half of the heap's entries are dead.
 """
 
 import heapq
@@ -17,7 +16,7 @@ _SLACK = 64
 
 
 class EvictionHeap(Generic[Item]):
-    """Evictable items, least recently used first; `accessed(item)` is an item's last access (a counter)."""
+    """Evictable items, least recently used first. `accessed(item)` is its last access time (a counter)."""
 
     def __init__(self, accessed: Callable[[Item], int]) -> None:
         self._accessed = accessed
@@ -26,7 +25,7 @@ class EvictionHeap(Generic[Item]):
         self._next_version = 0
 
     def __len__(self) -> int:
-        """Live items."""
+        """Number of live items."""
         return len(self._versions)
 
     def __contains__(self, item: Item) -> bool:
@@ -34,23 +33,23 @@ class EvictionHeap(Generic[Item]):
 
     @property
     def entries(self) -> int:
-        """Entries, dead ones included."""
+        """Number of heap entries, including dead ones."""
         return len(self._entries)
 
     def push(self, item: Item) -> None:
-        """Make an item a candidate, unless it is one."""
+        """Add an item, unless it is present."""
         if item not in self._versions:
             self._push(item)
 
     def discard(self, item: Item) -> None:
-        """Forget an item."""
+        """Remove an item, if present."""
         self._versions.pop(item, None)
         if len(self._entries) > 2 * len(self._versions) + _SLACK:
             self._entries = [entry for entry in self._entries if self._versions.get(entry[2]) == entry[1]]
             heapq.heapify(self._entries)
 
     def pop(self) -> Item | None:
-        """Take out the least recently used item, or None."""
+        """Remove and return the least recently used item, or None."""
         while self._entries:
             time, version, item = heapq.heappop(self._entries)
             if self._versions.get(item) != version:

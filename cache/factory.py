@@ -1,4 +1,4 @@
-"""The choice between the caches: by name, from configuration."""
+"""Creates the prefix cache that the configuration names."""
 
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -14,7 +14,7 @@ CacheKind: TypeAlias = Literal["radix", "block", "off"]
 def build_prefix_cache(
     kind: CacheKind, page_table: PageTable, max_cached_pages: int | None = None
 ) -> PrefixCache[Any]:
-    """The prefix cache of that name over a table; `max_cached_pages` None is all free memory, 0 no reuse."""
+    """A prefix cache over a page table. `max_cached_pages` limits its size (None: no limit, 0: caches nothing)."""
     match kind:
         case "radix":
             return RadixPrefixCache(page_table, max_cached_pages)

@@ -1,7 +1,7 @@
-"""What both prefix caches count: pages owned, pages nobody holds, the LRU order and the cap.
+"""Base class of both prefix caches: page counts, LRU order and the size limit.
 
-A cache decides which page leads to which; how many pages it owns, how many of them it could give back and how it
-makes room under a cap are the same arithmetic for a tree and for a table of blocks.
+The subclasses implement the index (a tree or a table of blocks). Counting owned and evictable pages and evicting
+under a size limit are the same for both.
 """
 
 from abc import ABC, abstractmethod
@@ -13,12 +13,12 @@ from cache.eviction import EvictionHeap
 from cache.pool import PagePool, Pages
 from cache.prefix import CacheStats
 
-Item = TypeVar("Item", bound=Hashable)  # what is evicted: a leaf, a block
-Held = TypeVar("Held")  # what is locked: a node, the pages of a chain
+Item = TypeVar("Item", bound=Hashable)  # the unit of eviction: a leaf or a block
+Held = TypeVar("Held")  # the unit of locking: a node or the pages of a chain
 
 
 class CacheLedger(ABC, Generic[Item, Held]):
-    """Counts and cap of a prefix cache; `accessed(item)` is the time of an item's last use, by `_tick`."""
+    """Page counts and size limit of a prefix cache. `accessed(item)` is an item's last access time, by `_tick`."""
 
     def __init__(
         self, page_table: PagePool, max_cached_pages: int | None, accessed: Callable[[Item], int]
@@ -41,31 +41,31 @@ class CacheLedger(ABC, Generic[Item, Held]):
         return self._reclaimable
 
     def evict(self, needed_pages: int) -> int:
-        """Free at least `needed_pages`, least recently used first; returns how many. EvictionError: too many."""
+        """Free at least `needed_pages`, least recently used first. Returns the number. Raises EvictionError."""
         if needed_pages > self._reclaimable:
             raise EvictionError(f"cannot evict {needed_pages} pages: {self._reclaimable} are evictable")
         if needed_pages <= 0:
             return 0
-        gone, evictions = self._take_oldest(needed_pages)
-        self.page_table.release_pages(gone)
+        pages, evictions = self._take_oldest(needed_pages)
+        self.page_table.release_pages(pages)
         self.stats.evictions += evictions
-        self.stats.evicted_pages += len(gone)
-        return len(gone)
+        self.stats.evicted_pages += len(pages)
+        return len(pages)
 
     @abstractmethod
     def _take_oldest(self, needed_pages: int) -> tuple[Pages, int]:
-        """Take the least recently used pages out of the cache; the pages, and how many items they were."""
+        """Remove the least recently used pages from the cache. Returns them and the number of items affected."""
 
     @abstractmethod
     def _pin(self, held: Held) -> None:
-        """Keep something from being evicted."""
+        """Protect a unit from eviction."""
 
     @abstractmethod
     def _unpin(self, held: Held) -> None:
-        """Take back one `_pin`."""
+        """Undo one `_pin`."""
 
     def _make_room(self, new_pages: int, behind: Held) -> int:
-        """How many of `new_pages` may be cached behind `behind` under the cap, after evicting others for them."""
+        """Evict for `new_pages` that follow `behind`. Returns how many of them the size limit allows."""
         if self.max_cached_pages is None:
             return new_pages
         excess = self._cached + new_pages - self.max_cached_pages
@@ -76,13 +76,13 @@ class CacheLedger(ABC, Generic[Item, Held]):
         return max(0, min(new_pages, self.max_cached_pages - self._cached))
 
     def _tick(self) -> int:
-        """The time of this use: later than all before it."""
+        """Advance the logical clock and return it."""
         self._clock += 1
         return self._clock
 
     @staticmethod
     def _agree(facts: dict[str, tuple[int, int]]) -> None:
-        """ConservationError unless what is kept is what is counted."""
+        """Raise ConservationError unless each pair (kept, counted) is equal."""
         for fact, (kept, counted) in facts.items():
             if kept != counted:
                 raise ConservationError(f"{fact}: {kept} kept, {counted} counted")

@@ -1,14 +1,12 @@
-"""The page table: rows of pages over a pool of pages.
+"""The page table: maps the KV positions of each row to pages of a pool.
 
-The idea: `PagePool` knows the owner of every page, so a row that ends gives back exactly the pages that it
-owns.  No count of "leading cached pages" has to be carried around, and pages that the cache took out of the
-middle of a row are no special case.
+`PagePool` records the owner of every page, so erasing a row frees exactly the pages that the row owns.  The table
+needs no count of leading cached pages, and the cache may own pages in the middle of a row.
 
-Rows are lines of one int32 matrix [max_batch_size, max_pages_per_row].  A row changes at its end only, so a
-step that appends to it knows which entries are new to the device's copy.  Row 0 and page 0 pad batches and are
-never handed out.
+The table is one int32 matrix [max_batch_size, max_pages_per_row].  A row changes only at its end, so a step that
+appends to it knows which entries the device's copy lacks.  Row 0 and page 0 pad batches and are never allocated.
 
-One thread owns a page table and its cache; nothing here locks.
+Not thread-safe: one thread owns a page table and its cache.
 """
 
 from typing import TypeAlias
@@ -23,7 +21,7 @@ Ints: TypeAlias = NDArray[np.int64]
 
 
 def ragged_arange(starts: NDArray[np.integer], lengths: NDArray[np.integer]) -> Ints:
-    """`[starts[0], starts[0] + 1, ...]` for `lengths[0]` entries, then the same for the next, flattened."""
+    """The ranges `starts[i] .. starts[i] + lengths[i]`, concatenated: int64 [sum(lengths)]."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
     flat: Ints = np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - lengths), lengths)
@@ -31,7 +29,7 @@ def ragged_arange(starts: NDArray[np.integer], lengths: NDArray[np.integer]) -> 
 
 
 class PageTable(PagePool):
-    """`n_pages` pages of `page_size` positions for `max_batch_size` rows, page 0 and row 0 reserved."""
+    """`max_batch_size` rows over `n_pages` pages of `page_size` positions. Row 0 and page 0 are reserved."""
 
     def __init__(
         self, n_pages: int, page_size: int = 1, max_batch_size: int = 64, max_pages_per_row: int | None = None
@@ -50,7 +48,7 @@ class PageTable(PagePool):
 
     @property
     def num_allocated(self) -> int:
-        """Rows held."""
+        """Number of rows in use."""
         return self.max_batch_size - 1 - len(self._free_rows)
 
     @property
@@ -59,21 +57,21 @@ class PageTable(PagePool):
 
     @property
     def matrix(self) -> Int32s:
-        """int32 [max_batch_size, max_pages_per_row]; beyond a row's mapped pages it holds old values."""
+        """int32 [max_batch_size, max_pages_per_row]; entries beyond a row's mapped pages are stale."""
         return self._matrix
 
     def page_count(self, batch_idx: int) -> int:
-        """Pages mapped in a row."""
+        """Number of pages mapped in a row."""
         return int(self._row_pages[batch_idx])
 
     def capacity(self, batch_idx: int) -> int:
-        """KV positions that the row's pages hold."""
+        """Number of KV positions that the row's pages hold."""
         return int(self._row_pages[batch_idx]) * self.page_size
 
     # --- rows ----------------------------------------------------------------------------------------------
 
     def allocate(self) -> int:
-        """Take a row."""
+        """Allocate a row. Raises OutOfRowsError."""
         if not self._free_rows:
             raise OutOfRowsError(f"all {self.max_batch_size - 1} rows are held")
         row = self._free_rows.pop()
@@ -81,7 +79,7 @@ class PageTable(PagePool):
         return row
 
     def map_pages(self, batch_idx: int, logical_start: int, physical_pages: ArrayLike) -> None:
-        """Append pages to a row: cached ones are shared, unbound ones become private to it."""
+        """Append pages to a row. Cached pages are shared; unbound pages become private to the row."""
         start = self._held_row_pages(batch_idx)
         pages = self._as_pages(physical_pages)
         if logical_start != start:
@@ -100,16 +98,16 @@ class PageTable(PagePool):
         self._append(batch_idx, start, pages)
 
     def get_pages(self, batch_idx: int, start: int, end: int) -> Pages:
-        """The pages of logical pages `start..end` of a row (a copy)."""
+        """A read-only copy of the row's pages [start, end)."""
         have = self._held_row_pages(batch_idx)
         if not 0 <= start <= end <= have:
             raise MappingError(f"pages {start}..{end} asked of row {batch_idx}, which has {have}")
         pages: Pages = self._matrix[batch_idx, start:end].astype(np.int64)
-        pages.setflags(write=False)  # a node may share it
+        pages.setflags(write=False)  # a tree node may share the array
         return pages
 
     def can_reserve_with_eviction(self, size: int, batch_idx: int | None = None) -> bool:
-        """Whether `size` positions would fit into the row (or into a new one)."""
+        """Whether pages suffice, with eviction, for `size` positions in the row (default: in a new row)."""
         if batch_idx is None:
             return bool(self._free_rows) and self._fits(self.pages_for(size), 0)
         return self._fits(self.pages_for(size), self._held_row_pages(batch_idx))
@@ -118,7 +116,8 @@ class PageTable(PagePool):
         return pages <= self.max_pages_per_row and pages - have <= self._n_free + self.pages_reclaimable
 
     def reserve(self, batch_idx: int, kv_length: int) -> bool:
-        """Grow a row to `kv_length` positions, evicting if needed; False, with nothing changed, if it cannot."""
+        """Grow a row to `kv_length` positions, evicting if needed. Returns False, with nothing changed, if it
+        cannot."""
         have, want = self._held_row_pages(batch_idx), self.pages_for(kv_length)
         if want <= have:
             return True
@@ -131,10 +130,10 @@ class PageTable(PagePool):
         return True
 
     def reserve_many(self, rows: NDArray[np.integer], kv_lengths: NDArray[np.integer]) -> int:
-        """`reserve` for many distinct rows in order; returns how many leading ones succeeded."""
-        if len(rows) < 2:  # numpy has nothing to gain
+        """`reserve` for distinct rows, in order. Returns the number of leading rows that succeeded."""
+        if len(rows) < 2:  # the vectorized path is slower for a single row
             return sum(self.reserve(*entry) for entry in zip(rows.tolist(), kv_lengths.tolist(), strict=True))
-        rows = rows.astype(np.int64)  # what numpy indexes with
+        rows = rows.astype(np.int64)  # numpy's index type
         self._require_held(rows)
         have = self._row_pages[rows]
         need = np.maximum(-(-kv_lengths // self.page_size) - have, 0)
@@ -159,7 +158,7 @@ class PageTable(PagePool):
         return done
 
     def truncate(self, batch_idx: int, kv_length: int) -> int:
-        """Give back the pages beyond `kv_length` positions, all of which must be private; returns how many."""
+        """Free the pages beyond `kv_length` positions and return their number. They must be private to the row."""
         have, keep = self._held_row_pages(batch_idx), self.pages_for(max(kv_length, 0))
         if keep >= have:
             return 0
@@ -171,9 +170,9 @@ class PageTable(PagePool):
         return have - keep
 
     def erase(self, batch_idx: int, cached_page_count: int | None = None) -> None:
-        """Give back a row and exactly the pages that are private to it.
+        """Free a row and exactly the pages that are private to it.
 
-        `cached_page_count`, if given, is checked: that many leading pages must be the cache's and no others.
+        If `cached_page_count` is given, the cache must own exactly that many leading pages, else OwnershipError.
         """
         have = self._held_row_pages(batch_idx)
         pages = self.get_pages(batch_idx, 0, have)
@@ -206,9 +205,9 @@ class PageTable(PagePool):
         self.require_distinct(rows, RowError)  # type: ignore[arg-type]
 
     def build_slot_mapping(self, batch_idx: int | NDArray[np.integer], positions: NDArray[np.integer]) -> Ints:
-        """The slot `page * page_size + offset` of each position: int64, of the shape of `positions`.
+        """The slot `page * page_size + offset` of each position: int64, with the shape of `positions`.
 
-        `batch_idx` is one row, or an array of rows that broadcasts against `positions`.
+        `batch_idx` is one row or an array of rows that broadcasts against `positions`.
         """
         positions = np.asarray(positions)
         capacity = self._row_pages[batch_idx] * self.page_size
@@ -230,7 +229,7 @@ class PageTable(PagePool):
     # --- conservation --------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Prove that every page is in exactly one of free, cached, private, and none twice (I7)."""
+        """Check that every page is exactly one of free, cached and private (I7). Raises ConservationError."""
         free = self._stack[: self._n_free]
         self._expect("free", free, np.flatnonzero(self._owner == FREE))
         cached = self.prefix_cache.owned_pages() if self.prefix_cache is not None else free[:0]

@@ -1,12 +1,12 @@
-"""The pages themselves: whose each one is, and the stack of free ones.
+"""The page pool: the owner of each page, and the stack of free pages.
 
-One array, `_owner`, says for every page whose it is, and everything else follows from it.
-
-    owner == RESERVED (-3)   page 0, never handed out
+    owner == RESERVED (-3)   page 0, never allocated
     owner == FREE     (-2)   on the free stack
-    owner == CACHED   (-1)   the prefix cache's; any number of rows may map it
-    owner == UNBOUND  (0)    private: handed out, in no row yet
+    owner == CACHED   (-1)   owned by the prefix cache; any number of rows may map it
+    owner == UNBOUND  (0)    private: allocated, but in no row yet
     owner == row      (>0)   private to that row, mapped exactly once
+
+The array `_owner` is the single source of truth about ownership.
 """
 
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,15 +19,15 @@ from cache.errors import DoubleFreeError, MisalignedError, OutOfPagesError, Owne
 if TYPE_CHECKING:
     from cache.prefix import PrefixCache
 
-Pages: TypeAlias = NDArray[np.int64]  # a list of pages; 64 bits, because numpy indexes with them
+Pages: TypeAlias = NDArray[np.int64]  # a list of pages; int64 is numpy's index type
 Int32s: TypeAlias = NDArray[np.int32]
 
 RESERVED, FREE, CACHED, UNBOUND = -3, -2, -1, 0
-_LONG = 256  # from here on it pays to look whether pages are consecutive
+_LONG = 256  # minimum length for which checking for consecutive pages pays off
 
 
 class PagePool:
-    """Pages 1..n_pages-1 and their owners; page 0 is reserved."""
+    """Pages 1..n_pages-1 of `page_size` positions, and their owners; page 0 is reserved."""
 
     def __init__(self, n_pages: int, page_size: int, n_rows: int = 0) -> None:
         for field, value, lowest in (("n_pages", n_pages, 2), ("page_size", page_size, 1)):
@@ -45,17 +45,17 @@ class PagePool:
 
     @property
     def total_pages(self) -> int:
-        """All pages but the reserved one."""
+        """Number of pages, without the reserved one."""
         return self.n_pages - 1
 
     @property
     def pages_available(self) -> int:
-        """Free pages."""
+        """Number of free pages."""
         return self._n_free
 
     @property
     def pages_reclaimable(self) -> int:
-        """Cached pages that eviction could free."""
+        """Number of cached pages that eviction could free."""
         return self.prefix_cache.evictable_page_count() if self.prefix_cache is not None else 0
 
     @property
@@ -64,7 +64,7 @@ class PagePool:
 
     @property
     def pages_private(self) -> int:
-        """Pages of rows, and pages handed out that are in no row yet."""
+        """Number of private pages: those of rows, and allocated ones in no row yet."""
         return self.total_pages - self._n_free - self.pages_cached
 
     @property
@@ -77,27 +77,27 @@ class PagePool:
         return self._owner.item(page)
 
     def pages_for(self, kv_length: int) -> int:
-        """Pages that hold `kv_length` positions."""
+        """The number of pages needed for `kv_length` positions."""
         return -(-kv_length // self.page_size)
 
     def set_prefix_cache(self, cache: "PrefixCache[Any]") -> None:
-        """Attach the cache that gives pages back when the free ones run out."""
+        """Attach the cache from which pages are evicted when the pool runs out."""
         if self.prefix_cache is not None and self.prefix_cache is not cache and self.pages_cached:
             raise OwnershipError(f"another cache still owns {self.pages_cached} pages of this table")
         self.prefix_cache = cache
 
     def allocate_pages(self, count: int) -> Pages:
-        """Take `count` pages that belong to no row yet, evicting if needed: all of them or an error."""
+        """Allocate `count` unbound pages, evicting if needed. Raises OutOfPagesError if there are not enough."""
         if count < 0:
             raise MisalignedError(f"page count must not be negative, got {count}")
         self._ensure_free(count)
         pages = self._pop(count)
         self._owner[self._index(pages)] = UNBOUND
-        pages.setflags(write=False)  # a node may share it
+        pages.setflags(write=False)  # a tree node may share the array
         return pages
 
     def free_pages_to_pool(self, pages: ArrayLike) -> None:
-        """Give back pages that are in no row: cached ones (by the cache itself) or unbound ones."""
+        """Free pages that no row owns: unbound ones, or cached ones (called by the cache)."""
         given = self._as_pages(pages)
         owners = self._owner[given]
         if (owners == FREE).any():
@@ -108,14 +108,14 @@ class PagePool:
         self.release_pages(given)
 
     def release_pages(self, pages: Pages) -> None:
-        """`free_pages_to_pool` for callers that have just proved that the pages are theirs and distinct."""
+        """`free_pages_to_pool` without checks: the caller must own the pages, and they must be distinct."""
         end = self._n_free + len(pages)
         self._owner[self._index(pages)] = FREE
         self._stack[self._n_free : end] = pages[::-1]
         self._n_free = end
 
     def adopt_pages(self, pages: Pages) -> None:
-        """The cache takes private pages; rows that map them keep doing so."""
+        """Transfer private pages to the cache. Rows that map them keep their mappings."""
         where = self._index(pages)
         owners = self._owner[where]
         if len(pages) and int(owners.min()) < UNBOUND:
@@ -126,23 +126,23 @@ class PagePool:
         self._owner[where] = CACHED
 
     def disown_pages(self, pages: Pages, batch_idx: int) -> None:
-        """The cache gives pages back to the row that brought them."""
+        """Transfer pages from the cache back to the row that inserted them."""
         self._owner[pages] = batch_idx
 
     def owns(self, batch_idx: int, pages: Pages) -> NDArray[np.bool_]:
-        """Which of these pages are private to the row (`UNBOUND`: to no row yet)."""
+        """bool [len(pages)]: whether each page is private to the row (`UNBOUND`: in no row yet)."""
         owned: NDArray[np.bool_] = self._owner[pages] == batch_idx
         return owned
 
     def require_distinct(self, pages: Pages, error: type[Exception]) -> None:
-        """Raise `error` if a page is named twice; linear, without sorting."""
+        """Raise `error` if a page occurs twice. Linear time, without sorting."""
         order = self._order[: len(pages)]
         self._scratch[pages] = order
         if self._scratch[pages].tobytes() != order.tobytes():
             raise error(f"one is named twice among {len(pages)}")
 
     def _index(self, pages: Pages) -> Pages | slice:
-        """Many consecutive pages as a slice, which numpy reads and fills ten times faster, else the pages."""
+        """A slice for many consecutive pages (about ten times faster in numpy), else the pages themselves."""
         n = len(pages)
         if n < _LONG or pages.item(-1) - pages.item(0) != n - 1 or (pages[1:] <= pages[:-1]).any():
             return pages

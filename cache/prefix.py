@@ -1,12 +1,12 @@
-"""What the engine needs of a prefix cache, whichever one is configured.
+"""The interface of the prefix caches, and the cache that is used when prefix caching is off.
 
-A prefix cache maps token prefixes to pages that hold their KV.  It owns the pages it was given by `insert`;
-rows map them under a *lock*, and what is not locked may be evicted.  A `node` names a cached prefix: a tree
-node in the radix cache, a chain of blocks in the block cache.  **Whoever keeps a node keeps a lock on it**:
-without one it may be gone after the next call.
+A prefix cache maps token prefixes to pages that hold their KV.  It owns the pages passed to `insert`.  Rows map
+them under a *lock*; unlocked pages may be evicted.  A `node` represents a cached prefix: a tree node in the radix
+cache, a chain of blocks in the block cache.  **Code that stores a node must hold a lock on it**: without a lock,
+any later call may evict it.
 
-Positions (`kv`) count KV positions from the start of the sequence.  `insert` takes pages from the first
-position that the cache does not have yet; the positions it took are `InsertResult.start .. .end`.
+Positions (`kv`) are KV positions from the start of the sequence.  `insert` takes the pages from the first position
+that is not cached yet: positions [`InsertResult.start`, `InsertResult.end`).
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ NO_PAGES: Pages = np.empty(0, dtype=np.int64)
 
 @dataclass(slots=True)
 class MatchResult(Generic[Node]):
-    """The longest cached prefix of a sequence.  Do not write to `matched_pages`: the cache shares it."""
+    """The longest cached prefix of a sequence.  Do not modify `matched_pages`: the cache shares the array."""
 
     matched_pages: Pages
     matched_kv_length: int
@@ -40,10 +40,10 @@ class MatchResult(Generic[Node]):
 
 @dataclass(slots=True)
 class InsertResult(Generic[Node]):
-    """What `insert` did: `node` ends at position `end`, and the pages of positions `start .. end` were taken.
+    """The result of `insert`: `node` ends at position `end`; the cache took the pages of positions [start, end).
 
-    Pages of earlier positions that the cache already had stay with the caller; `end` is short of the tokens
-    given when a cap on cached pages left no room (`node` is None if nothing at all is cached).
+    Pages before `start` stay with the caller, because the cache has these positions already.  `end` is less than
+    the inserted length if the size limit left no room (`node` is None if no prefix is cached).
     """
 
     node: Node | None
@@ -53,7 +53,7 @@ class InsertResult(Generic[Node]):
 
 
 class Peek(NamedTuple):
-    """What a match would find: positions, and how many of its pages are evictable as long as nobody locks it."""
+    """The result of a look-up without a lock: matched positions, and how many of their pages are evictable now."""
 
     kv_length: int
     reclaimable_pages: int
@@ -61,22 +61,22 @@ class Peek(NamedTuple):
 
 @dataclass(slots=True)
 class CacheStats:
-    """Counters since the start, cheap enough to be always on."""
+    """Counters since the start."""
 
     hits: int = 0
     misses: int = 0
-    hit_tokens: int = 0  # KV positions found
-    missed_tokens: int = 0  # KV positions looked for and not found
+    hit_tokens: int = 0  # KV positions matched by look-ups
+    missed_tokens: int = 0  # KV positions looked up and not matched
     inserted_pages: int = 0
-    evictions: int = 0  # leaves or blocks evicted, wholly or in part
+    evictions: int = 0  # leaves or blocks evicted, partial ones included
     evicted_pages: int = 0
     splits: int = 0
     coalesced: int = 0
-    depth: int = 0  # nodes on the deepest path that a lookup has walked
+    depth: int = 0  # maximum number of nodes walked by a look-up
 
     @property
     def hit_rate(self) -> float:
-        """Share of the looked-up KV positions that were found."""
+        """Fraction of looked-up KV positions that were matched."""
         total = self.hit_tokens + self.missed_tokens
         return self.hit_tokens / total if total else 0.0
 
@@ -91,7 +91,7 @@ class CacheStats:
             self.depth = depth
 
     def forget_lookup(self, found: int, asked: int) -> None:
-        """Take back a lookup whose sequence could not start: it will be looked up again."""
+        """Undo `record_lookup` for a sequence that could not start and will be looked up again."""
         if found:
             self.hits -= 1
         else:
@@ -108,20 +108,20 @@ class PrefixCache(Protocol[Node]):
 
     @property
     def total_cached_pages(self) -> int:
-        """Pages that the cache owns."""
+        """Number of pages that the cache owns."""
 
     @property
     def node_count(self) -> int:
-        """Tree nodes or blocks."""
+        """Number of tree nodes or blocks."""
 
     def evictable_page_count(self) -> int:
-        """Pages that `evict` could free, in O(1)."""
+        """Number of pages that `evict` could free.  O(1)."""
 
     def peek(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> Peek:
-        """What `match_prefix` would find, without changing anything."""
+        """The result that `match_prefix` would have.  Changes nothing."""
 
     def match_prefix(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> MatchResult[Node]:
-        """The longest cached prefix; it becomes the most recently used one."""
+        """The longest cached prefix.  Marks it as most recently used."""
 
     def insert(
         self,
@@ -132,45 +132,44 @@ class PrefixCache(Protocol[Node]):
         from_token_idx: int = 0,
         from_page_idx: int = 0,
     ) -> InsertResult[Node]:
-        """Make `tokens` matchable; `pages` are the private pages of all of them.
+        """Make `tokens` matchable; `pages` are the pages of all of them.
 
         `from_node` is a locked node that ends at page `from_page_idx` (token `from_token_idx`) of the same
-        sequence; what lies before it is not looked at again.
+        sequence; the positions before it are not compared again.
         """
 
     def withdraw(self, node: Node, keep_kv: int, pages: Pages, batch_idx: int) -> tuple[Node | None, int] | None:
-        """Un-insert what row `batch_idx` (mapping `pages`) inserted between `keep_kv` and the end of `node`.
+        """Undo what row `batch_idx` (mapping `pages`) inserted between `keep_kv` and the end of `node`.
 
-        The caller holds one lock on `node`; afterwards it holds it on the returned node instead, which ends at
-        the returned position, and the pages taken back are private to the row again.  If somebody else holds or
-        has extended what was inserted, it only stops being matchable: the result is None, and the caller keeps
-        its lock until it lets go of the row.
+        The caller's lock on `node` moves to the returned node, which ends at the returned position.  The withdrawn
+        pages are private to the row again.  If another sequence has locked or extended the inserted part, it only
+        becomes unmatchable: the result is None, and the caller keeps its lock until it releases the row.
         """
 
     def is_attached(self, node: Node) -> bool:
-        """Whether a match can still reach the node."""
+        """Whether a match can reach the node."""
 
     def lock(self, node: Node | None) -> None:
-        """Keep the node and all that leads to it from being evicted.  Locks count."""
+        """Protect the node and its whole prefix from eviction.  Locks are counted."""
 
     def unlock(self, node: Node | None) -> None:
-        """Take back one `lock`."""
+        """Undo one `lock`."""
 
     def evict(self, needed_pages: int) -> int:
-        """Free at least so many pages, least recently used first; returns how many."""
+        """Free at least `needed_pages`, least recently used first.  Returns the number freed."""
 
     def flush(self) -> int:
-        """Make nothing matchable any more; returns pages freed.  Locked pages are freed by their last unlock."""
+        """Make everything unmatchable.  Returns the number of pages freed; the last unlock frees locked pages."""
 
     def owned_pages(self) -> Pages:
         """All pages that the cache owns, for the conservation check."""
 
     def check(self) -> None:
-        """Prove the invariants of the structure (slow: for tests and debug mode)."""
+        """Check the invariants of the cache (slow; for tests and debug mode).  Raises ConservationError."""
 
 
 class NoPrefixCache:
-    """Prefix caching switched off: finds nothing, takes nothing."""
+    """The cache used when prefix caching is off: matches nothing and stores nothing."""
 
     def __init__(self, page_table: PagePool) -> None:
         self.page_table = page_table

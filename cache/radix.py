@@ -1,18 +1,18 @@
 """A radix tree over tokens whose nodes own KV pages: the prefix cache for page size 1.
 
-The idea: each edge carries an array of tokens and the pages that hold their KV, so a match is a few array
-comparisons, whatever the length.  One tree per namespace; a root exists only while it has children.
+Each node stores the array of tokens on its edge and the pages of their KV, so a match takes one array comparison
+per node.  Each namespace has its own tree; a root exists only while it has children.
 
-Invariants (`check` proves them):
+Invariants (verified by `check`):
 
 R1  a node below a root has a non-empty segment, as many pages as codes, and never begins inside an image
-R2  a lock on a node is a lock on all its ancestors, so what hangs below an unlocked node is unlocked
-R3  `evictable_page_count` is the number of pages in unlocked nodes: inner nodes become leaves in time
+R2  a lock on a node also locks all its ancestors, so all descendants of an unlocked node are unlocked
+R3  `evictable_page_count` is the number of pages in unlocked nodes (inner nodes become leaves during eviction)
 R4  every unlocked leaf is in the eviction heap
-R5  what has been flushed or detached holds only locked nodes; the last unlock frees them
+R5  flushed and detached subtrees contain only locked nodes; the last unlock frees them
 
-Splitting and coalescing change the shape and no content: a match splits where it ends, and when the last lock
-on a node goes, it is joined with its only child, so a tree that lives long stays flat.
+Splitting and coalescing change the shape of the tree, not its content.  A match splits the node in which it ends.
+When the last lock on a node is released, the node is joined with its only child, so the tree stays flat.
 """
 
 import numpy as np
@@ -46,14 +46,14 @@ from cache.tree import (
 
 
 class RadixPrefixCache(CacheLedger[TreeNode, TreeNode]):
-    """Prefix cache over pages of one position; `max_cached_pages` caps it (None: all memory, 0: no reuse)."""
+    """Prefix cache for page size 1. `max_cached_pages` limits its size (None: no limit, 0: caches nothing)."""
 
     def __init__(self, page_table: PagePool, max_cached_pages: int | None = None) -> None:
         if page_table.page_size != 1:
             raise PageSizeError(f"the radix cache needs page_size 1, got {page_table.page_size}")
         super().__init__(page_table, max_cached_pages, lambda node: node.last_access_time)
         self._trees: dict[CacheNamespace, TreeNode] = {}
-        self._detached: set[TreeNode] = set()  # roots of what is locked but no longer matchable
+        self._detached: set[TreeNode] = set()  # tops of subtrees that are locked but no longer matchable
         self._nodes = 0
 
     @property
@@ -62,10 +62,10 @@ class RadixPrefixCache(CacheLedger[TreeNode, TreeNode]):
 
     @property
     def namespace_count(self) -> int:
-        """Namespaces with something cached."""
+        """Number of namespaces with cached nodes."""
         return len(self._trees)
 
-    # --- finding -------------------------------------------------------------------------------------------
+    # --- lookup --------------------------------------------------------------------------------------------
 
     def peek(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> Peek:
         root = self._trees.get(namespace or DEFAULT_NAMESPACE)
@@ -93,7 +93,7 @@ class RadixPrefixCache(CacheLedger[TreeNode, TreeNode]):
         self._touch(node)
         return MatchResult(path_pages(node), kv, tokens.token_index(kv), node, tokens)
 
-    # --- inserting -----------------------------------------------------------------------------------------
+    # --- insertion -----------------------------------------------------------------------------------------
 
     def insert(
         self,
@@ -135,7 +135,7 @@ class RadixPrefixCache(CacheLedger[TreeNode, TreeNode]):
         return InsertResult(node, 0, kv, kv)
 
     def _grow(self, parent: TreeNode, codes: Codes, pages: Pages, images: tuple[ImageIdentity, ...]) -> TreeNode:
-        """Hang a new leaf below a node (the root of a new namespace included)."""
+        """Add a leaf below a node. Registers the root of a new namespace."""
         if parent.namespace is not None:
             self._trees.setdefault(parent.namespace, parent)
         leaf = TreeNode(parent, codes, pages, images)
@@ -151,7 +151,7 @@ class RadixPrefixCache(CacheLedger[TreeNode, TreeNode]):
         return self._attached_end(node) >= 0
 
     def _attached_end(self, node: TreeNode) -> int:
-        """The position at which a matchable node ends, or -1 if a match cannot reach it."""
+        """The position at which a node ends, or -1 if a match cannot reach it."""
         end = 0
         while (parent := node.parent) is not None:
             if parent.children.get(node.first_code) is not node:
@@ -173,10 +173,10 @@ class RadixPrefixCache(CacheLedger[TreeNode, TreeNode]):
         if node.lock_ref <= 0:
             raise UnlockWithoutLockError(f"{node} is not locked")
         self._unpin(node)
-        gone = [top for top in path_to_root(node) if top in self._detached] if self._detached else []
-        for top in gone:
+        detached = [top for top in path_to_root(node) if top in self._detached] if self._detached else []
+        for top in detached:
             self._free_unlocked(top)
-        if not gone:
+        if not detached:
             self._coalesce(node)
 
     def _pin(self, node: TreeNode | None) -> None:
@@ -196,11 +196,11 @@ class RadixPrefixCache(CacheLedger[TreeNode, TreeNode]):
         if node.lock_ref == 0 and not node.children and node.codes.size:
             self._heap.push(node)
 
-    # --- evicting ------------------------------------------------------------------------------------------
+    # --- eviction ------------------------------------------------------------------------------------------
 
     def _take_oldest(self, needed_pages: int) -> tuple[Pages, int]:
-        """Exactly `needed_pages`, by trimming leaves from their tails (an image goes as a whole: some more)."""
-        taken: list[Pages] = []
+        """Trim leaves from their tails until `needed_pages` are removed; more only to keep an image whole."""
+        evicted: list[Pages] = []
         missing = needed_pages
         while missing > 0:
             leaf = self._heap.pop()
@@ -209,13 +209,13 @@ class RadixPrefixCache(CacheLedger[TreeNode, TreeNode]):
                 continue
             pages = leaf.physical_pages
             keep = boundary(leaf.codes, len(pages) - missing) if missing < len(pages) else 0
-            taken.append(pages[keep:])
+            evicted.append(pages[keep:])
             missing -= len(pages) - keep
             if keep:
                 self._trim(leaf, keep)
             else:
                 self._drop_leaf(leaf)
-        return taken[0] if len(taken) == 1 else np.concatenate(taken), len(taken)
+        return evicted[0] if len(evicted) == 1 else np.concatenate(evicted), len(evicted)
 
     def _trim(self, leaf: TreeNode, keep: int) -> None:
         dropped = len(leaf.physical_pages) - keep
@@ -225,7 +225,7 @@ class RadixPrefixCache(CacheLedger[TreeNode, TreeNode]):
         self._heap.push(leaf)
 
     def _drop_leaf(self, leaf: TreeNode) -> None:
-        """Take an unlocked leaf out of the tree; its pages are the caller's to give back."""
+        """Remove an unlocked leaf from the tree. The caller frees its pages."""
         parent = leaf.parent
         assert parent is not None
         assert not leaf.children
@@ -238,7 +238,7 @@ class RadixPrefixCache(CacheLedger[TreeNode, TreeNode]):
         self._tidy(parent)
 
     def _tidy(self, parent: TreeNode) -> None:
-        """A node has lost a child: prune an empty root, queue a new leaf, join with an only child."""
+        """After a node has lost a child: remove an empty root, queue a leaf for eviction or join an only child."""
         if parent.parent is None:
             if (
                 not parent.children
@@ -252,12 +252,12 @@ class RadixPrefixCache(CacheLedger[TreeNode, TreeNode]):
             elif len(parent.children) == 1:
                 self._coalesce(parent)
 
-    # --- taking back ---------------------------------------------------------------------------------------
+    # --- withdrawal and flush ------------------------------------------------------------------------------
 
     def withdraw(
         self, node: TreeNode, keep_kv: int, pages: Pages, batch_idx: int
     ) -> tuple[TreeNode | None, int] | None:
-        path = self._brought(node, keep_kv, pages)
+        path = self._inserted_path(node, keep_kv, pages)
         if not path:
             return node, len(pages)
         keeper = path[-1].parent
@@ -276,9 +276,9 @@ class RadixPrefixCache(CacheLedger[TreeNode, TreeNode]):
         self.stats.inserted_pages -= len(pages) - end
         return (keeper if keeper.parent is not None else None), end
 
-    def _brought(self, node: TreeNode, keep_kv: int, pages: Pages) -> list[TreeNode]:
-        """The nodes from `keep_kv` to the end of `node`, deepest first, without those that others inserted above
-        the topmost whose pages came from the row: these are valid, and stay."""
+    def _inserted_path(self, node: TreeNode, keep_kv: int, pages: Pages) -> list[TreeNode]:
+        """The nodes from `keep_kv` to the end of `node`, deepest first, up to the topmost with pages of this row.
+        Nodes above that one were inserted by other sequences; they are valid and stay."""
         path: list[TreeNode] = []
         start, topmost = len(pages), 0
         while node.parent is not None and start > keep_kv:
@@ -302,7 +302,7 @@ class RadixPrefixCache(CacheLedger[TreeNode, TreeNode]):
         return before - self._cached
 
     def _detach(self, top: TreeNode) -> None:
-        """Make a locked subtree unreachable for matches; it goes on locking its ancestors."""
+        """Make a locked subtree unmatchable. It keeps its locks on its ancestors."""
         parent = top.parent
         assert parent is not None
         del parent.children[top.first_code]
@@ -311,7 +311,7 @@ class RadixPrefixCache(CacheLedger[TreeNode, TreeNode]):
         self._free_unlocked(top)
 
     def _free_unlocked(self, top: TreeNode) -> None:
-        """Free what nobody holds in a detached subtree, and forget the subtree when nothing is left."""
+        """Free the unlocked nodes of a detached subtree, and drop the subtree once its top is unlocked."""
         for node in reversed(subtree(top)):
             if node.lock_ref == 0 and node.codes.size:
                 self._heap.discard(node)
@@ -328,10 +328,10 @@ class RadixPrefixCache(CacheLedger[TreeNode, TreeNode]):
             if parent is not None:
                 self._tidy(parent)
 
-    # --- keeping the tree flat -----------------------------------------------------------------------------
+    # --- shape of the tree ---------------------------------------------------------------------------------
 
     def _land(self, node: TreeNode, inside: int) -> TreeNode:
-        """The node that ends where a walk ended, splitting one if the walk ended inside of it."""
+        """The node that ends where a walk ended. Splits the node if the walk ended inside it."""
         if inside == len(node.codes):
             return node
         self.stats.splits += 1
@@ -339,7 +339,7 @@ class RadixPrefixCache(CacheLedger[TreeNode, TreeNode]):
         return split(node, inside)
 
     def _coalesce(self, node: TreeNode) -> None:
-        """Join the unlocked node, and each unlocked ancestor, with its only child."""
+        """Join the node and each of its ancestors, while unlocked, with an only child."""
         while node.parent is not None and node.lock_ref == 0:
             chain = [node]
             while (
@@ -359,7 +359,7 @@ class RadixPrefixCache(CacheLedger[TreeNode, TreeNode]):
             node = chain[-1].parent  # type: ignore[assignment]
 
     def _touch(self, node: TreeNode | None) -> None:
-        """Make a node and its ancestors the most recently used ones."""
+        """Mark a node and its ancestors as most recently used."""
         now = self._tick()
         while node is not None:
             node.last_access_time = now
@@ -368,7 +368,7 @@ class RadixPrefixCache(CacheLedger[TreeNode, TreeNode]):
     # --- conservation --------------------------------------------------------------------------------------
 
     def nodes(self) -> list[TreeNode]:
-        """All nodes but the roots, the detached ones included."""
+        """All nodes except roots, including detached ones."""
         tops = [*self._trees.values(), *self._detached]
         return [node for top in tops for node in subtree(top) if node.codes.size]
 

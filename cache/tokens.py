@@ -1,19 +1,19 @@
-"""Cache tokens: what a KV position was computed from, as one int64 a position.
+"""Cache tokens: the identity of the input at each KV position, encoded as one int64.
 
-The idea: a sequence is a numpy array of *codes* with exactly one code for each KV position, so that a token
-offset in the array is a page offset in the row and comparing two prompts is comparing two arrays.
+A sequence is a numpy array of *codes* with exactly one code per KV position.  So offsets in the array are KV
+positions, and comparing two prompts is comparing two arrays.
 
     code >= 0                       a text token: the code is its id
     code <  0   kind 1              a coordinate: its bin
                 kind 2              a size: both bins
                 kind 3              one position of an image: serial of the image, offset inside it
 
-An image takes as many codes as KV positions; the offset says where it begins, so whether a cut would split it
-is one look at one code.  Its 128-bit content hash does not fit into a code: each distinct (hash, length) that
-is alive gets a serial number that is never used again, and whoever keeps codes of an image also keeps its
-`ImageIdentity`, which keeps the serial alive.  So equal codes mean equal content, with no second comparison.
+An image has one code per KV position.  The offset in a code gives the start of the image, so one code is enough to
+check whether a cut splits it.  The 128-bit content hash does not fit into a code.  Instead, each distinct live
+(hash, length) has a serial number, which is never reused.  Code that stores codes of an image must also store its
+`ImageIdentity`, which keeps the serial alive.  Equal codes therefore mean equal content.
 
-The typed tokens are the convenient way in; `cache_key()` and `kv_length()` are what they contribute.
+The typed tokens below are the public input format, with a `cache_key()` and a `kv_length()` each.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FIRST_IMAGE_CODE = _BASE + (_IMAGE << _KIND_SHIFT)
 
 
 class TextToken(NamedTuple):
-    """A token of the vocabulary."""
+    """A vocabulary token."""
 
     token_id: int
 
@@ -52,7 +52,7 @@ class TextToken(NamedTuple):
 
 
 class CoordToken(NamedTuple):
-    """A coordinate; `pos` is for the embedding, `bin` is its identity."""
+    """A coordinate. `bin` identifies it; `pos` is used for the embedding only."""
 
     pos: float
     bin: int
@@ -65,7 +65,7 @@ class CoordToken(NamedTuple):
 
 
 class SizeToken(NamedTuple):
-    """A size; the floats are for the embedding, the bins are its identity."""
+    """A size. The bins identify it; the floats are used for the embedding only."""
 
     width: float
     height: float
@@ -80,7 +80,7 @@ class SizeToken(NamedTuple):
 
 
 class ImageToken(NamedTuple):
-    """A whole image: a 128-bit content hash and the number of KV positions that it takes."""
+    """A whole image: its 128-bit content hash and its number of KV positions."""
 
     content_hash: int
     kv_length_: int
@@ -96,7 +96,7 @@ CacheToken: TypeAlias = TextToken | CoordToken | SizeToken | ImageToken
 
 
 class ImageIdentity:
-    """The serial of one distinct image for as long as somebody keeps codes with it."""
+    """The serial number of a distinct image. Reserved as long as this object is referenced."""
 
     __slots__ = ("__weakref__", "content_hash", "kv_length", "serial")
 
@@ -107,7 +107,7 @@ class ImageIdentity:
 
 
 class _ImageRegistry:
-    """Serials of the images that are alive.  Preparation threads call it, hence the lock."""
+    """Serial numbers of live images.  Thread-safe: preparation threads call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -176,16 +176,15 @@ def page_boundary(codes: Codes, kv: int, page_size: int) -> int:
 
 
 def reuse_limit(codes: Codes, page_size: int) -> int:
-    """How many leading positions of a prompt may come from a cache: whole pages, and its last token never."""
+    """The number of leading positions that may be reused from a cache: whole pages, without the last token."""
     return page_boundary(codes, boundary(codes, max(len(codes) - 1, 0)), page_size)
 
 
 class CacheTokens:
-    """A growing sequence of cache tokens: codes, and the identities of the images among them.
+    """An append-only sequence of cache tokens: codes, and the identities of their images.
 
-    `len()` counts tokens, `kv_length` counts KV positions (they differ where there are images).  Appending is
-    amortised O(1), so an engine keeps one for prompt and output and appends what it commits.  What is in it never
-    changes, so others may share its memory.
+    `len()` counts tokens, `kv_length` counts KV positions; they differ for images.  Appending is amortised O(1).
+    Existing entries never change, so prefixes and suffixes share the memory.
     """
 
     __slots__ = ("_buffer", "_images", "_kv_length")
@@ -197,12 +196,12 @@ class CacheTokens:
 
     @classmethod
     def from_text(cls, ids: NDArray[np.integer] | Iterable[int]) -> CacheTokens:
-        """Text ids; an int64 array is taken as it is, without a copy (do not write to it afterwards)."""
+        """Text token ids.  An int64 array is used without a copy and must not be modified afterwards."""
         return cls(_text_codes(ids))
 
     @classmethod
     def from_tokens(cls, tokens: Iterable[CacheToken | int]) -> CacheTokens:
-        """Typed tokens (plain integers are text)."""
+        """Typed tokens; integers are text token ids."""
         result = cls()
         pending: list[int] = []
         for token in tokens:
@@ -221,7 +220,7 @@ class CacheTokens:
 
     @property
     def codes(self) -> Codes:
-        """One code for each KV position: int64 [kv_length], a view."""
+        """One code per KV position: int64 [kv_length], a view."""
         return self._buffer[: self._kv_length]
 
     @property
@@ -263,7 +262,7 @@ class CacheTokens:
         self._images += other.images
 
     def prefix(self, kv_length: int) -> CacheTokens:
-        """The tokens of the first `kv_length` positions, sharing memory.  Splitting an image is an error."""
+        """The tokens of the first `kv_length` positions, sharing memory.  MisalignedError if it splits an image."""
         if not 0 <= kv_length <= self._kv_length:
             raise MisalignedError(f"prefix of {kv_length} positions asked of {self._kv_length}")
         if self._images and boundary(self.codes, kv_length) != kv_length:
@@ -275,14 +274,14 @@ class CacheTokens:
         return CacheTokens(self.codes[kv_start:], self._images)
 
     def token_index(self, kv: int) -> int:
-        """How many tokens the first `kv` positions hold."""
+        """The number of tokens in the first `kv` positions."""
         if not self._images:
             return kv
         codes = self._buffer[:kv]
         return kv - int(np.count_nonzero((codes < 0) & (codes >= _FIRST_IMAGE_CODE) & (codes & _OFFSET_MASK != 0)))
 
     def kv_offset(self, token_index: int) -> int:
-        """How many positions the first `token_index` tokens take."""
+        """The number of positions of the first `token_index` tokens."""
         if not self._images:
             return min(token_index, self._kv_length)
         codes = self.codes
@@ -291,7 +290,7 @@ class CacheTokens:
         return int(starts[token_index]) if token_index < len(starts) else self._kv_length
 
     def cache_keys(self) -> list[tuple[int, ...]]:
-        """The keys of the tokens, for tests and people: one tuple a token."""
+        """The `cache_key()` of each token, for tests and debugging."""
         by_serial = {image.serial: image for image in self._images}
         keys: list[tuple[int, ...]] = []
         for code in self.codes.tolist():
@@ -335,7 +334,7 @@ TokensLike: TypeAlias = CacheTokens | NDArray[np.integer] | Iterable[CacheToken 
 
 
 def as_tokens(tokens: TokensLike) -> CacheTokens:
-    """Anything that names a sequence of tokens; a `CacheTokens` comes back as it is."""
+    """Convert to `CacheTokens`. A `CacheTokens` is returned unchanged."""
     if isinstance(tokens, CacheTokens):
         return tokens
     if isinstance(tokens, np.ndarray):
@@ -347,5 +346,5 @@ def as_tokens(tokens: TokensLike) -> CacheTokens:
 
 
 def kept_tokens(tokens: TokensLike) -> CacheTokens:
-    """`as_tokens` for somebody who keeps the codes: a bare array, which its owner may write to, is copied."""
+    """`as_tokens` for callers that store the codes: copies an array, since its owner may modify it."""
     return as_tokens(tokens.copy() if isinstance(tokens, np.ndarray) else tokens)

@@ -1,7 +1,7 @@
-"""The nodes of the radix tree, and the surgery on them that changes no content: split and join.
+"""The nodes of the radix tree, and the operations that change its shape but not its content: split and join.
 
-A node is the segment of tokens on the edge from its parent, with one page for each KV position.  Roots have no
-segment and carry the namespace; a node with neither parent nor namespace has left its tree.
+A node holds the segment of tokens on the edge from its parent, with one page per KV position.  A root has a
+namespace and no segment.  A node with neither parent nor namespace has been removed from its tree.
 
     split(node, k)                          join(top .. bottom)
 
@@ -91,21 +91,21 @@ def path_pages(node: TreeNode) -> Pages:
 
 
 def is_exclusive(path: list[TreeNode], pages: Pages) -> bool:
-    """Whether a path (deepest first) is held once, has no branches and owns exactly these pages."""
+    """Whether a path (deepest node first) is locked once, has no branches and owns exactly these pages."""
     alone = all(node.lock_ref == 1 and len(node.children) <= (node is not path[0]) for node in path)
     return alone and np.array_equal(np.concatenate([n.physical_pages for n in reversed(path)]), pages)
 
 
 def subtree(node: TreeNode) -> list[TreeNode]:
-    """The node and all below it, parents before children."""
-    found = [node]
-    for visited in found:
-        found.extend(visited.children.values())
-    return found
+    """The node and its descendants, parents before children."""
+    nodes = [node]
+    for visited in nodes:
+        nodes.extend(visited.children.values())
+    return nodes
 
 
 def walk(node: TreeNode, codes: Codes, kv: int, inside: int = 0) -> tuple[TreeNode, int, int, int]:
-    """Follow `codes` from position `kv` on; (last node, how far into it, position reached, nodes walked)."""
+    """Follow `codes` from position `kv`. Returns (last node, offset in it, position reached, nodes walked)."""
     depth = 0
     n = len(codes)
     while kv < n and inside == len(node.codes):
@@ -120,7 +120,7 @@ def walk(node: TreeNode, codes: Codes, kv: int, inside: int = 0) -> tuple[TreeNo
 
 
 def common_length(segment: Codes, codes: Codes, start: int) -> int:
-    """How many leading entries of `segment` equal `codes[start:]`."""
+    """The length of the common prefix of `segment` and `codes[start:]`."""
     n = min(len(segment), len(codes) - start)
     differs = segment[:n] != codes[start : start + n]
     first = int(differs.argmax())
@@ -128,18 +128,18 @@ def common_length(segment: Codes, codes: Codes, start: int) -> int:
 
 
 def compact(array: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A copy of a view that keeps more than twice its own size of memory alive, else the array itself."""
+    """A copy if the array is a view of more than twice its size (to free the base), else the array itself."""
     base = array.base
     return array.copy() if isinstance(base, np.ndarray) and base.size > 2 * array.size else array
 
 
 def unwritable(array: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The array if nobody can write to it, so that a node may share it, else a copy."""
+    """A copy if the array is writable, else the array itself (compacted), which a node may then share."""
     return array.copy() if array.flags.writeable else compact(array)
 
 
 def split(node: TreeNode, at: int) -> TreeNode:
-    """Split a node's segment in two; returns the new upper part.  Locks on the node cover both parts."""
+    """Split a node at offset `at`. Returns the new upper node.  Locks on the node cover both parts."""
     parent = node.parent
     assert parent is not None
     assert 0 < at < len(node.codes)
@@ -155,7 +155,7 @@ def split(node: TreeNode, at: int) -> TreeNode:
 
 
 def join(chain: list[TreeNode]) -> None:
-    """Merge a chain of only children (top first) into its bottom node; the others leave the tree."""
+    """Merge a chain of only children (top first) into its bottom node; the others are removed."""
     top, bottom = chain[0], chain[-1]
     parent = top.parent
     assert parent is not None
@@ -171,7 +171,7 @@ def join(chain: list[TreeNode]) -> None:
 
 
 def check_node(node: TreeNode) -> None:
-    """Prove R1 and R2 of the tree for one node below a root."""
+    """Check R1 and R2 of `cache.radix` for one node below a root. Raises ConservationError."""
     if len(node.codes) != len(node.physical_pages) or boundary(node.codes, 0) != 0:
         raise ConservationError(f"{node} has {len(node.codes)} codes or begins inside an image (R1)")
     for code, child in node.children.items():
