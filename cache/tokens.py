@@ -262,7 +262,7 @@ class CacheTokens:
         self._images += other.images
 
     def prefix(self, kv_length: int) -> CacheTokens:
-        """The tokens of the first `kv_length` positions, sharing memory.  MisalignedError if it splits an image."""
+        """The tokens of the first `kv_length` positions, sharing memory.  MisalignedError if that splits one."""
         if not 0 <= kv_length <= self._kv_length:
             raise MisalignedError(f"prefix of {kv_length} positions asked of {self._kv_length}")
         if self._images and boundary(self.codes, kv_length) != kv_length:

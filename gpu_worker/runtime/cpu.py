@@ -1,4 +1,4 @@
-"""How a CPU computes a step: compiled code over the paged cache where there is some, plain torch elsewhere."""
+"""The CPU executor: native code over the paged KV cache where available, otherwise torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_HIDDEN = torch.empty(0)
 class CpuExecutor:
     """Forward and logits of one decoder over one KV pool. See `runtime.Executor`.
 
-    Models that decode values take the torch path: the compiled one knows none.
+    Models that decode values use the torch path, which the native code does not support.
     """
 
     def __init__(

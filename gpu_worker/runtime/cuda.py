@@ -1,4 +1,4 @@
-"""How a CUDA device computes a step: a captured graph for decode, one eager causal pass for everything else."""
+"""The CUDA executor: a captured graph for decode steps, one eager causal pass for all others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NO_PAGES = PageUpdates(*(np.zeros(0, dtype=np.int32) for _ in range(3)))
 
 
 def require_flashinfer(model: ModelConfig) -> None:
-    """Raises ModelError without it, and for what its kernels would compute wrongly without saying so."""
+    """Raises ModelError if FlashInfer is missing, or if its kernels would silently compute this model wrongly."""
     try:
         import flashinfer  # noqa: F401
     except ImportError as error:
@@ -48,8 +48,7 @@ def require_flashinfer(model: ModelConfig) -> None:
 
 
 def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int) -> int:
-    """What a running engine needs beside weights, adapters and KV: workspaces, graphs, a prefill's activations,
-    logits."""
+    """Bytes needed beside weights, adapters and KV: workspaces, graphs, prefill activations and logits."""
     ladder = batch_ladder(engine.graph_batch_sizes, engine.max_num_seqs)
     outputs = engine.max_num_seqs * (1 + engine.speculative_tokens)
     tokens = max(engine.max_num_batched_tokens, outputs)
@@ -63,7 +62,7 @@ def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int) -> in
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """A slot's captured decodes, and the wrappers of its other steps: one step at a time has the slot."""
+    """A slot's decode graphs, and the attention wrappers of its other steps."""
 
     graphs: DecodeGraphs
     append: AppendWrappers
@@ -90,7 +89,7 @@ class CudaExecutor:
         sizes = batch_ladder(config.graph_batch_sizes, config.max_num_seqs)
         workspace = new_workspace(cache.keys.device)
         self._slots = [self._new_slot(sizes, workspace, device) for _ in range(2)]
-        device.synchronize()  # all this was made on another stream than the one that uses it
+        device.synchronize()  # these tensors were created on another stream than the one that uses them
         for slot in self._slots:
             slot.graphs.capture(stream, capture)
         stream.enqueue(self._warm_up)
@@ -108,7 +107,7 @@ class CudaExecutor:
         return self._append(slot.append, inputs)
 
     def _warm_up(self) -> None:
-        """Compile and load what no graph holds, on row 0: an eager step, and sampling with every filter."""
+        """Compile and load the kernels outside the graphs, on row 0: an eager step, sampling with all filters."""
         one = np.ones(1, dtype=np.int32)
         batch = StepBatch("prefill", 0 * one, 0 * one, 2 * one, np.zeros(2, np.int32), one, -one, (), _NO_PAGES)
         with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""What follows from configuration, model and device together; refused where it cannot be."""
+"""Settings derived from configuration, model and device. Unsupported combinations raise ModelError."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def n_threads(config: EngineConfig) -> int:
-    """As configured, or torch's own choice within what a container's quota lets run at once."""
+    """The configured number of threads, or torch's default limited by the container's CPU quota."""
     if config.num_threads:
         return config.num_threads
     threads, quota = torch.get_num_threads(), cpu_quota()
@@ -28,7 +28,7 @@ def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def weights_dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
-    """The checkpoint's own type, but bfloat16 where the device's kernels do not take that."""
+    """The configured dtype, else the checkpoint's, else bfloat16 if the device's kernels do not support that."""
     known = _DTYPES if device.type == "cpu" else {k: v for k, v in _DTYPES.items() if k != "float32"}
     if config.dtype != "auto" and config.dtype not in known:
         raise ModelError(f"dtype: must be {', '.join(known)} or auto on {device.type}, got {config.dtype}")
@@ -36,7 +36,7 @@ def weights_dtype(config: EngineConfig, model: ModelConfig, device: torch.device
 
 
 def quantization(config: EngineConfig, device: torch.device) -> Quantization:
-    """The weights'. Refuses a type of the KV cache that the device does not know as well."""
+    """The quantization of the weights. Also checks that the device supports `kv_dtype`."""
     wanted = config.weight_quantization
     if (wanted == "int8" and device.type != "cpu") or (wanted == "fp8" and device.type != "cuda"):
         raise ModelError(f"weight_quantization: {wanted} is not for {device.type} (int8: cpu, fp8: cuda)")
@@ -46,7 +46,7 @@ def quantization(config: EngineConfig, device: torch.device) -> Quantization:
 
 
 def same_shape(one: ModelConfig, other: ModelConfig) -> bool:
-    """May the KV cache, the rotary table and the adapters of one serve the other?"""
+    """Whether the models can share a KV cache, rotary table and adapters."""
 
     def shape(config: ModelConfig) -> tuple[object, ...]:
         heads = (config.n_layers, config.n_kv_heads, config.head_dim)

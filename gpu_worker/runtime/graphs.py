@@ -1,13 +1,12 @@
-"""Decode steps as CUDA graphs: one for each slot and batch size of a ladder, captured once.
+"""Decode steps as CUDA graphs: one per slot and batch size of a ladder, captured once.
 
-A graph reads its rows, positions and tokens from the slot's device buffer, and the pending inputs and the page
-table from where they always lie; it writes logits (and, where values are decoded beside tokens, hidden states) to
-the slot's own buffers. What changes between replays (the
-attention's plan) is written into the same memory before the replay. A batch between two sizes is padded with row
-0, whose one position lies in page 0.
+A graph reads rows, positions and tokens from the slot's device buffer, and pending inputs and the page table at
+their fixed addresses. It writes logits (and hidden states, for models that decode values) to the slot's buffers.
+The attention plan, which changes between replays, is written to the same memory before each replay. A batch
+between two sizes is padded with row 0, whose one position lies in page 0.
 
-All graphs share one memory pool: they run one after another on one stream, and what outlives a replay is copied
-out.
+All graphs share one memory pool. This is safe because they run one after another on one stream, and outputs that
+outlive a replay are copied out.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ _FIELDS = 6
 
 @dataclass(frozen=True, slots=True)
 class DecodeBuffers:
-    """A slot's inputs, one int32 row for each field, pinned and on the device; and what its steps leave.
+    """A slot's inputs, int32 [fields, batch], pinned and on the device; and its outputs.
 
-    logits: float32 [most, vocab]; hidden: [most, hidden], empty where the model decodes no values.
+    logits: float32 [most, vocab]; hidden: [most, hidden], empty if the model decodes no values.
     """
 
     host: Tensor
@@ -54,12 +53,13 @@ class DecodeBuffers:
 
 
 Capture = Callable[[Callable[[], None]], Callable[[], object]]
-"""Record what a task launches, as a graph; returns its replay."""
+"""Captures the kernels that a task launches as a graph. Returns the function that replays them."""
 
 
 def cuda_capture(stream: CudaStream) -> Capture:
-    """Raises ModelError, after which the process is not to go on: an invalid capture, once ended, leaves torch's
-    allocator and generators as they are during one. Ending it also raises, which must not hide the cause."""
+    """A `Capture` on CUDA. It raises ModelError, after which the process must exit: a failed capture leaves
+    torch's allocator and generators in capture mode. Ending a failed capture raises too, which must not hide the
+    cause."""
     pool = torch.cuda.graph_pool_handle()
 
     def capture(work: Callable[[], None]) -> Callable[[], object]:
@@ -84,7 +84,7 @@ def cuda_capture(stream: CudaStream) -> Capture:
 
 
 def eager(work: Callable[[], None]) -> Callable[[], object]:
-    """A `Capture` that records nothing: the replay is the task itself, which reads and writes the same buffers."""
+    """A `Capture` that captures nothing: the replay runs the task, which uses the same buffers."""
     return work
 
 
@@ -102,7 +102,7 @@ def new_decode_buffers(most: int, decoder: Decoder, host: Device, device: torch.
 
 
 class DecodeGraphs:
-    """The captured decodes of one slot."""
+    """The captured decode steps of one slot."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class DecodeGraphs:
         return self._sizes[-1]
 
     def capture(self, stream: Stream, capture: Capture) -> None:
-        """Warm up and capture every size; the largest first, so that the memory pool grows once."""
+        """Warm up and capture every size, the largest first, so that the memory pool grows only once."""
         for size in reversed(self._sizes):
             for adapted in [False, True] if self._bank is not None else [False]:
                 work = partial(self._forward, size, adapted)
@@ -165,7 +165,7 @@ class DecodeGraphs:
         return cast(ValueDecoder, self._decoder).embed_values(token_ids, self._pending_values[rows])
 
     def run(self, inputs: StepInputs) -> StepStates:
-        """Stage, plan and replay one decode step; in stream order."""
+        """Stage, plan and replay one decode step. Called in stream order."""
         n = len(inputs.batch_rows)
         size = next(s for s in self._sizes if s >= n)
         host = self._buffers.host.numpy()

@@ -3,8 +3,8 @@
     keys[layer], values[layer]:  [n_pages * page_size, n_kv_heads, head_dim]
     table[row, column]:          the page that holds positions [column * page_size, (column + 1) * page_size)
 
-A *slot* is one token's place in the pool: page * page_size + offset. Row 0 and page 0 belong to nobody; what pads
-a batch reads and writes there.
+A *slot* is the index of one position in the pool: page * page_size + offset. Row 0 and page 0 are reserved:
+padding entries of a batch read and write there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class KVCache:
         return self.keys.shape[1] // self.page_size
 
     def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """int64 [T]: where in the pool the given positions of the given rows lie."""
+        """int64 [T]: the pool slots of the given positions of the given rows."""
         pages = self.table[rows, positions // self.page_size].long()
         return pages * self.page_size + positions % self.page_size
 
@@ -66,7 +66,7 @@ def new_kv_cache(
 
 
 def last_writes(updates: PageUpdates) -> tuple[Int32Array, Int32Array, Int32Array]:
-    """The same updates without those that a later one overwrites: a scatter has no order of its own."""
+    """The updates without those that a later one overwrites, because a scatter has no defined order."""
     rows, columns, pages = updates.rows, updates.columns, updates.pages
     keys = rows.astype(np.int64) << 32 | columns
     _, last = np.unique(keys[::-1], return_index=True)
@@ -85,12 +85,12 @@ def decide_n_pages(
     free_bytes: int,
     on_cuda: bool,
 ) -> int:
-    """Pages of the pool, page 0 included: what was asked for, or what the memory gives.
+    """Number of pages of the pool, including page 0: `num_pages`, or a default from the free memory.
 
-    On CUDA all of `free_bytes` (what the memory fraction leaves after weights and warm-up). On the CPU enough
-    for every row to reach 2,048 tokens, within a quarter of the free memory and 1 GiB, but never less than one
-    sequence of full length may need. Raises InvalidRequest where a CPU has no memory for what was asked for: the
-    system would grant it, and end the process when it is used.
+    Default on CUDA: all of `free_bytes` (the rest of the memory fraction after weights and working memory). On the
+    CPU: 2,048 tokens for every row, within a quarter of the free memory and 1 GiB, but at least one sequence of
+    full length within half of the free memory. Raises InvalidRequest if `num_pages` does not fit into a CPU's
+    memory: the system would grant it, and kill the process when the pages are used.
     """
     page_bytes = model.kv_elements_per_token * engine.page_size * bytes_per_element
     per_sequence = -(-max_model_len // engine.page_size)
@@ -115,7 +115,7 @@ def decide_n_pages(
 
 
 def free_bytes(device: torch.device, utilization: float) -> int:
-    """Memory that the KV pool may take now, before it is allocated."""
+    """Bytes of memory that the KV pool may use."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return int(free - total * (1 - utilization))

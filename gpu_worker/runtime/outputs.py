@@ -1,6 +1,7 @@
-"""From the logits of a step to its tokens: what they are, what the next step reads, what the host gets.
+"""Sampling of a step: from logits to token ids, the rows' next inputs and the outputs for the host.
 
-Everything here runs in stream order. `RowStates` keeps what outlives a step; `sampling` has the arithmetic.
+All code here runs in stream order. `RowStates` holds the state that outlives a step; `sampling` has the
+arithmetic.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Upload = Callable[[npt.NDArray[Any]], Tensor]
 
 
 class OutputSampler:
-    """Samples steps. `upload` brings an array to the device in stream order."""
+    """Samples steps. `upload` copies an array to the device in stream order."""
 
     def __init__(self, states: RowStates, upload: Upload) -> None:
         self._states, self._up = states, upload
@@ -28,9 +29,10 @@ class OutputSampler:
     def sample(
         self, plan: OutputPlan, batch: StepBatch, logits: Tensor, mask: TokenMask | None
     ) -> dict[str, Tensor]:
-        """What goes to the host, by the names of `StepOutput`; `accepted` only where the host cannot know it.
+        """Sample, write the rows' next inputs and update the penalty counts. logits: float32 [O, vocab].
 
-        logits: float32 [O, vocab]. Writes the rows' next inputs and counts the tokens.
+        Returns the tensors to copy to the host, named as in `StepOutput`; `accepted` only for a verify, since the
+        host knows it otherwise.
         """
         rows = self._up(plan.rows)
         logits = self._adjust(logits, rows, plan, mask)
@@ -61,7 +63,7 @@ class OutputSampler:
         return logits
 
     def _verify(self, plan: OutputPlan, batch: StepBatch, rows: Tensor, token_ids: Tensor) -> Tensor:
-        """int64 [B]: how many outputs of each row hold. The last of those is the row's next input."""
+        """int64 [B]: the number of accepted outputs of each row. The last accepted one is the row's next input."""
         outputs = self._up(batch.outputs).long()
         width = int(batch.outputs.max())
         owner = np.repeat(np.arange(batch.size), batch.outputs)

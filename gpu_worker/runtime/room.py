@@ -1,4 +1,4 @@
-"""Is there memory for as many of each as was asked for? Said before any of it is allocated."""
+"""Checks that the configured rows and adapters fit into memory, before allocating any of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpu_worker.models.lora import rank_bytes
 def require_rows_and_adapters(
     engine: EngineConfig, model: ModelConfig, *, max_model_len: int, bytes_per_element: int, room: int
 ) -> None:
-    """Raises InvalidRequest for more rows, adapter slots or ranks than `room` bytes hold."""
+    """Raises InvalidRequest if the rows, adapter slots or ranks do not fit into `room` bytes."""
     require_room("max_num_seqs", engine.max_num_seqs, row_bytes(engine, model, max_model_len), room)
     if engine.lora_slots:
         each = rank_bytes(model, bytes_per_element)
@@ -20,14 +20,14 @@ def require_rows_and_adapters(
 
 
 def require_room(field: str, value: int, each_bytes: int, free_bytes: int) -> None:
-    """Raises InvalidRequest if `value` of what takes `each_bytes` does not fit. One is always tried."""
+    """Raises InvalidRequest if `value` items of `each_bytes` do not fit. One item is always allowed."""
     most = max(1, free_bytes // each_bytes)
     if value > most:
         raise InvalidRequest(field, f"must be at most {most} in {free_bytes} bytes ({each_bytes} each)", value)
 
 
 def row_bytes(engine: EngineConfig, model: ModelConfig, max_model_len: int) -> int:
-    """What a row takes at most: its line in the host's and the device's page table, and the logits of each output,
-    counts, a mask of what was seen and a bias over the vocabulary."""
+    """Maximum bytes of a row: its entries in the host's and the device's page tables, and, over the vocabulary,
+    the logits of each output, penalty counts, a seen mask and a bias."""
     columns = -(-max_model_len // engine.page_size)
     return 2 * 4 * columns + model.vocab_size * (4 * (1 + engine.speculative_tokens) + 4 + 1 + 4)

@@ -1,9 +1,9 @@
-"""What the runtime knows of each row's sequence: how its tokens are drawn, and what was seen so far.
+"""Sampling state of each row: parameters, penalty counts and logit bias.
 
-Parameters live on the host and are copied into a step when it is launched, so that a row can change hands while
-steps of its last sequence are still in flight. What depends on sampled tokens (penalty counts) lives on the device
-and is touched in stream order only; so does the dense bias of rows that bias, ban or allow tokens. Both are
-allocated when the first row needs them.
+Parameters are stored on the host and copied into a step at launch, so a row can be rebound while steps of its last
+sequence are in flight. State that depends on sampled tokens (penalty counts), and the dense bias of rows that
+bias, ban or allow tokens, are stored on the device and accessed in stream order only. Both are allocated on first
+use.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PARAMETERS = np.dtype(
 
 
 class Uses:
-    """Bits: which stages of sampling a row asks for. A step's are those of its outputs, ORed."""
+    """Bit flags: the sampling stages that a row uses. A step's flags are those of its outputs, ORed."""
 
     DRAW, TOP_K, TOP_P, MIN_P, PENALTIES, BIAS, LOGPROBS = (1 << bit for bit in range(7))
 
@@ -54,11 +54,11 @@ _NO_PAIRS = np.empty((0, 2), np.int64)
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """The outputs of one step, on the host. O outputs over B rows; `uses`: what any of them asks for.
+    """The outputs of one step, on the host. O outputs over B rows; `uses`: their `Uses` flags, ORed.
 
-    rows, positions: int64 [O], the latter of the tokens to be drawn; drafts: int64 [O], the draft behind each
-    output's own input, -1 for a row's last output; draft_pairs: (output, token) for each draft that precedes an
-    output in its row, for its penalties.
+    rows: int64 [O]. positions: int64 [O], of the tokens to be sampled. drafts: int64 [O], the draft that each
+    output is compared with, -1 for a row's last output. draft_pairs: int64 [n, 2], (output, token) for each draft
+    that precedes an output in its row, for its penalties.
     """
 
     rows: npt.NDArray[np.int64]
@@ -75,15 +75,15 @@ class OutputPlan:
 
     @property
     def top_logprobs(self) -> int | None:
-        """The largest k that an output asks for; None when none asks."""
+        """The largest k that an output requests, or None."""
         return int(self.parameters["logprobs"].max()) if self.uses & Uses.LOGPROBS else None
 
 
 class RowStates:
-    """All rows. Host methods run on the engine thread, device methods in stream order.
+    """The state of all rows. Host methods run on the engine thread, device methods in stream order.
 
-    The next inputs lie here: pending: int64 [rows], token ids; pending_values: float32 [rows, n_values], what the
-    model decoded beside them.
+    Next inputs: pending: int64 [rows], token ids; pending_values: float32 [rows, n_values], the values decoded
+    with them.
     """
 
     def __init__(self, n_rows: int, vocab_size: int, device: torch.device, n_values: int = 0) -> None:
@@ -144,13 +144,13 @@ class RowStates:
                 self._set_bias(binding.row, binding.sampling)
 
     def bias(self, rows: Tensor, biased: Tensor) -> Tensor:
-        """float32 [O, V]; zero for rows that have none."""
+        """float32 [O, V]; zero for rows without a bias."""
         assert self._bias is not None
         return self._bias[rows].masked_fill(~biased[:, None], 0.0)
 
     def penalties(self, rows: Tensor, numbers: Tensor, draft_pairs: Tensor | None) -> Penalties:
-        """numbers: float32 [3, O], repetition, presence, frequency; neutral for rows without penalties, whose
-        counts mean nothing."""
+        """The penalties of O outputs. numbers: float32 [3, O], repetition, presence, frequency; neutral for rows
+        without penalties, whose counts are undefined."""
         assert self._counts is not None
         assert self._seen is not None
         counts, seen = self._counts[rows], self._seen[rows]
@@ -160,7 +160,7 @@ class RowStates:
         return Penalties(numbers[0], numbers[1], numbers[2], seen | (counts > 0), counts)
 
     def count(self, rows: Tensor, token_ids: Tensor, accepted: Tensor | None) -> None:
-        """Count what was sampled; `accepted`: bool [O] for a verify."""
+        """Add sampled tokens to the counts. `accepted`: bool [O] for a verify, else None."""
         assert self._counts is not None
         ones = torch.ones_like(token_ids) if accepted is None else accepted
         self._counts.index_put_((rows, token_ids), ones.to(self._counts.dtype), accumulate=True)
@@ -191,7 +191,7 @@ class RowStates:
 
 
 def write_rows(target: Tensor, rows: Tensor, values: Tensor) -> None:
-    """target[rows] = values. For the few rows of a step numpy is ten times as fast on a CPU."""
+    """target[rows] = values. On a CPU, numpy is about ten times as fast as torch for the few rows of a step."""
     if target.device.type == "cpu":
         target.numpy()[rows.numpy()] = values.numpy()
     else:
@@ -199,7 +199,7 @@ def write_rows(target: Tensor, rows: Tensor, values: Tensor) -> None:
 
 
 def uses_of(s: SamplingParams) -> int:
-    """A greedy row has no use for filters."""
+    """The `Uses` flags of a row. A greedy row uses no filters."""
     drawn = not is_greedy(s)
     return (
         Uses.DRAW * drawn
@@ -213,7 +213,7 @@ def uses_of(s: SamplingParams) -> int:
 
 
 def is_greedy(s: SamplingParams) -> bool:
-    """Logits over a smaller temperature would leave float32."""
+    """Whether the temperature is too low to sample: dividing logits by it could overflow float32."""
     return s.temperature < _COLDEST
 
 
@@ -226,7 +226,7 @@ def is_biased(s: SamplingParams) -> bool:
 
 
 def choice_of(plan: OutputPlan, upload: Callable[[npt.NDArray[Any]], Tensor]) -> Choice | None:
-    """The step's `Choice` on the device, to be made in stream order; None when all is greedy."""
+    """The step's `Choice` on the device; None if all outputs are greedy. Called in stream order."""
     p, uses = plan.parameters, plan.uses
     if not uses & Uses.DRAW:
         return None
@@ -240,7 +240,7 @@ def choice_of(plan: OutputPlan, upload: Callable[[npt.NDArray[Any]], Tensor]) ->
 
 
 def _drafts(batch: StepBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """For each output the draft in its place, and (output, draft) for all drafts before it."""
+    """`OutputPlan.drafts` and `OutputPlan.draft_pairs` of a batch."""
     within = ragged_arange(np.zeros_like(batch.outputs), batch.outputs)
     inputs = ragged_arange(np.cumsum(batch.lengths) - batch.outputs, batch.outputs)  # whose logits the output is
     last = within == np.repeat(batch.outputs, batch.outputs) - 1

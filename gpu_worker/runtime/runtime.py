@@ -1,8 +1,7 @@
 """ModelRuntime: a decoder, its KV pool and its sampler behind the `Runtime` protocol.
 
-A launch lays the step out on the host, on the engine's thread, and enqueues its computation on the one compute
-stream; nothing of the step is read from shared host state afterwards. Prefill, decode and verify differ in their
-arrays only.
+A launch prepares the step's arrays on the engine thread and enqueues its computation on the one compute stream.
+The enqueued work reads no shared host state. Prefill, decode and verify steps differ only in their arrays.
 """
 
 from __future__ import annotations
@@ -52,23 +51,23 @@ N_SLOTS = 2
 
 
 class Executor(Protocol):
-    """A device's way to run the model. Called in stream order."""
+    """Runs the model on one kind of device. Called in stream order."""
 
     def forward(self, slot_id: int, inputs: StepInputs) -> StepStates:
-        """Compute all positions; their KV is in the pool afterwards."""
+        """Compute all positions and write their KV to the pool."""
         ...
 
 
 class _NoWeights:
-    """The executor while weights are overwritten. If that fails there are none, and the next step says so."""
+    """The executor while weights are being replaced. If that fails, it stays, and every step raises ModelError."""
 
     def forward(self, slot_id: int, inputs: StepInputs) -> StepStates:
         raise ModelError("the weights were lost when others were to replace them; start a new engine")
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """A model of which all but the weights has been read. identity: its name, fingerprint and end tokens."""
+class _ModelInfo:
+    """All of a model but its weights. identity: its name, fingerprint and EOS token ids."""
 
     folder: Path
     architecture: Architecture
@@ -78,9 +77,10 @@ class _Found:
 
 @dataclass(slots=True)
 class Staging:
-    """What one slot holds for the step it belongs to.
+    """The data of the step that uses a slot.
 
-    `sources`: what sampling gave, on the device. The copy stream reads it: it lives until the slot is used again.
+    `sources`: outputs of sampling on the device. Kept until the slot is reused, because the copy stream reads
+    them.
     """
 
     sources: dict[str, Tensor] = field(default_factory=dict)
@@ -89,12 +89,12 @@ class Staging:
 
 
 class ModelRuntime:
-    """Computes steps for one engine. See `gpu_worker.runtime.interface.Runtime`."""
+    """The `Runtime` that computes a real model (see `gpu_worker.runtime.interface`)."""
 
     def __init__(
         self, config: EngineConfig, *, device: Device | None = None, source: TensorSource | None = None
     ) -> None:
-        """`source`: tensors from elsewhere than the model's folder, which then needs only its config.json."""
+        """`source` replaces the weight files of the model's folder, which then needs only its config.json."""
         self.config = config
         self._source = source
         self._device = device or open_device(config.device)
@@ -105,29 +105,29 @@ class ModelRuntime:
             self._storage = Storage()
             self._load(self._find(config.model))
             self._stream = self._device.new_stream("compute")
-            on_cuda = self._device.kind == "cuda"  # a CPU's copy needs no thread of its own
+            on_cuda = self._device.kind == "cuda"  # on a CPU, copies need no thread of their own
             self._copy_stream = self._device.new_stream("copy") if on_cuda else self._stream
             self._allocate()
-            self._device.synchronize()  # what was made on another stream is complete
+            self._device.synchronize()  # tensors created on other streams are complete
             self._executor: Executor = self._new_executor()
 
     # -- construction
 
-    def _find(self, model: str) -> _Found:
+    def _find(self, model: str) -> _ModelInfo:
         folder = resolve_model(model, self.config.revision)
-        found, config = architecture(folder)
+        family, config = architecture(folder)
         digest = fingerprint(folder) if self._source is None else "unknown"
-        return _Found(folder, found, config, (model, digest, end_token_ids(folder)))
+        return _ModelInfo(folder, family, config, (model, digest, end_token_ids(folder)))
 
-    def _load(self, found: _Found) -> None:
+    def _load(self, info: _ModelInfo) -> None:
         if self._device.kind == "cuda":
-            require_flashinfer(found.config)
-        dtype = weights_dtype(self.config, found.config, self._torch_device)
-        self._max_model_len = max_model_len(self.config, found.config)
-        self._decoder: Decoder = self._read(found, dtype, self._torch_device, self._storage)
-        self._model_config, self._identity = found.config, found.identity
+            require_flashinfer(info.config)
+        dtype = weights_dtype(self.config, info.config, self._torch_device)
+        self._max_model_len = max_model_len(self.config, info.config)
+        self._decoder: Decoder = self._read(info, dtype, self._torch_device, self._storage)
+        self._model_config, self._identity = info.config, info.identity
 
-    def _read(self, found: _Found, dtype: torch.dtype, device: torch.device, storage: Storage) -> Decoder:
+    def _read(self, info: _ModelInfo, dtype: torch.dtype, device: torch.device, storage: Storage) -> Decoder:
         options = LoadOptions(
             device=device,
             dtype=dtype,
@@ -137,8 +137,8 @@ class ModelRuntime:
             storage=storage,
         )
         if self._source is not None:
-            return read_decoder(self._source, found.config, options)
-        return found.architecture.load(found.folder, found.config, options)
+            return read_decoder(self._source, info.config, options)
+        return info.architecture.load(info.folder, info.config, options)
 
     def _allocate(self) -> None:
         config, model, device = self.config, self._model_config, self._torch_device
@@ -174,7 +174,7 @@ class ModelRuntime:
         )
 
     def _require_room(self) -> None:
-        """On a CPU others live on what is free, too: half of it."""
+        """Check that rows and adapters fit into the free memory; on a CPU, half of it, which others share."""
         free = free_bytes(self._torch_device, self.config.gpu_memory_utilization)
         require_rows_and_adapters(
             self.config,
@@ -185,7 +185,7 @@ class ModelRuntime:
         )
 
     def _free_bytes(self) -> int:
-        self._give_back()  # what converting the weights took
+        self._release_memory()  # temporary tensors of the weight conversion
         free = free_bytes(self._torch_device, self.config.gpu_memory_utilization)
         if self._torch_device.type == "cpu":
             return free
@@ -201,7 +201,7 @@ class ModelRuntime:
             return CudaExecutor(*parts, self.config, self._device, self._stream, capture)
 
     def _new_slot(self, slot_id: int) -> DecodeSlot[Staging]:
-        """One staging serves every kind of step: a slot belongs to one step at a time."""
+        """A slot. All kinds of steps share its staging, because a slot belongs to one step at a time."""
         n_outputs, n_values = self._n_rows * (1 + self.config.speculative_tokens), self._decoder.n_values
         host = {
             "token_ids": self._device.host_buffer((n_outputs,), torch.int32),
@@ -290,7 +290,7 @@ class ModelRuntime:
             table[rows, columns] = pages.int()
 
     def _decode_values(self, hidden: Tensor, plan: OutputPlan, token_ids: Tensor) -> Tensor:
-        """float32 [O, n_values], which the rows' next forward embeds."""
+        """The values of the sampled tokens: float32 [O, n_values]. Also writes them as the rows' next inputs."""
         values = cast(ValueDecoder, self._decoder).decode_values(hidden, token_ids)
         write_rows(self._states.pending_values, self._up(plan.rows), values)
         return values
@@ -308,11 +308,11 @@ class ModelRuntime:
     # -- the rest of the protocol
 
     def adapter_key(self, adapter: str) -> str:
-        """Also reads it, so that `load_adapter` finds it in memory. Raises AdapterError."""
+        """The adapter's content key. Also reads it into memory for `load_adapter`. Raises AdapterError."""
         return self._adapters.key(adapter)
 
     def load_adapter(self, adapter: str, slot: int) -> None:
-        """The slot changes in stream order, between two steps."""
+        """Copy an adapter into a slot, in stream order between two steps. Raises AdapterError."""
         bank = self._bank
         if bank is None:
             raise AdapterError(f"adapter {adapter}: this engine has no adapter slots (lora_slots is 0)")
@@ -322,35 +322,35 @@ class ModelRuntime:
         self._enqueue(lambda: bank.put(weights, slot), "adapter")
 
     def reload(self, model: str) -> None:
-        """Takes a checkpoint of the same layout, and overwrites the old weights, so that both need never fit.
+        """Overwrite the weights with a checkpoint of the same layout, so that memory never holds both.
 
-        Raises ModelError for another one, or one that lacks something, before anything is overwritten."""
+        Raises ModelError for another layout or missing tensors, before anything is overwritten."""
         self.synchronize()
-        found = self._find(model)
+        info = self._find(model)
         with torch.no_grad():
-            self._check(found)
+            self._check(info)
             self._executor = _NoWeights()
             for slot in self._slots:
-                slot.staging.states = None  # the old executor's
-            self._give_back()
+                slot.staging.states = None  # refers to the old executor's tensors
+            self._release_memory()
             self._storage.rewind()
-            self._load(found)
+            self._load(info)
             self._device.synchronize()
             self._executor = self._new_executor()
 
-    def _check(self, found: _Found) -> None:
-        theirs = Storage()
-        if same_shape(found.config, self._model_config):
-            dtype = weights_dtype(self.config, found.config, self._torch_device)
-            self._read(found, dtype, torch.device("meta"), theirs)
-        if theirs.layout != self._storage.layout:
-            model, served = found.identity[0], self._identity[0]
+    def _check(self, info: _ModelInfo) -> None:
+        new = Storage()
+        if same_shape(info.config, self._model_config):
+            dtype = weights_dtype(self.config, info.config, self._torch_device)
+            self._read(info, dtype, torch.device("meta"), new)
+        if new.layout != self._storage.layout:
+            model, served = info.identity[0], self._identity[0]
             raise ModelError(f"{model} has another shape or type than {served}; start a new engine for it")
 
-    def _give_back(self) -> None:
-        """Device memory that nothing uses any more."""
+    def _release_memory(self) -> None:
+        """Return unused device memory to the driver."""
         if self._torch_device.type == "cuda":
-            gc.collect()  # graphs and what they call refer to each other
+            gc.collect()  # graphs and their callables form reference cycles
             torch.cuda.empty_cache()
 
     def synchronize(self) -> None:

@@ -1,8 +1,8 @@
-"""From logits to tokens: pure functions over tensors, the same on every device.
+"""Sampling as pure functions from logits to tokens, with the same results on every device.
 
-The order is the field's: bias and bans, repetition, frequency and presence penalties, masks (here
-log-probabilities are read), temperature, top-k, top-p of what is left, min-p, and the Gumbel maximum of the rest.
-Each stage is skipped when no output of the step uses it; with none used, sampling is one argmax.
+Order: bias and bans; repetition, frequency and presence penalties; masks (log-probabilities are computed here);
+temperature; top-k; top-p of the remaining tokens; min-p; Gumbel-max over the rest. A stage is skipped if no output
+of the step uses it; if none is used, sampling is one argmax.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from gpu_worker.runtime.native.draw import draw
 from gpu_worker.runtime.noise import gumbel
 
 _PREFIXES = (512, 8192)
-"""Candidates to try before a CPU sorts a whole vocabulary."""
+"""Numbers of candidates to try before a CPU sorts the whole vocabulary."""
 
 _SPARE = 8
-"""Candidates behind the k-th, in case some have its logit."""
+"""Extra candidates after the k-th, in case some have an equal logit."""
 
 NEG_INF = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How each of O outputs is drawn; None where no output uses it.
+    """Sampling parameters of O outputs; None if no output uses the filter.
 
     temperature: float32 [O], 0 greedy. keys: int32 [O, 2]. top_k: int64 [O], 0 off. top_p, min_p: float32 [O].
     """
@@ -38,19 +38,19 @@ class Choice:
     min_p: Tensor | None
 
     def at(self, outputs: Tensor) -> Choice:
-        """The same for some of the outputs."""
+        """The parameters of a subset of the outputs."""
 
-        def some(tensor: Tensor | None) -> Tensor | None:
+        def select(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor[outputs]
 
-        filters = map(some, (self.top_k, self.top_p, self.min_p))
+        filters = map(select, (self.top_k, self.top_p, self.min_p))
         return Choice(self.temperature[outputs], self.keys[outputs], *filters)
 
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """repetition, presence, frequency: float32 [O]. seen: bool [O, V] in prompt or output. counts: int32 [O, V] in
-    the output."""
+    """repetition, presence, frequency: float32 [O]. seen: bool [O, V], token occurs in the prompt or output.
+    counts: int32 [O, V], occurrences in the output."""
 
     repetition: Tensor
     presence: Tensor
@@ -68,7 +68,7 @@ def apply_penalties(logits: Tensor, penalties: Penalties) -> Tensor:
 
 
 def apply_bits(logits: Tensor, outputs: Tensor, bits: Tensor) -> Tensor:
-    """Forbid what a packed mask does not allow. outputs: int64 [M]; bits: int32 [M, ceil(V / 32)]."""
+    """Apply a packed token mask, in place. outputs: int64 [M]; bits: int32 [M, ceil(V / 32)]."""
     allowed = (bits.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=bits.device)) & 1
     allowed = allowed.view(len(bits), -1)[:, : logits.shape[-1]].bool()
     logits[outputs] = logits[outputs].masked_fill(~allowed, NEG_INF)
@@ -76,7 +76,7 @@ def apply_bits(logits: Tensor, outputs: Tensor, bits: Tensor) -> Tensor:
 
 
 def choose(logits: Tensor, choice: Choice | None) -> Tensor:
-    """int64 [O] from float32 [O, V]. What is drawn for an output depends on its own logits and `Choice` alone."""
+    """Sample int64 [O] from float32 [O, V]. Each output depends only on its own logits and parameters."""
     if choice is not None and logits.device.type == "cuda":
         from gpu_worker.runtime.fused.choose import choose as choose_on_cuda
 
@@ -101,14 +101,14 @@ def choose(logits: Tensor, choice: Choice | None) -> Tensor:
 
 
 def likeliest(logits: Tensor) -> Tensor:
-    """int64 [O]: argmax of each row. Numpy's is ten times as fast as torch's on a CPU."""
+    """int64 [O]: argmax of each row. On a CPU, numpy's is about ten times as fast as torch's."""
     if logits.device.type == "cpu":
         return torch.from_numpy(logits.numpy().argmax(-1))
     return logits.argmax(dim=-1)
 
 
 def _among_all(scaled: Tensor, choice: Choice) -> Tensor:
-    """int64 [O]: the Gumbel maximum of outputs [O, V] with neither top-k nor top-p."""
+    """int64 [O]: Gumbel-max over scaled logits [O, V] with neither top-k nor top-p."""
     if choice.min_p is not None:
         floor = scaled.amax(-1, keepdim=True) + choice.min_p.log()[:, None]
         scaled = scaled.masked_fill(scaled < floor, NEG_INF)
@@ -120,10 +120,11 @@ def _among_all(scaled: Tensor, choice: Choice) -> Tensor:
 
 
 def _among_likeliest(scaled: Tensor, choice: Choice) -> Tensor:
-    """int64 [O]: the Gumbel maximum of what top-k, top-p and min-p leave of [O, V].
+    """int64 [O]: Gumbel-max over the tokens of [O, V] that pass top-k, top-p and min-p.
 
-    A token stays if less than `top_k` tokens, or less than `top_p` of the mass, lie strictly above it, as on CUDA:
-    equal logits stay or go together. As few candidates as will do: they must reach below every row's floor.
+    A token passes if fewer than `top_k` tokens, and less than `top_p` of the mass, lie strictly above it, as on
+    CUDA: tokens with equal logits pass or fail together. Tries small numbers of candidates first; there are enough
+    when they reach below every row's floor.
     """
     vocab = scaled.shape[-1]
     most = 0 if choice.top_k is None else int(choice.top_k.max())
@@ -138,16 +139,16 @@ def _among_likeliest(scaled: Tensor, choice: Choice) -> Tensor:
         floor = _floor(values, total, choice)
         if n == vocab or bool(((values[:, -1:] < floor) | (floor == NEG_INF)).all()):
             break
-    kept = max(1, int((values >= floor).sum(-1).max()))  # none where logits are not numbers
+    kept = max(1, int((values >= floor).sum(-1).max()))  # the sum is 0 if logits are NaN
     values, ids = values[:, :kept], ids[:, :kept]
     scores = values.masked_fill(values < floor, NEG_INF) + gumbel(choice.keys, ids.int())
     return ids.gather(1, scores.argmax(-1, keepdim=True)).squeeze(1)
 
 
 def _floor(values: Tensor, total: Tensor | None, choice: Choice) -> Tensor:
-    """float32 [O, 1]: the smallest logit that stays. values: the likeliest, descending, [O, K].
+    """float32 [O, 1]: the smallest logit that passes. values: [O, K], the largest logits, descending.
 
-    total: float32 [O], the logsumexp of whole rows, for those with a top-p and no top-k.
+    total: float32 [O], the logsumexp of whole rows, used for rows with a top-p and no top-k.
     """
     limited, likeliest = _limited(choice)[:, None], values[:, :1]
     floor = torch.full_like(likeliest, NEG_INF)
@@ -170,27 +171,27 @@ def _floor(values: Tensor, total: Tensor | None, choice: Choice) -> Tensor:
 
 
 def _limited(choice: Choice) -> Tensor:
-    """bool [O]: has a top-k."""
+    """bool [O]: whether the output has a top-k."""
     return torch.zeros_like(choice.temperature, dtype=torch.bool) if choice.top_k is None else choice.top_k > 0
 
 
 def _nucleus(choice: Choice) -> Tensor:
-    """bool [O]: has a top-p."""
+    """bool [O]: whether the output has a top-p."""
     return torch.zeros_like(choice.temperature, dtype=torch.bool) if choice.top_p is None else choice.top_p < 1
 
 
 def logprobs(logits: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(chosen [O], top ids [O, k], their log-probabilities [O, k])."""
+    """Log-probabilities: (of `token_ids` [O], top k ids [O, k], of these [O, k])."""
     table = logits.log_softmax(-1)
     top, ids = table.topk(k, dim=-1)
     return table.gather(1, token_ids[:, None]).squeeze(1), ids, top
 
 
 def count_accepted(token_ids: Tensor, next_drafts: Tensor, cells: Tensor, width: int, outputs: Tensor) -> Tensor:
-    """int64 [B]: leading drafts that sampling confirmed, plus the one token that always holds; 0 without outputs.
+    """int64 [B]: leading drafts equal to the sampled tokens, plus the one that is always valid; 0 without outputs.
 
-    next_drafts: int64 [O], what was proposed in the place of each sampled token, -1 for a row's last.
-    cells: int64 [O], where each output lies in a [B, width] matrix. outputs: int64 [B].
+    next_drafts: int64 [O], the draft in the place of each sampled token, -1 for a row's last.
+    cells: int64 [O], flat index of each output in a [B, width] matrix. outputs: int64 [B].
     """
     confirmed = torch.zeros(len(outputs) * width, dtype=torch.int64, device=token_ids.device)
     confirmed[cells] = (token_ids == next_drafts).long()
