@@ -1,8 +1,8 @@
-"""What can go wrong in the engine, by whose fault it is.
+"""The engine's errors.
 
-`InvalidRequest` is the caller's: it names the field, the limit and the value, and is never retried.
-`ModelError` is the operator's: the checkpoint cannot be served. `EngineError` is the engine's own.
-`HandedBack` is no error at all: the request ends here, unfinished, so that another worker continues it.
+`InvalidRequest` is an error of the caller. It names the field, the limit and the value, and is never retried.
+`ModelError` is an error of the operator: the checkpoint cannot be served. `EngineError` is an internal error.
+`HandedBack` is not a failure: the request ends here unfinished, so that another worker continues it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ _SHOWN = 200
 
 
 class InvalidRequest(ValueError):  # noqa: N818 - the name that users see in a task's result
-    """A request that cannot be served as it stands.
+    """A request that is not valid.
 
-    `field` is the request's field, `limit` what it must satisfy, `value` what was given (shortened).
+    `field` is the field of the request, `limit` the condition it must satisfy, `value` its value (shortened).
     """
 
     def __init__(self, field: str, limit: str, value: object) -> None:
@@ -27,13 +27,13 @@ class InvalidRequest(ValueError):  # noqa: N818 - the name that users see in a t
 
 
 def require(condition: bool, field: str, limit: str, value: object) -> None:
-    """Raises InvalidRequest unless it holds."""
+    """Raises InvalidRequest unless `condition` is true."""
     if not condition:
         raise InvalidRequest(field, limit, value)
 
 
 class EngineError(RuntimeError):
-    """The engine failed; the request did nothing wrong and may run again elsewhere."""
+    """The engine failed. The request is valid and may be retried elsewhere."""
 
 
 class EngineClosed(EngineError):  # noqa: N818
@@ -45,7 +45,7 @@ class EngineBusy(EngineError):  # noqa: N818
 
 
 class HandedBack(EngineError):  # noqa: N818
-    """The request was given back unfinished; what was generated so far has been delivered as deltas."""
+    """The request ended unfinished. The tokens generated so far have been delivered as deltas."""
 
 
 class ModelError(ValueError):
@@ -53,8 +53,8 @@ class ModelError(ValueError):
 
 
 class AdapterError(ModelError):
-    """A LoRA adapter that cannot be loaded; fails the request that named it, and no other."""
+    """A LoRA adapter that cannot be loaded. Fails only the request that names it."""
 
 
 class AdapterChanged(AdapterError):  # noqa: N818
-    """A request cannot go on where it stopped: its adapter's files are others than those it began with."""
+    """A resumed request cannot continue, because its adapter's files have changed since it started."""

@@ -1,7 +1,7 @@
-"""From a request to a sequence: checked, tokenized, with everything that the engine thread will need of it.
+"""Prepares requests: validates and tokenizes a request and builds its sequence.
 
-Runs on a preparation thread. What cannot be served is refused here, by field, limit and value, before it has cost
-the engine thread anything.
+Runs on preparation threads. Invalid requests are rejected here, with the field, the limit and the value, at no
+cost to the engine thread.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from gpu_worker.text_thread import OutputStream
 ConstraintCompiler = Callable[[Constraint], ConstraintState]
 
 MAX_LOGPROBS = 20
-MAX_DEADLINE_S = 1e9  # a lock waits for ten times as long at most
+MAX_DEADLINE_S = 1e9  # about a tenth of the longest timeout of a lock
 _SEED_RANGE = 1 << 64
 
 
 class Preparer:
-    """Knows the limits; keeps nothing of any request. Thread-safe.
+    """Builds sequences within the model's limits. Keeps no state of requests. Thread-safe.
 
-    `adapter_key`: names an adapter by its content, where the runtime can; it may raise AdapterError.
+    `adapter_key` returns an adapter's content key, if the runtime supports it; it may raise AdapterError.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Preparer:
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """The model's, which a reload may change, and the tokenizer's."""
+        """The EOS tokens of the model (which a reload may change) and of the tokenizer."""
         return self.limits.eos_token_ids | (self.tokenizer.eos_token_ids if self.tokenizer else frozenset())
 
     def prepare(self, stream: OutputStream, arrival: int, arrival_s: float) -> ScheduledSequence:
-        """Raises InvalidRequest."""
+        """The sequence of a request. Raises InvalidRequest."""
         request = stream.handle.request
         prompt = self._prompt(request)
         self._check_request(request)

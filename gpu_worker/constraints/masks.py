@@ -1,4 +1,4 @@
-"""Masks for the constrained positions of a step."""
+"""Token masks for the constrained positions of a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpu_worker.constraints.state import ConstraintState, Int32Array
 
 
 def fill_masks(states: Sequence[ConstraintState], out: Int32Array) -> None:
-    """`out`: int32 [len(states), words]; row k becomes the mask of `states[k]`. Distinct states."""
+    """Fill `out`, int32 [len(states), words], with the mask of `states[k]` in row k. States are distinct."""
     grammars = []
     for row, state in enumerate(states):
         if isinstance(state, GrammarState):
@@ -22,17 +22,17 @@ def fill_masks(states: Sequence[ConstraintState], out: Int32Array) -> None:
 def fill_draft_masks(state: ConstraintState, drafts: Sequence[int], out: Int32Array) -> int:
     """The masks of a verify: `out` int32 [len(drafts) + 1, words], row k for the position after `drafts[:k]`.
 
-    Returns how many leading drafts the constraint allows; the rows behind the first that it does not are not
-    written, because that draft is certain to be rejected. The state is where it was.
+    Returns the number of leading drafts that the constraint allows. Rows after the first disallowed draft are not
+    written, because that draft is always rejected. The state is restored.
     """
-    taken = 0
+    n_consumed = 0
     try:
         for draft in drafts:
-            state.fill_mask(out[taken])
+            state.fill_mask(out[n_consumed])
             if not state.consume(draft):
-                return taken
-            taken += 1
-        state.fill_mask(out[taken])
-        return taken
+                return n_consumed
+            n_consumed += 1
+        state.fill_mask(out[n_consumed])
+        return n_consumed
     finally:
-        state.rollback(taken)
+        state.rollback(n_consumed)

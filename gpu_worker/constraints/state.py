@@ -1,8 +1,8 @@
-"""What the scheduler knows of a constraint: one protocol for grammars and for skills.
+"""The interface of constraints, for grammars and for skills.
 
-A state stands at one point of the output. It says which tokens may come next, goes on by a token, and goes back.
-The mask of a position may be asked for only when everything before it has been consumed; that is why a constrained
-sequence's sampling waits for the commit of its earlier steps, and its forward does not.
+A state represents one position in the output. It computes the mask of the next token, consumes tokens and rolls
+back. The mask of a position requires that all earlier tokens have been consumed. Therefore the sampling of a
+constrained sequence waits for the commit of its earlier steps; its forward does not.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ Int32Array = npt.NDArray[np.int32]
 
 
 class ConstraintState(Protocol):
-    """Owned by one thread at a time; not shared between sequences."""
+    """The constraint state of one sequence. Used by one thread at a time."""
 
     @property
     def finished(self) -> bool:
-        """Nothing but EOS may follow."""
+        """Whether only EOS may follow."""
         ...
 
     def fill_mask(self, out: Int32Array) -> None:
         """Write all of `out`, int32 [ceil(vocab / 32)]: bit v % 32 of word v // 32 is set when token v is allowed.
-        EOS is allowed exactly where the output may end; ids that no token has are never allowed. Raises
-        InvalidRequest when the constraint turns out too complex to go on with."""
+        EOS is allowed exactly where the output may end; unused ids are never allowed. Raises InvalidRequest if the
+        constraint is too complex to continue."""
         ...
 
     def consume(self, token_id: int) -> bool:
-        """Go on by a token. False, and nothing has changed, when it is not allowed."""
+        """Advance by a token. Returns False, with nothing changed, if it is not allowed."""
         ...
 
     def rollback(self, n: int) -> None:
-        """Take back the last `n` consumed tokens."""
+        """Undo the last `n` consumed tokens."""
         ...
 
     def fork(self) -> Self:
-        """An independent copy of this point."""
+        """An independent copy of this state."""
         ...
 
 
 class SkillState(Protocol):
-    """A skill (point, detect) that steers its own output: the tokens that may come, what came, what it means."""
+    """The state of a skill (point, detect), which restricts its output tokens and computes an answer from them."""
 
     def allowed_token_ids(self) -> Sequence[int] | None:
-        """The tokens that may come next; None: any."""
+        """The allowed next tokens; None: any."""
         ...
 
     def consume_step(self, token_id: int, values: Sequence[float] = ()) -> None:
-        """A token that was allowed, with what the model decoded beside it (a coordinate, a size)."""
+        """Consume an allowed token, with the values that the model decoded with it (a coordinate, a size)."""
         ...
 
     def finalize(self) -> Any:
-        """The skill's answer, as JSON data, from what has been consumed."""
+        """The skill's answer from the consumed tokens, as JSON data."""
         ...
 
     def fork(self) -> Self:
@@ -64,7 +64,7 @@ class SkillState(Protocol):
 
 
 def set_bits(out: Int32Array, token_ids: Sequence[int]) -> None:
-    """Set exactly these bits, and clear all others."""
+    """Set the bits of these tokens, and clear all others."""
     out.fill(0)
     ids = np.asarray(token_ids, dtype=np.int64)
     bits = np.left_shift(np.uint32(1), (ids % 32).astype(np.uint32))

@@ -1,7 +1,7 @@
-"""What a container leaves to this process: limits of control groups, which neither torch nor /proc/meminfo shows.
+"""The CPU and memory limits of the control groups of this process, which torch and /proc/meminfo do not report.
 
-A group's limit holds for all groups below it, so the least one on the way up counts. Both versions of control
-groups are read; a container may see its own group at the root of the mount, whatever its path is said to be.
+The limit of a group applies to all groups below it, so the smallest one on the path to the root counts. Versions 1
+and 2 are read. A container may see its own group at the root of the mount, whatever path /proc/self/cgroup shows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def cpu_quota() -> float | None:
-    """How many processors' time may be used; None without a limit."""
+    """The CPU quota in processors; None without a limit."""
     quotas = []
     for group in _groups("cpu"):
         version_1 = f"{_text(group / 'cpu.cfs_quota_us')} {_text(group / 'cpu.cfs_period_us')}"
@@ -25,7 +25,7 @@ def cpu_quota() -> float | None:
 
 
 def memory_left() -> int | None:
-    """Bytes until a limit, counting what the kernel caches of files as free; None without a limit."""
+    """Bytes left below the limit, counting inactive file cache as free; None without a limit."""
     left = []
     for group in _groups("memory"):
         for limit, usage, cache in (
@@ -40,7 +40,7 @@ def memory_left() -> int | None:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """This process's group of a controller, and those above it."""
+    """This process's group of a controller, and its ancestors."""
     for line in _text(_MEMBERSHIP).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):

@@ -1,20 +1,20 @@
 """Streams and events, on a CUDA device and on the CPU.
 
-The engine is written against three words: a *stream* runs what is enqueued on it in order and asynchronously; an
-*event* marks a point in a stream; a stream or a thread can *wait* for an event. On CUDA they are CUDA's own. On
-the CPU a stream is a FIFO executor with a thread of its own, so that the asynchronous engine is exercised for
-real: work enqueued too early, or a buffer overwritten too soon, gives wrong tokens there as well.
+The engine uses three concepts: a *stream* runs enqueued tasks in order and asynchronously; an *event* marks a
+point in a stream; a stream or a thread can *wait* for an event. On CUDA these are CUDA's own. On the CPU a stream
+is a FIFO executor with its own thread. So the CPU exercises the asynchronous engine: work enqueued too early, or a
+buffer overwritten too soon, gives wrong tokens there too.
 
     engine thread   enqueue(f) record()=e1 enqueue(g) ...        e2.synchronize()
     compute stream            [ f ]        e1  [ g ]                   ^
     copy stream                 wait_event(e1) [copy] e2 --------------'
 
-`Stream.enqueue(fn)` means "run `fn` in stream order". On CUDA `fn` runs at once, on the calling thread, with the
-stream current, and what it launches is asynchronous. On the CPU the stream's thread runs it later: `fn` must read
-only what stays untouched until the step is committed, which is what slots are for (invariant I6).
+`Stream.enqueue(fn)` runs `fn` in stream order. On CUDA, `fn` runs at once, on the calling thread, with the stream
+current, and the kernels it launches are asynchronous. On the CPU, the stream's thread runs it later. Therefore
+`fn` must read only data that is unchanged until the step is committed; slots guarantee this (invariant I6).
 
-Errors are sticky, as on CUDA: once a task raised, the stream runs nothing more, its events complete, and every
-`synchronize` of it or of an event recorded after the failure raises `DeviceError`.
+Errors are sticky, as on CUDA: after a task has raised, the stream runs no more tasks, its events complete, and
+every `synchronize` of the stream or of an event recorded after the failure raises `DeviceError`.
 
 This module imports torch only for a CUDA device and for `host_buffer`.
 """
@@ -40,21 +40,21 @@ SpanHook = Callable[[str, str, float, float], None]
 
 
 class DeviceError(EngineError):
-    """Work on the device failed. Nothing enqueued after it can be trusted: fatal for the engine."""
+    """Work on the device failed. Later results are invalid: fatal for the engine."""
 
 
 class Event(Protocol):
-    """A point in a stream. Completes once; recorded anew for every step."""
+    """A point in a stream. Completes once; each step records a new one."""
 
     def query(self) -> bool: ...
 
     def synchronize(self) -> None:
-        """Wait for the work before this point, and for nothing behind it."""
+        """Wait for the work before this point, but not for later work."""
         ...
 
 
 class Stream(Protocol):
-    """Runs tasks in the order in which they were enqueued. `label` names a task in traces."""
+    """Runs tasks in the order of `enqueue`. `label` names a task in traces."""
 
     name: str
 
@@ -63,14 +63,14 @@ class Stream(Protocol):
     def record(self) -> Event: ...
 
     def wait_event(self, event: Event) -> None:
-        """What is enqueued from now on runs after `event`. The caller does not wait."""
+        """Make later tasks run after `event`. The caller does not wait."""
         ...
 
     def synchronize(self) -> None: ...
 
 
 class Device(Protocol):
-    """Makes streams and host memory; one for each engine."""
+    """Creates streams and host buffers. Each engine has its own."""
 
     kind: Literal["cpu", "cuda"]
     on_span: SpanHook | None
@@ -78,7 +78,7 @@ class Device(Protocol):
     def new_stream(self, name: str) -> Stream: ...
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Zeroed host memory that copies to and from the device do not block on (pinned on CUDA)."""
+        """A zeroed host tensor for asynchronous copies to and from the device (pinned on CUDA)."""
         ...
 
     def synchronize(self) -> None: ...
@@ -90,7 +90,7 @@ class Device(Protocol):
 
 
 class CpuEvent:
-    """Completed by the stream's thread. A lock is the cheapest thing CPython has to hand a thread over."""
+    """Completed by the stream's thread. Uses a lock, the fastest way to wake a thread in CPython."""
 
     __slots__ = ("_done", "_error", "_lock")
 
@@ -117,7 +117,7 @@ class CpuEvent:
 
 
 class CpuStream:
-    """A FIFO executor. `jitter`, if given, is called before each task: tests put random delays there."""
+    """A FIFO executor. `jitter`, if given, is called before each task; tests use it for random delays."""
 
     def __init__(
         self, name: str, *, jitter: Callable[[], None] | None = None, device: CpuDevice | None = None
@@ -157,9 +157,9 @@ class CpuStream:
             elif self._error is None:
                 try:
                     self._run_task(*item)
-                except BaseException as error:  # sticky: the next event tells whoever waits
+                except BaseException as error:  # sticky: later events report it to their waiters
                     self._error = error
-            del item  # a task holds buffers; do not keep them while waiting for the next
+            del item  # the task references buffers; release them before waiting for the next
 
     def _run_task(self, task: Task, label: str | None) -> None:
         if self._jitter is not None:
@@ -176,7 +176,7 @@ class CpuStream:
 
 
 class CpuDevice:
-    """Streams as threads. Torch is needed only for `host_buffer`."""
+    """The CPU as a device; each stream has a thread. Only `host_buffer` needs torch."""
 
     kind: Literal["cpu", "cuda"] = "cpu"
 
@@ -209,7 +209,7 @@ class CpuDevice:
 
 
 class CudaEvent:
-    """A `torch.cuda.Event`, with the error of a failed wait given its name."""
+    """A `torch.cuda.Event` whose failed wait raises `DeviceError`."""
 
     __slots__ = ("raw",)
 
@@ -227,7 +227,7 @@ class CudaEvent:
 
 
 class CudaStream:
-    """A CUDA stream. `enqueue` runs the task now, with the stream current."""
+    """A CUDA stream. `enqueue` runs the task at once, with the stream current."""
 
     def __init__(self, name: str, raw: torch.cuda.Stream, device: CudaDevice) -> None:
         self.name = name
@@ -260,7 +260,7 @@ class CudaStream:
 
 
 class _TimedSpan:
-    """A pair of timed events around a task; read when the trace is written."""
+    """A pair of timing events around a task, read when the trace is written."""
 
     def __init__(self, device: CudaDevice, stream: CudaStream, label: str) -> None:
         import torch
@@ -298,7 +298,7 @@ class CudaDevice:
         return CudaStream(name, raw, self)
 
     def timed_span(self, stream: CudaStream, label: str) -> _TimedSpan | nullcontext[None]:
-        """Times a labelled task when somebody traces. The first one ties the device's clock to the host's."""
+        """Time a labelled task if tracing is on. The first call aligns the clocks of device and host."""
         import torch
 
         if self.on_span is None or torch.cuda.is_current_stream_capturing():
@@ -312,7 +312,7 @@ class CudaDevice:
         return _TimedSpan(self, stream, label)
 
     def flush_spans(self) -> None:
-        """Give the hook the spans collected so far. Synchronises: call it when the trace is written."""
+        """Pass the collected spans to the hook. Synchronizes the device; called when the trace is written."""
         if self._origin is None or self.on_span is None:
             return
         self.synchronize()
@@ -340,7 +340,7 @@ class CudaDevice:
 
 
 def staged(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Where copies to `device` do not block: pinned memory of torch's, which keeps it until they are done."""
+    """A host tensor for a non-blocking copy to `device`: pinned on CUDA. Torch keeps it until the copy is done."""
     import numpy as np
     import torch
 
@@ -349,12 +349,12 @@ def staged(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 def upload(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """A copy on `device`, in order of the current stream. The caller does not wait."""
+    """Copy an array to `device` on the current stream. The caller does not wait."""
     return staged(array, device).to(device, non_blocking=True)
 
 
 def open_device(kind: Literal["auto", "cpu", "cuda"]) -> Device:
-    """The device of an engine. "auto": CUDA where torch sees one, else the CPU. Raises ModelError."""
+    """Open a device. "auto": CUDA if available, else the CPU. Raises ModelError if "cuda" is not available."""
     if kind == "cpu":
         return CpuDevice()
     import torch

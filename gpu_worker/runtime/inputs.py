@@ -1,4 +1,4 @@
-"""A step's inputs, laid out on the host when it is launched.
+"""The arrays of a step, prepared on the host at launch.
 
 rows     [B]  7          3             5
 starts   [B]  12         0             40
@@ -28,9 +28,10 @@ _NONE = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """rows, positions, token_ids: [T], PENDING where a token comes from its row's pending buffer; pending_inputs:
-    where that is; output_inputs: [O]; known_pending: [B'] rows and what to write to their pending buffers, and
-    `pending_values` beside it; adapters: [B], the adapter slot of each sequence; values: as in `StepBatch`."""
+    """rows, positions, token_ids: [T]; PENDING if a token comes from its row's pending buffer. pending_inputs: the
+    indices of those. output_inputs: [O], indices of the inputs whose logits are sampled. known_pending_rows,
+    known_pending, pending_values: [B'], next inputs to write to the pending buffers of these rows. adapters: [B],
+    the adapter slot of each sequence. values: as in `StepBatch`."""
 
     kind: StepKind
     rows: Int64Array
@@ -50,10 +51,10 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class StepStates:
-    """What a forward leaves for sampling, until the slot's next forward.
+    """The results of a forward, valid until the slot's next forward.
 
-    hidden: [O, hidden], of the outputs; only where the model decodes values. logits: gives float32 [O, vocab], to
-    be called in stream order.
+    hidden: [O, hidden]; used only by models that decode values. logits: returns float32 [O, vocab]; must be called
+    in stream order.
     """
 
     hidden: Tensor
@@ -61,7 +62,7 @@ class StepStates:
 
 
 def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:
-    """`token_ids` is a copy: who runs the step writes the pending ones into it."""
+    """The inputs of a batch. `token_ids` is a copy, because the CPU executor writes the pending tokens into it."""
     if batch.kind == "decode":
         return _lay_out_decode(batch, adapters)
     starts, lengths, outputs = batch.starts, batch.lengths, batch.outputs
@@ -87,7 +88,7 @@ def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:
 
 
 def _lay_out_decode(batch: StepBatch, adapters: Int32Array) -> StepInputs:
-    """The same where each row has one position, one output and a pending input."""
+    """`lay_out` for a decode, where each row has one position, one output and a pending input."""
     rows, every = batch.rows.astype(np.int64), np.arange(batch.size)
     return StepInputs(
         kind=batch.kind,

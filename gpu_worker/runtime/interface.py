@@ -1,16 +1,16 @@
-"""The line between deciding and computing.
+"""The interface between the scheduler and the runtime.
 
-The scheduler decides what a step computes and freezes it in a `StepBatch`; a `Runtime` computes it. The runtime
-knows no requests, no prefix cache and no stop conditions; the scheduler knows no tensors. Every step, whatever
-its kind, is the same thing: *append `lengths[i]` positions to row `rows[i]`, starting at `starts[i]`, and sample
-`outputs[i]` tokens from the last of them*. A decode appends one position whose input the device already has; a
-prefill appends a chunk of the prompt; a verify appends the pending token and its drafts and samples all.
+The scheduler describes a step in an immutable `StepBatch`; a `Runtime` computes it. The runtime does not know
+requests, the prefix cache or stop conditions; the scheduler does not know tensors. All kinds of steps have the
+same form: *append `lengths[i]` positions to row `rows[i]`, starting at `starts[i]`, and sample `outputs[i]` tokens
+from the last of them*. A decode appends one position whose input is already on the device. A prefill appends a
+chunk of the prompt. A verify appends the pending token and its drafts, and samples all of them.
 
-Inputs that only the device knows are written as `PENDING`: the row's `_pending_*` buffer, which the previous
-sampling of that row wrote. So no host round trip lies between two steps.
+`PENDING` stands for an input that only the device knows: it is read from the row's pending buffer, which the
+previous sampling of that row wrote. So there is no host round trip between two steps.
 
-Everything that a step reads from the host is in its `StepBatch` and travels in the step's own buffers, in
-stream order: a row's binding, page-table changes, sampling parameters, masks.
+All host data of a step (row bindings, page-table updates, sampling parameters, masks) is in its `StepBatch` and is
+copied through the step's own buffers, in stream order.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Float32Array = npt.NDArray[np.float32]
 StepKind = Literal["prefill", "decode", "verify"]
 
 PENDING = -1
-"""In `StepBatch.token_ids`: read the row's pending input. In `StepBatch.pending`: keep what sampling writes."""
+"""In `StepBatch.token_ids`: read the row's pending input. In `StepBatch.pending`: keep the sampled input."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowBinding:
-    """A sequence takes a row: what the device must know of it before its first step.
+    """Assigns a sequence to a row; applied before its first step.
 
-    `prompt_token_ids` and `output_token_ids` (known from before a preemption or an earlier attempt) set the
+    `prompt_token_ids` and `output_token_ids` (from before a preemption or an earlier attempt) initialize the
     penalty counts. `seed` is resolved, never None.
     """
 
@@ -51,8 +51,8 @@ class RowBinding:
 
 @dataclass(frozen=True, slots=True)
 class PageUpdates:
-    """Changes of the page table since the last launched step: `pages[k]` is now the page of entry
-    (`rows[k]`, `columns[k]`). Later entries win."""
+    """Updates of the device's page table: `pages[k]` is the new page of entry (`rows[k]`, `columns[k]`). Later
+    entries win."""
 
     rows: Int32Array
     columns: Int32Array
@@ -61,9 +61,9 @@ class PageUpdates:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """What one step computes; frozen at launch. B sequences, T = lengths.sum() positions, O = outputs.sum().
+    """The inputs of one step; immutable. B sequences, T = lengths.sum() positions, O = outputs.sum().
 
-    kind:       for staging and statistics; the arrays say everything else
+    kind:       for staging and statistics; the arrays define the computation
     rows:       int32 [B], page-table rows; distinct, never 0
     starts:     int32 [B], KV length of each row before the step (GPU progress, not committed progress)
     lengths:    int32 [B], positions appended; 1 for decode
@@ -71,10 +71,10 @@ class StepBatch:
     outputs:    int32 [B], tokens sampled: 0 for a chunk that is not the last and for a recompute, 1 for a final
                 chunk or a decode, lengths[i] for a verify
     pending:    int32 [B], a known next input to write to the row's pending buffer (end of a recompute), or PENDING
-    bindings:   rows that take their sequence with this step, applied before it
-    pages:      page-table changes, applied before it
-    values:     float32 [T, n_values], what belongs to the input tokens beside their ids (a recompute of
-                coordinates); None where the model has no values or all of them are the device's own
+    bindings:   bindings of rows whose first step this is, applied before it
+    pages:      page-table updates, applied before it
+    values:     float32 [T, n_values], values of the input tokens (a recompute of coordinates); None if the model
+                has no values or all of them are in pending buffers
     pending_values: float32 [B, n_values], the values of the known next inputs in `pending`, or None
     """
 
@@ -109,14 +109,14 @@ class TokenMask:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step sampled, on the host.
+    """The outputs of one step, on the host.
 
     token_ids: int32 [O], in batch order
-    accepted:  int32 [B], how many of row i's outputs hold: 1 for a decode or final chunk, 0 where none was
-               sampled; for a verify 1 + the number of leading drafts equal to what was sampled in their place
-    logprobs:  float32 [O] of the chosen tokens, or None when no row asked
-    top_ids, top_logprobs: [O, k] with k the largest asked for, or None
-    values:    float32 [O, n_values], what the model decoded beside the tokens (coordinates, sizes), or None
+    accepted:  int32 [B], the number of valid outputs of row i: 1 for a decode or final chunk, 0 if none was
+               sampled; for a verify 1 + the number of leading drafts equal to the tokens sampled in their place
+    logprobs:  float32 [O] of the sampled tokens, or None if no row requests them
+    top_ids, top_logprobs: [O, k] with k the largest requested, or None
+    values:    float32 [O, n_values], values decoded with the tokens (coordinates, sizes), or None
     """
 
     token_ids: Int32Array
@@ -128,19 +128,19 @@ class StepOutput:
 
 
 class Transfer(Protocol):
-    """A step's results on their way to the host."""
+    """A step's results while they are copied to the host."""
 
     def ready(self) -> bool: ...
 
     def wait(self) -> StepOutput:
         """Wait for this step's own event (never for a stream) and return its results. Called once, by
-        `commit_step`. Raises what the device raised."""
+        `commit_step`. Raises DeviceError."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What the scheduler must know of the model and of the memory behind it.
+    """Properties of the model and its memory that the scheduler uses.
 
     `n_pages` and `max_batch_size` include the reserved page 0 and row 0.
     """
@@ -160,13 +160,13 @@ class ModelLimits:
 class Runtime(Protocol):
     """Computes steps, in launch order, on one compute stream. Owned by the engine thread.
 
-    A runtime may also have `adapter_key(adapter: str) -> str`, which names an adapter by its content: called on
-    preparation threads, it keys adapter slots and cached KV, and is what `load_adapter` is asked for; without it
-    the adapter's own name is all that. Raises AdapterError.
+    A runtime may also have `adapter_key(adapter: str) -> str`, which returns a key for the adapter's content. It
+    is called on preparation threads and may raise AdapterError. The key is used for adapter slots and cached KV,
+    and passed to `load_adapter`. Without this method, the adapter's name is the key.
 
-    `launch_forward` and `launch_sampling` enqueue and return; neither waits for the device. A slot's buffers
-    belong to a step from `launch_forward` until its transfer has been waited for. Slots are 0 and 1; either
-    takes any kind of step.
+    `launch_forward` and `launch_sampling` enqueue work and return without waiting for the device. A slot's buffers
+    belong to a step from `launch_forward` until its transfer has been waited for. The slots are 0 and 1; both
+    accept any kind of step.
     """
 
     @property
@@ -181,7 +181,7 @@ class Runtime(Protocol):
         ...
 
     def reload(self, model: str) -> None:
-        """Replace the weights. The pipeline is drained and nothing is cached when this is called."""
+        """Replace the weights. Called with a drained pipeline and an empty prefix cache."""
         ...
 
     def synchronize(self) -> None: ...

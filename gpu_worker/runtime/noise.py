@@ -1,8 +1,8 @@
 """Sampling noise as a pure function of (seed, position, token).
 
-A generator with state would make a request's tokens depend on what else was in its batch. Here each number is a
-hash: the host mixes seed and position into two words, the device mixes those with the token id. The same request
-draws the same noise in any row, any batch, any worker, and on any device up to the last bit of a logarithm.
+With a stateful generator, a request's tokens would depend on the rest of its batch. Here each number is a hash:
+the host mixes seed and position into two words, and the device mixes these with the token id. A request gets the
+same noise in any row, batch and worker, and on any device up to the last bit of a logarithm.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""From the device to the host, one step at a time.
+"""Copies of a step's outputs from the device to the host.
 
-`RenderBuffer` is a slot's pinned host memory for what a step sampled. `start_transfer` enqueues the copies on the
-copy stream and returns a `TransferHandle`; `commit_step` is the only caller of its `wait`.
+`RenderBuffer` is a slot's pinned host memory for the outputs of a step. `start_transfer` enqueues the copies on
+the copy stream and returns a `TransferHandle`; only `commit_step` calls its `wait`.
 
-Why an event and not "wait for the compute stream": by the time the copy is enqueued, the next step's forward may
-already be on that stream. Waiting for the stream would wait for that forward as well, and the pipeline would be
-as slow as no pipeline. `ready` is recorded right behind this step's sampling and marks exactly this step (I3).
+The copy waits for an event, not for the compute stream. When the copy is enqueued, the next step's forward may
+already be on that stream. Waiting for the stream would wait for that forward too and serialize the pipeline.
+`ready` is recorded directly after this step's sampling and marks exactly this step (I3).
 
-The arrays that `wait` returns are views of the buffer. They hold until the slot is used again, which is after
+The arrays that `wait` returns are views of the buffer. They are valid until the slot is reused, which is after
 `commit_step` has consumed them (I6).
 """
 
@@ -34,7 +34,7 @@ class HostArray(Protocol):
 
 
 class TransferHandle:
-    """A step's results on their way. Implements `interface.Transfer`."""
+    """The results of a step while they are copied. Implements `interface.Transfer`."""
 
     __slots__ = ("_collect", "_done")
 
@@ -51,11 +51,11 @@ class TransferHandle:
 
 
 class RenderBuffer:
-    """The host side of one slot's outputs.
+    """The host buffers of one slot's outputs.
 
-    `host` names the destinations (`token_ids` and `accepted` always; `logprobs`, `top_ids`, `top_logprobs`,
-    `values` where the model or a request has them), each at least as long as any step's output: numpy arrays, or
-    tensors from `Device.host_buffer`.
+    `host` maps output names to buffers (`token_ids` and `accepted` always; `logprobs`, `top_ids`, `top_logprobs`,
+    `values` if the model or a request has them): numpy arrays, or tensors from `Device.host_buffer`. Each is at
+    least as long as the largest output.
     """
 
     def __init__(self, host: Mapping[str, HostArray], copy_stream: Stream) -> None:
@@ -64,7 +64,7 @@ class RenderBuffer:
         self._copy_stream = copy_stream
 
     def extended(self, host: Mapping[str, HostArray]) -> RenderBuffer:
-        """The same with further destinations, for a step that has more to say than most."""
+        """A copy with additional buffers, for a step with optional outputs."""
         return RenderBuffer({**self._host, **host}, self._copy_stream)
 
     def start_transfer(
@@ -74,9 +74,11 @@ class RenderBuffer:
         lengths: Mapping[str, int],
         known: Mapping[str, npt.NDArray[Any]] = _NOTHING,
     ) -> TransferHandle:
-        """Copy the first `lengths[name]` rows of each of `sources` once `ready` has completed. `ready` None: the
-        copy stream is the stream that computes them. They may still be missing in `sources`; what has no rows may
-        be so for good. `known`: what the host knows without a copy."""
+        """Copy the first `lengths[name]` rows of each of `sources` once `ready` has completed.
+
+        `ready` None: the copy stream is the compute stream. `sources` is read when the copy runs, so it may still
+        be incomplete now; outputs with 0 rows may be missing. `known`: outputs that the host knows without a copy.
+        """
 
         def copy() -> None:
             for name, n in lengths.items():

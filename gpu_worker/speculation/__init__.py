@@ -1,7 +1,7 @@
-"""Speculative decoding: guess tokens, verify all guesses in one forward, keep those that hold.
+"""Speculative decoding: propose draft tokens, verify them in one forward, keep the accepted ones.
 
-The output is that of plain decoding, greedy or seeded: a draft holds exactly when it is the token that would have
-been sampled in its place.
+The output equals that of plain decoding, greedy or seeded: a draft is accepted exactly if it is the token that
+would have been sampled in its place.
 """
 
 from gpu_worker.speculation.ngram import NgramDrafter, NgramProposer

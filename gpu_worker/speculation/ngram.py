@@ -1,12 +1,12 @@
-"""Prompt lookup: what followed the last few tokens when they last occurred is a good guess at what follows now.
+"""Prompt lookup: drafts are the tokens that followed the latest earlier occurrence of the last few tokens.
 
-An index from each n-gram to the position behind its latest occurrence makes a guess a few dictionary look-ups,
-however long the sequence is. Longer n-grams are trusted first. A guess that runs into the end of the sequence goes
-on reading its own output, so that a short period is guessed as often as it fits.
+An index maps each n-gram to the position after its latest occurrence, so a draft takes a few dictionary look-ups,
+regardless of the sequence's length. Longer n-grams take precedence. A draft that reaches the end of the sequence
+continues with its own tokens, so a short period is repeated as often as needed.
 
-Guesses are free, verifying them is not. So each token that comes, of the prompt too, is compared with what would
-have been guessed in its place, whether anybody asked or not; proposed is as much as is likely to hold going by
-that, and nothing at all where text does not repeat itself.
+Drafting is cheap, verifying is not. Therefore each new token, including those of the prompt, is compared with the
+draft for its place, proposed or not. The recent hit rate (`trust`) limits the number of proposed drafts to as many
+as are likely to be accepted together; text without repetitions gets none.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dataclasses import dataclass
 
 TRUST_AT_FIRST = 0.6
 LATEST = 1 / 8
-"""The weight of the latest guess in the trust."""
+"""The weight of the latest draft in `trust`."""
 
 
 @dataclass(frozen=True, slots=True)
 class NgramProposer:
-    """Looks up the last `longest` tokens, then fewer, down to `shortest`."""
+    """Looks up the last `longest` tokens first, then fewer, down to `shortest`."""
 
     shortest: int = 2
     longest: int = 4
@@ -38,7 +38,7 @@ class NgramProposer:
 
 
 class NgramDrafter:
-    """The index of one sequence. `trust`: the share of the latest guesses that held, 0 to 1."""
+    """The n-gram index of one sequence. `trust`: moving average of the hit rate of drafts, 0 to 1."""
 
     __slots__ = ("_behind", "_longest", "_shortest", "_tokens", "trust")
 
@@ -65,11 +65,11 @@ class NgramDrafter:
 
     @property
     def worthwhile(self) -> int:
-        """As many guesses as are more likely to hold together than not."""
+        """The number of drafts that are all accepted with a probability of at least one half."""
         return 0 if self.trust < 0.5 else int(math.log(0.5) / math.log(min(self.trust, 0.99)))
 
     def guess(self, count: int) -> list[int]:
-        """The next `count` tokens; none when the last few are new."""
+        """Drafts for the next `count` tokens; none if the last tokens have not occurred before."""
         tokens = self._tokens
         for n in range(min(self._longest, len(tokens)), self._shortest - 1, -1):
             start = self._behind.get(tuple(tokens[-n:]))

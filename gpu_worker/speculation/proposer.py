@@ -1,8 +1,8 @@
-"""What the scheduler asks of a source of drafts, and what it counts.
+"""The interface of draft sources, and the acceptance statistics.
 
-A `Proposer` is one for an engine, a `Drafter` one for a sequence. The scheduler tells the drafter every committed
-token and asks for drafts when it plans a step for a sequence with nothing outstanding. A draft model or an MTP
-head fits the same two methods: `extend` feeds it, `propose` returns what it has ready.
+An engine has one `Proposer`, each sequence one `Drafter`. The scheduler passes every committed token to the
+drafter and requests drafts when it plans a step for an idle sequence. A draft model or an MTP head can implement
+the same two methods: `extend` feeds it, `propose` returns the drafts that are ready.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _LOG_EVERY = 1000
 
 
 class Drafter(Protocol):
-    """The drafts of one sequence. A host-side exception fails that request alone."""
+    """The draft source of one sequence. An exception fails only that request."""
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Tokens that have been committed since the last call."""
+        """Append the tokens committed since the last call."""
 
     def propose(self, count: int) -> Sequence[int]:
-        """At most `count` guesses at the next tokens; none when there is nothing to go by. Changes nothing: it may
-        be asked again before the next `extend`."""
+        """At most `count` drafts for the next tokens; may be empty. Changes nothing: it may be called again before
+        the next `extend`."""
 
 
 class Proposer(Protocol):
@@ -35,7 +35,7 @@ class Proposer(Protocol):
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """How many drafts held."""
+    """Counts of drafted and accepted tokens."""
 
     drafted: int = 0
     accepted: int = 0
@@ -45,7 +45,7 @@ class SpeculationStats:
         return self.accepted / self.drafted if self.drafted else 0.0
 
     def record(self, drafted: int, accepted: int) -> None:
-        """One verified sequence. Logs every 1,000 drafts."""
+        """Count the drafts of one verified sequence. Logs every 1,000 drafts."""
         before = self.drafted // _LOG_EVERY
         self.drafted += drafted
         self.accepted += accepted

@@ -1,12 +1,12 @@
-"""Text of a growing output, a few tokens at a time, at a cost that does not grow with it.
+"""Incremental detokenization, at a cost per token that does not depend on the length of the output.
 
-The text so far is what the whole output would decode to, but for the bytes of a character that is not complete
-yet: those are held back until it is, or until `flush` (or a byte that cannot continue it) turns them into U+FFFD.
-Special tokens yield nothing.
+The text so far equals the decoded output, except for the bytes of an incomplete character. These are held back
+until the character is complete, or until `flush` (or a byte that cannot continue it) turns them into U+FFFD.
+Special tokens yield no text.
 
-One difference from decoding the whole at once: in a run of byte-fallback tokens that is not valid UTF-8 the
-library replaces every byte of the run, the valid characters too. A stream has shown those already; here they
-stay, and only what is invalid is replaced.
+One difference from decoding all tokens at once: for a run of byte-fallback tokens that is not valid UTF-8, the
+library replaces every byte of the run, including valid characters. A stream has delivered those already; here they
+stay, and only invalid bytes are replaced.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _new_decoder = codecs.getincrementaldecoder("utf-8")
 
 class Detokenizer(Protocol):
     def push(self, token_ids: Iterable[int]) -> str:
-        """The text that these tokens complete."""
+        """Append tokens and return the text that they complete."""
 
     def flush(self) -> str:
-        """What was held back; nothing may be pushed after it."""
+        """Return the text held back. Nothing may be pushed afterwards."""
 
 
 class PieceDetokenizer:

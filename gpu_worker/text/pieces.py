@@ -1,15 +1,15 @@
-"""What each token contributes to the text, as bytes.
+"""The bytes that each token contributes to the text.
 
-Decoding a sequence with `tokenizers` costs its whole length, so a stream cannot afford it per token. But for the
-decoders of the families served here the text is a plain concatenation of per-token bytes, read as UTF-8, with at
-most a rule for the very beginning:
+Decoding with `tokenizers` takes time linear in the sequence, too slow to repeat for every token of a stream. For
+the decoders of the supported families, the text is the concatenation of per-token bytes, decoded as UTF-8, with at
+most a special rule for the beginning:
 
     ByteLevel                                            GPT-2, Llama 3, Qwen, Mistral's Tekken
     Replace("▁", " "), ByteFallback, Fuse[, Strip]       Llama 2, Mistral, Gemma; Strip: one leading space goes
     Metaspace                                            the first token loses its "▁"
 
-`token_pieces` reads the decoder's own description and returns that table, or None for a decoder that it does not
-know; the detokenizer then falls back on the library.
+`token_pieces` builds that table from the decoder's description, or returns None for an unknown decoder; the
+detokenizer then uses the library.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class TokenPieces:
-    """`pieces[v]`: the bytes of token v, empty for special tokens and for ids that no token has.
+    """`pieces[v]`: the bytes of token v, empty for special tokens and unused ids.
 
-    `strip`: how many leading spaces the text loses. `first`: for Metaspace, what token v contributes as the first
-    token of a text; empty otherwise.
+    `strip`: the number of leading spaces to remove from the text. `first`: for Metaspace, the bytes of token v as
+    the first token of a text; None otherwise.
     """
 
     pieces: Sequence[bytes]
@@ -85,7 +85,7 @@ def _metaspace(tokens: Sequence[str | None], mark: str, *, keeps_first: bool) ->
 
 
 def _byte_level(token: str) -> bytes:
-    """A token in byte-level letters; one that has other letters (an added token) stands for itself."""
+    """The bytes of a token in byte-level letters. A token with other letters (an added token) is plain text."""
     try:
         return bytes([_BYTES[letter] for letter in token])
     except KeyError:
@@ -93,7 +93,7 @@ def _byte_level(token: str) -> bytes:
 
 
 def _byte_letters() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes for U+0100 and up, in order."""
+    """GPT-2's byte alphabet: printable Latin-1 maps to itself, the other bytes to U+0100 and up, in order."""
     plain = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     letters = {chr(byte): byte for byte in plain}
     letters |= {chr(256 + k): byte for k, byte in enumerate(b for b in range(256) if b not in plain)}

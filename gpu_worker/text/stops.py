@@ -1,9 +1,9 @@
-"""Stop strings, matched letter by letter on the text as it is made.
+"""Stop strings, matched incrementally on the generated text.
 
-The match that is *complete* first wins; of several that end at the same letter, the longest. So the decision
-depends on the text alone, not on how it was cut into deltas, and no text waits for a stop string that may still
-come to win. What must be held back is exactly the longest end of the text that begins a stop string. Both facts
-are read off an Aho-Corasick automaton: the depth of its state is the hold-back, its output the match.
+The match that *ends* first wins; of several that end at the same character, the longest. So the result depends
+only on the text, not on its division into deltas, and never on text that follows the match. The text held back is
+the longest suffix that is a prefix of a stop string. An Aho-Corasick automaton gives both: the depth of its state
+is the length of the held-back text, its output is the match.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class _Node:
     depth: int
     stop: str | None = None  # the longest stop string that ends here
     next: dict[str, _Node] = field(default_factory=dict)
-    fail: _Node | None = None  # the longest proper suffix of this that begins a stop string
+    fail: _Node | None = None  # the node of the longest proper suffix that is a prefix of a stop string
 
 
 class StopAutomaton:
@@ -43,28 +43,28 @@ class StopAutomaton:
         node.stop = stop
 
     def _link(self) -> None:
-        """Breadth first, so that a node's fail is linked before it."""
-        waiting = deque(self.root.next.values())
-        for node in waiting:
+        """Set the fail links, breadth first, so that a node's fail node is linked before it."""
+        queue = deque(self.root.next.values())
+        for node in queue:
             node.fail = self.root
-        while waiting:
-            node = waiting.popleft()
+        while queue:
+            node = queue.popleft()
             for letter, child in node.next.items():
                 child.fail = self._step(node.fail, letter)
                 child.stop = child.stop or child.fail.stop
-                waiting.append(child)
+                queue.append(child)
 
     def _step(self, node: _Node | None, letter: str) -> _Node:
         while node is not None:
-            found = node.next.get(letter)
-            if found is not None:
-                return found
+            child = node.next.get(letter)
+            if child is not None:
+                return child
             node = node.fail
         return self.root
 
 
 class StopMatcher:
-    """Passes text on, up to the first stop string."""
+    """Passes text through, up to the first stop string."""
 
     __slots__ = ("_automaton", "_held", "_node", "stop")
 
@@ -75,13 +75,13 @@ class StopMatcher:
         self.stop: str | None = None
 
     def push(self, text: str) -> str:
-        """The text that is certain not to be part of a stop string. When `stop` is set, it was the last."""
+        """Append text. Returns text that cannot be part of a stop string. If `stop` is set, nothing follows."""
         node, root = self._node, self._automaton.root
         for k, letter in enumerate(text):
-            found = node.next.get(letter)
-            if found is None and node is not root:
-                found = self._automaton._step(node.fail, letter)
-            node = found or root
+            child = node.next.get(letter)
+            if child is None and node is not root:
+                child = self._automaton._step(node.fail, letter)
+            node = child or root
             if node.stop is not None:
                 self.stop = node.stop
                 whole = self._held + text[: k + 1]
@@ -94,6 +94,6 @@ class StopMatcher:
         return whole[:sure]
 
     def flush(self) -> str:
-        """What was held back, at the end of the output."""
+        """Return the text held back, at the end of the output."""
         held, self._held = self._held, ""
         return held

@@ -1,7 +1,7 @@
-"""From token ids to the text that a reader sees: detokenizer and stop strings in one.
+"""Detokenization and stop strings of one output.
 
-The total text and the stop decision depend on the token sequence alone, however it is cut into pushes; a resumed
-request replays the tokens that are already out and goes on from there.
+The text and the stop decision depend only on the token sequence, not on how it is divided into pushes. A resumed
+request replays the tokens that have been delivered already and continues from there.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from gpu_worker.text.tokenizer import Tokenizer
 
 
 class TextPiece(NamedTuple):
-    """What a push brought. `stop`: the stop string that ended the output, or None. `n_tokens`: how many of the
-    pushed tokens belong to the output, up to and including the one that completed the stop string."""
+    """The result of a push. `stop`: the stop string that ended the output, or None. `n_tokens`: the number of
+    pushed tokens that belong to the output, up to and including the one that completed the stop string."""
 
     text: str
     stop: str | None
@@ -33,11 +33,11 @@ class TextStream:
 
     @property
     def stop(self) -> str | None:
-        """The stop string that has ended the output."""
+        """The stop string that has ended the output, or None."""
         return self._matcher.stop if self._matcher else None
 
     def push(self, token_ids: Sequence[int]) -> TextPiece:
-        """Go on by these tokens. After a stop string nothing counts any more."""
+        """Append tokens. Tokens after a stop string are ignored."""
         matcher = self._matcher
         if matcher is None:
             return TextPiece(self._detokenizer.push(token_ids), None, len(token_ids))
@@ -53,7 +53,7 @@ class TextStream:
         return TextPiece("".join(texts), None, len(token_ids))
 
     def flush(self) -> str:
-        """The text held back, at the end of the output; empty after a stop string."""
+        """Return the text held back, at the end of the output; empty after a stop string."""
         if self._matcher is None:
             return self._detokenizer.flush()
         if self._matcher.stop is not None:
