@@ -1,4 +1,4 @@
-"""What an engine loads when it is given nothing: the model that the configuration names."""
+"""Loads and warms up the runtime, tokenizer and constraint compiler of the configured model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpu_worker.text import Tokenizer, load_tokenizer
 from gpu_worker.tracing import Tracer
 
 _NO_MEMORY = ("out of memory", "allocate memory")
-"""How torch says so, of a GPU's memory and of the host's: both are RuntimeErrors."""
+"""Texts in torch's RuntimeErrors for exhausted GPU and host memory."""
 
 
 class Parts(NamedTuple):
@@ -31,7 +31,7 @@ class Parts(NamedTuple):
 
 
 def load_runtime(config: EngineConfig, tracer: Tracer) -> Runtime:
-    """The model and the memory behind it, on the configured device. Raises ModelError."""
+    """Load the model and allocate its memory on the configured device. Raises ModelError."""
     from gpu_worker.runtime.runtime import ModelRuntime
 
     device = open_device(config.device)
@@ -41,7 +41,7 @@ def load_runtime(config: EngineConfig, tracer: Tracer) -> Runtime:
 
 
 def load_text(config: EngineConfig) -> tuple[Tokenizer, ConstraintCompiler]:
-    """The model's tokenizer, and what compiles constraints against it, which gets ready while the weights load."""
+    """The model's tokenizer and constraint compiler. A thread warms up the compiler while the weights load."""
     from gpu_worker.models.loading import resolve_model
 
     tokenizer = load_tokenizer(resolve_model(config.model, config.revision))
@@ -52,7 +52,7 @@ def load_text(config: EngineConfig) -> tuple[Tokenizer, ConstraintCompiler]:
 def load_parts(
     config: EngineConfig, runtime: Runtime | None, tokenizer: Tokenizer | None, tracer: Tracer
 ) -> Parts:
-    """Fill in what was not given. A given runtime without a tokenizer serves token ids only."""
+    """Load the parts that are None. A runtime passed without a tokenizer serves token ids only."""
     if runtime is not None and tokenizer is None:
         return Parts(runtime, None, None)
     if tokenizer is not None:
@@ -63,7 +63,7 @@ def load_parts(
         with _memory_that_suffices():
             runtime = load_runtime(config, tracer)
             warm_up(runtime)
-        with suppress(InvalidRequest):  # not every model's output can be constrained
+        with suppress(InvalidRequest):  # some models do not support constraints
             compiler(Constraint("choice", ["a"]))
     return Parts(runtime, tokenizer, compiler)
 
@@ -79,8 +79,9 @@ def _memory_that_suffices() -> Iterator[None]:
 
 
 def warm_up(runtime: Runtime, prompt_tokens: int = 16, decodes: int = 3) -> None:
-    """Run a prefill and some decodes in both slots, so that the first request does not pay for what happens once
-    (kernels, buffers, caches). Row 1 and the first pages hold nothing yet, and whoever takes them writes first."""
+    """Run a prefill and some decodes in both slots, so that one-time costs (kernels, buffers, caches) do not delay
+    the first request. Uses row 1 and the first pages, which are unused yet and are written before they are
+    read."""
     limits = runtime.limits
     n = min(prompt_tokens, limits.max_model_len - decodes, (limits.n_pages - 1) * limits.page_size - decodes)
     if n < 1:

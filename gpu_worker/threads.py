@@ -1,7 +1,7 @@
-"""A few threads that do one thing after another.
+"""A minimal thread pool without results.
 
-An executor's `submit` makes a future with a lock and a condition, for an answer that nobody here waits for, and
-passes a semaphore that every idle worker passes, too.
+It is cheaper than `ThreadPoolExecutor`, whose `submit` creates a future with a lock and a condition, which is
+unused here, and acquires a semaphore that every idle worker also uses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Work = Callable[[], object]
 
 
 class Threads:
-    """Call what is put, in the order in which it was put, on `number` threads. What raises is logged."""
+    """Calls queued functions in FIFO order on `number` threads. Exceptions are logged."""
 
     def __init__(self, number: int, name: str) -> None:
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
@@ -30,14 +30,14 @@ class Threads:
             thread.start()
 
     def put(self, work: Work) -> bool:
-        """False once they are closed: then it will not be called."""
+        """Queue a function. Returns False if the pool is closed; the function is then not called."""
         with self._lock:
             if not self._closed:
                 self._queue.put(work)
             return not self._closed
 
     def close(self) -> None:
-        """Return when everything that was put has been done."""
+        """Stop accepting work. Returns when all queued functions have been called."""
         with self._lock:
             if not self._closed:
                 self._closed = True

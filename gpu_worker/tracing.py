@@ -1,9 +1,9 @@
-"""A Chrome trace of what the engine did when: open it in chrome://tracing or ui.perfetto.dev.
+"""Chrome traces of the engine, for chrome://tracing or ui.perfetto.dev.
 
-The host's spans (plan, launch, mask, sample, wait, commit) come from the engine thread, the device's (forward,
-sample, copy) from its streams. Each thread and each stream is a line of the picture; every span names its slot and
-its step. A device knows nothing of steps; but streams are FIFO and each step enqueues one forward, one sampling
-and one copy, so the n-th of them belongs to step n.
+Host spans (plan, launch, mask, sample, wait, commit) come from the engine thread, device spans (forward, sample,
+copy) from the streams. Each thread and each stream is one line of the trace; every span has its slot and step.
+Device spans do not record their step. But streams are FIFO and each step enqueues one forward, one sampling and
+one copy, so the n-th of each belongs to step n.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Tracer:
         self._slot_of: dict[int, int | None] = {}
 
     def reset(self) -> None:
-        """Forget everything, such as a warm-up, and count steps from 0."""
+        """Drop all spans, such as those of a warm-up, and count steps from 0."""
         with self._lock:
             self._events.clear()
             self._counts.clear()
@@ -42,7 +42,7 @@ class Tracer:
     def span(
         self, name: str, slot_id: int | None = None, step_id: int | None = None
     ) -> AbstractContextManager[None]:
-        """Around a piece of work on the calling thread."""
+        """A context manager that records a span on the calling thread."""
         if not self.enabled:
             return _NOTHING
         return _Span(self, name, {"slot": slot_id, "step": step_id})

@@ -1,4 +1,4 @@
-"""What an output must match: JSON schemas, regular expressions, choices, grammars, and skills."""
+"""Output constraints: JSON schemas, regular expressions, choices, grammars and skills."""
 
 from gpu_worker.constraints.compile import compile_constraint, warm_up
 from gpu_worker.constraints.masks import fill_draft_masks, fill_masks

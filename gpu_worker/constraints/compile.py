@@ -1,4 +1,4 @@
-"""From a request's constraint to the state that its sequence starts with."""
+"""Compiles a request's constraint into the initial state of its sequence."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from gpu_worker.text import Tokenizer
 from gpu_worker.text.checks import check_text, plain_data
 
 MAX_BYTES = 128 * 1024
-"""The largest constraint, as JSON text."""
+"""Maximum size of a constraint as JSON text."""
 
 MAX_REPEATS = 10_000
-"""The largest count in a regular expression's `{n,m}`: a mask's cost grows with it."""
+"""Maximum count in a regular expression's `{n,m}`, because the cost of masks grows with it."""
 
 _REPEATS = re.compile(r"\{(\d*),?(\d*)\}")
 _WHITESPACE = r"\n?[ ]{0,16}"
-"""Between the parts of a JSON value: enough for compact and for indented output, and finite, so that no model can
-spend its budget on blanks."""
+"""Whitespace between the parts of a JSON value: enough for compact and indented output, but limited, so that a
+model cannot spend its token budget on blanks."""
 
 
 def compile_constraint(constraint: Constraint, tokenizer: Tokenizer) -> GrammarState:
-    """Raises InvalidRequest with a field that starts with "constraint". Slow the first time that a tokenizer or a
-    constraint is seen: for a preparation thread."""
+    """The initial state of a constraint. Raises InvalidRequest with a field that starts with "constraint".
+
+    Slow for a new tokenizer or constraint: call it on a preparation thread."""
     field = f"constraint.{constraint.kind}"
     value = plain_data(field, constraint.value)
     size = len(json.dumps(value))
@@ -53,7 +54,7 @@ def compile_constraint(constraint: Constraint, tokenizer: Tokenizer) -> GrammarS
 
 
 def warm_up(tokenizer: Tokenizer) -> None:
-    """Do for this tokenizer what its first constraint would wait for. Never raises: the constraint will."""
+    """Do the one-time work for a tokenizer. Does not raise InvalidRequest; compiling a constraint will."""
     with suppress(InvalidRequest):
         compile_constraint(Constraint("json_schema", {}), tokenizer)
 

@@ -1,11 +1,11 @@
 """JSON schemas, regular expressions, choices and Lark grammars, by llguidance.
 
-A constraint becomes a grammar, and a grammar a matcher whose automata grow as they are used. Both are kept, per
-tokenizer, for the next request with the same constraint: it starts from a copy (a microsecond) that shares what
-the earlier ones have explored. A grammar that has failed once is not kept.
+A constraint is compiled to a grammar, and the grammar to a matcher whose automata are built lazily. Both are
+cached per tokenizer. The next request with the same constraint starts from a copy (a microsecond) that shares the
+automata built so far. A grammar that has failed is not reused.
 
-Compiling happens on a preparation thread, and takes the first mask along: most of what can be too complex shows
-there, and is refused before the request is accepted.
+A preparation thread compiles the grammar and computes the first mask. Most constraints that are too complex fail
+there, so they are refused before the request is accepted.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from gpu_worker.errors import InvalidRequest
 from gpu_worker.text import Tokenizer
 
 KEPT_GRAMMARS = 64
-"""Compiled grammars kept for each tokenizer."""
+"""Maximum number of cached grammars per tokenizer."""
 
 
 class Vocabulary:
-    """A tokenizer as llguidance sees it, and the grammars compiled for it. Thread-safe; made once a tokenizer."""
+    """A tokenizer in llguidance's format, and its compiled grammars. Thread-safe; created once per tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.size = tokenizer.vocab_size
@@ -62,7 +62,7 @@ class Vocabulary:
 
 
 class Grammar:
-    """A compiled constraint, at its beginning. `start()` makes states; `failed` is set by the first that fails."""
+    """A compiled constraint. `start()` creates initial states; the first state that fails sets `failed`."""
 
     def __init__(self, vocabulary: Vocabulary, source: str, field: str, value: object) -> None:
         self.vocabulary = vocabulary
@@ -79,10 +79,10 @@ class Grammar:
 
 
 class GrammarState:
-    """A point in an output that must match a grammar.
+    """A position in an output that must match a grammar.
 
-    The matcher stops by itself when nothing can follow, and then takes no EOS any more; such tokens are only
-    counted, in `_after_end`.
+    The matcher stops when nothing can follow, and then rejects even EOS. Such EOS tokens are only counted, in
+    `_after_end`.
     """
 
     __slots__ = ("_after_end", "_consumed", "_grammar", "_matcher")
@@ -115,9 +115,9 @@ class GrammarState:
             return True
         if not 0 <= token_id < self._grammar.vocabulary.size:
             return False
-        taken = int(self._matcher.try_consume_tokens([token_id]))
-        self._consumed += taken
-        return taken == 1
+        n_consumed = int(self._matcher.try_consume_tokens([token_id]))
+        self._consumed += n_consumed
+        return n_consumed == 1
 
     def rollback(self, n: int) -> None:
         assert 0 <= n <= self._consumed + self._after_end, "more than was consumed"
@@ -131,14 +131,14 @@ class GrammarState:
         return type(self)(self._grammar, self._matcher.deep_copy(), self._consumed, self._after_end)
 
     def _write(self, own: Int32Array, out: Int32Array) -> None:
-        """A mask over the tokenizer's vocabulary as one over the model's, the larger or the smaller of the two."""
+        """Copy a mask over the tokenizer's vocabulary to one over the model's, which may be larger or smaller."""
         self._check(own)
         shared = min(len(own), len(out))
         out[:shared] = own[:shared]
         out[shared:] = 0
 
     def _check(self, mask: Int32Array | None = None) -> None:
-        """Raise where the matcher has given up, or where no token of this vocabulary can go on."""
+        """Raise InvalidRequest if the matcher has failed, or if no token of this vocabulary is allowed."""
         if self._matcher.is_error():
             self._grammar.failed = True
             raise InvalidRequest("constraint", _reason(self._matcher), f"after {self._consumed} tokens")

@@ -1,4 +1,4 @@
-"""A skill as a constraint, so that the scheduler knows one thing."""
+"""An adapter from skills to the constraint interface of the scheduler."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from gpu_worker.constraints.state import Int32Array, SkillState, set_bits, set_f
 
 
 class SkillConstraint:
-    """`skill` at the beginning of its output. `vocab_size` bounds what "any token" means.
+    """The constraint of `skill` at the start of its output. `vocab_size` limits the mask where any token is
+    allowed.
 
-    Going back replays from the beginning: skills answer in a few dozen tokens and are rarely speculated on.
+    A rollback replays from the start: skills answer in a few dozen tokens and rarely use speculation.
     """
 
     __slots__ = ("_eos", "_skill", "_start", "_steps", "_vocab_size")

@@ -1,7 +1,7 @@
-"""Adapters on their way from files to device slots: read by preparation threads, taken by the engine thread.
+"""Host-side store of adapters: preparation threads read them from files, the engine thread takes them.
 
-An adapter is named by its content, so that files which have changed are another adapter, with a slot and cached KV
-of its own, and copies of the same files are one.
+Adapters are keyed by content. So changed files are a new adapter, with its own slot and cached KV, and copies of
+the same files are one adapter.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Signature = tuple[tuple[int, int, int], ...]
 
 
 class AdapterStore:
-    """The adapters that requests have named. Thread-safe; nobody waits while another reads.
+    """The adapters named by requests. Thread-safe; reading one does not block other threads.
 
-    `kept`: how many read adapters stay in host memory, the last used ones. A hub id is asked for once; a folder is
-    looked at each time.
+    `kept`: maximum number of adapters in host memory, least recently used ones dropped first. A hub id is resolved
+    once; a folder is checked for changes each time.
     """
 
     def __init__(self, config: ModelConfig, max_rank: int, kept: int) -> None:
@@ -36,27 +36,27 @@ class AdapterStore:
         self._lock = threading.Lock()
 
     def key(self, name: str) -> str:
-        """Read the adapter, unless it is there already, and name its content. Raises AdapterError."""
+        """Read the adapter, unless it is in memory, and return its content key. Raises AdapterError."""
         return self._read(name)[0]
 
     def take(self, adapter: str) -> Adapter:
-        """The adapter that `key` returned this key for, or the one of this name. Raises AdapterError."""
-        found = self._found(adapter)
-        if found is not None:
-            return found
+        """The adapter with this content key or name. Raises AdapterError, also if its files have changed."""
+        cached = self._cached(adapter)
+        if cached is not None:
+            return cached
         name = self._names.get(adapter, adapter)
-        key, found = self._read(name)
+        key, loaded = self._read(name)
         if name != adapter != key:
             raise AdapterError(f"adapter {name}: its files have changed since the request came")
-        return found
+        return loaded
 
     def _read(self, name: str) -> tuple[str, Adapter]:
         folder = self._folder(name)
         files = [folder / file for file in ADAPTER_FILES]
         before = _signature(files)
         signature, key = self._keys.get(folder, ((), ""))
-        if signature == before and (found := self._found(key)) is not None:
-            return key, found
+        if signature == before and (cached := self._cached(key)) is not None:
+            return key, cached
         adapter = read_adapter(name, folder, self._config, self._max_rank)
         key = _digest(files)
         if _signature(files) != before:
@@ -77,7 +77,7 @@ class AdapterStore:
                 raise AdapterError(f"adapter {name}: {error}") from error
         return folder
 
-    def _found(self, key: str) -> Adapter | None:
+    def _cached(self, key: str) -> Adapter | None:
         with self._lock:
             if key in self._adapters:
                 self._adapters.move_to_end(key)
@@ -85,7 +85,7 @@ class AdapterStore:
 
 
 def _signature(files: Sequence[Path]) -> Signature:
-    """What changes when a file is written to, replaced or taken away."""
+    """File metadata that changes when a file is written, replaced or removed."""
     stats = [file.stat() for file in files if file.exists()]
     return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats)
 

@@ -1,8 +1,8 @@
-"""A checkpoint's `config.json`, read once into the few facts that the decoder needs.
+"""Parses a checkpoint's `config.json` into the parameters that the decoder needs.
 
-Llama, Qwen2, Qwen3 and Mistral are one decoder; what tells them apart (biases, norms on queries and keys, which
-layers look back only so far) is data here, so that the decoder itself has no family in it. Old and new spellings
-of the same fact (`rope_theta` beside `rope_scaling`, or both inside `rope_parameters`) meet here as well.
+Llama, Qwen2, Qwen3 and Mistral share one decoder. Their differences (biases, norms of queries and keys, layers
+with sliding windows) are data here, so the decoder has no family-specific code. Old and new spellings of a
+parameter (`rope_theta` and `rope_scaling`, or both in `rope_parameters`) are unified here too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ JsonObject = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary embedding: the base and, for long contexts, how its frequencies were stretched."""
+    """Rotary embedding parameters: the base and, for long contexts, the scaling of its frequencies."""
 
     theta: float = 10_000.0
     kind: str = "default"
@@ -36,12 +36,12 @@ class RopeConfig:
 
     @property
     def max_position(self) -> int:
-        """How far the stretching reaches, where it says so (only YaRN does)."""
+        """The scaled context length for YaRN, else 0."""
         return int(self.original_max_position * self.factor) if self.kind == "yarn" else 0
 
     @property
     def amplitude(self) -> float:
-        """What cosine and sine are multiplied by (only YaRN does)."""
+        """The factor of cosine and sine (1 except for YaRN)."""
         if self.kind != "yarn":
             return 1.0
         if self.attention_factor is not None:
@@ -51,7 +51,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a decoder. `windows[i]`: how many positions layer i sees, itself included; 0 is all."""
+    """The parameters of a decoder. `windows[i]`: positions that layer i attends to, including its own; 0: all."""
 
     architecture: str
     vocab_size: int
@@ -87,7 +87,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What a family's `config.json` leaves unsaid. `head_dim` None: the hidden size over the heads."""
+    """Properties of a family that its `config.json` omits. `head_dim` None: hidden size divided by heads."""
 
     qkv_bias: Callable[[JsonObject], bool]
     out_bias: Callable[[JsonObject], bool]
@@ -115,7 +115,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def parse_decoder_config(raw: JsonObject) -> ModelConfig:
-    """The configuration of one of `FAMILIES`. Raises ModelError for what this decoder does not compute."""
+    """Parse the configuration of one of `FAMILIES`. Raises ModelError for unsupported features."""
     architecture = architecture_of(raw)
     family = FAMILIES[architecture]
     try:
@@ -230,12 +230,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def end_token_ids(folder: Path) -> frozenset[int]:
-    """What ends an output: each of the two files may name some that the other does not."""
-    found: set[int] = set()
+    """The EOS token ids. Merges those of both files, since each may have ids that the other lacks."""
+    token_ids: set[int] = set()
     for path in (folder / "config.json", folder / "generation_config.json"):
         ids = read_json(path).get("eos_token_id") if path.exists() else None
         ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
         if not all(isinstance(token_id, int) for token_id in ids):
             raise ModelError(f"{path}: eos_token_id must be token ids, got {ids!r}")
-        found.update(ids)
-    return frozenset(found)
+        token_ids.update(ids)
+    return frozenset(token_ids)

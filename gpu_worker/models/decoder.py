@@ -1,8 +1,8 @@
 """The decoder of Llama, Mistral, Qwen2 and Qwen3: pre-norm attention and gated MLP, T positions at a time.
 
 The T positions of a step belong to several sequences and may be prompts, single tokens or drafts; only the
-attention, which is handed in, knows which is whose. Queries, keys and values come from one product, gate and up
-from another.
+attention, which the caller passes in, distinguishes them. Queries, keys and values come from one product, gate and
+up from another.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ LinearName = Literal["qkv", "out", "gate_up", "down"]
 
 
 class ValueDecoder(Protocol):
-    """A decoder whose `n_values` is not 0: it decodes numbers beside each token (coordinates, sizes), and reads
-    those of the tokens that it is fed. Of a prompt's tokens they are 0. Neither method may wait for the device."""
+    """A decoder with `n_values` > 0: it decodes numbers (coordinates, sizes) with each token, and embeds those of
+    its input tokens; they are 0 for prompt tokens. Neither method may wait for the device."""
 
     def embed_values(self, token_ids: Tensor, values: Tensor) -> Tensor:
         """int64 [T], float32 [T, n_values] -> [T, hidden]."""
@@ -36,13 +36,13 @@ class Attention(Protocol):
     """One step's attention over the paged KV cache."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
-        """Rotate q [T, Hq, D] and k [T, Hkv, D], store k and v [T, Hkv, D] of the step's positions, then answer
-        q -> [T, Hq * D]. q may be overwritten."""
+        """Rotate q [T, Hq, D] and k [T, Hkv, D], store k and v [T, Hkv, D] of the step's positions, and return the
+        attention output [T, Hq * D]. q may be overwritten."""
         ...
 
 
 class LinearDeltas(Protocol):
-    """What the step's adapters add to a linear map's result, in place."""
+    """The LoRA deltas of a step, added to the output of a linear layer in place."""
 
     def add(self, layer: int, name: LinearName, x: Tensor, y: Tensor) -> None: ...
 
@@ -61,7 +61,7 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """What a forward needs beside its inputs. positions: int64 [T]."""
+    """The arguments of a forward besides its hidden states. positions: int64 [T]."""
 
     positions: Tensor
     attention: Attention
@@ -70,9 +70,9 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A model's weights and how to run them. rotary: see `rotary_table`.
+    """A model's weights and its forward pass. rotary: see `rotary_table`.
 
-    embedding: [vocab, hidden]; `n_values`: numbers that it decodes beside each token (none here).
+    embedding: [vocab, hidden]; `n_values`: numbers decoded with each token (0 here).
     """
 
     config: ModelConfig
@@ -97,7 +97,7 @@ class Decoder:
         return torch.nn.functional.embedding(token_ids, self.embedding)
 
     def forward(self, hidden: Tensor, step: Forward) -> Tensor:
-        """[T, hidden] -> [T, hidden], the last norm not yet applied; `hidden` is overwritten."""
+        """[T, hidden] -> [T, hidden], without the final norm; `hidden` is overwritten."""
         eps = self.config.rms_norm_eps
         residual = hidden
         x = self.kernels.rms_norm(residual, self.layers[0].input_norm, eps)
@@ -112,7 +112,7 @@ class Decoder:
         return residual
 
     def head_output(self, hidden: Tensor) -> Tensor:
-        """Logits of what `forward` returned, [O, hidden] -> [O, vocab] in the model's own type."""
+        """Final norm and logits: [O, hidden] -> [O, vocab] in the model's dtype."""
         return self.head(self.kernels.rms_norm(hidden, self.norm, self.config.rms_norm_eps))
 
     def _attention(self, i: int, layer: DecoderLayer, x: Tensor, step: Forward) -> Tensor:

@@ -1,7 +1,7 @@
-"""The pieces of a decoder layer: linear maps in the formats that weights come in, and the small kernels.
+"""The components of a decoder layer: linear layers for each weight format, and the element-wise kernels.
 
-A decoder is written against `Linear` and `Kernels`; what computes them (plain torch here, FlashInfer on CUDA,
-compiled code on a CPU) is chosen once, when the runtime is built.
+A decoder uses the `Linear` and `Kernels` interfaces. Their implementation (torch here, FlashInfer on CUDA, native
+code on a CPU) is selected once, when the runtime is created.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DenseLinear:
 
 @dataclass(frozen=True, slots=True)
 class Int8Linear:
-    """Weights of 8 bits with one scale for each output; inputs and results stay as they are.
+    """8-bit integer weights with one scale per output; inputs and outputs are not quantized.
 
     weight: int8 [out, in]; scale: [out] in the activations' dtype.
     """
@@ -49,7 +49,7 @@ class Int8Linear:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Linear:
-    """Weights of 8 bits (e4m3) with one scale for each output; inputs are scaled for each position on the way in.
+    """8-bit float weights (e4m3) with one scale per output; inputs are quantized with one scale per position.
 
     weight: float8 [out, in]; scale: float32 [1, out]. CUDA only.
     """
@@ -91,7 +91,7 @@ def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """What becomes of queries and keys before attention: each head's norm, where the model has one, then rotary
+    """The transformation of queries and keys before attention: per-head norm, if the model has one, then rotary
     embedding.
 
     norms: weights [D] of the queries' norm and of the keys'; positions: integers [T]; table: see `rotary_table`.
@@ -115,7 +115,7 @@ class Kernels(Protocol):
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """silu of the first half of the last dimension times its second half."""
+        """silu of the first half of the last dimension, times the second half."""
         ...
 
 

@@ -1,8 +1,8 @@
-"""From a name to weights on the device.
+"""Loads model weights onto the device, given the model's name.
 
-A name is a folder, "petiole-tiny" (which ships with the project) or a Hugging Face hub id. Tensors go one by one
-from the mapped file to their place in the fused, converted, perhaps quantised layout: the host never holds more
-than the weights and one tensor.
+A name is a folder, "petiole-tiny" (which ships with the project) or a Hugging Face hub id. Tensors are copied one
+by one from the memory-mapped file to their place in the fused, converted and possibly quantized layout. The host
+never holds more than the weights and one tensor.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from gpu_worker.models.safetensors import Checkpoint
 PETIOLE_TINY = "petiole-tiny"
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 _HUB_COPIES = ["consolidated*.safetensors", "original/*", "onnx/*"]
-"""The same weights again, in formats of others."""
+"""Copies of the weights in other formats."""
 _PROGRESS_FROM_BYTES = 256 * 2**20
 _VOLATILE_KEYS = frozenset({"transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"})
 
@@ -48,9 +48,9 @@ MakeLinear = Callable[[Tensor, Tensor | None], Linear]
 
 
 def resolve_model(model: str, revision: str | None = None) -> Path:
-    """The local folder of a model; downloads from the hub where needed.
+    """The local folder of a model. Downloads it from the hub if needed.
 
-    Honours HF_TOKEN, HF_HOME and HF_HUB_OFFLINE, as huggingface_hub does.
+    Respects HF_TOKEN, HF_HOME and HF_HUB_OFFLINE, like huggingface_hub.
     """
     if model == PETIOLE_TINY:
         return Path(__file__).parent / "petiole_tiny"
@@ -88,9 +88,9 @@ def _remove_unfinished_downloads() -> None:
 
 
 def fingerprint(folder: Path) -> str:
-    """Names a model by its content: configuration, and each tensor's name, type, shape and first bytes.
+    """A hash of a model's content: its configuration, and each tensor's name, dtype, shape and first bytes.
 
-    The same for the same checkpoint on any machine, however it is sharded; reads a few hundred bytes a tensor.
+    Equal for the same checkpoint on any machine and with any sharding. Reads a few hundred bytes per tensor.
     """
     raw = {k: v for k, v in read_json(folder / "config.json").items() if k not in _VOLATILE_KEYS}
     digest = hashlib.sha256(json.dumps(raw, sort_keys=True).encode())
@@ -103,7 +103,7 @@ def fingerprint(folder: Path) -> str:
 
 
 class Storage:
-    """The memory of a decoder's tensors. Who reads another decoder of the same layout after `rewind` gets the same
+    """The memory of a decoder's tensors. After `rewind`, reading another decoder of the same layout gets the same
     memory, in the same order."""
 
     def __init__(self) -> None:
@@ -128,9 +128,9 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """Where weights go and as what. `max_positions`: length of the rotary table.
+    """The target device and format of weights. `max_positions`: length of the rotary table.
 
-    On the "meta" device a decoder is checked: all its tensors are there and fit, and none is read.
+    On the "meta" device, loading only checks that all tensors exist and have the right shape; it reads none.
     """
 
     device: torch.device
@@ -146,10 +146,10 @@ class LoadOptions:
 
 
 class TensorSource(Protocol):
-    """Where a decoder's tensors come from: a `Checkpoint`, or whatever a benchmark makes up."""
+    """The source of a decoder's tensors: a `Checkpoint`, or generated ones in benchmarks."""
 
     def copy(self, name: str, into: Tensor) -> int:
-        """Fill `into` with the named tensor; returns the bytes read."""
+        """Copy the named tensor to `into`. Returns the number of bytes read."""
         ...
 
 
@@ -164,9 +164,9 @@ def read_decoder(
 
 
 def load_decoder(folder: Path, config: ModelConfig, options: LoadOptions) -> Decoder:
-    """Read a checkpoint's weights into a decoder. Raises ModelError for what is missing or of another shape.
+    """Read a checkpoint's weights into a decoder. Raises ModelError for missing tensors and wrong shapes.
 
-    As in transformers, a head that differs from the embedding is used, whatever the configuration says of tying.
+    As in transformers, a head that differs from the embedding is used even if the configuration ties them.
     """
     embedding, head = "model.embed_tokens.weight", "lm_head.weight"
     with Checkpoint(folder) as checkpoint:
@@ -236,7 +236,7 @@ class _Loader:
     def _linear(
         self, names: Sequence[str], sizes: Sequence[int], inputs: int, *, bias: bool, quantize: bool = True
     ) -> Linear:
-        """Several linear maps of the same input as one."""
+        """Several linear layers with the same input, fused into one."""
         joint = self._joint([n + ".bias" for n in names], sizes, ()) if bias else None
         if quantize and self.options.quantization != "none":
             return self._quantized(names, sizes, inputs, joint)
@@ -249,7 +249,7 @@ class _Loader:
         return joint
 
     def _quantized(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: Tensor | None) -> Linear:
-        """Part by part, so that the wide weights are never all there."""
+        """Quantize part by part, so that the unquantized weights are never in memory at once."""
         int8, device = self.options.quantization == "int8", self.options.device
         dtype = torch.int8 if int8 else torch.float8_e4m3fn
         weight = self.options.empty((sum(sizes), inputs), dtype)
@@ -266,7 +266,7 @@ class _Loader:
 
 @contextmanager
 def _progress(n_bytes: int, what: str) -> Iterator[Callable[[int], None]]:
-    """A bar with sizes for loads that take a while and a terminal that somebody watches."""
+    """A progress bar in bytes, for large loads on an interactive terminal."""
     from tqdm import tqdm
 
     quiet = n_bytes < _PROGRESS_FROM_BYTES or bool(os.environ.get("PETIOLE_NO_PROGRESS"))

@@ -47,7 +47,7 @@ class Adapter:
 
 
 def part_sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """(outputs, inputs) of each projection that an adapter may change."""
+    """(outputs, inputs) of each projection that an adapter can modify."""
     hidden, inner = config.hidden_size, config.intermediate_size
     return {
         "q_proj": (config.q_size, hidden),
@@ -61,12 +61,12 @@ def part_sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def rank_bytes(config: ModelConfig, itemsize: int) -> int:
-    """What a slot takes for each rank that it can hold."""
+    """Bytes of a slot per rank."""
     return itemsize * config.n_layers * sum(outputs + inputs for outputs, inputs in part_sizes(config).values())
 
 
 def read_adapter(name: str, folder: Path, config: ModelConfig, max_rank: int) -> Adapter:
-    """A PEFT adapter from its folder. Raises AdapterError with one clear line."""
+    """Read a PEFT adapter from its folder. Raises AdapterError."""
     settings, weights = ADAPTER_FILES
     try:
         rank, scale = _rank_and_scale(name, read_json(folder / settings), max_rank)
@@ -117,14 +117,14 @@ def _read_weights(
 
 @dataclass(frozen=True, slots=True)
 class _Slots:
-    """One linear map's slots. a: [slots, parts * rank, in]; b[part]: [slots, out, rank]."""
+    """The adapter slots of one linear layer. a: [slots, parts * rank, in]; b[part]: [slots, out, rank]."""
 
     a: Tensor
     b: tuple[Tensor, ...]
 
 
 class AdapterBank:
-    """The device's adapter slots. ranks: int32 [slots], of what lies in each, on the device."""
+    """The adapter slots of the device. ranks: int32 [slots] on the device, the rank of each slot's adapter."""
 
     def __init__(
         self, config: ModelConfig, n_slots: int, max_rank: int, dtype: torch.dtype, device: torch.device
@@ -145,7 +145,7 @@ class AdapterBank:
         self._versions = [0] * (n_slots + 1)
 
     def put(self, adapter: Adapter, slot: int) -> None:
-        """Replace what lies in a slot. In stream order: earlier steps still use the old content."""
+        """Replace the adapter in a slot. Called in stream order, because earlier steps still use the old one."""
         r, most = adapter.rank, self.max_rank
         self._ranks[slot] = r
         self.ranks[slot] = r
@@ -163,7 +163,7 @@ class AdapterBank:
         return self._slots[layer, name]
 
     def version(self, slot: int) -> int:
-        """How often something was put into this slot."""
+        """The number of `put` calls for this slot."""
         return self._versions[slot]
 
     def matrices(self, layer: int, name: LinearName, slot: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -173,7 +173,7 @@ class AdapterBank:
 
 
 class GroupedDeltas:
-    """The deltas of one step, adapter by adapter: one pair of products for all positions that share it."""
+    """The deltas of one step, grouped by adapter: one pair of products for all positions with the same adapter."""
 
     def __init__(self, bank: AdapterBank, adapter_slots: np.ndarray) -> None:
         self._bank = bank
@@ -194,7 +194,7 @@ class GroupedDeltas:
 class CapturedDeltas:
     """The deltas of a decode step on CUDA, each position with its own adapter's matrices.
 
-    The host decides nothing in it, so it can be captured in a graph. adapter_slots: int32 [T].
+    It makes no decision on the host, so it can be captured in a graph. adapter_slots: int32 [T].
     """
 
     def __init__(self, bank: AdapterBank, adapter_slots: Tensor) -> None:

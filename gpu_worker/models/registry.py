@@ -1,4 +1,4 @@
-"""Which architectures can be served, and how each is read from its folder."""
+"""The supported architectures and their loaders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def architecture(folder: Path) -> tuple[Architecture, ModelConfig]:
-    """What is in a model folder, from its config.json alone. Raises ModelError, naming what is known."""
+    """The architecture and configuration of a model folder, from its config.json. Raises ModelError if unknown."""
     raw = read_json(folder / "config.json")
     name = architecture_of(raw)
     if name not in ARCHITECTURES:

@@ -17,7 +17,7 @@ def rotary_table(rope: RopeConfig, head_dim: int, n_positions: int, device: torc
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """float32 [head_dim / 2], after the checkpoint's stretching for long contexts."""
+    """float32 [head_dim / 2], after the checkpoint's scaling for long contexts."""
     base = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
     if rope.kind == "linear":
         return base / rope.factor
@@ -29,7 +29,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 def _llama3(rope: RopeConfig, base: torch.Tensor) -> torch.Tensor:
-    """Long waves are stretched by `factor`, short ones kept, those between blended by their length."""
+    """Scales long wavelengths by `factor`, keeps short ones, and interpolates between them by wavelength."""
     turns = rope.original_max_position * base / (2 * math.pi)
     blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     blend = blend.clamp(0, 1)
@@ -37,7 +37,7 @@ def _llama3(rope: RopeConfig, base: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn(rope: RopeConfig, base: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """As above, but blended along the dimension's index between two numbers of turns."""
+    """As `_llama3`, but interpolates by dimension index, between two numbers of turns."""
 
     def dimension_of(turns: float) -> float:
         ratio = rope.original_max_position / (turns * 2 * math.pi)

@@ -1,7 +1,7 @@
-"""Checkpoint files, read tensor by tensor through a memory map that gives its pages back.
+"""Checkpoint files, memory-mapped and read tensor by tensor.
 
-A tensor is a view of the file; copying it to where it belongs is the only copy there is. `release` then tells
-the system that the file's pages are no longer needed, so that a load never holds the weights twice.
+A tensor is a view of the mapped file and is copied only once, to its destination. `release` then tells the system
+that the file's pages are no longer needed, so a load never holds the weights twice.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class SafetensorsFile:
         return entries
 
     def tensor(self, name: str) -> Tensor:
-        """A view of the file; read it, do not keep it."""
+        """A view of the mapped file. Do not store it."""
         entry = self.entries[name]
         if entry.dtype not in _DTYPES:
             known = ", ".join(_DTYPES)
@@ -100,7 +100,7 @@ class SafetensorsFile:
         return self._map[entry.start : min(entry.end, entry.start + n_bytes)]
 
     def chunks(self, name: str, n_bytes: int = 2**24) -> Iterator[bytes]:
-        """A tensor, piece by piece."""
+        """The bytes of a tensor, in chunks."""
         entry = self.entries[name]
         for start in range(entry.start, entry.end, n_bytes):
             yield self._map[start : min(start + n_bytes, entry.end)]
@@ -114,7 +114,7 @@ class SafetensorsFile:
 
 
 class Checkpoint:
-    """All tensors of a model folder, in one file or in the shards that its index names."""
+    """All tensors of a model folder, in one file or in the shards of its index."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -146,7 +146,7 @@ class Checkpoint:
         return sum(entry.end - entry.start for file in self.files for entry in file.entries.values())
 
     def copy(self, name: str, into: Tensor) -> int:
-        """Copy a tensor to where it belongs, converting its type on the way. Returns its bytes in the file."""
+        """Copy a tensor to `into`, converting its dtype. Returns its number of bytes in the file."""
         file, entry = self._owner(name), self.entry(name)
         if entry.shape != tuple(into.shape):
             raise ModelError(
@@ -157,7 +157,7 @@ class Checkpoint:
         return entry.end - entry.start
 
     def same(self, name: str, other: str) -> bool:
-        """Do two tensors hold the same bits?"""
+        """Whether two tensors are bitwise equal."""
         one, two = self.entry(name), self.entry(other)
         if (one.dtype, one.shape) != (two.dtype, two.shape):
             return False
