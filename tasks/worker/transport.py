@@ -110,12 +110,13 @@ class QoS(stock.QoS):
         self.channel.acknowledged()
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        if requeue:
+        if not requeue:
+            self.ack(delivery_tag)
+            return
+        if not self.channel.closed:  # closing it returned the message
             with self.channel.conn_or_acquire() as client:
                 self.channel.ledger.give_back(client, [delivery_tag])
-            _base.ack(self, delivery_tag)
-        else:
-            self.ack(delivery_tag)
+        _base.ack(self, delivery_tag)
 
     def restore_unacked(self, client: Any = None) -> None:
         with self.channel.conn_or_acquire(client) as client:

@@ -32,3 +32,13 @@ def test_a_connection_that_was_lost_leaves_nothing_in_the_event_loop(server: Red
     gc.collect()
     assert len(alive) <= 1
     hub.close()
+
+
+def test_a_message_of_a_closed_channel_can_be_rejected(server: RedisServer) -> None:
+    connection = Connection(server.url)
+    connection.transport_cls = Transport
+    channel = connection.channel()
+    channel.close()
+    for requeue in (True, False):
+        channel.basic_reject("1", requeue=requeue)
+    connection.release()
