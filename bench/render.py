@@ -77,9 +77,9 @@ def machine(runs: Mapping[str, Run]) -> str:
 
 
 def usual_run(runs: Mapping[str, Run]) -> Run:
-    """One of those on the machine that most of them share."""
+    """One of those on the machine that most of them share, with all the software that there was on it."""
     common = Counter(map(hardware, runs.values())).most_common(1)[0][0]
-    return next(run for run in runs.values() if hardware(run) == common)
+    return max((run for run in runs.values() if hardware(run) == common), key=lambda run: len(run["versions"]))
 
 
 def hardware(run: Run) -> str:
