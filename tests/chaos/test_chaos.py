@@ -31,9 +31,8 @@ from tasks.settings import settings
 MINUTES = float(os.environ.get("PETIOLE_CHAOS_MINUTES", "1"))
 WORKERS = 3
 LEASE_S = 2
-GROWTH_MIB = 64
-"""Of a worker through any number of tasks and accidents: buffers, Celery's list of what was revoked, and what the
-allocator keeps. It is reached within minutes: 43 MiB after 4 of them, 47 after 30."""
+GROWTH_MIB = 32
+"""Of a worker through any number of tasks and accidents: buffers, Celery's list of what was revoked."""
 
 OTHER_KEYS = 40
 """More than the keys that are not some task's: queues, leases, bindings, quarantine, the fleet view."""
