@@ -12,6 +12,7 @@ from celery.exceptions import Ignore, Reject
 from celery.worker.state import revoked
 
 from tasks.worker.revoking import Ending
+from tasks.worker.transport import Channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,13 @@ class Delivery:
         return "revoked" if request.id in revoked else request.ending
 
     # ------------------------------------------------------------ consumer's thread
+
+    @property
+    def held(self) -> bool:
+        """Whether the message is this worker's: it is not after a lost connection or a lost lease."""
+        message = self.request.message
+        channel = message.channel
+        return bool(channel.holds(message.delivery_tag) if isinstance(channel, Channel) else channel.is_open)
 
     def acknowledge(self) -> None:
         """Acknowledge without a result or event: another delivery reports how the task ended."""

@@ -49,7 +49,7 @@ def _tasks(number: int) -> str:
 
 
 def _busy(pool: EnginePool) -> bool:
-    return bool(pool.jobs or pool.foreign.running)
+    return bool(pool.foreign.running) or not all(job.over for job in pool.jobs.values())
 
 
 def run_acknowledgements(hub: Any) -> None:

@@ -2,7 +2,7 @@
 
     delivered ──begin──► submitted ──► admitted ──► ended ──finish──► finished ──trace──► acknowledged
                             │              │           │                 └ links and callbacks are sent only here
-                            │              │           └ stale: a newer attempt owns the task; dropped
+                            │              │           └ stale: a newer attempt owns the task: see `standby`
                             └──────────────┴ handed back: another worker resumes; the message is not acknowledged
 
     in any state, after an unexpected exception: given up; the next delivery resumes the task, or completes it if
@@ -37,6 +37,7 @@ from tasks.worker.delivery import Delivery
 from tasks.worker.publisher import Stream
 from tasks.worker.results import Outcome, Success, at_hand, ended, failed, recorded, succeeded, within
 from tasks.worker.revoking import Ending
+from tasks.worker.standby import Standby
 from tasks.worker.started import store_started
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Job:
             self.stream.drop()
         if self.handle is not None:
             self.handle.cancel()
-        self.pool.mailbox.post(self._requeue)
+        self.pool.mailbox.post(self._requeue_later)
 
     # ------------------------------------------------------------ intake
 
@@ -194,7 +195,7 @@ class Job:
         self.over = True
         if self.handle is not None:
             self.handle.cancel()
-        self.pool.mailbox.post(self._leave)
+        self.pool.mailbox.post(self._stand_by)
 
     def on_released(self) -> None:
         self.over = True
@@ -290,7 +291,7 @@ class Job:
             return
         if request.chord:  # a header task may be counted twice, but must be counted
             backend.on_chord_part_return(request._context, stored["status"], stored["result"])
-        self.pool.mailbox.post(self._drop)
+        self.pool.mailbox.post(self.leave)
 
     def _store_started(self) -> None:
         request = self.delivery.request
@@ -312,7 +313,7 @@ class Job:
 
     def stop(self, ending: Ending) -> None:
         """Cancel the generation, because the task was revoked or has expired."""
-        if self.ending is None and not self.over:
+        if self.ending is None:
             self.ending = ending
             if ending == "revoked":
                 self.pool.completions.run(lambda: fleet.flag_cancel(self.task_id))
@@ -365,21 +366,22 @@ class Job:
                 self._forget()
 
     @_or_give_up
-    def _leave(self) -> None:
-        """A newer attempt owned the task, but may have ended, and the message may have been redelivered to this
-        worker: then requeue it, otherwise acknowledge."""
-        self._forget()
-        if self.superseded:
-            self.delivery.requeue()
-        else:
-            self.delivery.acknowledge()
+    def _stand_by(self) -> None:
+        Standby(self).watch()
 
-    def _drop(self) -> None:
+    @_or_give_up
+    def leave(self) -> None:
         """Acknowledge without a result or event: another delivery reports how the task ended."""
         self._forget()
         self.delivery.acknowledge()
 
-    def _requeue(self) -> None:
+    @_or_give_up
+    def requeue(self) -> None:
+        """Requeue the message: another delivery resumes or completes the task."""
+        self._forget()
+        self.delivery.requeue()
+
+    def _requeue_later(self) -> None:
         """Without effect at shutdown, when all unacknowledged messages go back."""
         self._forget()
         self.pool.hub.call_later(GIVE_UP_S, self.delivery.requeue)

@@ -316,7 +316,11 @@ class Channel(_stock.Channel):  # type: ignore[misc]
                 raise
             self._refused(error)
 
-    # ------------------------------------------------------------ acknowledging
+    # ------------------------------------------------------------ holding and acknowledging
+
+    def holds(self, tag: str) -> bool:
+        held = tag in self.qos._delivered and tag not in self.qos._dirty
+        return held and not (self.closed or self.ledger.lost)
 
     def acknowledged(self) -> None:
         """Flush acknowledgements at once if there is no event loop whose ticks would."""

@@ -84,6 +84,29 @@ def test_a_worker_that_gets_its_task_back_before_it_hears_that_another_had_it_be
     eventually(lambda: site.unfinished() == 0, "acknowledged")
 
 
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_task_whose_newest_attempt_holds_no_message_is_watched_by_who_does(own_site: Site, dies: bool) -> None:
+    """The first worker begins the task when the second one has its message already."""
+    site = own_site
+    first = site.worker(PETIOLE_ENGINE_FACTORY="support.late_intake:LateIntakeEngine")
+    callback = site.signature("callback ", max_tokens=1)
+    result = site.generate("watched", max_tokens=LONG, seed=7, submission={"link": callback})
+    eventually(lambda: site.held() == 1, "taken")
+    first.signal(signal.SIGSTOP)
+    second = site.worker()
+    site.streaming(result, 20)
+    first.signal(signal.SIGCONT)
+    eventually(lambda: site.log(result)[-1]["attempt"] == 2, "taken over")
+    if dies:
+        first.kill()
+    value = site.get(result)
+    assert value["token_ids"] == site.tokens(result) == expected("watched", 7, LONG)
+    assert value["attempt"] == 2 + dies
+    assert "a newer attempt owns it" in second.output
+    eventually(lambda: site.unfinished() == 0, "acknowledged")
+    assert len(site.redis.keys("petiole:{*}:log")) == 2  # the task and one callback
+
+
 def test_a_worker_whose_engine_hangs_loses_its_tasks(own_site: Site) -> None:
     site = own_site
     site.worker()

@@ -1,0 +1,91 @@
+"""Watches a task that a newer attempt has taken from this worker, while this worker still holds a message of it.
+
+Acknowledging that message could lose the task. The worker of the newer attempt may hold no message: it may have
+lost it (its connection was cut, or it paused for longer than its lease) just before it began the attempt. If it
+dies then, this message is the only one.
+
+    stale ──► standing by ──result stored────────────► acknowledged
+                 │  └──message lost, too─────────────► forgotten
+                 └──newer attempt shows no life──────► requeued: another delivery resumes or completes the task
+
+Life: an attempt that writes refreshes the TTL of the task's state. It is silent during a long prefill, so the
+patience grows with the number of attempts: two messages of one task do not take it from each other for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from celery import states
+
+from tasks import connections
+from tasks.schemas import stream_keys
+
+if TYPE_CHECKING:
+    from tasks.worker.job import Job
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""How often the stored result and the state's TTL are read."""
+
+JITTER_S = 0.25
+"""By how much the computed time of expiry may vary although the TTL was not refreshed."""
+
+
+class Standby:
+    """One job that stands by."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._expires_at = 0.0
+        self._alive_at = time.monotonic()
+
+    def watch(self) -> None:
+        """Look again in `LOOK_S`, if the message is held. Called on the consumer's thread."""
+        job = self._job
+        if not job.delivery.held:
+            job.leave()
+        else:
+            job.pool.hub.call_later(LOOK_S, lambda: job.pool.completions.run(self._look))
+
+    def _look(self) -> None:
+        """Runs on a completion thread."""
+        post = self._job.pool.mailbox.post
+        try:
+            over, silent = self._result_stored(), self._silent()
+        except Exception as error:
+            logger.debug("task %s: its newer attempt cannot be watched: %s", self._job.task_id, error)
+            self._alive_at = time.monotonic()
+            post(self.watch)
+            return
+        if over:
+            post(self._job.leave)
+        elif silent:
+            logger.warning("task %s: its newer attempt shows no sign of life; requeued", self._job.task_id)
+            post(self._job.requeue)
+        else:
+            post(self.watch)
+
+    def _result_stored(self) -> bool:
+        request = self._job.delivery.request
+        if request.ignore_result:
+            return bool(connections.streams().hexists(stream_keys(self._job.task_id).state, "done"))
+        stored = request.task.backend.get_task_meta(self._job.task_id, cache=False)
+        return stored["status"] in states.READY_STATES
+
+    def _silent(self) -> bool:
+        """Whether the TTL of the task's state has not been refreshed for longer than one lease an attempt."""
+        state = stream_keys(self._job.task_id).state
+        with connections.streams().pipeline(transaction=False) as pipe:
+            pipe.pttl(state)
+            pipe.hget(state, "attempt")
+            ttl_ms, attempt = pipe.execute()
+        now = time.monotonic()
+        expires_at = now + ttl_ms / 1000
+        if ttl_ms > 0 and expires_at > self._expires_at + JITTER_S:
+            self._alive_at = now
+        self._expires_at = expires_at
+        return now - self._alive_at > self._job.pool.settings.visibility_timeout_s * int(attempt or 1)

@@ -1,0 +1,30 @@
+"""A fake engine in a worker whose intake begins its first task only after another worker has begun it.
+
+So it owns the task, but its lease has been lost by then, and with it the message.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from gpu_worker.config import EngineConfig
+from support.fake_engine import FakeEngine
+from tasks import connections
+from tasks.schemas import stream_keys
+from tasks.worker.intake import Intake
+
+
+class LateIntakeEngine(FakeEngine):
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        begin_all = Intake._begin_all
+
+        def beginning(intake: Intake, batch: Any, room: int) -> Any:
+            keys = [stream_keys(job.task_id).log for job in batch]
+            while not all(connections.streams().exists(key) for key in keys):
+                time.sleep(0.01)
+            Intake._begin_all = begin_all  # type: ignore[method-assign]
+            return begin_all(intake, batch, room)
+
+        Intake._begin_all = beginning  # type: ignore[method-assign]
