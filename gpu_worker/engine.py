@@ -223,7 +223,11 @@ class Engine:
         seq = stream.seq
         if seq is None:
             stream.requested_end = end
-        elif not seq.finalized:
+        else:
+            self._finalize(seq, end)
+
+    def _finalize(self, seq: ScheduledSequence, end: End) -> None:
+        if not seq.finalized:
             self.scheduler.state.finalize(seq, end)
 
     def _end_all(self, end: End) -> None:
@@ -259,10 +263,12 @@ class Engine:
             self._loop.post(lambda: self._end(stream, end))
 
     def _stop_generating(self, seq: ScheduledSequence) -> None:
-        self._loop.post(lambda: self._end(seq.stream, Finish(FinishReason.STOP)))
+        self._loop.post(lambda: self._finalize(seq, Finish(FinishReason.STOP)))
 
     def _forget(self, handle: Handle) -> None:
-        self._open.pop(handle, None)
+        stream = self._open.pop(handle, None)
+        if stream is not None:
+            stream.seq = None  # it refers to the stream: in a cycle, both would be kept until a garbage collection
 
     # ------------------------------------------------------------ control
 

@@ -168,6 +168,8 @@ class Handle:
                 self.error = outcome
             self._notify()
         self._call(self._on_done)
+        # Their owner may refer to this handle: in a cycle, both would be kept until a garbage collection.
+        self._on_delta = self._on_admitted = self._on_done = None
 
     def _notify(self) -> None:
         self._changed.notify_all()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from gpu_worker.errors import InvalidRequest
 
@@ -24,7 +25,7 @@ class _Node:
 
 
 class StopAutomaton:
-    """The compiled stop strings of a request; immutable, shared by its matchers."""
+    """Compiled stop strings; immutable, shared by their matchers."""
 
     __slots__ = ("root",)
 
@@ -61,6 +62,12 @@ class StopAutomaton:
                 return child
             node = node.fail
         return self.root
+
+
+@lru_cache(maxsize=64)
+def automaton_of(stops: tuple[str, ...]) -> StopAutomaton:
+    """The automaton of these stop strings. Requests of one application mostly have the same few."""
+    return StopAutomaton(stops)
 
 
 class StopMatcher:

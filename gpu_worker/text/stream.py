@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gpu_worker.text.stops import StopAutomaton, StopMatcher
+from gpu_worker.text.stops import StopMatcher, automaton_of
 from gpu_worker.text.tokenizer import Tokenizer
 
 
@@ -29,7 +29,7 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
         self._detokenizer = tokenizer.detokenizer()
-        self._matcher = StopMatcher(StopAutomaton(stop)) if stop else None
+        self._matcher = StopMatcher(automaton_of(tuple(stop))) if stop else None
 
     @property
     def stop(self) -> str | None:

@@ -135,6 +135,14 @@ class Stream:
 
     # ------------------------------------------------------------ publisher's thread
 
+    def close(self) -> Listener:
+        """Write nothing more. Returns the listener and forgets it: it refers to this stream, and in a cycle both
+        would be kept until a garbage collection."""
+        self.closed = True
+        listener = self.listener
+        del self.listener
+        return listener
+
     def join(self, call: Call, now: float) -> None:
         """Append this stream's arguments to a script call."""
         # Read `final` before the pieces: once it is set, all pieces have been pushed.
@@ -292,25 +300,22 @@ class Publisher:
         for position, (stream, sent, entries, operations) in enumerate(call.parts):
             code, length, end = unexpected.get(position, (0, 0, 0)) if unexpected else (0, 0, 0)
             if code == _STALE:
-                stream.closed = True
-                stream.listener.on_stale()
+                stream.close().on_stale()
             elif code == _GAP:
                 self._rewind(stream, length, end)
             else:
                 stream.sent, stream.entries = sent, entries
                 if operations:
                     self._done(stream, operations)
-                if code:
+                if code and not stream.closed:
                     stream.listener.on_cancel(flagged=code == _FLAGGED)
 
     def _done(self, stream: Stream, operations: str) -> None:
         stream.admitted_sent = stream.admitted_sent or "admitted" in operations
         if "last" in operations:
-            stream.closed = True
-            stream.listener.on_finished()
+            stream.close().on_finished()
         elif "released" in operations:
-            stream.closed = True
-            stream.listener.on_released()
+            stream.close().on_released()
 
     def _rewind(self, stream: Stream, entries: int, end: int) -> None:
         """Continue with the piece that begins at `end`, where the log, of `entries` entries, ends."""
