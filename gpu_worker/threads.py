@@ -52,3 +52,4 @@ class Threads:
                 work()
             except Exception:
                 logger.exception("%s raised", work)
+            del work  # what it refers to is not kept until the next call

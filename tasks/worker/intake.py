@@ -57,22 +57,27 @@ class Intake:
             self._thread.join(5.0)
 
     def _run(self) -> None:
-        while (job := self._queue.get()) is not None and not self._closing.is_set():
-            batch = [job]
-            while len(batch) < _JOBS_A_CALL:
-                try:
-                    more = self._queue.get_nowait()
-                except queue.Empty:
-                    break
-                if more is None:
-                    return
-                batch.append(more)
+        while (batch := self._next_batch()):
             try:
                 self._take(batch)
             except Exception as error:
                 logger.exception("intake: %d tasks could not be begun", len(batch))
                 self._pool.fail(error)
                 return
+            del batch  # jobs that have ended are not kept until the next batch
+
+    def _next_batch(self) -> list[Job]:
+        """Wait for jobs, and take all that are queued, up to a call's worth. Empty when closed."""
+        batch: list[Job] = []
+        while len(batch) < _JOBS_A_CALL:
+            try:
+                job = self._queue.get(block=not batch)
+            except queue.Empty:
+                break
+            if job is None or self._closing.is_set():
+                return []
+            batch.append(job)
+        return batch
 
     def _take(self, batch: list[Job]) -> None:
         requests, room = {job: self._read(job) for job in batch}, self._room()

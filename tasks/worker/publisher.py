@@ -255,6 +255,7 @@ class Publisher:
         try:
             while (batch := self._next_batch()) is not None:
                 self.flush(batch)
+                del batch  # streams that have ended are not kept until the next flush
                 if self._failing_since is not None:
                     self._pause()
         except Exception as error:

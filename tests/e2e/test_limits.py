@@ -17,6 +17,8 @@ from tasks.connections import connect
 from tasks.errors import ResultTooLarge
 from tasks.settings import Settings
 
+LONG = 1_500
+
 
 def test_urgent_tasks_overtake_the_queue(own_site: Site) -> None:
     site = own_site
@@ -224,3 +226,22 @@ def test_tenants_share_slots_by_weight(tmp_path: Path) -> None:
         for tenant, share in {"big": 12, "small": 4, "nobody": 4}.items():
             assert abs(first[tenant] - share) <= 1, first
         eventually(lambda: site.held() == 0, "all are done")
+
+
+def test_a_job_that_has_ended_is_freed_without_the_garbage_collector(own_site: Site) -> None:
+    """Otherwise the worker would grow between two collections, and each would stop all streams for longer."""
+    site = own_site
+    worker = site.worker(PETIOLE_ENGINE_FACTORY="support.uncollected:UncollectedEngine")
+    results = [site.generate(f"j{i}", max_tokens=LONG if i < 3 else 5) for i in range(20)]
+    for result in results[:3]:
+        site.streaming(result)
+        site.app.control.revoke(result.id, terminate=True)
+    for result in results[3:]:
+        site.get(result)
+    eventually(lambda: site.unfinished() == 0, "acknowledged")
+
+    def in_memory() -> int:
+        stats = site.app.control.inspect([worker.node], timeout=5).stats() or {}
+        return sum(one["pool"]["engine"]["jobs_in_memory"] for one in stats.values()) if stats else -1
+
+    eventually(lambda: in_memory() == 0, "all are freed")

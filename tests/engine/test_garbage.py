@@ -1,0 +1,54 @@
+"""Requests that have ended are freed at once: a garbage collection that found them would stop all streams."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from support.toy_engine import request, toy_engine
+
+
+OURS = {
+    "cache.tokens",
+    "gpu_worker.handle",
+    "gpu_worker.request",
+    "gpu_worker.scheduling.scheduled",
+    "gpu_worker.text.stream",
+    "gpu_worker.text_thread",
+}
+
+
+@pytest.fixture
+def collector() -> Iterator[None]:
+    """Without automatic collections; one by hand keeps what it finds in `gc.garbage`."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    yield
+    gc.set_debug(0)
+    gc.garbage.clear()
+    gc.enable()
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize("options", [{}, {"speculative_tokens": 4}, {"machine": {"n_pages": 48}}], ids=str)
+@pytest.mark.usefixtures("collector")
+def test_a_request_that_has_ended_leaves_no_garbage(options: dict[str, int]) -> None:
+    requests = [request([1 + i, 2, 3, 2, 3], 20 + i, temperature=0.5, logprobs=i % 2 or None) for i in range(12)]
+    with toy_engine(**options) as engine:
+        handles = [engine.submit(one) for one in requests]
+        for handle in handles[::4]:
+            handle.cancel()
+        for handle in handles[1::4]:
+            handle.hand_back()
+        for handle in handles[2::4]:
+            handle.result()
+        del handle, handles
+        while engine.stats()["open"]:
+            pass
+        gc.collect()
+        found = Counter(type(one).__qualname__ for one in gc.garbage if type(one).__module__ in OURS)
+    assert not found
