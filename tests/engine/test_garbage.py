@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import pytest
 from support.toy_engine import request, toy_engine
 
-
 OURS = {
     "cache.tokens",
     "gpu_worker.handle",
