@@ -24,6 +24,7 @@ from bench.checkpoints import Shape
 from bench.cuda import GRAPHS, QWEN3_8B, SMALL, Card, copy_bandwidth, matrix_rate, opened, release, seconds, tokens
 from bench.driver import Driver, Stream
 from bench.gpu_attention import attending
+from bench.gpu_layers import layering
 from bench.gpu_serving import beside_transformers, beside_vllm, workload
 from bench.parts import Parts, apart, failed, read
 from bench.report import Report, arguments, table
@@ -116,8 +117,12 @@ def decode(
             target=target,
             better="lower",
             samples=rounds,
-            note=f"{alone * 1e3:.3f} ms of it on the device",
+            note=f"{alone * 1e3:.3f} ms of it on the device{fused_products(runtime, batch)}",
         )
+
+
+def fused_products(runtime: ModelRuntime, batch: int) -> str:
+    return ", fused products" if runtime._executor.fused.get(batch) else ""  # type: ignore[attr-defined]
 
 
 def device_seconds(runtime: ModelRuntime, driver: Driver, sequences: list[Stream], rounds: int = 10) -> float:
@@ -257,6 +262,7 @@ PARTS: dict[str, Callable[[Report, Card], None]] = {
     "transformers": beside_transformers,
     "idle": idle,
     "attention": attending,
+    "layers": layering,
     "sampling": sampling,
     "8b-fp8": large_fp8,
     "vllm": beside_vllm,

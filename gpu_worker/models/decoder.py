@@ -104,7 +104,8 @@ class Decoder:
         for i, layer in enumerate(self.layers):
             if i:
                 x = self.kernels.add_rms_norm(x, residual, layer.input_norm, eps)
-            x = self._attention(i, layer, x, step)
+            x = self.attend(i, self._apply(i, "qkv", layer.qkv, x, step), step)
+            x = self._apply(i, "out", layer.out, x, step)
             x = self.kernels.add_rms_norm(x, residual, layer.post_norm, eps)
             x = self._apply(i, "gate_up", layer.gate_up, x, step)
             x = self._apply(i, "down", layer.down, self.kernels.silu_mul(x), step)
@@ -115,16 +116,15 @@ class Decoder:
         """Final norm and logits: [O, hidden] -> [O, vocab] in the model's dtype."""
         return self.head(self.kernels.rms_norm(hidden, self.norm, self.config.rms_norm_eps))
 
-    def _attention(self, i: int, layer: DecoderLayer, x: Tensor, step: Forward) -> Tensor:
-        config, n = self.config, x.shape[0]
-        qkv = self._apply(i, "qkv", layer.qkv, x, step)
+    def attend(self, i: int, qkv: Tensor, step: Forward) -> Tensor:
+        """Layer i's attention: [T, queries, keys and values] -> [T, q_size]. `qkv` may be overwritten."""
+        config, layer, n = self.config, self.layers[i], qkv.shape[0]
         q, k, v = torch.split(qkv, [config.q_size, config.kv_size, config.kv_size], dim=-1)
         q = q.view(n, config.n_heads, config.head_dim)
         k = k.view(n, config.n_kv_heads, config.head_dim)
         v = v.view(n, config.n_kv_heads, config.head_dim)
         norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
-        rotation = Rotation(norms, config.rms_norm_eps, step.positions, self.rotary)
-        return self._apply(i, "out", layer.out, step.attention.attend(i, q, k, v, rotation), step)
+        return step.attention.attend(i, q, k, v, Rotation(norms, config.rms_norm_eps, step.positions, self.rotary))
 
     def _apply(self, i: int, name: LinearName, linear: Linear, x: Tensor, step: Forward) -> Tensor:
         y = linear(x)

@@ -90,8 +90,9 @@ class CudaExecutor:
         workspace = new_workspace(cache.keys.device)
         self._slots = [self._new_slot(sizes, workspace, device) for _ in range(2)]
         device.synchronize()  # these tensors were created on another stream than the one that uses them
+        self.fused: dict[int, bool] = {}
         for slot in self._slots:
-            slot.graphs.capture(stream, capture)
+            slot.graphs.capture(stream, capture, self.fused)
         stream.enqueue(self._warm_up)
         stream.synchronize()
 

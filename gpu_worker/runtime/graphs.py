@@ -5,12 +5,17 @@ their fixed addresses. It writes logits (and hidden states, for models that deco
 The attention plan, which changes between replays, is written to the same memory before each replay. A batch
 between two sizes is padded with row 0, whose one position lies in page 0.
 
+A small batch is captured twice, with the usual kernels and with `fused.products`, and the quicker graph is kept:
+on another card, or for another shape, it may be the other one.
+
 All graphs share one memory pool. This is safe because they run one after another on one stream, and outputs that
 outlive a replay are copied out.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +37,11 @@ from gpu_worker.runtime.attention.flashinfer import (
 from gpu_worker.runtime.device import CudaStream, Device, Stream
 from gpu_worker.runtime.inputs import StepInputs, StepStates
 
+logger = logging.getLogger(__name__)
+
+MARGIN = 0.02
+"""By which part of a step's time `fused.products` must be quicker: chance does not decide between two equals."""
+
 _ROWS, _POSITIONS, _TOKENS, _ADAPTERS, _INDPTR, _LAST = range(6)
 _FIELDS = 6
 
@@ -51,6 +61,9 @@ class DecodeBuffers:
     def field(self, field: int, n: int) -> Tensor:
         return self.device[field, :n]
 
+
+Layers = Callable[[Tensor, Forward], Tensor]
+"""`Decoder.forward`, or what computes the same."""
 
 Capture = Callable[[Callable[[], None]], Callable[[], object]]
 """Captures the kernels that a task launches as a graph. Returns the function that replays them."""
@@ -128,21 +141,53 @@ class DecodeGraphs:
     def largest(self) -> int:
         return self._sizes[-1]
 
-    def capture(self, stream: Stream, capture: Capture) -> None:
-        """Warm up and capture every size, the largest first, so that the memory pool grows only once."""
+    def capture(self, stream: Stream, capture: Capture, fused: dict[int, bool]) -> None:
+        """Warm up and capture every size, the largest first, so that the memory pool grows only once.
+
+        `fused`: batch size -> whether `fused.products` is quicker. Filled by the first slot, so that a batch is
+        computed alike in both.
+        """
+        self._stream, self._capture = stream, capture
+        usual = self._decoder.forward
         for size in reversed(self._sizes):
-            for adapted in [False, True] if self._bank is not None else [False]:
-                work = partial(self._forward, size, adapted)
-                stream.enqueue(partial(self._warm_up, size, work))
-                stream.synchronize()
-                self._replays[size, adapted] = capture(work)
+            if self._bank is not None:
+                self._replays[size, True] = self._captured(size, True, usual)
+            other = fused_layers(self._decoder, size)
+            if other is not None and size not in fused:
+                fused[size] = self._is_quicker(size, other, usual)
+            self._replays[size, False] = self._captured(size, False, other if other and fused[size] else usual)
+
+    def _captured(self, size: int, adapted: bool, layers: Layers) -> Callable[[], object]:
+        work = partial(self._forward, size, adapted, layers)
+        self._stream.enqueue(partial(self._warm_up, size, work))
+        self._stream.synchronize()
+        return self._capture(work)
+
+    def _is_quicker(self, size: int, other: Layers, usual: Layers) -> bool:
+        """Whether `other` compiles for this card, and takes less time."""
+        failures: list[Exception] = []
+
+        def attempt() -> None:
+            try:
+                self._warm_up(size, partial(self._forward, size, False, other))
+            except Exception as error:
+                failures.append(error)
+
+        self._stream.enqueue(attempt)
+        self._stream.synchronize()
+        if failures:
+            logger.warning("decode steps of %d are computed without fused products: %s", size, failures[0])
+            return False
+        took, least = (_seconds(self._stream, self._captured(size, False, one)) for one in (other, usual))
+        logger.info("decode steps of %d: %.3f ms, with fused products %.3f ms", size, least * 1e3, took * 1e3)
+        return took < (1 - MARGIN) * least
 
     def _warm_up(self, size: int, work: Callable[[], None]) -> None:
         with torch.inference_mode():
             self._prepare(size, np.zeros(0, np.int32), np.zeros(0, np.int32))
             work()
 
-    def _forward(self, size: int, adapted: bool) -> None:
+    def _forward(self, size: int, adapted: bool, layers: Layers) -> None:
         from gpu_worker.runtime.fused.layers import token_slots
 
         cache = self._geometry.cache
@@ -152,7 +197,8 @@ class DecodeGraphs:
             deltas = CapturedDeltas(self._bank, self._buffers.field(_ADAPTERS, size))
         slots = token_slots(cache.table, rows, positions, cache.page_size)
         attention = FlashInferAttention(self._geometry, slots, self._wrappers[size].wrappers)
-        hidden = self._decoder.forward(self._embed(size, rows.long()), Forward(positions, attention, deltas))
+        step = Forward(positions, attention, deltas)
+        hidden = layers(self._embed(size, rows.long()), step)
         if self._decoder.n_values:
             self._buffers.hidden[:size].copy_(hidden)
         self._buffers.logits[:size].copy_(self._decoder.head_output(hidden))
@@ -196,3 +242,28 @@ class DecodeGraphs:
         )
         pinned, indices = self._buffers.host, self._indices[: int(indptr[-1])]
         self._wrappers[size].plan(pinned[_INDPTR, : size + 1], indices, pinned[_LAST, :size])
+
+
+def fused_layers(decoder: Decoder, size: int) -> Layers | None:
+    """`fused.products` for a decode step of so many sequences, if it knows this model."""
+    from gpu_worker.runtime.fused import products
+
+    known = type(decoder).forward is Decoder.forward and products.fits(decoder)
+    return partial(products.forward, decoder) if known and size <= products.MOST_ROWS else None
+
+
+def _seconds(stream: Stream, replay: Callable[[], object]) -> float:
+    """The least of a few rounds, for one replay of several that are enqueued together."""
+
+    def once() -> None:
+        with torch.inference_mode():
+            replay()
+
+    rounds = []
+    for _ in range(4):
+        start = time.perf_counter()
+        for _ in range(10):
+            stream.enqueue(once)
+        stream.synchronize()
+        rounds.append(time.perf_counter() - start)
+    return min(rounds) / 10

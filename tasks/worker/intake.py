@@ -57,7 +57,7 @@ class Intake:
             self._thread.join(5.0)
 
     def _run(self) -> None:
-        while (batch := self._next_batch()):
+        while batch := self._next_batch():
             try:
                 self._take(batch)
             except Exception as error:

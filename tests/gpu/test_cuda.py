@@ -17,6 +17,7 @@ from gpu_worker.models.config import parse_decoder_config
 from gpu_worker.models.loading import load_decoder
 from gpu_worker.models.registry import ARCHITECTURES, Architecture
 from gpu_worker.request import SamplingParams
+from gpu_worker.runtime import graphs as decode_graphs
 from gpu_worker.runtime.noise import gumbel, noise_keys
 
 BF16 = 2e-2
@@ -83,6 +84,20 @@ def test_a_captured_decode_that_fills_the_card(checkpoint, open_runtime):
     folder, model = checkpoint("qwen3", **shape)
     driver = Driver(open_runtime(folder, max_num_seqs=64, graph_batch_sizes=(64,)))
     decodes_agree(driver, model, [tokens(3 + 3 * n, n) for n in range(40)])
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_small_batches_by_fused_products(family, checkpoint, open_runtime, monkeypatch):
+    """Taken although they may be slower here. Qwen2 has biases, Qwen3 norms of heads."""
+    monkeypatch.setattr(decode_graphs, "MARGIN", float("-inf"))
+    folder, model = checkpoint(family, hidden_size=256, intermediate_size=768)
+    runtime = open_runtime(folder, max_num_seqs=20, graph_batch_sizes=(1, 4, 16, 20))
+    assert runtime._executor.fused == {1: True, 4: True, 16: True}
+    for n in (1, 3, 13, 20):
+        decodes_agree(Driver(runtime), model, [tokens(3 + 7 * i, i) for i in range(n)])
+    prompts = [tokens(n, n) for n in (3, 9, 30)]
+    alone = [Driver(runtime).generate([prompt], 40, depth=2)[0] for prompt in prompts]
+    assert Driver(runtime).generate(prompts, 40, depth=2) == alone
 
 
 def test_a_pool_that_32_bits_cannot_index(checkpoint, open_runtime):

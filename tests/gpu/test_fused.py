@@ -19,8 +19,9 @@ pytest.importorskip("triton")
 
 from support import fake_flashinfer as plain
 
-from gpu_worker.models.layers import Rotation
+from gpu_worker.models.layers import DenseLinear, Rotation
 from gpu_worker.runtime.fused import choose as fused
+from gpu_worker.runtime.fused import products
 from gpu_worker.runtime.fused.adapters import add_deltas
 from gpu_worker.runtime.fused.layers import gather_pages, rotate_and_store, token_slots
 from gpu_worker.runtime.noise import noise_keys
@@ -148,3 +149,32 @@ def test_each_row_adds_what_its_own_adapter_gives(width, outputs, most, dtype):
     near = 2e-2 if dtype is torch.bfloat16 else 1e-4
     torch.testing.assert_close(ours.cpu(), expected, rtol=near, atol=near)
     assert torch.equal(ours.cpu()[slots == 0], y[slots == 0])
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(("n", "outputs", "inputs"), [(1, 96, 256), (5, 128, 512), (16, 80, 768)], ids=str)
+def test_a_product_with_what_precedes_and_follows_it(n, outputs, inputs, biased, monkeypatch):
+    """The interpreter multiplies no bfloat16."""
+    monkeypatch.setattr(products, "_PROGRAMS", 4)
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+    near = {"rtol": 2e-2, "atol": 2e-2} if DEVICE == "cuda" else {"rtol": 1e-4, "atol": 1e-4}
+    draw = torch.Generator().manual_seed(n)
+
+    def normal(*shape, scale=1.0):
+        return (torch.randn(shape, generator=draw) * scale).to(DEVICE, dtype)
+
+    x, norm = normal(n, inputs), normal(inputs) + 1
+    linear = DenseLinear(normal(outputs, inputs, scale=inputs**-0.5), normal(outputs) if biased else None)
+    wide = DenseLinear(linear.weight.float(), linear.bias.float() if biased else None)
+    normed = plain.rmsnorm(x.float(), norm.float(), 1e-5)
+    torch.testing.assert_close(products.product(x, linear).float(), wide(x.float()), **near)
+    torch.testing.assert_close(products.product(x, linear, norm=(norm, 1e-5)).float(), wide(normed), **near)
+    gate, up = wide(normed).chunk(2, -1)
+    gated = products.product(x, linear, norm=(norm, 1e-5), gated=True).float()
+    torch.testing.assert_close(gated, torch.nn.functional.silu(gate) * up, **near)
+    target = normal(n, outputs)
+    expected = target.float() + wide(x.float())
+    assert products.product(x, linear, add_to=target) is target
+    torch.testing.assert_close(target.float(), expected, **near)
+    alone = [products.product(x[i : i + 1], linear, norm=(norm, 1e-5)) for i in range(n)]
+    assert torch.equal(torch.cat(alone), products.product(x, linear, norm=(norm, 1e-5)))

@@ -19,7 +19,7 @@ from test_logits import ALL, reference, relative_error, table, tokens
 from bench.driver import Driver
 from gpu_worker.errors import ModelError
 from gpu_worker.request import SamplingParams
-from gpu_worker.runtime import cuda, outputs
+from gpu_worker.runtime import cuda, fused, graphs, outputs
 from gpu_worker.runtime.attention.flashinfer import (
     DecodeWrappers,
     Geometry,
@@ -186,3 +186,38 @@ def test_working_memory_grows_with_the_batch(checkpoint, open_runtime):
         for n in (1, 256)
     )
     assert small < large < 4 * 2**30
+
+
+@pytest.mark.parametrize("margin", [-1e9, 1.0])
+def test_the_quicker_of_two_ways_to_compute_a_small_batch_is_taken_by_both_slots(
+    margin, checkpoint, open_cuda, monkeypatch
+):
+    calls = []
+
+    def forward(*given):
+        calls.append(len(given[1]))
+        return fake_flashinfer.forward(*given)
+
+    monkeypatch.setattr(fused.products, "forward", forward)
+    monkeypatch.setattr(graphs, "MARGIN", margin)
+    folder, model = checkpoint("qwen3")
+    runtime = open_cuda(folder, graph_batch_sizes=(1, 2, 4))
+    assert runtime._executor.fused == {1: margin < 0, 2: margin < 0}
+    calls.clear()
+    for n in (1, 2, 3):
+        outputs = Driver(runtime).generate(PROMPTS[:n], N_TOKENS, depth=2)
+        assert outputs == [oracle(model, prompt) for prompt in PROMPTS[:n]]
+    assert set(calls) == ({1, 2} if margin < 0 else set())
+
+
+def test_without_a_compiler_for_other_kernels_the_usual_ones_serve(checkpoint, open_cuda, monkeypatch, caplog):
+    def failing(*_):
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(fused.products, "forward", failing)
+    folder, model = checkpoint("qwen3")
+    with caplog.at_level("WARNING"):
+        runtime = open_cuda(folder, graph_batch_sizes=(1, 4))
+    assert runtime._executor.fused == {1: False}
+    assert "no such instruction" in caplog.text
+    assert Driver(runtime).generate(PROMPTS[:1], N_TOKENS) == [oracle(model, PROMPTS[0])]

@@ -16,6 +16,7 @@ import types
 import torch
 
 from gpu_worker.models.decoder import Decoder
+from gpu_worker.runtime import fused
 from gpu_worker.runtime.attention.flashinfer import FlashInferKernels
 from gpu_worker.runtime.cuda import CudaExecutor
 from gpu_worker.runtime.graphs import eager
@@ -265,11 +266,32 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         return self._attend(q, pages, self.queries, out)
 
 
+# ---------------------------------------------------------------- gpu_worker.runtime.fused.products
+
+MOST_ROWS = 2
+
+
+def fits(decoder):
+    return decoder.dtype == torch.float32
+
+
+def forward(decoder, hidden, step):
+    """The layers as products that are added to the residual."""
+    assert len(hidden) <= MOST_ROWS
+    assert step.deltas is None
+    eps = decoder.config.rms_norm_eps
+    for i, layer in enumerate(decoder.layers):
+        hidden += layer.out(decoder.attend(i, layer.qkv(rmsnorm(hidden, layer.input_norm, eps)), step))
+        hidden += layer.down(silu_and_mul(layer.gate_up(rmsnorm(hidden, layer.post_norm, eps))))
+    return hidden
+
+
 def install(monkeypatch):
     def module(name, *members):
         made = types.ModuleType(name)
         made.__dict__.update({member.__name__: member for member in members})
         monkeypatch.setitem(sys.modules, name, made)
+        return made
 
     card = types.SimpleNamespace(multi_processor_count=PROCESSORS)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
@@ -278,6 +300,9 @@ def install(monkeypatch):
     module("flashinfer.activation", silu_and_mul)
     module("gpu_worker.runtime.fused.layers", rotate_and_store, gather_pages, token_slots, quantize_rows)
     module("gpu_worker.runtime.fused.adapters", add_deltas)
+    products = module("gpu_worker.runtime.fused.products", fits, forward)
+    products.MOST_ROWS = MOST_ROWS
+    monkeypatch.setattr(fused, "products", products, raising=False)
 
 
 def compute_as_on_cuda(runtime):

@@ -1,0 +1,70 @@
+"""The layers of a small batch without their attention, by the usual kernels and by fused products, against the
+time to read their weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from bench.checkpoints import config
+from bench.cuda import QWEN3_8B, SMALL, Card, RandomWeights, release, seconds
+from bench.report import Report
+from gpu_worker.models.config import parse_decoder_config
+from gpu_worker.models.decoder import Forward
+from gpu_worker.models.layers import Rotation
+from gpu_worker.models.loading import LoadOptions, read_decoder
+from gpu_worker.runtime.attention.flashinfer import FlashInferKernels
+from gpu_worker.runtime.device import CudaDevice
+from gpu_worker.runtime.fused import products
+from gpu_worker.runtime.graphs import Layers, cuda_capture
+
+LAYERS = 8
+"""One after another, so that no layer finds its weights in the card's cache."""
+
+
+class _Nothing:
+    """An attention that gives the queries back. See `models.decoder.Attention`."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
+        return q.reshape(len(q), -1)
+
+
+def layering(report: Report, card: Card) -> None:
+    on = CudaDevice().torch_device
+    for shape in (SMALL, QWEN3_8B):
+        model = dataclasses.replace(parse_decoder_config(config(shape)), n_layers=LAYERS)
+        options = LoadOptions(on, torch.bfloat16, max_positions=8, kernels=FlashInferKernels())
+        decoder = read_decoder(RandomWeights(), model, options)
+        floor = 2 * shape.layer_parameters / card.bandwidth
+        for batch in (1, 2, 4, 8, 16):
+            ways: dict[str, Layers] = {
+                "usual kernels": decoder.forward,
+                "fused products": partial(products.forward, decoder),
+            }
+            for name, layers in ways.items():
+                report.add(
+                    f"{shape.name}: a layer without attention, batch {batch}, {name}",
+                    layer_seconds(layers, batch, model.hidden_size) * 1e6,
+                    "us",
+                    floor=floor * 1e6,
+                    better="lower",
+                )
+        del decoder
+        release()
+
+
+def layer_seconds(layers: Layers, batch: int, width: int) -> float:
+    device = CudaDevice()
+    hidden = torch.randn(batch, width, dtype=torch.bfloat16, device=device.torch_device)
+    step = Forward(torch.zeros(batch, dtype=torch.int64, device=device.torch_device), _Nothing())
+
+    def work() -> None:
+        with torch.inference_mode():
+            layers(hidden.clone(), step)
+
+    work()
+    device.synchronize()
+    return seconds(cuda_capture(device.new_stream("compute"))(work)) / LAYERS
