@@ -9,11 +9,21 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from gpu_worker.models.layers import Rotation
 
 _HEADS = 8
 FP8_MAX = tl.constexpr(448.0)
+
+
+def overlapped(x: Tensor) -> dict[str, bool]:
+    """Launch options of a kernel that reads and writes nothing before its `gdc_wait`, for the device of x.
+
+    From Hopper on it may then start while the kernel before it ends (programmatic dependent launch).
+    """
+    hopper = x.is_cuda and torch.cuda.get_device_capability(x.device)[0] >= 9
+    return {"OVERLAPPED": True, "launch_pdl": True} if hopper else {"OVERLAPPED": False}
 
 
 def rotate_and_store(
@@ -52,6 +62,7 @@ def rotate_and_store(
         BLOCK=triton.next_power_of_2(width // 2),
         HEADS=_HEADS,
         num_warps=4,
+        **overlapped(q),
     )
 
 
@@ -77,7 +88,11 @@ def _rotate_and_store(
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
 ):
+    if OVERLAPPED:
+        gdc_launch_dependents()
+        gdc_wait()
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     angles = table + tl.load(positions + row).to(tl.int64) * (2 * HALF)
     n_groups = tl.cdiv(n_heads, HEADS)

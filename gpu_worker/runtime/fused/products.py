@@ -26,6 +26,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from gpu_worker.models.decoder import Decoder, Forward
 from gpu_worker.models.layers import DenseLinear, Linear
+from gpu_worker.runtime.fused.layers import overlapped
 
 MOST_ROWS = 16
 
@@ -82,7 +83,6 @@ def product(
     assert x.stride(1) == y.stride(1) == 1
     block = 32 if outputs % 32 == 0 and outputs // 32 >= _PROGRAMS else 16
     scale, eps = norm or (weight, 0.0)
-    hopper = x.is_cuda and torch.cuda.get_device_capability(x.device)[0] >= 9
     _product[(outputs // block,)](
         x,
         weight,
@@ -99,13 +99,12 @@ def product(
         GATED=gated,
         ADDED=add_to is not None,
         BIASED=bias is not None,
-        OVERLAPPED=hopper,
         ROWS=MOST_ROWS,
         OUTPUTS=block,
         INPUTS=_INPUTS,
         num_warps=4,
         num_stages=_STAGES,
-        **({"launch_pdl": True} if hopper else {}),
+        **overlapped(x),
     )
     return y
 
