@@ -18,7 +18,6 @@ from gpu_worker.models.layers import Rotation
 from gpu_worker.models.loading import LoadOptions, read_decoder
 from gpu_worker.runtime.attention.flashinfer import FlashInferKernels
 from gpu_worker.runtime.device import CudaDevice
-from gpu_worker.runtime.fused import products
 from gpu_worker.runtime.graphs import Layers, cuda_capture
 
 LAYERS = 8
@@ -33,6 +32,8 @@ class _Nothing:
 
 
 def layering(report: Report, card: Card) -> None:
+    from gpu_worker.runtime.fused import products
+
     on = CudaDevice().torch_device
     for shape in (SMALL, QWEN3_8B):
         model = dataclasses.replace(parse_decoder_config(config(shape)), n_layers=LAYERS)
