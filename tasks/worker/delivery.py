@@ -45,16 +45,26 @@ class Delivery:
         return getattr(self.accept_callback, "__self__", None)
 
     @property
+    def redelivered(self) -> bool:
+        """Whether the message was given back to its queue before."""
+        return (self.message.get("delivery_info") or {}).get("redelivered") is True
+
+    @property
     def ending(self) -> Ending | None:
         """Read-only: only the consumer's thread may change Celery's state."""
-        request = self.request
-        if (
-            request.ending is None
-            and request.expires is not None
-            and datetime.now(request.expires.tzinfo) > request.expires
-        ):
+        if self.request.ending is None and self._expired:
             return "expired"
-        return "revoked" if request.id in revoked else request.ending
+        return "revoked" if self.request.id in revoked else self.request.ending
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether a task that has not begun was revoked or has expired."""
+        return self._expired or self.request.id in revoked
+
+    @property
+    def _expired(self) -> bool:
+        expires = self.request.expires
+        return expires is not None and datetime.now(expires.tzinfo) > expires
 
     # ------------------------------------------------------------ consumer's thread
 

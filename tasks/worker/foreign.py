@@ -2,21 +2,38 @@
 `threads` pool.
 
 They share the worker's prefetch with the generations, so many long ones should have their own queue and worker.
-Their time limits are not enforced, and a running one cannot be terminated, because a thread cannot be killed.
+Their time limits are not enforced, and a running one cannot be terminated, because a thread cannot be killed:
+at shutdown it is cut off by the end of the process, and its message goes back to the queue.
+
+A task that kills its process takes the engine with it, and its message comes back. So the deaths of each task are
+counted in Redis, as those of generations are:
+
+    run begins       the count of unfinished runs goes up by one; on a first delivery it starts at one
+    run ends         the count is deleted
+    worker shuts down    the count goes down by one: a deploy is no death
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 
+import redis
 from billiard.einfo import ExceptionInfo
 
+from gpu_worker.threads import Threads
+from tasks.connections import LOST
+from tasks.errors import WorkersLost
 from tasks.worker.delivery import Delivery
 from tasks.worker.mailbox import Callback, Mailbox
 
+logger = logging.getLogger(__name__)
+
 THREADS = 4
+DAY_S = 86_400
 
 
 class ForeignTask:
@@ -24,60 +41,185 @@ class ForeignTask:
 
     def __init__(self, tasks: ForeignTasks, delivery: Delivery) -> None:
         self._tasks, self._delivery = tasks, delivery
+        self._superseded: list[Delivery] = []
+        self.began_at: float | None = None
+        self._accepted = False
 
     def terminate(self, signal: object = None) -> None:
         """Does nothing: a thread cannot be killed."""
 
-    def run(self) -> None:
-        delivery, mailbox = self._delivery, self._tasks.mailbox
-        if self._tasks.closed:
-            return
-        accepted = time.monotonic()
-        mailbox.post(lambda: delivery.accept_callback(os.getpid(), accepted))
-        mailbox.post(self._end())
-        self._tasks.running.discard(self)
+    @property
+    def task_id(self) -> str:
+        return self._delivery.task_id
 
-    def _end(self) -> Callback:
+    def is_same(self, delivery: Delivery) -> bool:
+        """Whether `delivery` brings this task's message again. A retry or a replacement has the same id, too."""
+        return _identity(self._delivery) == _identity(delivery)
+
+    # ------------------------------------------------------------ consumer's thread
+
+    def rebind(self, delivery: Delivery) -> None:
+        """The message came again after a lost connection: go on, for the new request object."""
+        self._superseded.append(self._delivery)
+        self._delivery = delivery
+        if self._accepted:
+            self._accept()
+
+    def _accept(self) -> None:
+        assert self.began_at is not None
+        self._accepted = True
+        self._delivery.accept_callback(os.getpid(), self.began_at)
+
+    def _settle(self, outcome: tuple[bool, object, float]) -> None:
+        try:
+            self._delivery.callback(outcome)
+        except MemoryError:  # raised by the task and stored: Celery does not acknowledge it
+            self._delivery.request.acknowledge()
+        finally:
+            self._forget()
+
+    def _fail(self, failure: ExceptionInfo) -> None:
+        try:
+            self._delivery.request.on_failure(failure)
+        finally:
+            self._forget()
+
+    def _withdraw(self) -> None:
+        """Let Celery announce that the task was revoked or has expired, and acknowledge it."""
+        try:
+            if not self._delivery.request.revoked():
+                self._delivery.requeue()
+        finally:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._tasks.running.discard(self)
+        for delivery in self._superseded:
+            delivery.acknowledge()
+
+    # ------------------------------------------------------------ a thread of its own
+
+    def run(self) -> None:
+        delivery, tasks = self._delivery, self._tasks
+        if tasks.closed:
+            return
+        if delivery.withdrawn:  # while it waited for a thread
+            tasks.mailbox.post(self._withdraw)
+            return
+        deaths = tasks.deaths.begin(delivery)
+        with tasks.closing:
+            if not tasks.closed:
+                self.began_at = time.monotonic()
+        if self.began_at is None:
+            tasks.deaths.hand_back([delivery.task_id])
+            return
+        tasks.mailbox.post(self._accept)
+        poison = deaths >= tasks.deaths.limit
+        end = self._failing(WorkersLost(deaths)) if poison else self._outcome(delivery)
+        if not tasks.closed:
+            tasks.deaths.end(delivery)
+        tasks.mailbox.post(end)
+
+    def _outcome(self, delivery: Delivery) -> Callback:
         """Run the task. The returned callback reports its outcome to Celery."""
-        delivery, began = self._delivery, time.monotonic()
+        began = time.monotonic()
         try:
             outcome = delivery.target(*delivery.args)
         except Exception:
             outcome = True, ExceptionInfo(), time.monotonic() - began
         except BaseException as error:  # such as SystemExit, which Celery's trace does not store
-            failure = _failure(f"the task raised {error!r}")
-            return lambda: delivery.request.on_failure(failure)
+            return self._failing(RuntimeError(f"the task raised {error!r}"))
+        return lambda: self._settle(outcome)
 
-        def settle() -> None:
-            try:
-                delivery.callback(outcome)
-            except MemoryError:  # raised by the task and stored: Celery does not acknowledge it
-                delivery.request.acknowledge()
-
-        return settle
+    def _failing(self, error: Exception) -> Callback:
+        failure = _failure(error)
+        return lambda: self._fail(failure)
 
 
-def _failure(what: str) -> ExceptionInfo:
+def _identity(delivery: Delivery) -> tuple[object, ...]:
+    message = delivery.message
+    return delivery.task_name, delivery.task_id, message.get("retries"), message.get("replaced_task_nesting")
+
+
+def _failure(error: Exception) -> ExceptionInfo:
     try:
-        raise RuntimeError(what)
-    except RuntimeError:
+        raise error
+    except type(error):
         return ExceptionInfo()
 
 
+class Deaths:
+    """How many workers died while they ran a task. Without Redis none is counted, and the task runs."""
+
+    def __init__(self, client: redis.Redis, limit: int) -> None:
+        self._client, self.limit = client, limit
+
+    def begin(self, delivery: Delivery) -> int:
+        """A run begins. Returns the earlier ones that neither ended nor were handed back."""
+        key = runs_key(delivery.task_id)
+        try:
+            if not delivery.redelivered:
+                self._client.set(key, 1, ex=DAY_S)
+                return 0
+            return self._add([key], 1) - 1
+        except (*LOST, redis.RedisError) as error:
+            logger.warning("task %s: its deaths are not counted: %s", delivery.task_id, error)
+            return 0
+
+    def end(self, delivery: Delivery) -> None:
+        try:
+            self._client.delete(runs_key(delivery.task_id))
+        except (*LOST, redis.RedisError) as error:
+            logger.warning("task %s: its end is not noted: %s", delivery.task_id, error)
+
+    def hand_back(self, task_ids: Sequence[str]) -> None:
+        """The worker shuts down in the middle of these runs."""
+        try:
+            self._add([runs_key(task_id) for task_id in task_ids], -1)
+        except (*LOST, redis.RedisError) as error:
+            logger.warning("this shutdown counts as a death of %s: %s", ", ".join(task_ids), error)
+
+    def _add(self, keys: Sequence[str], number: int) -> int:
+        """One round trip, because a Redis that hangs must not hold up a shutdown once for each task."""
+        pipe = self._client.pipeline()
+        for key in keys:
+            pipe.incrby(key, number)
+            pipe.expire(key, DAY_S)
+        return int(pipe.execute()[0])
+
+
+def runs_key(task_id: str) -> str:
+    return f"petiole:{{{task_id}}}:runs"
+
+
 class ForeignTasks:
-    def __init__(self, mailbox: Mailbox) -> None:
-        self.mailbox = mailbox
+    """`running`: those that were taken and have not ended, whether a thread runs them yet or not. It changes on
+    the consumer's thread only."""
+
+    def __init__(self, mailbox: Mailbox, deaths: Deaths) -> None:
+        self.mailbox, self.deaths = mailbox, deaths
         self.running: set[ForeignTask] = set()
         self.closed = False
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="petiole-task")
+        self.closing = threading.Lock()
+        self._threads = Threads(THREADS, "petiole-task")
 
     def apply(self, delivery: Delivery) -> ForeignTask:
+        if delivery.redelivered:
+            for known in self.running:
+                if known.is_same(delivery):
+                    known.rebind(delivery)
+                    return known
         task = ForeignTask(self, delivery)
         self.running.add(task)
-        self._threads.submit(task.run)
+        self._threads.put(task.run)
         return task
 
-    def close(self) -> None:
-        """Start no more tasks. Running ones are not waited for: their messages go back to the queue."""
-        self.closed = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    def close(self) -> int:
+        """Start no more tasks. Running ones are not waited for: their messages go back to the queue, and they end
+        with the process. Returns the number of tasks that have not ended."""
+        with self.closing:
+            again, self.closed = self.closed, True
+        begun = [task.task_id for task in self.running if task.began_at is not None]
+        if begun and not again:
+            self.deaths.hand_back(begun)
+        return len(self.running)

@@ -28,9 +28,10 @@ def hand_off(pool: EnginePool, drain_s: float) -> None:
         pool.intake.close()
         began = time.monotonic()
         if pool.engine.healthy and _busy(pool):
-            logger.info("finishing %s, for %.0f s at most", _tasks(len(pool.jobs)), drain_s)
+            taken = len(pool.jobs) + len(pool.foreign.running)
+            logger.info("finishing %s, for %.0f s at most", _tasks(taken), drain_s)
             pool.mailbox.wait(lambda: not _busy(pool), drain_s, lambda: run_acknowledgements(pool.hub))
-        pool.foreign.close()
+        cut_off = pool.foreign.close()
         unfinished = list(pool.jobs.values())
         for job in unfinished:
             job.hand_back()
@@ -39,8 +40,9 @@ def hand_off(pool: EnginePool, drain_s: float) -> None:
             HANDBACK_S,
             lambda: run_acknowledgements(pool.hub),
         )
-        if unfinished:
-            logger.info("gave %s back after %.1f s", _tasks(len(unfinished)), time.monotonic() - began)
+        if unfinished or cut_off:
+            count = _tasks(len(unfinished) + cut_off)
+            logger.info("gave %s back after %.1f s", count, time.monotonic() - began)
         pool.close_threads()
 
 

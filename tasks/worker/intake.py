@@ -108,7 +108,9 @@ class Intake:
             # A call repeated after a lost reply may find its own `running` marks: count no death.
             try:
                 facts = [
-                    fact for job in batch for fact in (_retries(job), int(_redelivered(job) and not reported))
+                    fact
+                    for job in batch
+                    for fact in (_retries(job), int(job.delivery.redelivered and not reported))
                 ]
                 replies: list[list[object]] = self._begin(keys, [*head, *facts])
                 if reported:
@@ -167,10 +169,6 @@ def _log_and_state(task_id: str) -> tuple[str, str]:
 def _retries(job: Job) -> int:
     retries = job.delivery.message.get("retries")
     return retries if type(retries) is int else 0
-
-
-def _redelivered(job: Job) -> bool:
-    return (job.delivery.message.get("delivery_info") or {}).get("redelivered") is True
 
 
 def _priority(job: Job) -> int:

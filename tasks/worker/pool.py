@@ -31,7 +31,7 @@ from tasks.worker.completions import Completions
 from tasks.worker.delivery import Delivery
 from tasks.worker.engines import EngineLike, load_engine
 from tasks.worker.eviction import warn_of_eviction
-from tasks.worker.foreign import ForeignTasks
+from tasks.worker.foreign import Deaths, ForeignTasks
 from tasks.worker.intake import Intake
 from tasks.worker.job import Job
 from tasks.worker.mailbox import Mailbox
@@ -81,7 +81,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self.publisher = Publisher(client, ttl_s=self.settings.stream_ttl_s)
         self.publisher.on_fatal = self.fail
         self.intake = Intake(self, client)
-        self.foreign = ForeignTasks(self.mailbox)
+        self.foreign = ForeignTasks(self.mailbox, Deaths(client, self.settings.max_attempts))
         self.completions = Completions(self.app)
         GenerationTask.Request = "tasks.worker.revoking:Request"
         self.result_max_bytes = self.settings.result_max_bytes
@@ -195,6 +195,11 @@ class EnginePool(BasePool):  # type: ignore[misc]
         if self.reporter is not None:
             self.reporter.stop()
         self.engine.shutdown(drain=False)
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether threads are left that cannot be stopped: of an unfinished load, or of the app's other tasks."""
+        return self.load_abandoned or (hasattr(self, "foreign") and bool(self.foreign.running))
 
     def _serving(self) -> bool:
         return hasattr(self, "engine") and self.engine.healthy and not self.failed

@@ -1,8 +1,8 @@
 """Changes to the program `celery -A tasks worker`: its exit and its log.
 
-The first Ctrl-C is a warm shutdown like SIGTERM and exits with status 0. A shutdown while the model loads does not
-wait for the load. URLs without a password are printed without a masked one. The log line of a generation has its
-statistics instead of its text.
+The first Ctrl-C is a warm shutdown like SIGTERM and exits with status 0. A shutdown does not wait for a model that
+is being loaded, nor longer than `drain_seconds` for the app's other tasks. URLs without a password are printed
+without a masked one. The log line of a generation has its statistics instead of its text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Worker(stock.Worker):  # type: ignore[misc]
 
     def start(self) -> None:
         super().start()
-        if getattr(self.pool, "load_abandoned", False):
+        if getattr(self.pool, "abandoned", False):
             leave(self.exitcode or EX_OK)
 
 

@@ -131,29 +131,6 @@ def test_what_is_revoked_has_no_result_that_could_be_too_big(own_site: Site) -> 
     assert (last["finish_reason"], last["stop_reason"]) == ("cancelled", "revoked")
 
 
-def test_foreign_tasks_run_beside_the_engine(own_site: Site) -> None:
-    site = own_site
-    site.worker("-I", "support.foreign_tasks")
-    running = site.generate("beside", max_tokens=300, seed=1)
-    assert site.get(site.app.send_task("foreign.add", args=[2, 3])) == 5
-    failing = site.app.send_task("foreign.fail")
-    with pytest.raises(RuntimeError, match="as it should"):
-        site.get(failing)
-    assert site.get(running)["token_ids"] == expected("beside", 1, 300)
-
-
-def test_a_foreign_task_that_would_end_its_process_fails_and_the_worker_goes_on(own_site: Site) -> None:
-    site = own_site
-    worker = site.worker("-I", "support.foreign_tasks")
-    with pytest.raises(RuntimeError, match=r"SystemExit\(3\)"):
-        site.get(site.app.send_task("foreign.exit"))
-    with pytest.raises(MemoryError, match="no room"):
-        site.get(site.app.send_task("foreign.too_big"))
-    eventually(lambda: site.held() == 0, "both are acknowledged")
-    assert site.get(site.generate("on", max_tokens=2, seed=1))["token_ids"] == expected("on", 1, 2)
-    assert worker.alive()
-
-
 def received(worker: Worker, names: dict[str, str]) -> list[str]:
     """The names of the tasks in the order in which the worker took them; `names` by task id."""
     found = (re.search(r"\[(\S+)\] received", line) for line in worker.output.splitlines())
