@@ -123,9 +123,9 @@ def malformed(message: Any) -> str | None:
             return f"headers.{name} must be a time in ISO 8601"
     limits = headers.get("timelimit")
     if limits is not None and not (
-        isinstance(limits, list | tuple) and len(limits) == 2 and all(map(_positive_or_none, limits))
+        isinstance(limits, list | tuple) and len(limits) == 2 and all(map(_limit_or_none, limits))
     ):
-        return "headers.timelimit must be two numbers"
+        return "headers.timelimit must be two numbers, null or from 0"
     try:
         body = message.payload
     except Exception as error:
@@ -162,5 +162,6 @@ def _protocol_1(message: Any) -> bool:
     )
 
 
-def _positive_or_none(value: object) -> bool:
-    return value is None or (type(value) in (int, float) and value > 0)  # type: ignore[operator]
+def _limit_or_none(value: object) -> bool:
+    """0 is no limit, as Celery has it."""
+    return value is None or (type(value) in (int, float) and value >= 0)  # type: ignore[operator]

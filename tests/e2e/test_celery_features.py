@@ -161,6 +161,11 @@ def test_hard_time_limit_fails(site: Site) -> None:
     assert site.log(result)[-1]["finish_reason"] == "deadline"
 
 
+def test_a_limit_of_zero_is_none(site: Site) -> None:
+    value = site.get(site.generate("no limit", max_tokens=2, submission={"time_limit": 0, "soft_time_limit": 0}))
+    assert value["finish_reason"] == "length"
+
+
 def test_time_limits_may_be_changed_while_the_worker_runs(site: Site) -> None:
     def limit(soft: float | None) -> None:
         (reply,) = site.app.control.time_limit("tasks.generate", soft=soft, reply=True, timeout=10, limit=1)
