@@ -24,6 +24,7 @@ from kombu.asynchronous import get_event_loop
 
 from gpu_worker.errors import InvalidRequest, ModelError
 from tasks import connections
+from tasks.app import app as petiole
 from tasks.definitions import GenerationTask
 from tasks.settings import PREFIX, Settings, settings
 from tasks.worker import handoff
@@ -72,6 +73,9 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     def on_start(self) -> None:
         """Load the model before the first message is taken."""
+        if self.app is not petiole:  # the app of `celery -A` has neither Petiole's transport nor its leases
+            logger.critical("Petiole's pool serves its own app, not %r: see docs/celery.md", self.app.main)
+            raise WorkerShutdown(EX_USAGE)
         begun = time.monotonic()
         logger.warning("loading %s", self.settings.model)  # WARNING is Celery's default log level
         self.engine = self._load()

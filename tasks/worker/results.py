@@ -217,7 +217,7 @@ def take_result(task_id: str) -> dict[str, Any]:
     known, outcome = getattr(_current, "outcome", nothing)
     if known != task_id or outcome is None:
         raise errors.GenerationFailed(
-            "this worker does not run Petiole's pool: start it with celery -A tasks worker, or set worker_pool"
+            "this worker does not run Petiole's app and pool: start it with celery -A tasks worker"
         )
     if outcome.error is not None:
         raise outcome.error

@@ -96,7 +96,7 @@ def test_the_body_of_a_task_finds_its_own_outcome_and_no_other() -> None:
         assert take_result("a") == {"text": "x"}
         with pytest.raises(errors.GenerationFailed):
             take_result("b")
-    with pytest.raises(errors.GenerationFailed, match="does not run Petiole's pool"):
+    with pytest.raises(errors.GenerationFailed, match="does not run Petiole's app and pool"):
         take_result("a")
 
 

@@ -10,8 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from celery import Celery
+from celery.exceptions import WorkerShutdown
 from support.site import Site, eventually
 
+from tasks.worker.pool import EnginePool
 from tasks.worker.program import Connection, figures_for_text
 from tasks.worker.results import Outcome, at_hand
 from tasks.worker.steps import freeze
@@ -114,6 +117,14 @@ def test_another_pool_is_one_line_and_status_2(site: Site) -> None:
     assert worker.ended() == 2
     assert "need its own pool, not celery.concurrency.solo: leave -P (--pool) away" in worker.output
     assert "Traceback" not in worker.output
+
+
+def test_an_app_of_ones_own_cannot_have_the_pool(caplog: pytest.LogCaptureFixture) -> None:
+    """Its worker would run generations without leases, and lose them when it dies."""
+    with pytest.raises(WorkerShutdown) as caught:
+        EnginePool(app=Celery("shop", set_as_current=False)).on_start()
+    assert caught.value.args == (2,)
+    assert "serves its own app, not 'shop'" in caplog.text
 
 
 def test_what_is_loaded_is_not_looked_through_by_every_garbage_collection() -> None:
