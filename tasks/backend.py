@@ -75,6 +75,7 @@ class ResultConsumer(stock.ResultConsumer):  # type: ignore[misc]
                 self._reconnect_pubsub()
 
     def on_wait_for_pending(self, result: Any, **options: Any) -> None:
+        options["interval"] = 0  # with Celery's default a group would sleep for half a second before it waits
         with self.reconnect_on_error():  # reconnecting also looks up the results
             super().on_wait_for_pending(result, **options)
 
