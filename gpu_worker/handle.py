@@ -11,6 +11,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextlib import suppress
 from typing import Protocol
 
 from gpu_worker.request import Delta, FinishReason, Request, Result
@@ -132,7 +133,7 @@ class Handle:
         changed.set()
 
         def wake() -> None:
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(changed.set)
 
         with self._changed:
@@ -173,7 +174,7 @@ class Handle:
 
     def _notify(self) -> None:
         self._changed.notify_all()
-        for wake in self._listeners:
+        for wake in tuple(self._listeners):  # a copy: a reader that is woken may leave before the next is
             wake()
 
     def _call(self, callback: Callable[..., None] | None, *more: object) -> None:
