@@ -12,13 +12,12 @@ capacity is the number of rows held (`table.num_allocated`), never a list length
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from sortedcontainers import SortedDict
 
 from cache import CacheTokens, KVCacheManager
 from gpu_worker.config import EngineConfig
@@ -78,8 +77,7 @@ class SchedulerState:
         self.gate = DelayGate(config.delay_factor)
         self.counters = Counters()
         self.outbox: list[Emission] = []
-        self._deadlines: list[tuple[float, int, ScheduledSequence]] = []
-        self._ticket = itertools.count()
+        self._deadlines: SortedDict[tuple[float, tuple[int, int]], ScheduledSequence] = SortedDict()
 
     @property
     def num_allocated(self) -> int:
@@ -126,7 +124,7 @@ class SchedulerState:
         seq.scheduled_s = now
         seq.cached_prompt_tokens = min(reused, seq.num_input_tokens)
         if seq.request.deadline_s is not None:
-            heapq.heappush(self._deadlines, (now + seq.request.deadline_s, next(self._ticket), seq))
+            self._deadlines[_deadline(seq)] = seq
         self.outbox.append((seq, (), None, None))
 
     # ------------------------------------------------------------ end and preemption
@@ -135,6 +133,8 @@ class SchedulerState:
         """End a request. Outstanding operations make the sequence a zombie; their outputs are dropped."""
         assert not seq.finalized, f"I8: {seq} ends twice"
         seq.finalized = True
+        if seq.request.deadline_s is not None and seq.scheduled_s is not None:
+            self._deadlines.pop(_deadline(seq), None)
         if seq.blocks is None:
             self.waiting.remove(seq)
         else:
@@ -196,15 +196,18 @@ class SchedulerState:
     # ------------------------------------------------------------ deadlines
 
     def expired(self, now: float) -> list[ScheduledSequence]:
-        """Remove and return the sequences whose deadline has passed and that are not finalized."""
+        """Remove and return the sequences whose deadline has passed."""
         due = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            seq = heapq.heappop(self._deadlines)[2]
-            if not seq.finalized:
-                due.append(seq)
+        while self._deadlines and self._deadlines.peekitem(0)[0][0] <= now:
+            due.append(self._deadlines.popitem(0)[1])
         return due
 
     def next_deadline(self) -> float | None:
-        while self._deadlines and self._deadlines[0][2].finalized:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+        return float(self._deadlines.peekitem(0)[0][0]) if self._deadlines else None
+
+
+def _deadline(seq: ScheduledSequence) -> tuple[float, tuple[int, int]]:
+    """When an admitted sequence with a deadline ends at the latest, and its rank, which no other one has."""
+    assert seq.scheduled_s is not None
+    assert seq.request.deadline_s is not None
+    return seq.scheduled_s + seq.request.deadline_s, seq.rank

@@ -9,6 +9,10 @@ from collections.abc import Iterator
 import pytest
 from support.toy_engine import request, toy_engine
 
+from gpu_worker import FinishReason
+from gpu_worker.handle import Handle
+from gpu_worker.scheduling.scheduled import ScheduledSequence
+
 OURS = {
     "cache.tokens",
     "gpu_worker.handle",
@@ -51,3 +55,22 @@ def test_a_request_that_has_ended_leaves_no_garbage(options: dict[str, int]) -> 
         gc.collect()
         found = Counter(type(one).__qualname__ for one in gc.garbage if type(one).__module__ in OURS)
     assert not found
+
+
+def test_a_request_that_ends_before_its_deadline_is_not_kept_until_then() -> None:
+    """Although the engine is never idle."""
+
+    def again(ended: Handle) -> None:
+        if ended.error is None and ended.result().finish_reason is FinishReason.LENGTH:
+            engine.submit(ended.request, on_done=again)
+
+    with toy_engine() as engine:
+        for i in range(2):
+            engine.submit(request([1, 2, 3 + i], 60 + 20 * i, ignore_eos=True), on_done=again)
+        for _ in range(20):
+            engine.submit(request([4, 5], 4, deadline_s=3600.0)).result(timeout=30)
+        engine.submit(request([4, 5], 4)).result(timeout=30)
+        gc.collect()
+        sequences = [one for one in gc.get_objects() if isinstance(one, ScheduledSequence)]
+        engine.shutdown(drain=False)
+        assert not [one for one in sequences if one.request.deadline_s is not None]
