@@ -29,6 +29,7 @@ from tasks.connections import LOST
 from tasks.errors import WorkersLost
 from tasks.worker.delivery import Delivery
 from tasks.worker.mailbox import Callback, Mailbox
+from tasks.worker.results import forget_frames
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,8 @@ class ForeignTask:
         except MemoryError:  # raised by the task and stored: Celery does not acknowledge it
             self._delivery.request.acknowledge()
         finally:
+            if isinstance(failure := outcome[1], ExceptionInfo):
+                forget_frames(getattr(failure.exception, "exc", failure.exception))
             self._forget()
 
     def _fail(self, failure: ExceptionInfo) -> None:

@@ -209,6 +209,14 @@ def at_hand(task_id: str, outcome: Outcome) -> Iterator[None]:
         yield
     finally:
         del _current.outcome
+        if outcome.error is not None:
+            forget_frames(outcome.error)
+
+
+def forget_frames(error: BaseException) -> None:
+    """Free what a handled error refers to. Frames of its traceback refer to it, too: they, and the task that they
+    belong to, would be kept until a garbage collection."""
+    error.__traceback__ = error.__context__ = None
 
 
 def take_result(task_id: str) -> dict[str, Any]:

@@ -210,6 +210,9 @@ def test_a_job_that_has_ended_is_freed_without_the_garbage_collector(own_site: S
     site = own_site
     worker = site.worker(PETIOLE_ENGINE_FACTORY="support.uncollected:UncollectedEngine")
     results = [site.generate(f"j{i}", max_tokens=LONG if i < 3 else 5) for i in range(20)]
+    for _ in range(5):
+        site.generate("longer than the model", max_tokens=10**6)
+        site.app.send_task("tasks.generate", kwargs={"prompt": "x", "no_such_option": 1})
     for result in results[:3]:
         site.streaming(result)
         site.app.control.revoke(result.id, terminate=True)
