@@ -77,7 +77,7 @@ class LeaseKeeper:
                         self._sweep(self._client)
                         sweep_at = now + self.sweep_s
                     self._log_changes(None)
-            except (*LOST, redis.RedisError) as error:
+            except Exception as error:  # of any kind: without this thread the worker would lose all its tasks
                 self._log_changes(error)
                 self._client = None
             if self._client is None:
@@ -86,7 +86,10 @@ class LeaseKeeper:
     def _log_changes(self, error: Exception | None) -> None:
         """Log the first of consecutive failures, and the recovery."""
         if error is not None and not self._failing:
-            logger.warning("leases: Redis does not renew them: %s", error)
+            if isinstance(error, (*LOST, redis.RedisError)):
+                logger.warning("leases: Redis does not renew them: %s", error)
+            else:
+                logger.error("leases: they cannot be renewed", exc_info=error)
         elif error is None and self._failing:
             logger.warning("leases: Redis renews them again")
         self._failing = error is not None

@@ -10,6 +10,7 @@ import redis
 from support.site import eventually
 
 from tasks.worker.leases import LeaseKeeper
+from tasks.worker.ledger import Ledger
 
 
 def test_an_engine_that_hangs_is_an_error_and_one_that_goes_on_again_is_none(
@@ -47,3 +48,23 @@ def test_a_redis_that_refuses_is_said_once_and_so_is_its_return(
         "leases: Redis does not renew them: MISCONF the disk is full",
         "leases: Redis renews them again",
     ]
+
+
+def test_an_error_that_nobody_expected_does_not_end_the_renewal(
+    client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as that of a set of channels that grows while it is read."""
+    reads = itertools.count()
+
+    def ledgers() -> list[Ledger]:
+        if next(reads) == 1:
+            raise RuntimeError("Set changed size during iteration")
+        return []
+
+    keeper = LeaseKeeper(
+        ledgers=ledgers, connect=lambda: client, heartbeat_age_s=lambda: 0.0, visibility_timeout_s=1
+    )
+    keeper.start()
+    eventually(lambda: next(reads) > 5, "it goes on", 10)
+    keeper.stop()
+    assert "leases: they cannot be renewed" in caplog.text
