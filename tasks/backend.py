@@ -59,8 +59,11 @@ class ResultConsumer(stock.ResultConsumer):  # type: ignore[misc]
         super().drain_events(timeout)
 
     def on_state_change(self, meta: Any, message: Any) -> None:
+        """Ignores the message of a result that was looked up before it was read: Celery would keep the last 8,192
+        of those, however large."""
         self._received = self._received or message is not None
-        super().on_state_change(meta, message)
+        if message is None or self._get_key_for_task(meta["task_id"]) in self.subscribed_to:
+            super().on_state_change(meta, message)
 
     def _poll_results(self) -> None:
         """If the subscription was silent although results are stored, reconnect it, which also delivers them."""
@@ -75,9 +78,9 @@ class ResultConsumer(stock.ResultConsumer):  # type: ignore[misc]
                 self._reconnect_pubsub()
 
     def on_wait_for_pending(self, result: Any, **options: Any) -> None:
-        options["interval"] = 0  # with Celery's default a group would sleep for half a second before it waits
+        """Look up what is stored. Celery would sleep for `interval` after that if a group has unfinished tasks."""
         with self.reconnect_on_error():  # reconnecting also looks up the results
-            super().on_wait_for_pending(result, **options)
+            super().on_wait_for_pending(result, **{**options, "interval": 0})
 
     def _subscribe_anew(self) -> None:
         """Subscribe again to all channels that were subscribed to before the connection was lost."""

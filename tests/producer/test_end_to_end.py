@@ -100,6 +100,25 @@ print(json.dumps(asyncio.run(read_all())))
     assert tokens == [expected(f"p{n}", n, 20) for n in range(8)]
 
 
+def test_a_group_is_waited_for_without_pauses_and_its_results_are_not_kept(site: Site) -> None:
+    code = """
+import time
+from types import SimpleNamespace
+import celery.backends.base as base
+from celery import group
+
+pauses = []
+base.time = SimpleNamespace(**{**vars(time), "sleep": pauses.append})
+groups = [group(generate.s(prompt="g", max_tokens=40) for _ in range(6)) for _ in range(3)]
+results = [one.apply_async().get(timeout=60) for one in groups]
+late = {"task_id": "t", "status": "SUCCESS", "result": results[0][0]}
+backend = generate.app.backend
+backend.result_consumer.on_state_change(late, {"type": "message"})
+print(json.dumps([sum(map(len, results)), max(pauses, default=0), len(backend._pending_messages)]))
+"""
+    assert client(site, code) == [18, 0, 0]
+
+
 def test_a_conversation(site: Site) -> None:
     text, result = client(
         site,
