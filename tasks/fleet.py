@@ -27,6 +27,7 @@ QUARANTINE_KEY = "petiole:quarantine"
 REPORT_INTERVAL_S = 2.0
 LOST_AFTER_S = 3 * REPORT_INTERVAL_S
 FORGOTTEN_AFTER_S = 3600
+_FLAGS_A_CALL = 1000
 
 _TIMEOUTS = {
     **dict.fromkeys(("socket_connect_timeout", "socket_timeout"), connections.CONNECT_TIMEOUT_S),  # Redis's
@@ -175,13 +176,16 @@ def cancel(task: Any, app: Celery = celery_app) -> None:
     app.control.revoke(task_id, terminate=True)
 
 
-def flag_cancel(task_id: str) -> None:
-    """Set the cancel flag in Redis, for the worker that has the task or gets it next."""
-    state = stream_keys(task_id).state
-    with connections.streams().pipeline(transaction=False) as pipe:
-        pipe.hset(state, "cancel", 1)
-        pipe.expire(state, settings().stream_ttl_s)
-        pipe.execute()
+def flag_cancel(*task_ids: str) -> None:
+    """Set the cancel flag in Redis, for the workers that have the tasks or get them next."""
+    ttl_s = settings().stream_ttl_s
+    for start in range(0, len(task_ids), _FLAGS_A_CALL):
+        with connections.streams().pipeline(transaction=False) as pipe:
+            for task_id in task_ids[start : start + _FLAGS_A_CALL]:
+                state = stream_keys(task_id).state
+                pipe.hset(state, "cancel", 1)
+                pipe.expire(state, ttl_s)
+            pipe.execute()
 
 
 def drain(worker: str, app: Celery = celery_app) -> None:

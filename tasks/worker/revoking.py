@@ -63,13 +63,12 @@ def revoke(
         logger.info("revoked: %s", ", ".join(ids))
         return {"ok": f"tasks {ids} flagged as revoked"}
     pool = state.consumer.pool
-    for one in ids:
-        if (request := known.requests.get(one)) is not None:
-            logger.info("terminating %s", one)
-            request.terminate(pool, signal)
-        else:
-            pool.completions.run(lambda one=one: fleet.flag_cancel(one))
     held = [one for one in ids if one in known.requests]
+    for one in held:
+        logger.info("terminating %s", one)
+        known.requests[one].terminate(pool, signal)
+    if others := ids.difference(held):
+        pool.completions.run(lambda: fleet.flag_cancel(*others))
     return {"ok": f"terminate: {', '.join(held) or 'tasks unknown'}"}
 
 

@@ -112,8 +112,9 @@ def test_revoke_before_it_starts(site: Site) -> None:
 
 def test_a_revocation_is_there_before_its_task(own_site: Site) -> None:
     first = own_site.worker()
-    own_site.app.control.revoke("to come", terminate=True)
-    eventually(lambda: own_site.state("to come").get("cancel"), "flagged")
+    others = [f"other {i}" for i in range(2500)]
+    own_site.app.control.revoke([*others, "to come"], terminate=True)
+    eventually(lambda: all(own_site.state(one).get("cancel") for one in [*others, "to come"]), "flagged")
     first.kill()
     own_site.worker()
     result = own_site.generate("hello", max_tokens=5, submission={"task_id": "to come"})
