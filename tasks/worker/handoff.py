@@ -51,7 +51,9 @@ def _tasks(number: int) -> str:
 
 
 def _busy(pool: EnginePool) -> bool:
-    return bool(pool.foreign.running) or not all(job.over for job in pool.jobs.values())
+    """Whether a task may still finish here. One that the intake had not begun, now that it is closed, will not."""
+    begun = [job for job in pool.jobs.values() if job.stream is not None or job.outcome is not None]
+    return bool(pool.foreign.running) or not all(job.over for job in begun)
 
 
 def run_acknowledgements(hub: Any) -> None:

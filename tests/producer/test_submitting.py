@@ -6,12 +6,10 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import chain, group
-from celery.backends import base
+from celery import chain
 from kombu.exceptions import OperationalError
 from support.fake_engine import expected
 from support.site import Site
@@ -112,18 +110,6 @@ def test_a_result_that_was_waited_for_in_vain_can_be_waited_for_again(site: Site
     site.server.start()
     site.workers[0].signal(signal.SIGCONT)
     assert later.get(timeout=60)["token_ids"] == expected("long", 2, 1000)
-
-
-@pytest.mark.e2e
-def test_a_group_is_waited_for_without_a_pause(site: Site, task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Celery sleeps for half a second between looking its results up and listening for them."""
-    pauses: list[float] = []
-    monkeypatch.setattr(base, "time", SimpleNamespace(sleep=pauses.append))
-    members = group([task.s(prompt=prompt, max_tokens=2, seed=1) for prompt in ("a", "b")])
-    submitted = members.apply_async()  # looked up before there is a worker
-    site.start_worker()
-    assert [value["token_ids"] for value in submitted.get(timeout=60)] == [expected(p, 1, 2) for p in ("a", "b")]
-    assert set(pauses) <= {0}
 
 
 @pytest.mark.e2e

@@ -7,12 +7,13 @@ import logging
 import weakref
 
 import pytest
+import redis
 from celery import Celery
 from celery.app.trace import build_tracer
 from support.site import eventually
 
 from tasks.worker.delivery import Delivery
-from tasks.worker.foreign import ForeignTasks
+from tasks.worker.foreign import Deaths, ForeignTasks
 from tasks.worker.mailbox import Mailbox
 
 
@@ -20,8 +21,23 @@ class TroubleError(Exception):
     pass
 
 
+class Request:
+    """What a foreign task asks of Celery's."""
+
+    id, expires, ending = "one", None, None
+
+    def __init__(self) -> None:
+        self.failures: list[bool] = []
+
+    def on_accepted(self, pid: int, at: float) -> None:
+        pass
+
+    def on_success(self, outcome: tuple[bool, object, float]) -> None:
+        self.failures.append(outcome[0])
+
+
 def test_a_foreign_task_that_failed_is_freed_without_the_garbage_collector(
-    monkeypatch: pytest.MonkeyPatch,
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("celery.app.trace"), "disabled", True)  # pytest keeps records
     app = Celery(set_as_current=False, backend="cache+memory://", broker="memory://")
@@ -39,17 +55,17 @@ def test_a_foreign_task_that_failed_is_freed_without_the_garbage_collector(
         value, info, runtime, _text = trace("one", (), {}, {"id": "one"})
         return bool(info), value, runtime
 
-    failures: list[bool] = []
-    mailbox = Mailbox()
-    foreign = ForeignTasks(mailbox)
+    request, mailbox = Request(), Mailbox()
+    foreign = ForeignTasks(mailbox, Deaths(client, 3))
+    delivery = Delivery(
+        target, ("fails", "one", {}), request.on_accepted, request.on_success, lambda *_: None, None, None
+    )
     gc.collect()
     gc.disable()
     try:
-        foreign.apply(
-            Delivery(target, (), lambda *_: None, lambda it: failures.append(it[0]), lambda *_: None, None, None)
-        )
-        mailbox.wait(lambda: bool(failures), 30, lambda: None)
-        assert failures == [True]
+        foreign.apply(delivery)
+        mailbox.wait(lambda: bool(request.failures), 30, lambda: None)
+        assert request.failures == [True]
         eventually(lambda: raised[0]() is None, "the error is freed", 10)
     finally:
         gc.enable()
