@@ -69,6 +69,7 @@ class Ledger:
         self.lost = False
         self._next_tag = 1
         self._acknowledged: list[str] = []
+        self._rejected: list[str] = []
         self._mutex = threading.Lock()
 
     @property
@@ -99,16 +100,25 @@ class Ledger:
         """Acknowledge at the next `flush`."""
         self._acknowledged.append(tag)
 
+    def give_back(self, tag: str) -> None:
+        """Put the message back at the head of its queue, at the next `flush`."""
+        self._rejected.append(tag)
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is nothing to flush."""
+        return not (self._acknowledged or self._rejected)
+
     def flush(self, client: redis.Redis) -> None:
+        """Delete acknowledged messages and put rejected ones back, the oldest of a queue at its head. May be
+        repeated after an error: what Redis has done already is not done again."""
         with self._mutex:
             if self._acknowledged:
                 client.hdel(self.unacked, *self._acknowledged)
                 self._acknowledged.clear()
-
-    def give_back(self, client: redis.Redis, tags: Sequence[str]) -> None:
-        """Put these messages back at the heads of their queues, where the oldest is taken first."""
-        if tags:
-            self._restore(client, forget=False, tags=tags)
+            if self._rejected:
+                self._restore(client, forget=False, tags=self._rejected)
+                self._rejected.clear()
 
     def close(self, client: redis.Redis) -> int:
         """Give all messages back and delete the owner. Returns the number of messages."""
@@ -123,6 +133,7 @@ class Ledger:
         """Continue as a new owner after losing the lease and, with it, all held messages."""
         with self._mutex:
             self._acknowledged.clear()
+            self._rejected.clear()
         self.owner, self.registered, self.lost = new_owner(), False, False
 
     def _restore(self, client: redis.Redis, *, forget: bool, tags: Sequence[str] = ()) -> int:

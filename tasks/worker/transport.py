@@ -110,13 +110,14 @@ class QoS(stock.QoS):
         self.channel.acknowledged()
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Celery logs and ignores a lost connection here, so a message is put back by `flush`, like an
+        acknowledgement: if that fails, the channel closes and gives everything back."""
         if not requeue:
             self.ack(delivery_tag)
             return
-        if not self.channel.closed:  # closing it returned the message
-            with self.channel.conn_or_acquire() as client:
-                self.channel.ledger.give_back(client, [delivery_tag])
+        self.channel.ledger.give_back(delivery_tag)
         _base.ack(self, delivery_tag)
+        self.channel.acknowledged()
 
     def restore_unacked(self, client: Any = None) -> None:
         with self.channel.conn_or_acquire(client) as client:
@@ -323,12 +324,12 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         return held and not (self.closed or self.ledger.lost)
 
     def acknowledged(self) -> None:
-        """Flush acknowledgements at once if there is no event loop whose ticks would."""
+        """Flush at once if there is no event loop whose ticks would."""
         if not self.deferred:
             self.flush()
 
     def flush(self) -> None:
-        if not self.ledger._acknowledged or self.closed:
+        if self.ledger.settled or self.closed:
             return
         try:
             with self.conn_or_acquire() as client:

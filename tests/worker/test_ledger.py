@@ -235,7 +235,8 @@ def test_a_message_is_acknowledged_in_a_queue_or_held_by_one_worker(
                 dead.discard(who)
             case "give back" if held[who]:
                 tag, name = held[who].popitem()
-                mine.give_back(client, [tag])
+                mine.give_back(tag)
+                mine.flush(client)
                 waiting.add(name)
             case "zombie ack" if stale[who]:
                 mine.ack(stale[who].pop())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest
+import redis
 from kombu import Connection
 from kombu.asynchronous import Hub
 from support.site import RedisServer
@@ -41,4 +43,29 @@ def test_a_message_of_a_closed_channel_can_be_rejected(server: RedisServer) -> N
     channel.close()
     for requeue in (True, False):
         channel.basic_reject("1", requeue=requeue)
+    connection.release()
+
+
+def test_a_message_whose_rejection_fails_goes_back_when_the_channel_closes(
+    server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery ignores a lost connection when it rejects; the event loop does not."""
+    connection = Connection(server.url)
+    connection.transport_cls = Transport
+    channel = connection.channel()
+    channel.deferred = True
+    client.lpush("petiole", "{}")
+    [message] = channel.ledger.take(client, ["petiole"], 1)
+
+    def hangs(*_: object, **__: object) -> None:
+        raise redis.TimeoutError("Timeout reading from socket")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tasks.worker.ledger.restore", hangs)
+        channel.basic_reject(message.tag, requeue=True)
+        with pytest.raises(redis.TimeoutError):
+            channel.tick()
+    assert client.lrange("petiole", 0, -1) == []
+    channel.close()
+    assert client.lrange("petiole", 0, -1) == [b"{}"]
     connection.release()
