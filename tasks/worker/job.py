@@ -303,7 +303,14 @@ class Job:
     # ------------------------------------------------------------ consumer's thread
 
     def rebind(self, delivery: Delivery) -> None:
-        """The message came again after a lost connection: keep generating, for the new request object."""
+        """The message came again after a lost connection: keep generating, for the new request object.
+
+        A request may also come after its message was lost: Celery holds it until its `eta`. If the message has
+        come again before that, its newer request is kept: if this job is requeued, that is what goes back.
+        """
+        if not delivery.held:
+            self.superseded.append(delivery)
+            return
         self.superseded.append(self.delivery)
         self.delivery = delivery
         if delivery.request.ending is not None:
