@@ -43,11 +43,12 @@ class StreamKeys(NamedTuple):
     channel: str  # pub/sub: the same deltas
     state: str  # hash: attempt, deaths, model, adapter, done, cancel
     interest: str  # string with a short TTL: a reader exists (see `cancel_on_disconnect`)
+    completion: str  # string: "claimed" with a short TTL, or "done" (see `tasks.worker.completing`)
 
 
 def stream_keys(task_id: str) -> StreamKeys:
     tag = f"petiole:{{{task_id}}}"
-    return StreamKeys(f"{tag}:log", f"{tag}:ch", f"{tag}:state", f"{tag}:interest")
+    return StreamKeys(f"{tag}:log", f"{tag}:ch", f"{tag}:state", f"{tag}:interest", f"{tag}:completion")
 
 
 def _integer_keys(value: object) -> object:

@@ -32,6 +32,7 @@ from gpu_worker.errors import EngineError, HandedBack
 from gpu_worker.handle import Handle
 from gpu_worker.request import Delta, FinishReason, Request
 from tasks import fleet
+from tasks.worker import completing
 from tasks.worker.attempts import Begun
 from tasks.worker.delivery import Delivery
 from tasks.worker.publisher import Stream
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
     from tasks.worker.pool import EnginePool
 
 logger = logging.getLogger(__name__)
-
-STORE_AGAIN_S = 300.0
 
 FEW_LOGPROBS = 1_000
 """Most positions with log probabilities of a result that is stored in a batch: larger ones would block Redis."""
@@ -233,6 +232,10 @@ class Job:
         """After the end is in the log: report it to Celery, usually by its trace, which also sends callbacks."""
         outcome = self.outcome
         assert outcome is not None
+        if not self.plain and not completing.claim(self.delivery.request):
+            self.over = True
+            self.pool.mailbox.post(self._stand_by)
+            return
         limit, kind = self._deadline
         if outcome.revoked:
             self.pool.mailbox.post(self._announce)
@@ -254,42 +257,25 @@ class Job:
             try:
                 with at_hand(self.task_id, outcome):
                     failure, value, _ = delivery.target(*delivery.args)
-            except BaseException:  # such as Reject, which the request's callback handles
+            except BaseException:
                 failure, value = True, ExceptionInfo()
-            if failure and outcome.result is not None and self._store_again():
+            if failure and completing.store_again(delivery.request, outcome.result, lambda: self.pool.draining):
                 failure, value = False, outcome.result
+        if not self.plain:
+            completing.mark(delivery.request)
         runtime_s = time.monotonic() - (self.admitted_at or self.taken_at)
         self.pool.mailbox.post(lambda: self._settle((bool(failure), value, runtime_s)))
 
-    def _store_again(self) -> bool:
-        """Retry to store a success that the backend refused (full, or long unreachable): it is no failure."""
-        request = self.delivery.request
-        backend, assumed = request.task.backend, self.outcome
-        assert assumed is not None
-        give_up_at = time.monotonic() + STORE_AGAIN_S
-        while not self.pool.draining and time.monotonic() < give_up_at:
-            try:
-                if backend.get_task_meta(self.task_id, cache=False)["status"] in states.READY_STATES:
-                    return False  # Celery has stored a failure, such as a callback that could not be sent
-                store = not request.ignore_result
-                backend.mark_as_done(self.task_id, assumed.result, request._context, store_result=store)
-            except Exception as error:
-                logger.error("task %s: its result cannot be stored yet: %s", self.task_id, error)
-                time.sleep(1.0)
-            else:
-                return True
-        return False
-
     @_or_give_up
     def _replay(self) -> None:
-        """Complete the task unless its result is stored, which happens after its callbacks were sent."""
+        """Complete the task unless an earlier delivery has done so."""
         request = self.delivery.request
-        backend = request.task.backend
-        stored = backend.get_task_meta(self.task_id, cache=False)
-        if stored.get("status") not in states.READY_STATES:
+        if not completing.completed(request):
             self.complete()
             return
-        if request.chord:  # a header task may be counted twice, but must be counted
+        backend = request.task.backend
+        stored = backend.get_task_meta(self.task_id, cache=False)
+        if request.chord and stored["status"] in states.READY_STATES:  # may be counted twice, but must be counted
             backend.on_chord_part_return(request._context, stored["status"], stored["result"])
         self.pool.mailbox.post(self.leave)
 
@@ -362,6 +348,7 @@ class Job:
     def _time_out(self, limit_s: float) -> None:
         self._forget()
         self.delivery.timeout_callback(False, limit_s)
+        completing.mark(self.delivery.request)
 
     @_or_give_up
     def _announce(self) -> None:

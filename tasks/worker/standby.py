@@ -1,12 +1,12 @@
-"""Watches a task that a newer attempt has taken from this worker, while this worker still holds a message of it.
+"""Watches a task that another delivery generates or completes, while this worker still holds a message of it.
 
-Acknowledging that message could lose the task. The worker of the newer attempt may hold no message: it may have
-lost it (its connection was cut, or it paused for longer than its lease) just before it began the attempt. If it
-dies then, this message is the only one.
+That is a newer attempt, or one that has claimed the completion (see `completing`). Acknowledging the message could
+lose the task: the other may hold no message. It may have lost it (its connection was cut, or it paused for longer
+than its lease) just before it began the attempt. If it dies then, this message is the only one.
 
-    stale ──► standing by ──result stored────────────► acknowledged
-                 │  └──message lost, too─────────────► forgotten
-                 └──newer attempt shows no life──────► requeued: another delivery resumes or completes the task
+    stale, or claimed ──► standing by ──completed──────────► acknowledged
+                             │  └──message lost, too───────► forgotten
+                             └──the other shows no life────► requeued: another delivery resumes or completes it
 
 Life: an attempt that writes refreshes the TTL of the task's state. It is silent during a long prefill, so the
 patience grows with the number of attempts: two messages of one task do not take it from each other for ever.
@@ -18,10 +18,9 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from celery import states
-
 from tasks import connections
 from tasks.schemas import stream_keys
+from tasks.worker.completing import completed
 
 if TYPE_CHECKING:
     from tasks.worker.job import Job
@@ -55,7 +54,7 @@ class Standby:
         """Runs on a completion thread."""
         post = self._job.pool.mailbox.post
         try:
-            over, silent = self._result_stored(), self._silent()
+            over, silent = completed(self._job.delivery.request), self._silent()
         except Exception as error:
             logger.debug("task %s: its newer attempt cannot be watched: %s", self._job.task_id, error)
             self._alive_at = time.monotonic()
@@ -68,13 +67,6 @@ class Standby:
             post(self._job.requeue)
         else:
             post(self.watch)
-
-    def _result_stored(self) -> bool:
-        request = self._job.delivery.request
-        if request.ignore_result:
-            return bool(connections.streams().hexists(stream_keys(self._job.task_id).state, "done"))
-        stored = request.task.backend.get_task_meta(self._job.task_id, cache=False)
-        return stored["status"] in states.READY_STATES
 
     def _silent(self) -> bool:
         """Whether the TTL of the task's state has not been refreshed for longer than one lease an attempt."""

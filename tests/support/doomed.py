@@ -64,13 +64,17 @@ OF_A_REVOCATION = {
     "announced": Point("tasks.worker.revoking", "Request.announce", False),
 }
 
+OF_A_FAILURE = {
+    "errors to be linked": Point("celery.backends.base", "Backend._call_task_errbacks", True),
+}
+
 
 class DoomedEngine(FakeEngine):
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
         name, _, how = os.environ["DOOM"].rpartition(" ")
         if name:
-            install((POINTS | OF_A_REVOCATION)[name], how)
+            install((POINTS | OF_A_REVOCATION | OF_A_FAILURE)[name], how)
 
 
 def install(point: Point, how: str) -> None:

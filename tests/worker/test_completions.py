@@ -188,3 +188,30 @@ def test_a_result_that_may_be_large_is_not(app: Celery) -> None:
 def test_a_failure_or_a_revocation_is_not(app: Celery) -> None:
     assert not job_of(app, Outcome(error=ValueError())).plain
     assert not job_of(app, ended("revoked")).plain
+
+
+@pytest.mark.parametrize("draining", [False, True])
+def test_what_the_backend_refuses_is_not_acknowledged(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, draining: bool
+) -> None:
+    """A failure is requeued at once. A success is stored again and again, until the worker shuts down."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise redis.ResponseError("OOM command not allowed when used memory > 'maxmemory'")
+
+    monkeypatch.setattr(type(app.backend), "_set", refuse)
+    job = job_of(app, Outcome(RESULT, finish_reason="length") if draining else Outcome(error=ValueError()))
+    posted: list[Any] = []
+    job.pool = SimpleNamespace(mailbox=SimpleNamespace(post=posted.append), draining=draining)  # type: ignore[assignment]
+    job.complete()
+    assert posted == [job._requeue_later]
+
+
+def test_a_success_is_stored_once_the_backend_takes_it(app: Celery) -> None:
+    job = job_of(app, Outcome(RESULT, finish_reason="length"))
+    posted: list[Any] = []
+    job.pool = SimpleNamespace(mailbox=SimpleNamespace(post=posted.append), draining=False)  # type: ignore[assignment]
+    job.complete()  # its trace fails, as Celery's does if the backend refuses the result
+    assert len(posted) == 1
+    assert job._requeue_later not in posted
+    assert app.AsyncResult("a").result == RESULT

@@ -18,7 +18,7 @@ for i = 1, #KEYS / 2 do
   local retries, again = tonumber(ARGV[2 + 2 * i]), ARGV[3 + 2 * i] == '1'
   local known = redis.call('HGET', state, 'retries')
   if known and retries > tonumber(known) then
-    redis.call('DEL', log)
+    redis.call('DEL', log, string.sub(log, 1, -4) .. 'completion')
     redis.call('HDEL', state, 'running', 'done', 'model', 'adapter', 'deaths')
   end
   local was = redis.call('HMGET', state, 'running', 'done', 'cancel', 'model', 'adapter', 'deaths')

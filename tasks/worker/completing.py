@@ -1,0 +1,89 @@
+"""Decides which delivery completes a task that has ended, and whether that is done.
+
+To complete a task is to send what is linked to it (callbacks, error callbacks, the rest of its chain, the body of
+its chord) and to store its result. Two workers may find it to do: one that was disconnected after it had written
+the end, and the one that got its message. So a task that has something linked is claimed first:
+
+    ended ──claim──► claimed ──links, result──► completed
+                        └──expires: its worker died──► claimed by another delivery, which does both again
+
+Who finds it claimed stands by (see `standby`). A claim is valid for one lease. A task with nothing linked needs no
+claim, because storing its result again changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from celery import states
+
+from tasks import connections
+from tasks.schemas import stream_keys
+from tasks.settings import settings
+from tasks.worker.ledger import lease_ms
+
+logger = logging.getLogger(__name__)
+
+STORE_AGAIN_S = 300.0
+
+
+class OutcomeNotStoredError(Exception):
+    """The result backend refuses the outcome of a task that has ended."""
+
+
+def linked(request: Any) -> bool:
+    """Whether other tasks are sent when this one, Celery's `request`, ends."""
+    _, _, embed = request._payload
+    return any((embed or {}).get(name) for name in ("callbacks", "errbacks", "chain", "chord"))
+
+
+def claim(request: Any) -> bool:
+    """Whether the caller is to complete the task. False if another delivery does, or has done so."""
+    if not linked(request):
+        return True
+    valid_ms = lease_ms(settings().visibility_timeout_s)
+    return bool(connections.streams().set(stream_keys(request.id).completion, "claimed", nx=True, px=valid_ms))
+
+
+def mark(request: Any) -> None:
+    """Record that the task is completed."""
+    if linked(request):
+        connections.streams().set(stream_keys(request.id).completion, "done", ex=settings().stream_ttl_s)
+
+
+def completed(request: Any) -> bool:
+    """Whether nothing is left to do. Celery sends callbacks before it stores a success, but error callbacks after
+    it has stored a failure, so a stored failure alone does not show that they were sent."""
+    keys, client = stream_keys(request.id), connections.streams()
+    if client.get(keys.completion) == b"done":
+        return True
+    if request.ignore_result:
+        return bool(client.hexists(keys.state, "done")) and not linked(request)
+    status = request.task.backend.get_task_meta(request.id, cache=False)["status"]
+    return status in states.READY_STATES and not (status == states.FAILURE and linked(request))
+
+
+def store_again(request: Any, result: dict[str, Any] | None, stop: Callable[[], bool]) -> bool:
+    """Called when Celery has reported a failure: store the success that the backend refused (full, or long
+    unreachable). False if the failure is what Celery has stored, such as of a callback that could not be sent.
+
+    Raises an exception if nothing is stored in the end: then the message must not be acknowledged.
+    """
+    if request.ignore_result:
+        return False
+    backend, give_up_at = request.task.backend, time.monotonic() + STORE_AGAIN_S
+    while True:
+        try:
+            if backend.get_task_meta(request.id, cache=False)["status"] in states.READY_STATES:
+                return False
+            if result is not None:
+                backend.mark_as_done(request.id, result, request._context)
+                return True
+        except Exception as error:
+            logger.error("task %s: its result cannot be stored yet: %s", request.id, error)
+        if result is None or stop() or time.monotonic() > give_up_at:
+            raise OutcomeNotStoredError(request.id)
+        time.sleep(1.0)

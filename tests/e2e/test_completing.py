@@ -1,0 +1,64 @@
+"""What is linked to a task is sent once, although two workers find that the task has ended."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+from celery.result import AsyncResult
+from support.doomed import MET
+from support.site import Site, eventually
+
+ENDINGS = ["success", "failure", "ignored"]
+
+
+def submit(site: Site, ending: str) -> AsyncResult:
+    """A task that ends in this way and has a link for it."""
+    link = site.app.signature("tasks.generate", kwargs={"prompt": "linked", "max_tokens": 1}, immutable=True)
+    submission: dict[str, Any] = {"link_error" if ending == "failure" else "link": link}
+    if ending == "ignored":
+        submission["ignore_result"] = True
+    return site.generate("" if ending == "failure" else "first", max_tokens=3, submission=submission)
+
+
+def sent(site: Site) -> int:
+    """How many links were sent and have begun."""
+    return len(site.redis.keys("petiole:{*}:log")) - 1
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_worker_that_completes_late_sends_nothing(own_site: Site, ending: str) -> None:
+    """It wrote the end, but was stopped before it completed the task; another worker did that."""
+    site = own_site
+    first = site.worker(PETIOLE_ENGINE_FACTORY="support.late_completion:LateCompletionEngine")
+    result = submit(site, ending)
+    eventually(lambda: site.log(result) and site.log(result)[-1]["finish_reason"], "ended")
+    first.signal(signal.SIGSTOP)
+    site.worker()
+    eventually(lambda: sent(site) == 1, "completed")
+    first.signal(signal.SIGCONT)
+    eventually(lambda: "completed late" in first.output, "it goes on")
+    eventually(lambda: site.unfinished() == 0, "acknowledged")
+    assert sent(site) == 1
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_task_that_was_completed_and_comes_again_sends_nothing(own_site: Site, ending: str) -> None:
+    site = own_site
+    worker = site.worker(PETIOLE_ENGINE_FACTORY="support.doomed:DoomedEngine", DOOM="to be acknowledged KILL")
+    submit(site, ending)
+    eventually(lambda: MET in worker.output, "not acknowledged")
+    site.worker()
+    eventually(lambda: site.unfinished() == 0, "acknowledged")
+    assert sent(site) == 1
+
+
+def test_a_failure_that_was_stored_still_sends_what_is_linked_to_it(own_site: Site) -> None:
+    site = own_site
+    worker = site.worker(PETIOLE_ENGINE_FACTORY="support.doomed:DoomedEngine", DOOM="errors to be linked KILL")
+    submit(site, "failure")
+    eventually(lambda: MET in worker.output, "stored, but not linked")
+    site.worker()
+    eventually(lambda: site.unfinished() == 0, "acknowledged")
+    assert sent(site) == 1

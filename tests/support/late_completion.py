@@ -1,0 +1,25 @@
+"""A fake engine in a worker that completes its first task only after another worker has completed it."""
+
+from __future__ import annotations
+
+import time
+
+from gpu_worker.config import EngineConfig
+from support.fake_engine import FakeEngine
+from tasks import connections
+from tasks.worker.job import Job
+
+
+class LateCompletionEngine(FakeEngine):
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        complete = Job.complete
+
+        def completing(job: Job) -> None:
+            Job.complete = complete  # type: ignore[method-assign]
+            while len(connections.streams().keys("petiole:{*}:log")) < 2:  # the task's, and that of its link
+                time.sleep(0.01)
+            complete(job)
+            print("completed late", flush=True)
+
+        Job.complete = completing  # type: ignore[method-assign]
