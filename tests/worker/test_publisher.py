@@ -248,8 +248,10 @@ def test_a_retry_of_celerys_begins_a_new_stream(publisher: Publisher, client: re
     stream.push(Delta(0, (1,), "a"))
     stream.finish(END)
     publisher.flush([stream])
+    client.set(KEYS.completion, "done")
     begun = begin(client, retries=1)
     assert (begun.attempt, begun.written.token_ids, begun.record) == (2, [], None)
+    assert not client.exists(KEYS.completion)
 
 
 def test_the_model_is_the_one_that_wrote_the_first_token(publisher: Publisher, client: redis.Redis) -> None:
