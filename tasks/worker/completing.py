@@ -44,8 +44,9 @@ def claim(request: Any) -> bool:
     """Whether the caller is to complete the task. False if another delivery does, or has done so."""
     if not linked(request):
         return True
-    valid_ms = lease_ms(settings().visibility_timeout_s)
-    return bool(connections.streams().set(stream_keys(request.id).completion, "claimed", nx=True, px=valid_ms))
+    key, valid_ms = stream_keys(request.id).completion, lease_ms(settings().visibility_timeout_s)
+    claimed = connections.streams().set(key, "claimed", nx=True, px=valid_ms)
+    return bool(claimed) and not _shown(request)  # by one that died before it could record that
 
 
 def mark(request: Any) -> None:
@@ -55,13 +56,15 @@ def mark(request: Any) -> None:
 
 
 def completed(request: Any) -> bool:
-    """Whether nothing is left to do. Celery sends callbacks before it stores a success, but error callbacks after
-    it has stored a failure, so a stored failure alone does not show that they were sent."""
-    keys, client = stream_keys(request.id), connections.streams()
-    if client.get(keys.completion) == b"done":
-        return True
+    """Whether nothing is left to do."""
+    return connections.streams().get(stream_keys(request.id).completion) == b"done" or _shown(request)
+
+
+def _shown(request: Any) -> bool:
+    """Whether the stored result shows that the task is completed. Celery sends callbacks before it stores a
+    success, but error callbacks after it has stored a failure."""
     if request.ignore_result:
-        return bool(client.hexists(keys.state, "done")) and not linked(request)
+        return not linked(request) and bool(connections.streams().hexists(stream_keys(request.id).state, "done"))
     status = request.task.backend.get_task_meta(request.id, cache=False)["status"]
     return status in states.READY_STATES and not (status == states.FAILURE and linked(request))
 

@@ -48,7 +48,7 @@ def wrong(s: State, protocol: Protocol) -> str:
         return "a token is missing in the stream, or twice in it"
     if s.called > 1 + s.may_call_again:
         return "what is linked is sent twice"
-    if int(s.field("deaths") or 0) > s.may_count_deaths:
+    if s.alone and int(s.field("deaths") or 0) > s.may_count_deaths:
         return "a death is counted although nothing has happened"
     if not (s.to_send or over(s, protocol) or message_exists(s) or any(map(lively, s.workers))):
         return "the task is lost"

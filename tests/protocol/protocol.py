@@ -142,11 +142,15 @@ class Protocol:
             case "ended" if s.completion:
                 yield f"{name} finds it claimed", posted(s.put_job(i, number, over=True), i, "stand by", number), 0
             case "ended":
-                claimed = s._replace(completion="claimed").put_job(i, number, at="complete", claimed=True)
-                yield f"{name} claims the completion", claimed, 0
+                claimed = s._replace(completion="claimed")
+                if self.completed(s):  # by one that died before it could record that
+                    after = posted(claimed.put_job(i, number, over=True), i, "stand by", number)
+                else:
+                    after = claimed.put_job(i, number, at="complete", claimed=True)
+                yield f"{name} claims the completion", after, 0
                 if s.faults:
-                    unheard = _given_up(s._replace(completion="claimed"), i, number)
-                    yield f"{name} claims the completion, and the reply is lost", blamed(unheard), 1
+                    unheard = blamed(_given_up(claimed, i, number))
+                    yield f"{name} claims the completion, and the reply is lost", unheard, 1
             case "complete" if job.final == "revoked":
                 yield f"{name} completes: revoked", posted(s, i, "announce", number), 0
             case "complete" if links and job.final == "success":
@@ -215,8 +219,7 @@ class Protocol:
                 ("and cannot give its messages back", replaced(s, i)),
             ):
                 yield f"{w.channel} is disconnected, {how}", blamed(process_of(w, closed, i)), 1
-            shut_down = s.put(i, draining=True)
-            yield f"{w.channel} is told to shut down", shut_down if s.alone else blamed(shut_down), 1
+            yield f"{w.channel} is told to shut down", s.put(i, draining=True), 1
         for number, job in w.jobs:
             if job.at in AT_WORK or (job.at == "running" and not job.over):
                 after = blamed(_given_up(s, i, number), self._unrecorded(job))
