@@ -69,15 +69,17 @@ class Standby:
             post(self.watch)
 
     def _silent(self) -> bool:
-        """Whether the TTL of the task's state has not been refreshed for longer than one lease an attempt."""
+        """Whether the TTL of the task's state has not been refreshed for longer than one lease an attempt, or for
+        longer than one lease since the task ended: as long as a claim to complete it is valid."""
         state = stream_keys(self._job.task_id).state
         with connections.streams().pipeline(transaction=False) as pipe:
             pipe.pttl(state)
-            pipe.hget(state, "attempt")
-            ttl_ms, attempt = pipe.execute()
+            pipe.hmget(state, "attempt", "done")
+            ttl_ms, (attempt, done) = pipe.execute()
         now = time.monotonic()
         expires_at = now + ttl_ms / 1000
         if ttl_ms > 0 and expires_at > self._expires_at + JITTER_S:
             self._alive_at = now
         self._expires_at = expires_at
-        return now - self._alive_at > self._job.pool.settings.visibility_timeout_s * int(attempt or 1)
+        leases = 1 if done else int(attempt or 1)
+        return now - self._alive_at > self._job.pool.settings.visibility_timeout_s * leases
