@@ -6,8 +6,8 @@ follows the code of `tasks.worker` by hand; who changes the one changes the othe
 
 Misfortunes: a worker is killed, paused beyond its lease, disconnected, told to shut down, gives up a task after an
 error; a reply is lost after Redis has done what was asked; an attempt writes nothing, or a completion takes, for
-longer than others wait. All stories with one of them; with two if `PETIOLE_CHAOS_MINUTES` is 10 or more (ten
-minutes, 3 GB).
+longer than others wait. All stories with one of them; with two, or with more workers or messages, if
+`PETIOLE_CHAOS_MINUTES` is 10 or more (minutes, and 1 GB).
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ ONE_MISFORTUNE = [
     Scenario("linked", messages=2, faults=0),
     Scenario("failing", messages=2, workers=3, faults=0),
 ]
-TWO_MISFORTUNES = [
+MORE = [
     Scenario("plain", faults=2),
     Scenario("linked", faults=2),
     Scenario("failing", faults=2),
     Scenario("linked", revokes=1),
     Scenario("linked", messages=2),
+    Scenario("linked", room=False, workers=3),
 ]
 
 
@@ -54,7 +55,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripts]:
     server.kill()
 
 
-@pytest.mark.parametrize("scenario", [*ONE_MISFORTUNE, *(TWO_MISFORTUNES if FULL else [])], ids=str)
+@pytest.mark.parametrize("scenario", [*ONE_MISFORTUNE, *(MORE if FULL else [])], ids=str)
 def test_whatever_happens_the_task_comes_to_its_one_end(scripts: Scripts, scenario: Scenario) -> None:
     print(explore(Protocol(scripts, scenario)), "states")
 
