@@ -71,6 +71,6 @@ def test_a_request_that_ends_before_its_deadline_is_not_kept_until_then() -> Non
             engine.submit(request([4, 5], 4, deadline_s=3600.0)).result(timeout=30)
         engine.submit(request([4, 5], 4)).result(timeout=30)
         gc.collect()
-        sequences = [one for one in gc.get_objects() if isinstance(one, ScheduledSequence)]
+        sequences = [one for one in gc.get_objects() if type(one) is ScheduledSequence]
         engine.shutdown(drain=False)
         assert not [one for one in sequences if one.request.deadline_s is not None]

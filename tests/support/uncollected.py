@@ -15,4 +15,4 @@ class UncollectedEngine(FakeEngine):
         gc.disable()
 
     def stats(self) -> dict[str, float | int | str]:
-        return {**super().stats(), "jobs_in_memory": sum(isinstance(one, Job) for one in gc.get_objects())}
+        return {**super().stats(), "jobs_in_memory": sum(type(one) is Job for one in gc.get_objects())}
