@@ -15,7 +15,7 @@ The channel waits on one list: priority 0 of the queue that had a message last. 
 checked when the wait ends, at the latest after `WAIT_S`. A channel that was full takes messages from all queues as
 soon as it has credit, without waiting, so a backlog adds no delay.
 
-A channel holds up to the prefetch count of messages, and `URGENT` more that must be more urgent than one of those
+A channel holds up to the prefetch count of messages, and a few more that must be more urgent than one of those
 held: so a worker that is full of low-priority tasks still receives urgent ones. If tenants have weights, messages
 are taken one at a time, each from the queue that `fairness` selects.
 
@@ -38,13 +38,13 @@ from typing import Any, ClassVar
 import redis
 from kombu import transport as transports
 from kombu.transport import redis as stock
-from kombu.transport import virtual
 
 from tasks.connections import CONNECT_TIMEOUT_S
 from tasks.masters import demoted, refuses_writes
 from tasks.sentinels import DEFAULT_PORT, SCHEME, SYNC, SentinelUrl, netloc
 from tasks.settings import settings
 from tasks.worker.fairness import FairShares, tenant_queues
+from tasks.worker.held import HeldMessages
 from tasks.worker.ledger import Ledger, Taken
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,6 @@ WAIT_S = 0.5
 SHARED_WAIT_S = 0.05
 FULL_PAUSE_S = 1.0
 TAKEN_A_CALL = 64
-URGENT = 2
 
 Quarantine = Callable[[bytes, str, str], None]
 
@@ -79,69 +78,13 @@ def install() -> None:
     transports._transport_cache.clear()  # an earlier connection may have cached the stock transport
 
 
-_base: Any = virtual.QoS
 _stock: Any = stock  # kombu is only partly typed
-
-
-class QoS(stock.QoS):
-    """kombu's record of delivered messages. The ledger in Redis is authoritative."""
-
-    channel: Channel
-
-    def can_consume(self) -> bool:
-        return bool(_base.can_consume(self)) or self.urgent_credit() > 0
-
-    def urgent_credit(self) -> int:
-        """How many messages more urgent than `least_urgent` may be taken beyond the prefetch count."""
-        room = self.prefetch_count + URGENT - (len(self._delivered) - len(self._dirty))
-        return room if room > 0 and self.least_urgent() > 0 else 0
-
-    def least_urgent(self) -> int:
-        """The lowest priority, which is the highest number, of the held messages."""
-        held = (message for tag, message in self._delivered.items() if tag not in self._dirty)
-        return max((_priority(message) for message in held), default=0)
-
-    def append(self, message: Any, delivery_tag: str) -> None:
-        _base.append(self, message, delivery_tag)
-
-    def ack(self, delivery_tag: str) -> None:
-        self.channel.ledger.ack(delivery_tag)
-        _base.ack(self, delivery_tag)
-        self.channel.acknowledged()
-
-    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Celery logs and ignores a lost connection here, so a message is put back by `flush`, like an
-        acknowledgement: if that fails, the channel closes and gives everything back."""
-        if not requeue:
-            self.ack(delivery_tag)
-            return
-        self.channel.ledger.give_back(delivery_tag)
-        _base.ack(self, delivery_tag)
-        self.channel.acknowledged()
-
-    def restore_unacked(self, client: Any = None) -> None:
-        with self.channel.conn_or_acquire(client) as client:
-            self.channel.ledger.close(client)
-        self._delivered.clear()
-
-    def restore_visible(self, *_: Any, **__: Any) -> None:
-        """Does nothing: the lease keeper's sweep restores messages."""
-
-    def forget(self) -> None:
-        """The held messages have other owners now."""
-        self._delivered.clear()
-        self._dirty.clear()
-
-
-def _priority(message: Any) -> int:
-    priority = message.properties.get("priority")
-    return priority if type(priority) is int else 0
 
 
 class Channel(_stock.Channel):  # type: ignore[misc]
     """kombu's channel with another way of consuming."""
 
-    QoS = QoS
+    QoS = HeldMessages
     socket_connect_timeout = CONNECT_TIMEOUT_S
     socket_timeout = ANSWER_S
     ledger: Ledger
@@ -203,14 +146,14 @@ class Channel(_stock.Channel):  # type: ignore[misc]
             delivered += taken
             if not self.fair or delivered >= TAKEN_A_CALL:
                 break
-        self.was_full = delivered >= TAKEN_A_CALL or not _base.can_consume(self.qos)
+        self.was_full = delivered >= TAKEN_A_CALL or not self.qos.has_credit()
         return delivered
 
     def tick(self) -> None:
         """Called in every iteration of the event loop."""
         self.deferred = True
         self.flush()
-        if self.was_full and _base.can_consume(self.qos):
+        if self.was_full and self.qos.has_credit():
             self.deliver()
 
     def _take(self, most: int) -> int:
@@ -320,8 +263,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
     # ------------------------------------------------------------ holding and acknowledging
 
     def holds(self, tag: str) -> bool:
-        held = tag in self.qos._delivered and tag not in self.qos._dirty
-        return held and not (self.closed or self.ledger.lost)
+        return self.qos.holds(tag) and not (self.closed or self.ledger.lost)
 
     def acknowledged(self) -> None:
         """Flush at once if there is no event loop whose ticks would."""

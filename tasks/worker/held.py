@@ -1,0 +1,81 @@
+"""The messages that a channel holds, as kombu counts them. The ledger in Redis is authoritative.
+
+Acknowledgements and requeued messages are collected in the ledger and sent together (see `transport`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kombu.transport import redis as stock
+from kombu.transport import virtual
+
+if TYPE_CHECKING:
+    from tasks.worker.transport import Channel
+
+URGENT = 2
+"""How many messages beyond the prefetch count may be held, each more urgent than one of the others."""
+
+_base: Any = virtual.QoS  # kombu's own methods, without those of its Redis transport; it is only partly typed
+
+
+class HeldMessages(stock.QoS):
+    """kombu's `QoS`: what was delivered to a channel and not acknowledged, and whether it may take more."""
+
+    channel: Channel
+
+    def has_credit(self) -> bool:
+        """Whether fewer messages are held than the prefetch count."""
+        return bool(_base.can_consume(self))
+
+    def can_consume(self) -> bool:
+        return self.has_credit() or self.urgent_credit() > 0
+
+    def holds(self, delivery_tag: str) -> bool:
+        return delivery_tag in self._delivered and delivery_tag not in self._dirty
+
+    def urgent_credit(self) -> int:
+        """How many messages more urgent than `least_urgent` may be taken beyond the prefetch count."""
+        room = self.prefetch_count + URGENT - (len(self._delivered) - len(self._dirty))
+        return room if room > 0 and self.least_urgent() > 0 else 0
+
+    def least_urgent(self) -> int:
+        """The lowest priority, which is the highest number, of the held messages."""
+        held = (message for tag, message in self._delivered.items() if tag not in self._dirty)
+        return max((_priority(message) for message in held), default=0)
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        _base.append(self, message, delivery_tag)
+
+    def ack(self, delivery_tag: str) -> None:
+        self.channel.ledger.ack(delivery_tag)
+        _base.ack(self, delivery_tag)
+        self.channel.acknowledged()
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Celery logs and ignores a lost connection here, so a message is put back by `flush`, like an
+        acknowledgement: if that fails, the channel closes and gives everything back."""
+        if not requeue:
+            self.ack(delivery_tag)
+            return
+        self.channel.ledger.give_back(delivery_tag)
+        _base.ack(self, delivery_tag)
+        self.channel.acknowledged()
+
+    def restore_unacked(self, client: Any = None) -> None:
+        with self.channel.conn_or_acquire(client) as client:
+            self.channel.ledger.close(client)
+        self._delivered.clear()
+
+    def restore_visible(self, *_: Any, **__: Any) -> None:
+        """Does nothing: the lease keeper's sweep restores messages."""
+
+    def forget(self) -> None:
+        """The held messages have other owners now."""
+        self._delivered.clear()
+        self._dirty.clear()
+
+
+def _priority(message: Any) -> int:
+    priority = message.properties.get("priority")
+    return priority if type(priority) is int else 0
