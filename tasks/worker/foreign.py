@@ -77,15 +77,13 @@ class ForeignTask:
         except MemoryError:  # raised by the task and stored: Celery does not acknowledge it
             self._delivery.request.acknowledge()
         finally:
-            if isinstance(failure := outcome[1], ExceptionInfo):
-                forget_frames(getattr(failure.exception, "exc", failure.exception))
-            self._forget()
+            self._forget(outcome[1])
 
     def _fail(self, failure: ExceptionInfo) -> None:
         try:
             self._delivery.request.on_failure(failure)
         finally:
-            self._forget()
+            self._forget(failure)
 
     def _withdraw(self) -> None:
         """Let Celery announce that the task was revoked or has expired, and acknowledge it."""
@@ -95,7 +93,9 @@ class ForeignTask:
         finally:
             self._forget()
 
-    def _forget(self) -> None:
+    def _forget(self, failure: object = None) -> None:
+        if isinstance(failure, ExceptionInfo):
+            forget_frames(getattr(failure.exception, "exc", failure.exception))
         self._tasks.running.discard(self)
         for delivery in self._superseded:
             delivery.acknowledge()
