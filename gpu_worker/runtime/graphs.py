@@ -147,23 +147,25 @@ class DecodeGraphs:
         `fused`: batch size -> whether `fused.products` is quicker. Filled by the first slot, so that a batch is
         computed alike in both.
         """
-        self._stream, self._capture = stream, capture
         usual = self._decoder.forward
         for size in reversed(self._sizes):
             if self._bank is not None:
-                self._replays[size, True] = self._captured(size, True, usual)
+                self._replays[size, True] = self._captured(size, True, usual, stream, capture)
             other = fused_layers(self._decoder, size)
             if other is not None and size not in fused:
-                fused[size] = self._is_quicker(size, other, usual)
-            self._replays[size, False] = self._captured(size, False, other if other and fused[size] else usual)
+                fused[size] = self._is_quicker(size, other, usual, stream, capture)
+            layers = other if other is not None and fused[size] else usual
+            self._replays[size, False] = self._captured(size, False, layers, stream, capture)
 
-    def _captured(self, size: int, adapted: bool, layers: Layers) -> Callable[[], object]:
+    def _captured(
+        self, size: int, adapted: bool, layers: Layers, stream: Stream, capture: Capture
+    ) -> Callable[[], object]:
         work = partial(self._forward, size, adapted, layers)
-        self._stream.enqueue(partial(self._warm_up, size, work))
-        self._stream.synchronize()
-        return self._capture(work)
+        stream.enqueue(partial(self._warm_up, size, work))
+        stream.synchronize()
+        return capture(work)
 
-    def _is_quicker(self, size: int, other: Layers, usual: Layers) -> bool:
+    def _is_quicker(self, size: int, other: Layers, usual: Layers, stream: Stream, capture: Capture) -> bool:
         """Whether `other` compiles for this card, and takes less time."""
         failures: list[Exception] = []
 
@@ -173,14 +175,16 @@ class DecodeGraphs:
             except Exception as error:
                 failures.append(error)
 
-        self._stream.enqueue(attempt)
-        self._stream.synchronize()
+        stream.enqueue(attempt)
+        stream.synchronize()
         if failures:
             logger.warning("decode steps of %d are computed without fused products: %s", size, failures[0])
             return False
-        took, least = (_seconds(self._stream, self._captured(size, False, one)) for one in (other, usual))
-        logger.info("decode steps of %d: %.3f ms, with fused products %.3f ms", size, least * 1e3, took * 1e3)
-        return took < (1 - MARGIN) * least
+        fused_s, usual_s = (
+            _seconds(stream, self._captured(size, False, layers, stream, capture)) for layers in (other, usual)
+        )
+        logger.info("decode steps of %d: %.3f ms, with fused products %.3f ms", size, usual_s * 1e3, fused_s * 1e3)
+        return fused_s < (1 - MARGIN) * usual_s
 
     def _warm_up(self, size: int, work: Callable[[], None]) -> None:
         with torch.inference_mode():
