@@ -5,6 +5,7 @@ Acknowledgements and requeued messages are collected in the ledger and sent toge
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from kombu.transport import redis as stock
@@ -16,13 +17,18 @@ if TYPE_CHECKING:
 URGENT = 2
 """How many messages beyond the prefetch count may be held, each more urgent than one of the others."""
 
-_base: Any = virtual.QoS  # kombu's own methods, without those of its Redis transport; it is only partly typed
+_stock: Any = stock  # kombu is only partly typed
+_base: Any = virtual.QoS  # kombu's own methods, without those of its Redis transport
 
 
-class HeldMessages(stock.QoS):
+class HeldMessages(_stock.QoS):  # type: ignore[misc]
     """kombu's `QoS`: what was delivered to a channel and not acknowledged, and whether it may take more."""
 
     channel: Channel
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._by_step: defaultdict[int, set[str]] = defaultdict(set)  # a priority step -> the tags held
 
     def has_credit(self) -> bool:
         """Whether fewer messages are held than the prefetch count."""
@@ -35,22 +41,21 @@ class HeldMessages(stock.QoS):
         return delivery_tag in self._delivered and delivery_tag not in self._dirty
 
     def urgent_credit(self) -> int:
-        """How many messages more urgent than `least_urgent` may be taken beyond the prefetch count."""
+        """How many messages of a step before `least_urgent_step` may be taken beyond the prefetch count."""
         room = self.prefetch_count + URGENT - (len(self._delivered) - len(self._dirty))
-        return room if room > 0 and self.least_urgent() > 0 else 0
+        return room if room > 0 and self.least_urgent_step() > 0 else 0
 
-    def least_urgent(self) -> int:
-        """The lowest priority, which is the highest number, of the held messages."""
-        held = (message for tag, message in self._delivered.items() if tag not in self._dirty)
-        return max((_priority(message) for message in held), default=0)
+    def least_urgent_step(self) -> int:
+        """The priority step of the least urgent held message; 0, the most urgent step, if none is held."""
+        return max((step for step, tags in self._by_step.items() if tags), default=0)
 
     def append(self, message: Any, delivery_tag: str) -> None:
+        self._by_step[self._step(message)].add(delivery_tag)
         _base.append(self, message, delivery_tag)
 
     def ack(self, delivery_tag: str) -> None:
         self.channel.ledger.ack(delivery_tag)
-        _base.ack(self, delivery_tag)
-        self.channel.acknowledged()
+        self._release(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Celery logs and ignores a lost connection here, so a message is put back by `flush`, like an
@@ -59,13 +64,12 @@ class HeldMessages(stock.QoS):
             self.ack(delivery_tag)
             return
         self.channel.ledger.give_back(delivery_tag)
-        _base.ack(self, delivery_tag)
-        self.channel.acknowledged()
+        self._release(delivery_tag)
 
     def restore_unacked(self, client: Any = None) -> None:
         with self.channel.conn_or_acquire(client) as client:
             self.channel.ledger.close(client)
-        self._delivered.clear()
+        self.forget()
 
     def restore_visible(self, *_: Any, **__: Any) -> None:
         """Does nothing: the lease keeper's sweep restores messages."""
@@ -74,8 +78,14 @@ class HeldMessages(stock.QoS):
         """The held messages have other owners now."""
         self._delivered.clear()
         self._dirty.clear()
+        self._by_step.clear()
 
+    def _release(self, delivery_tag: str) -> None:
+        if message := self._delivered.get(delivery_tag):
+            self._by_step[self._step(message)].discard(delivery_tag)
+        _base.ack(self, delivery_tag)
+        self.channel.acknowledged()
 
-def _priority(message: Any) -> int:
-    priority = message.properties.get("priority")
-    return priority if type(priority) is int else 0
+    def _step(self, message: Any) -> int:
+        priority = message.properties.get("priority")
+        return int(self.channel.priority(priority if type(priority) is int else 0))

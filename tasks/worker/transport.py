@@ -12,8 +12,8 @@ kombu's code. Only consuming differs:
     own visibility timeout, by its host's clock   see `leases`
 
 The channel waits on one list: priority 0 of the queue that had a message last. Other queues and priorities are
-checked when the wait ends, at the latest after `WAIT_S`. A channel that was full takes messages from all queues as
-soon as it has credit, without waiting, so a backlog adds no delay.
+checked when the wait ends, at the latest after `WAIT_S`. A channel that took as many messages as it had credit for
+takes the next ones from all queues as soon as it has credit again, without waiting, so a backlog adds no delay.
 
 A channel holds up to the prefetch count of messages, and a few more that must be more urgent than one of those
 held: so a worker that is full of low-priority tasks still receives urgent ones. If tenants have weights, messages
@@ -90,7 +90,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
     ledger: Ledger
     deferred = False
     fair = False
-    was_full = False
+    more = False
     _full_until = 0.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -104,7 +104,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
     # ------------------------------------------------------------ waiting
 
     def _brpop_start(self, timeout: float | None = None) -> None:
-        """Wait for a message without removing it."""
+        """Wait for a message without removing it; if the queues may still have some, do not wait."""
         if time.monotonic() < self._full_until:
             return
         queues = self._queue_cycle.consume(len(self.active_queues))
@@ -114,7 +114,8 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         wait_s = SHARED_WAIT_S if self.fair else WAIT_S
         self._in_poll = self.client.connection
         self._brpop_sent_at = time.monotonic()
-        self.client.connection.send_command("BLMOVE", key, key, "RIGHT", "RIGHT", wait_s)
+        wait = ("LMOVE",) if self.more and self.qos.has_credit() else ("BLMOVE", wait_s)
+        self.client.connection.send_command(wait[0], key, key, "RIGHT", "RIGHT", *wait[1:])
 
     def _brpop_read(self, **options: Any) -> bool:
         try:
@@ -142,27 +143,28 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         if self.ledger.lost:
             self._lost()
         delivered = 0
-        while taken := self._take(most=1 if self.fair else TAKEN_A_CALL):
+        while delivered < TAKEN_A_CALL and (taken := self._take(most=1 if self.fair else TAKEN_A_CALL)):
             delivered += taken
-            if not self.fair or delivered >= TAKEN_A_CALL:
+            if not self.fair:
                 break
-        self.was_full = delivered >= TAKEN_A_CALL or not self.qos.has_credit()
         return delivered
 
     def tick(self) -> None:
         """Called in every iteration of the event loop."""
         self.deferred = True
         self.flush()
-        if self.was_full and self.qos.has_credit():
+        if self.more and self.qos.has_credit():
             self.deliver()
 
     def _take(self, most: int) -> int:
+        """Take and deliver up to `most` messages. Sets `more`: whether the queues may have others."""
+        self.more = True
         credit, steps = most, list(self.priority_steps)
         if self.qos.prefetch_count:
             credit = min(most, self.qos.can_consume_max_estimate())
             if not credit:
                 credit = min(most, self.qos.urgent_credit())
-                steps = [step for step in steps if step < self.priority(self.qos.least_urgent())]
+                steps = [step for step in steps if step < self.qos.least_urgent_step()]
         queues = {
             self.global_keyprefix + self._q_for_pri(queue, priority): queue
             for priority in steps
@@ -180,8 +182,10 @@ class Channel(_stock.Channel):  # type: ignore[misc]
                     self._lost()
                     taken = self.ledger.take(client, list(queues), credit) or []
         except redis.ResponseError as error:
+            self.more = False
             self._refused(error)
             return 0
+        self.more = len(taken) == credit or len(steps) < len(self.priority_steps)
         for message in taken:
             queue = queues[message.queue]
             self._queue_cycle.rotate(queue)

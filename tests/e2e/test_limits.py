@@ -164,6 +164,17 @@ def test_a_worker_that_is_full_of_what_can_wait_still_takes_what_cannot(own_site
     assert worker.alive()
 
 
+@pytest.mark.parametrize("submission", [{"countdown": 3600}, {"priority": 3, "expires": 0.001}])
+def test_what_leaves_its_room_at_once_is_taken_without_waiting(own_site: Site, submission: dict[str, Any]) -> None:
+    """A wait for every five of them would take minutes."""
+    site = own_site
+    for i in range(1000):
+        site.generate(f"m{i}", max_tokens=1, submission={"ignore_result": True, **submission})
+    behind = site.generate("behind", max_tokens=1, submission={"priority": 9})
+    site.worker(PETIOLE_MAX_NUM_SEQS=1)
+    assert site.get(behind)
+
+
 def test_autoscale_holds_as_many_as_its_maximum(own_site: Site) -> None:
     site = own_site
     site.worker("--autoscale=6,2")

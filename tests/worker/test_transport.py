@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import redis
-from kombu import Connection
+from hypothesis import given
+from hypothesis import strategies as st
+from kombu import Connection, Consumer, Queue
 from kombu.asynchronous import Hub
 from support.site import RedisServer
 
@@ -68,4 +72,58 @@ def test_a_message_whose_rejection_fails_goes_back_when_the_channel_closes(
     assert client.lrange("petiole", 0, -1) == []
     channel.close()
     assert client.lrange("petiole", 0, -1) == [b"{}"]
+    connection.release()
+
+
+PRIORITIES = st.one_of(st.none(), st.integers(-3, 12), st.just("high"))
+
+
+@given(st.lists(st.one_of(PRIORITIES.map(lambda p: ("append", p)), st.tuples(st.just("ack"), st.integers(0, 9)))))
+def test_the_least_urgent_message_that_is_held_is_known(
+    server: RedisServer, steps: list[tuple[str, object]]
+) -> None:
+    connection = Connection(server.url)
+    connection.transport_cls = Transport
+    channel, held = connection.channel(), {}
+    for number, (action, argument) in enumerate(steps):
+        tag = str(argument if action == "ack" else number)
+        if action == "ack":  # of what is held, was held, or never was
+            channel.qos.ack(tag)
+            held.pop(tag, None)
+        else:
+            channel.qos.append(SimpleNamespace(properties={"priority": argument}), tag)
+            held[tag] = channel.priority(argument if isinstance(argument, int) else 0)
+        assert channel.qos.least_urgent_step() == max(held.values(), default=0)
+    channel.qos.forget()
+    assert channel.qos.least_urgent_step() == 0
+    connection.release()
+
+
+@pytest.mark.parametrize("ends", ["acknowledged", "scheduled"])
+def test_a_backlog_that_leaves_its_room_at_once_needs_no_wait(
+    server: RedisServer, client: redis.Redis, ends: str
+) -> None:
+    connection = Connection(server.url)
+    connection.transport_cls = Transport
+    channel = connection.channel()
+    channel.deferred = True
+    channel.basic_qos(0, 5, False)
+    seen = []
+
+    def handle(message: Any) -> None:
+        seen.append(message.delivery_tag)
+        if ends == "acknowledged":  # it has expired or was revoked
+            message.ack()
+        else:  # as Celery raises the prefetch for a task with an eta
+            channel.qos.prefetch_count += 1
+
+    with Consumer(channel, [Queue("petiole")], on_message=handle):
+        with connection.Producer() as producer:
+            for number in range(23):
+                producer.publish(number, routing_key="petiole", priority=3)
+        channel.deliver()
+        for _ in range(5):
+            channel.tick()
+        assert len(seen) == 23
+        assert not channel.more
     connection.release()
