@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from datetime import datetime
 from functools import cached_property
 from importlib import import_module
 from typing import Any
@@ -19,6 +20,7 @@ from celery.app.backends import by_url
 from celery.app.utils import Settings as StockConfiguration
 from celery.exceptions import ImproperlyConfigured
 from celery.signals import celeryd_after_setup, celeryd_init
+from celery.utils.time import maybe_iso8601, subtract_datetimes
 
 from tasks.sentinels import SCHEME as SENTINEL
 from tasks.sentinels import SentinelUrl
@@ -32,6 +34,7 @@ NOT_HEEDED = {
     "CELERY_BROKER_WRITE_URL": "PETIOLE_BROKER_URL",
     "CELERY_RESULT_BACKEND": "PETIOLE_RESULT_BACKEND",
 }
+AMQP = {"amqp", "amqps"}
 POOL = "tasks.worker.pool:EnginePool"
 
 # Callers retry for about 3 s: long enough for a restart of Redis, without blocking a web app for Celery's 20 s.
@@ -74,8 +77,15 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "worker_prefetch_multiplier": 1,
         "broker_connection_retry_on_startup": True,
     }
-    if scheme(settings.broker_url) in {"amqp", "amqps"}:
-        config["task_default_queue_type"] = "quorum"
+    if scheme(settings.broker_url) in AMQP:
+        # A consumer of a quorum queue never holds more than its first prefetch count. So tasks with an eta wait in
+        # RabbitMQ, by Celery's native delayed delivery; that needs exchanges of the type topic.
+        config |= {
+            "task_default_queue_type": "quorum",
+            "task_create_missing_queue_type": "quorum",
+            "task_default_exchange_type": "topic",
+            "task_create_missing_queue_exchange_type": "topic",
+        }
     if settings.weights:
         config["task_routes"] = [tenant_route(settings)]
     return config
@@ -163,6 +173,25 @@ class App(Celery):  # type: ignore[misc]
                 published.swap_with(loaded)
             self._conf, self._complete = published or loaded, True
             return self._conf
+
+    def send_task(
+        self,
+        name: str,
+        args: Any = None,
+        kwargs: Any = None,
+        countdown: float | None = None,
+        eta: datetime | str | None = None,
+        *more: Any,
+        **options: Any,
+    ) -> Any:
+        """Celery's native delayed delivery counts whole seconds and raises ValueError for a wait of less than one:
+        here such a wait is one second."""
+        if scheme(self.conf.broker_url) in AMQP:
+            at = maybe_iso8601(eta)
+            wait_s = subtract_datetimes(at, self.now()).total_seconds() if at else countdown or 0
+            if 0 < wait_s < 1:
+                countdown, eta = 1, None
+        return super().send_task(name, args, kwargs, countdown, eta, *more, **options)
 
     @cached_property
     def Worker(self) -> Any:  # noqa: N802 - Celery's name

@@ -8,14 +8,14 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from celery import Celery
 from support.fake_engine import expected
 from support.site import Site, eventually
 
-from tasks.app import configuration
+from tasks.app import App, configuration
 from tasks.fleet import queue_lengths
 from tasks.settings import Settings, settings
 
@@ -75,7 +75,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def rabbit(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with Site(tmp_path_factory.mktemp("site"), PETIOLE_DRAIN_SECONDS=0) as site:
         site.environment |= {"PETIOLE_BROKER_URL": broker, "PETIOLE_REDIS_URL": site.url}
-        site.app = Celery("petiole", set_as_current=False)
+        site.app = App("petiole", set_as_current=False)
         site.app.conf.update(configuration(Settings(broker_url=broker, redis_url=site.url)))
         for worker in [site.start_worker(), site.start_worker()]:
             worker.ready()
@@ -101,6 +101,22 @@ def test_a_bad_message_does_not_end_the_worker(rabbit: Site) -> None:
     with pytest.raises(ValueError, match="timelimit"):
         rabbit.get(rabbit.app.AsyncResult("bad"))
     assert all(worker.alive() for worker in rabbit.workers)
+
+
+def test_tasks_for_later_do_not_block_a_worker(rabbit: Site) -> None:
+    """They wait in RabbitMQ: a consumer of a quorum queue cannot hold more than its first prefetch count."""
+    for i in range(100):
+        rabbit.generate(f"l{i}", max_tokens=1, submission={"countdown": 3600, "ignore_result": True})
+    assert rabbit.get(rabbit.generate("behind", max_tokens=2, seed=1))["token_ids"] == expected("behind", 1, 2)
+
+
+@pytest.mark.parametrize("countdown", [0.001, 0.5, 1.5])
+def test_a_task_for_later_comes_then(rabbit: Site, countdown: float) -> None:
+    submitted = time.time()
+    eta = datetime.fromtimestamp(submitted + countdown, UTC)
+    for submission in ({"countdown": countdown}, {"eta": eta}, {"eta": eta.isoformat()}):
+        rabbit.get(rabbit.generate("later", max_tokens=2, seed=1, submission=submission))
+        assert time.time() >= submitted + countdown
 
 
 def test_the_length_of_a_queue(rabbit: Site, monkeypatch: pytest.MonkeyPatch) -> None:

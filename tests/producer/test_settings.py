@@ -13,7 +13,7 @@ import pytest
 from celery import Celery
 
 from gpu_worker.config import EngineConfig
-from tasks.app import NOT_HEEDED, POOL, celery_url, configuration, make_app
+from tasks.app import NOT_HEEDED, POOL, App, celery_url, configuration, make_app
 from tasks.cli import settings_page
 from tasks.connections import redis_url
 from tasks.definitions import GenerationTask
@@ -159,9 +159,12 @@ def test_a_generation_is_acknowledged_late_whatever_the_application_says() -> No
     assert all(getattr(task, name) is True for name in names)
 
 
-def test_rabbitmq_gets_a_quorum_queue() -> None:
-    assert configuration(Settings(broker_url="amqp://a"))["task_default_queue_type"] == "quorum"
-    assert "task_default_queue_type" not in configuration(Settings())
+def test_rabbitmq_gets_quorum_queues_and_exchanges_that_can_delay() -> None:
+    app = App("petiole", set_as_current=False)
+    app.conf.update(configuration(Settings(broker_url="amqp://a")))
+    for queue in (app.amqp.queues["petiole"], app.amqp.queues["another"]):
+        assert (queue.queue_arguments, queue.exchange.type) == ({"x-queue-type": "quorum"}, "topic")
+    assert not any("queue_type" in name for name in configuration(Settings()))
 
 
 def test_a_socket_has_two_names() -> None:
