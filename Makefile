@@ -26,7 +26,7 @@ demo: $(VENV)/.demo  ## eight prompts at once through an embedded Redis and a re
 	$(BIN)/petiole demo
 
 test: $(VENV)/.dev  ## all tests that this machine can run
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 lint: $(VENV)/.dev  ## ruff, and mypy in strict mode
 	$(BIN)/ruff check .
