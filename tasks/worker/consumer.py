@@ -73,7 +73,7 @@ class Consumer(StockConsumer):  # type: ignore[misc]
     def make_room(self) -> None:
         """Celery applies the prefetch that a task with an eta raises in the next turn of the event loop, which may
         be a second away: let it come at once."""
-        if self.qos.value > self.qos.prev:
+        if self.qos.value != self.qos.prev:
             self.pool.mailbox.post(lambda: None)
 
     def refuse(self, message: Any, reason: str) -> None:
