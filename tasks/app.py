@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from celery import Celery, _state
+from celery.app.amqp import AMQP
 from celery.app.backends import by_url
 from celery.app.utils import Settings as StockConfiguration
 from celery.exceptions import ImproperlyConfigured
@@ -34,7 +35,7 @@ NOT_HEEDED = {
     "CELERY_BROKER_WRITE_URL": "PETIOLE_BROKER_URL",
     "CELERY_RESULT_BACKEND": "PETIOLE_RESULT_BACKEND",
 }
-AMQP = {"amqp", "amqps"}
+RABBITMQ = {"amqp", "amqps"}
 POOL = "tasks.worker.pool:EnginePool"
 
 # Callers retry for about 3 s: long enough for a restart of Redis, without blocking a web app for Celery's 20 s.
@@ -77,7 +78,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "worker_prefetch_multiplier": 1,
         "broker_connection_retry_on_startup": True,
     }
-    if scheme(settings.broker_url) in AMQP:
+    if scheme(settings.broker_url) in RABBITMQ:
         # A consumer of a quorum queue never holds more than its first prefetch count. So tasks with an eta wait in
         # RabbitMQ, by Celery's native delayed delivery; that needs exchanges of the type topic.
         config |= {
@@ -137,6 +138,16 @@ class Configuration(StockConfiguration):  # type: ignore[misc]
         return self.first("result_backend")
 
 
+class Amqp(AMQP):  # type: ignore[misc]
+    """Celery's, without the time to live of a message with `expires`: RabbitMQ would drop it in silence. A worker
+    that takes it revokes the task, so its caller and the readers of its stream are told."""
+
+    @cached_property
+    def send_task_message(self) -> Callable[..., Any]:
+        send = self._create_task_sender()
+        return lambda *args, expiration=None, **options: send(*args, **options)
+
+
 class App(Celery):  # type: ignore[misc]
     """Celery shows other threads a configuration before its defaults are set, so that of two concurrent first
     submissions one could use the default broker URL. Here other threads see only the complete configuration."""
@@ -145,6 +156,7 @@ class App(Celery):  # type: ignore[misc]
     _pending_defaults: Any
     configured: bool
     _complete = False
+    amqp_cls = Amqp
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._configuring = threading.RLock()
@@ -186,7 +198,7 @@ class App(Celery):  # type: ignore[misc]
     ) -> Any:
         """Celery's native delayed delivery counts whole seconds and raises ValueError for a wait of less than one:
         here such a wait is one second."""
-        if scheme(self.conf.broker_url) in AMQP:
+        if scheme(self.conf.broker_url) in RABBITMQ:
             at = maybe_iso8601(eta)
             wait_s = subtract_datetimes(at, self.now()).total_seconds() if at else countdown or 0
             if 0 < wait_s < 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -12,6 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from celery.exceptions import TaskRevokedError
+from celery.result import AsyncResult
 from support.fake_engine import expected
 from support.site import Site, eventually
 
@@ -29,54 +32,71 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class RabbitServer:
+    """rabbitmq-server with data of its own, which can be stopped and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port, self.epmd = folder, free_port(), free_port()
+        self.environment = {
+            **os.environ,
+            "HOME": str(folder),
+            "RABBITMQ_NODENAME": f"petiole{self.port}@localhost",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_MNESIA_BASE": str(folder / "data"),
+            "RABBITMQ_LOG_BASE": str(folder / "log"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
+            "RABBITMQ_PID_FILE": str(folder / "pid"),
+            "ERL_EPMD_PORT": str(self.epmd),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1",
+        }
+        self.url = f"amqp://guest:guest@127.0.0.1:{self.port}//"
+        self.start()
+
+    def start(self) -> None:
+        binary = "/usr/lib/rabbitmq/bin/rabbitmq-server"
+        with (self.folder / "out").open("wb") as output:
+            self.process = subprocess.Popen(
+                [binary if Path(binary).exists() else BINARY],
+                env=self.environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+        def listens() -> bool:
+            assert self.process.poll() is None, (self.folder / "out").read_text()
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+        eventually(listens, "rabbitmq-server listens", 90.0)
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+    def close(self) -> None:
+        self.stop()
+        command = ["epmd", "-port", str(self.epmd), "-kill"]
+        subprocess.run(command, env=self.environment, capture_output=True, check=False)
+
+
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("rabbit")
-    port, epmd = free_port(), free_port()
-    binary = "/usr/lib/rabbitmq/bin/rabbitmq-server"
-    environment = {
-        **os.environ,
-        "HOME": str(folder),
-        "RABBITMQ_NODENAME": f"petiole{port}@localhost",
-        "RABBITMQ_NODE_PORT": str(port),
-        "RABBITMQ_DIST_PORT": str(free_port()),
-        "RABBITMQ_MNESIA_BASE": str(folder / "data"),
-        "RABBITMQ_LOG_BASE": str(folder / "log"),
-        "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
-        "RABBITMQ_PID_FILE": str(folder / "pid"),
-        "ERL_EPMD_PORT": str(epmd),
-        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1",
-    }
-    with (folder / "out").open("wb") as output:
-        process = subprocess.Popen(
-            [binary if Path(binary).exists() else BINARY],
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-    def listens() -> bool:
-        assert process.poll() is None, (folder / "out").read_text()
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
-
-    eventually(listens, "rabbitmq-server listens", 90.0)
-    yield f"amqp://guest:guest@127.0.0.1:{port}//"
-    process.terminate()
-    try:
-        process.wait(30)
-    except subprocess.TimeoutExpired:
-        process.kill()
-    subprocess.run(["epmd", "-port", str(epmd), "-kill"], env=environment, capture_output=True, check=False)
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitServer]:
+    server = RabbitServer(tmp_path_factory.mktemp("rabbit"))
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="module")
-def rabbit(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def rabbit(server: RabbitServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with Site(tmp_path_factory.mktemp("site"), PETIOLE_DRAIN_SECONDS=0) as site:
-        site.environment |= {"PETIOLE_BROKER_URL": broker, "PETIOLE_REDIS_URL": site.url}
+        site.environment |= {"PETIOLE_BROKER_URL": server.url, "PETIOLE_REDIS_URL": site.url}
         site.app = App("petiole", set_as_current=False)
-        site.app.conf.update(configuration(Settings(broker_url=broker, redis_url=site.url)))
+        site.app.conf.update(configuration(Settings(broker_url=server.url, redis_url=site.url)))
         for worker in [site.start_worker(), site.start_worker()]:
             worker.ready()
         yield site
@@ -130,12 +150,58 @@ def test_the_length_of_a_queue(rabbit: Site, monkeypatch: pytest.MonkeyPatch) ->
         settings.cache_clear()
 
 
+def test_what_expires_or_is_revoked_in_the_queue_is_revoked(rabbit: Site) -> None:
+    """The broker would drop a message with a time to live, and nobody would tell the caller."""
+    blockers = [rabbit.generate("blocker", max_tokens=3000) for _ in range(2 * 8)]
+    for blocker in blockers:
+        rabbit.streaming(blocker)
+    waiting = [rabbit.generate("expires", submission={"expires": 0.001}) for _ in range(30)]
+    waiting += [rabbit.generate("revoked") for _ in range(30)]
+    for result in waiting[30:]:
+        result.revoke()
+    for result in blockers:
+        result.revoke(terminate=True)
+    for result in waiting:
+        with pytest.raises(TaskRevokedError):
+            rabbit.get(result)
+
+
+def generations(rabbit: Site, name: str) -> list[AsyncResult]:
+    """More than two workers hold; some of them stream."""
+    results = [rabbit.generate(f"{name}{i}", max_tokens=600, seed=i) for i in range(30)]
+    for result in results[:4]:
+        rabbit.streaming(result, 5)
+    return results
+
+
+def complete(rabbit: Site, name: str, results: list[AsyncResult]) -> None:
+    for i, result in enumerate(results):
+        assert rabbit.get(result)["token_ids"] == rabbit.tokens(result) == expected(f"{name}{i}", i, 600)
+
+
+def test_a_restart_of_the_broker_loses_and_doubles_nothing(rabbit: Site, server: RabbitServer) -> None:
+    results = generations(rabbit, "r")
+    server.stop()
+    server.start()
+    complete(rabbit, "r", results)
+    assert all(worker.alive() for worker in rabbit.workers)
+
+
+def test_a_deploy_hands_over(rabbit: Site) -> None:
+    results = generations(rabbit, "d")
+    old = rabbit.workers[0]
+    old.signal(signal.SIGTERM)
+    rabbit.worker()
+    complete(rabbit, "d", results)
+    assert old.ended() == 0
+
+
 def test_a_killed_workers_tasks_go_on_elsewhere(rabbit: Site) -> None:
     results = [rabbit.generate(f"k{i}", max_tokens=600, seed=i) for i in range(6)]
     for result in results:
         rabbit.streaming(result, 5)
     killed = time.monotonic()
-    rabbit.workers[0].kill()
+    rabbit.workers[-1].kill()
     for i, result in enumerate(results):
         assert rabbit.get(result)["token_ids"] == rabbit.tokens(result) == expected(f"k{i}", i, 600)
     assert time.monotonic() - killed < 30
