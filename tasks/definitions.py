@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from celery import Task
@@ -97,7 +97,14 @@ class GenerationTask(Task):  # type: ignore[misc]
         return take_result(self.request.id)
 
 
-@app.task(base=GenerationTask, bind=True, name=GENERATE)  # type: ignore[untyped-decorator]
+def _task(name: str) -> Callable[[Callable[..., dict[str, Any]]], GenerationTask]:
+    """`app.task`, with the type of what it makes."""
+    decorator: Callable[[Callable[..., dict[str, Any]]], GenerationTask]
+    decorator = app.task(base=GenerationTask, bind=True, name=name)
+    return decorator
+
+
+@_task(GENERATE)
 def generate(self: GenerationTask, *given: object, **options: Any) -> dict[str, Any]:
     """Continue `prompt`, text or token ids. The options are the fields of `tasks.schemas.GenerateRequest`.
 
@@ -107,7 +114,7 @@ def generate(self: GenerationTask, *given: object, **options: Any) -> dict[str, 
     return self.finished(given, options)
 
 
-@app.task(base=GenerationTask, bind=True, name=CHAT)  # type: ignore[untyped-decorator]
+@_task(CHAT)
 def chat(self: GenerationTask, *given: object, **options: Any) -> dict[str, Any]:
     """Answer `messages`. The options are the fields of `tasks.schemas.ChatRequest`.
 
