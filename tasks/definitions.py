@@ -18,7 +18,7 @@ from kombu.exceptions import OperationalError
 
 from tasks import sentinels, streaming
 from tasks.app import app
-from tasks.errors import InvalidRequest, Unavailable
+from tasks.errors import GenerationFailed, InvalidRequest, Unavailable
 from tasks.schemas import ChatRequest, GenerateRequest, StreamDelta, validate
 from tasks.settings import redacted
 
@@ -87,6 +87,8 @@ class GenerationTask(Task):  # type: ignore[misc]
 
     def finished(self, given: Sequence[object], options: Mapping[str, Any]) -> dict[str, Any]:
         """The running task's result from the pool; if eager, generate it here."""
+        if self.request.called_directly:
+            raise GenerationFailed(f"{self.name} runs in a worker: submit it with delay, apply_async or stream")
         if self.request.is_eager:
             from tasks.worker import local
 
