@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from celery import Task
@@ -18,7 +18,7 @@ from kombu.exceptions import OperationalError
 
 from tasks import sentinels, streaming
 from tasks.app import app
-from tasks.errors import InvalidRequest, Unavailable
+from tasks.errors import GenerationFailed, InvalidRequest, Unavailable
 from tasks.schemas import ChatRequest, GenerateRequest, StreamDelta, validate
 from tasks.settings import redacted
 
@@ -87,6 +87,8 @@ class GenerationTask(Task):  # type: ignore[misc]
 
     def finished(self, given: Sequence[object], options: Mapping[str, Any]) -> dict[str, Any]:
         """The running task's result from the pool; if eager, generate it here."""
+        if self.request.called_directly:
+            raise GenerationFailed(f"{self.name} runs in a worker: submit it with delay, apply_async or stream")
         if self.request.is_eager:
             from tasks.worker import local
 
@@ -97,7 +99,14 @@ class GenerationTask(Task):  # type: ignore[misc]
         return take_result(self.request.id)
 
 
-@app.task(base=GenerationTask, bind=True, name=GENERATE)  # type: ignore[untyped-decorator]
+def _task(name: str) -> Callable[[Callable[..., dict[str, Any]]], GenerationTask]:
+    """`app.task`, with the type of what it makes."""
+    decorator: Callable[[Callable[..., dict[str, Any]]], GenerationTask]
+    decorator = app.task(base=GenerationTask, bind=True, name=name)
+    return decorator
+
+
+@_task(GENERATE)
 def generate(self: GenerationTask, *given: object, **options: Any) -> dict[str, Any]:
     """Continue `prompt`, text or token ids. The options are the fields of `tasks.schemas.GenerateRequest`.
 
@@ -107,7 +116,7 @@ def generate(self: GenerationTask, *given: object, **options: Any) -> dict[str, 
     return self.finished(given, options)
 
 
-@app.task(base=GenerationTask, bind=True, name=CHAT)  # type: ignore[untyped-decorator]
+@_task(CHAT)
 def chat(self: GenerationTask, *given: object, **options: Any) -> dict[str, Any]:
     """Answer `messages`. The options are the fields of `tasks.schemas.ChatRequest`.
 

@@ -57,7 +57,7 @@ class FleetCollector(Collector):
         up = GaugeMetricFamily("petiole_redis_up", "Whether Redis and the broker answer as they should.")
         try:
             workers, quarantined = fleet.workers(), connections.streams().llen(QUARANTINE_KEY)
-            queues = fleet.queue_lengths()
+            queues = fleet.queue_lengths(others=(queue for worker in workers for queue in worker.queues))
         except Exception as error:  # of any kind: the next scrape tries again
             logger.warning("no metrics could be collected: %s", str(error) or type(error).__name__)
             up.add_metric((), 0)

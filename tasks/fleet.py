@@ -8,6 +8,7 @@ differ. A worker that shuts down removes its field; one that dies is shown as lo
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import redis
@@ -66,6 +67,7 @@ class WorkerReport(BaseModel):
     state: str = "ready"  # starting, ready, draining
     model: str = ""
     device: str = ""
+    queues: list[str] = []  # it takes tasks from
     slots: int = 0
     running: int = 0
     waiting: int = 0
@@ -138,10 +140,11 @@ def _in_a_line(error: ValueError) -> str:
     return str(error)
 
 
-def queue_lengths(app: Celery = celery_app) -> dict[str, int]:
-    """Messages in the broker, by queue: the default queue, and one for each tenant with a weight."""
+def queue_lengths(app: Celery = celery_app, others: Iterable[str] = ()) -> dict[str, int]:
+    """Messages in the broker, by queue: the default queue, one for each tenant with a weight, and `others`."""
     configured = settings()
     names = [configured.queue, *(f"{configured.queue}.{tenant}" for tenant in configured.weights)]
+    names += sorted(set(others).difference(names))
     with app.connection_for_read(transport_options=_TIMEOUTS) as connection:
         connection.connect()
         return {name: _length(connection, name) for name in names}

@@ -146,7 +146,8 @@ class Following:
             task_id=self.task_id, attempt=self.assembler.attempt, index=self.assembler.next, token_ids=[], text=""
         )
         if state == REVOKED:
-            yield last.model_copy(update={"finish_reason": "cancelled"})
+            ending = "expired" if str(result) == "expired" else "revoked"  # Celery's reason; others: "terminated"
+            yield last.model_copy(update={"finish_reason": "cancelled", "stop_reason": ending})
         elif state == FAILURE:
             yield last.model_copy(update={"finish_reason": "error", "error": errors.describe(result)})
             raise result

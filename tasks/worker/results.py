@@ -182,7 +182,8 @@ def public(error: BaseException) -> Exception:
         case errors.PetioleError():
             return error
         case engine_errors.InvalidRequest():
-            return errors.InvalidRequest(error.field, error.limit, error.value)
+            option = error.field.removeprefix("constraint.")  # a task's option; the engine's request nests it
+            return errors.InvalidRequest(option, error.limit, error.value)
         case engine_errors.AdapterChanged():
             return errors.ModelChanged(str(error))
         case engine_errors.AdapterError():

@@ -62,6 +62,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             return WorkerReport(
                 worker=worker.hostname,
                 state="draining" if pool.draining else "ready",
+                queues=sorted(worker.app.amqp.queues.consume_from),
                 tokens_per_s=round(tokens_per_s, 1),
                 lease_age_s=round(leases.lease_age_s, 1),
                 streams_behind_s=round(pool.publisher.behind_s, 3),

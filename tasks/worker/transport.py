@@ -266,6 +266,20 @@ class Channel(_stock.Channel):  # type: ignore[misc]
 
     # ------------------------------------------------------------ holding and acknowledging
 
+    def basic_consume(
+        self, queue: str, no_ack: bool, callback: Callable[[Any], object], *more: Any, **options: Any
+    ) -> None:
+        """kombu's. A message that needs no acknowledgement, such as a worker's reply to a control command, is not
+        held: given back when the channel closes, it would stay for ever in a queue that nobody reads."""
+
+        def unheld(message: Any) -> None:
+            self.ledger.ack(message.delivery_tag)
+            self.acknowledged()
+            callback(message)
+
+        held = not no_ack or queue in self._fanout_queues  # what is published to all is never in the ledger
+        super().basic_consume(queue, no_ack, callback if held else unheld, *more, **options)
+
     def holds(self, tag: str) -> bool:
         return self.qos.holds(tag) and not (self.closed or self.ledger.lost)
 

@@ -56,6 +56,17 @@ def test_a_fleet_is_scraped(own_site: Site) -> None:
         assert ("petiole_worker_up", "") not in scrape()
 
 
+def test_the_queues_of_all_workers_are_counted(own_site: Site) -> None:
+    """Another model has a queue of its own, and its waiting tasks count beyond its last worker's death."""
+    worker = own_site.worker("-Q", "other,petiole")
+    with exporting(own_site) as scrape:
+        eventually(lambda: scrape().get(("petiole_queue_messages", "other")) == 0, "it is reported")
+        worker.kill()
+        own_site.generate("waits", submission={"queue": "other"})
+        queues = {queue: value for (name, queue), value in scrape().items() if name == "petiole_queue_messages"}
+        assert queues == {"petiole": 0, "other": 1}
+
+
 def test_a_lost_worker_is_down_and_has_no_figures(own_site: Site) -> None:
     report(own_site.redis, WorkerReport(worker="a@host", running=3))
     at, _, message = own_site.redis.hget(WORKERS_KEY, "a@host").partition(b" ")

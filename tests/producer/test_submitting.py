@@ -18,6 +18,7 @@ from tasks import InvalidRequest, Unavailable, chat, generate
 from tasks.app import CALLERS_PATIENCE, make_app
 from tasks.backend import RedisBackend
 from tasks.definitions import GenerationTask
+from tasks.errors import GenerationFailed
 from tasks.settings import settings
 
 BAD = {"prompt": "hello", "max_tokens": 0}
@@ -47,6 +48,11 @@ def test_a_bad_option_is_refused_where_it_is_given(submit: Callable[[], object],
     with pytest.raises(InvalidRequest, match=r"^max_tokens: must be at least 1, got 0$"):
         submit()
     assert sent == []
+
+
+def test_a_task_that_is_called_says_how_it_is_submitted() -> None:
+    with pytest.raises(GenerationFailed, match=r"^tasks\.generate runs in a worker: submit it with delay, "):
+        generate(prompt="hello")
 
 
 def test_a_good_request_is_sent(sent: list[str]) -> None:

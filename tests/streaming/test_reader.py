@@ -317,9 +317,11 @@ def test_a_reused_subscription_hears_nothing_of_the_stream_before(app: Celery, c
     assert token_ids(list(streaming.Stream("second", app=app))) == [1]
 
 
-def test_a_task_revoked_before_it_began(read: Read, app: Celery, impatient: None) -> None:
-    app.backend.mark_as_revoked("t", "revoked")
-    assert [delta.finish_reason for delta in read("t")] == ["cancelled"]
+@pytest.mark.parametrize("reason", ["revoked", "expired"])
+def test_a_task_revoked_before_it_began(read: Read, app: Celery, impatient: None, reason: str) -> None:
+    """By a worker of another app, too, which shares Petiole's Redis and writes no stream."""
+    app.backend.mark_as_revoked("t", reason)
+    assert [(delta.finish_reason, delta.stop_reason) for delta in read("t")] == [("cancelled", reason)]
 
 
 def test_a_failed_task_ends_with_an_error_and_then_raises_it(read: Read, client: redis.Redis) -> None:

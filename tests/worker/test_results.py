@@ -10,9 +10,10 @@ import redis
 from celery import Celery
 from support.site import RedisServer
 
+from gpu_worker import errors as engine_errors
 from gpu_worker.request import FinishReason, Result, Timing, Usage
-from tasks.errors import ResultTooLarge
-from tasks.worker.results import Outcome, Written, ended, largest, recorded, succeeded, within
+from tasks.errors import InvalidRequest, ResultTooLarge
+from tasks.worker.results import Outcome, Written, ended, largest, public, recorded, succeeded, within
 
 
 def of(text: str, reason: FinishReason = FinishReason.LENGTH) -> Outcome:
@@ -40,3 +41,10 @@ def test_what_the_backends_redis_does_not_take_is_too_large(server: RedisServer,
         backend.store_result("just so", of("x" * (limit - 2000)).result, "SUCCESS")
     finally:
         client.config_set("proto-max-bulk-len", 512 * 2**20)
+
+
+@pytest.mark.parametrize("field", ["json_schema", "choice[1]"])
+def test_an_error_in_a_constraint_names_the_option_of_the_task(field: str) -> None:
+    refused = public(engine_errors.InvalidRequest(f"constraint.{field}", "must be another", 1))
+    assert isinstance(refused, InvalidRequest)
+    assert refused.field == field

@@ -127,3 +127,19 @@ def test_a_backlog_that_leaves_its_room_at_once_needs_no_wait(
         assert len(seen) == 23
         assert not channel.more
     connection.release()
+
+
+def test_a_message_that_needs_no_acknowledgement_is_not_held(server: RedisServer, client: redis.Redis) -> None:
+    """A worker's reply to a control command, which no channel would take if it went back to its queue."""
+    connection = Connection(server.url)
+    connection.transport_cls = Transport
+    channel = connection.channel()
+    connection.Producer(channel).publish({"ok": "pong"}, routing_key="replies")
+    replies: list[object] = []
+    with Consumer(channel, [Queue("replies")], no_ack=True, callbacks=[lambda body, _: replies.append(body)]):
+        connection.drain_events(timeout=10)
+    assert replies == [{"ok": "pong"}]
+    assert client.keys("petiole:unacked:*") == []
+    channel.close()
+    assert not client.exists("replies")
+    connection.release()
