@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from families import FAMILIES
+from support.values import WithValues
 from test_logits import ALL, reference, relative_error, table, tokens
 
 from bench.driver import Driver
@@ -242,27 +243,6 @@ def test_captured_graphs_compute_with_what_a_reload_brings(checkpoint, open_runt
         got = table(driver.decode([sequence]))
         assert relative_error(got, reference(expected, sequence.prompt + sequence.output[:-1])[-1:]) < BF16
     assert runtime._decoder.embedding.data_ptr() == place
-
-
-class WithValues:
-    """Adds the values that it is fed to what it embeds, and decodes them from its hidden states."""
-
-    n_values = 2
-
-    def __init__(self, decoder):
-        self._decoder = decoder
-        shape, noise = (2, decoder.config.hidden_size), torch.Generator().manual_seed(0)
-        self._inward, self._outward = (torch.randn(shape, generator=noise).to(decoder.device) for _ in range(2))
-
-    def __getattr__(self, name):
-        return getattr(self._decoder, name)
-
-    def embed_values(self, token_ids, values):
-        return self._decoder.embed(token_ids) + (values @ self._inward).to(self._decoder.dtype)
-
-    def decode_values(self, hidden, token_ids):
-        hidden = hidden.float()
-        return torch.tanh(hidden / hidden.norm(dim=-1, keepdim=True) @ self._outward.T)
 
 
 @pytest.mark.parametrize("sizes", [(1, 4, 8), (1,)], ids=["captured", "eager"])
