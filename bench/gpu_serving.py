@@ -6,6 +6,8 @@ import dataclasses
 import itertools
 import random
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -108,8 +110,15 @@ def peer(prompts: list[list[int]], n_tokens: int) -> float:
         model = Qwen3ForCausalLM(settings).to(torch.bfloat16).eval()
     model.set_attn_implementation("paged|sdpa")
     generation = GenerationConfig(max_new_tokens=n_tokens, do_sample=False, eos_token_id=-1)
-    outputs = list(model.generate_batch(inputs=prompts, generation_config=generation).values())
-    if len(outputs) < len(prompts):
-        raise RuntimeError(f"transformers answered {len(outputs)} of {len(prompts)} prompts")
+    outputs = model.generate_batch(inputs=prompts, generation_config=generation).values()
+    return peer_rate(list(outputs), len(prompts) * n_tokens)
+
+
+def peer_rate(outputs: Sequence[Any], n_tokens: int) -> float:
+    """Output tokens a second of transformers' `GenerationOutput`s, which hold `n_tokens` unless some failed."""
+    produced = sum(len(o.generated_tokens) for o in outputs)
+    if produced < n_tokens:
+        errors = {o.error for o in outputs if o.error}
+        raise RuntimeError(f"transformers made {produced} of {n_tokens} tokens; errors: {errors or 'none'}")
     first, last = min(o.lifespan[0] for o in outputs), max(o.lifespan[1] for o in outputs)
-    return sum(len(o.generated_tokens) for o in outputs) / (last - first)
+    return produced / (last - first)

@@ -7,12 +7,15 @@ something, and a later call measures the parts that are missing.
 from __future__ import annotations
 
 import dataclasses
+import faulthandler
 import json
 import multiprocessing
+import os
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -91,12 +94,20 @@ def failed(path: str, part: str, why: str) -> None:
 
 
 def apart(limit_s: float, work: Callable[..., None], *arguments: object) -> str:
-    """Do `work` in a new process, for `limit_s` at most; says why it failed, or nothing."""
-    process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
+    """Do `work` in a new process, for `limit_s` at most; says why it failed, or nothing. One that is
+    stopped prints where it was."""
+    process = multiprocessing.get_context("spawn").Process(target=_watched, args=(work, *arguments))
     process.start()
     process.join(limit_s)
     if process.is_alive():
+        os.kill(cast(int, process.pid), signal.SIGUSR1)
+        process.join(1)
         process.kill()
         process.join()
         return f"stopped after {limit_s:g} s"
     return f"failed with status {process.exitcode}" if process.exitcode else ""
+
+
+def _watched(work: Callable[..., None], *arguments: object) -> None:
+    faulthandler.register(signal.SIGUSR1)
+    work(*arguments)

@@ -252,7 +252,7 @@ def fused_layers(decoder: Decoder, size: int) -> Layers | None:
     """`fused.products` for a decode step of so many sequences, if it knows this model."""
     from gpu_worker.runtime.fused import products
 
-    known = type(decoder).forward is Decoder.forward and products.fits(decoder)
+    known = getattr(decoder.forward, "__func__", None) is Decoder.forward and products.fits(decoder)
     return partial(products.forward, decoder) if known and size <= products.MOST_ROWS else None
 
 

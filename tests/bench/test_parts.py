@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bench import gpu, parts, report
 from bench.cuda import Card
+from bench.gpu_serving import peer_rate
 from bench.parts import Parts, apart, failed, read
 from bench.report import Report
 
@@ -133,3 +136,20 @@ def test_a_part_has_a_process_and_a_limit_of_its_own() -> None:
     assert apart(60, die, 7) == "failed with status 7"
     assert apart(60, os.kill, 0, "no signal") == "failed with status 1"
     assert apart(0.2, time.sleep, 600) == "stopped after 0.2 s"
+
+
+def be_asked() -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def test_a_part_that_is_stopped_says_where_it_was(capfd: pytest.CaptureFixture[str]) -> None:
+    assert apart(60, be_asked) == ""
+    assert "in be_asked" in capfd.readouterr().err
+
+
+def test_a_peer_that_failed_is_no_figure() -> None:
+    good = SimpleNamespace(generated_tokens=[1, 2], error=None, lifespan=(1.0, 3.0))
+    bad = SimpleNamespace(generated_tokens=[], error="out of memory", lifespan=(1.0, 5.0))
+    assert peer_rate([good, good], 4) == 2.0
+    with pytest.raises(RuntimeError, match=r"2 of 4 tokens.*out of memory"):
+        peer_rate([good, bad], 4)

@@ -23,6 +23,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """At once: a run that is stopped while the device hangs comes to no summary."""
+    if report.failed:
+        print(f"\n{report.nodeid}\n{report.longreprtext}", flush=True)
+
+
 @pytest.fixture(autouse=True)
 def device_after_test() -> Iterator[None]:
     """What the device did wrong ends the run with the test that made it do so: nothing works in this process

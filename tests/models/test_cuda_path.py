@@ -13,11 +13,15 @@ import numpy as np
 import pytest
 import torch
 from support import fake_flashinfer
+from support.values import WithValues
 from test_generation import N_TOKENS, PROMPTS, oracle
 from test_logits import ALL, reference, relative_error, table, tokens
 
 from bench.driver import Driver
 from gpu_worker.errors import ModelError
+from gpu_worker.models.config import parse_decoder_config
+from gpu_worker.models.loading import load_decoder
+from gpu_worker.models.registry import ARCHITECTURES, Architecture
 from gpu_worker.request import SamplingParams
 from gpu_worker.runtime import cuda, fused, graphs, outputs
 from gpu_worker.runtime.attention.flashinfer import (
@@ -121,6 +125,20 @@ def test_decodes_with_and_without_adapters(checkpoint, open_cuda, tmp_path):
         reference(model, adapted.prompt + adapted.output[:-1])[-1],
     ]
     assert relative_error(got, np.array(expected)) < 1e-4
+
+
+@pytest.mark.parametrize("sizes", [(1, 4, 8), (1,)], ids=["captured", "eager"])
+def test_values_beside_the_tokens(sizes, checkpoint, open_cuda, open_runtime, monkeypatch):
+    kind = Architecture(parse_decoder_config, lambda *found: WithValues(load_decoder(*found)))
+    monkeypatch.setitem(ARCHITECTURES, "Qwen3ForCausalLM", kind)
+    folder, found = checkpoint("qwen3")[0], []
+    for get in (open_runtime, open_cuda):
+        driver = Driver(get(folder, graph_batch_sizes=sizes))
+        sequences = [driver.sequence(tokens(n, n)) for n in (3, 9, 5)]
+        found.append([driver.prefill(sequences).values.copy()])
+        found[-1] += [driver.decode(sequences).values.copy() for _ in range(6)]
+    assert relative_error(np.array(found[1]), np.array(found[0])) < 1e-4
+    assert np.abs(np.diff(found[0], axis=0)).max() > 0.1, "they change from step to step"
 
 
 @pytest.mark.parametrize("ending", ["ends", "raises"])
