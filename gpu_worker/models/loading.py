@@ -54,9 +54,12 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
     """
     if model == PETIOLE_TINY:
         return Path(__file__).parent / "petiole_tiny"
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
+    try:
+        path = Path(model).expanduser()
+        if path.is_dir():
+            return path
+    except (OSError, RuntimeError) as error:  # a folder that may not be read, a name too long, "~" of nobody
+        raise ModelError(f"model folder {model}: {error}") from error
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         raise ModelError(f"model folder {model} does not exist")
     return _download(model, revision)

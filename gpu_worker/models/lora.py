@@ -70,7 +70,7 @@ def read_adapter(name: str, folder: Path, config: ModelConfig, max_rank: int) ->
     settings, weights = ADAPTER_FILES
     try:
         rank, scale = _rank_and_scale(name, read_json(folder / settings), max_rank)
-        file = SafetensorsFile(folder / weights)
+        file = SafetensorsFile(folder / weights, mapped=False)  # it may be overwritten at any time
         return Adapter(name, rank, _read_weights(name, file, config, rank, scale))
     except AdapterError:
         raise

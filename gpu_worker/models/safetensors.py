@@ -50,13 +50,19 @@ def _entry(raw: Any, data: int) -> Entry:
 
 
 class SafetensorsFile:
-    """One file of a checkpoint. Opening it checks that every tensor lies inside the file."""
+    """One file of a checkpoint. Opening it checks that every tensor lies inside the file.
 
-    def __init__(self, path: Path) -> None:
+    `mapped` False: read it into memory instead. Truncating a mapped file while it is read kills the process.
+    """
+
+    def __init__(self, path: Path, *, mapped: bool = True) -> None:
         self.path = path
+        self._map: mmap.mmap | bytearray
         try:
             with path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                self._map = (
+                    mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if mapped else bytearray(file.read())
+                )
         except FileNotFoundError:
             raise ModelError(f"{path} is missing") from None
         except (OSError, ValueError) as error:
@@ -97,17 +103,17 @@ class SafetensorsFile:
     def sample(self, name: str, n_bytes: int = 256) -> bytes:
         """The first bytes of a tensor, for a fingerprint."""
         entry = self.entries[name]
-        return self._map[entry.start : min(entry.end, entry.start + n_bytes)]
+        return bytes(self._map[entry.start : min(entry.end, entry.start + n_bytes)])
 
     def chunks(self, name: str, n_bytes: int = 2**24) -> Iterator[bytes]:
         """The bytes of a tensor, in chunks."""
         entry = self.entries[name]
         for start in range(entry.start, entry.end, n_bytes):
-            yield self._map[start : min(start + n_bytes, entry.end)]
+            yield bytes(self._map[start : min(start + n_bytes, entry.end)])
             self.release(name)
 
     def release(self, name: str) -> None:
-        if hasattr(self._map, "madvise"):
+        if isinstance(self._map, mmap.mmap) and hasattr(self._map, "madvise"):
             entry = self.entries[name]
             start = entry.start // mmap.PAGESIZE * mmap.PAGESIZE
             self._map.madvise(mmap.MADV_DONTNEED, start, entry.end - start)
