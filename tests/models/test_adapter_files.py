@@ -185,6 +185,8 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "a rank in words": ({"r": "four"}, "r must be a whole number, got 'four'"),
     "no alpha": ({"lora_alpha": None}, "lora_alpha must be a number, got None"),
     "another kind": ({"peft_type": "IA3"}, "peft_type must be LORA, got IA3"),
+    "one for other base weights": ({"init_lora_weights": "pissa_niter_4"}, "changes the base weights"),
+    "one that begins at certain tokens": ({"alora_invocation_tokens": [5]}, "alora_invocation_tokens is not"),
     "too many": ({"r": 65}, "rank must be 1 to 64"),
     "no safetensors": (b"not a header", "truncated"),
     "a header that is no object": (safetensors("[]"), "damaged header"),
