@@ -32,6 +32,8 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
     truncate: bool = True
 
     @property
@@ -46,7 +48,12 @@ class RopeConfig:
             return 1.0
         if self.attention_factor is not None:
             return self.attention_factor
-        return 1.0 if self.factor <= 1 else 0.1 * math.log(self.factor) + 1.0
+        if self.mscale and self.mscale_all_dim:
+            return self._grown(self.mscale) / self._grown(self.mscale_all_dim)
+        return self._grown(1.0)
+
+    def _grown(self, mscale: float) -> float:
+        return 1.0 if self.factor <= 1 else 0.1 * mscale * math.log(self.factor) + 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +195,7 @@ def _parse_rope(raw: JsonObject) -> RopeConfig:
     return RopeConfig(
         theta=float(given.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
         kind=kind,
-        factor=float(given.get("factor", 1.0)),
+        factor=1.0 if kind == "default" else float(given["factor"]),
         original_max_position=int(
             given.get("original_max_position_embeddings") or raw.get("max_position_embeddings", 2048)
         ),
@@ -197,6 +204,8 @@ def _parse_rope(raw: JsonObject) -> RopeConfig:
         beta_fast=float(given.get("beta_fast") or 32.0),
         beta_slow=float(given.get("beta_slow") or 1.0),
         attention_factor=None if attention_factor is None else float(attention_factor),
+        mscale=float(given.get("mscale") or 0.0),
+        mscale_all_dim=float(given.get("mscale_all_dim") or 0.0),
         truncate=bool(given.get("truncate", True)),
     )
 
