@@ -58,7 +58,8 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The parameters of a decoder. `windows[i]`: positions that layer i attends to, including its own; 0: all."""
+    """The parameters of a decoder. `windows[i]`: positions that layer i attends to, including its own; 0: all.
+    `dtype`: that of the weights, empty if config.json does not name it."""
 
     architecture: str
     vocab_size: int
@@ -77,7 +78,7 @@ class ModelConfig:
     mlp_bias: bool
     qk_norm: bool
     windows: tuple[int, ...]
-    dtype: str = "float32"
+    dtype: str = ""
 
     @property
     def q_size(self) -> int:
@@ -165,7 +166,7 @@ def _parse(architecture: str, family: Family, raw: JsonObject) -> ModelConfig:
         mlp_bias=bool(raw.get("mlp_bias", False)),
         qk_norm=family.qk_norm,
         windows=_parse_windows(family, raw),
-        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."),
+        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "").removeprefix("torch."),
     )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gpu_worker.errors import ModelError
 
-_DTYPES = {
+DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -42,7 +42,7 @@ class Entry:
 def _entry(raw: Any, data: int) -> Entry:
     """What a header says of a tensor; `data` is where its offsets count from. ValueError where that cannot be."""
     entry = Entry(str(raw["dtype"]), tuple(raw["shape"]), *(data + offset for offset in raw["data_offsets"]))
-    dtype = _DTYPES.get(entry.dtype)
+    dtype = DTYPES.get(entry.dtype)
     n_bytes = entry.end - entry.start
     if entry.start < data or (dtype is not None and math.prod(entry.shape) * dtype.itemsize != n_bytes):
         raise ValueError(f"{n_bytes} bytes for {entry.dtype} {list(entry.shape)}")
@@ -88,10 +88,10 @@ class SafetensorsFile:
     def tensor(self, name: str) -> Tensor:
         """A view of the mapped file. Do not store it."""
         entry = self.entries[name]
-        if entry.dtype not in _DTYPES:
-            known = ", ".join(_DTYPES)
+        if entry.dtype not in DTYPES:
+            known = ", ".join(DTYPES)
             raise ModelError(f"{self.path}: tensor {name} must be of type {known}, got {entry.dtype}")
-        dtype = _DTYPES[entry.dtype]
+        dtype = DTYPES[entry.dtype]
         count = math.prod(entry.shape)
         if count == 0:
             return torch.empty(entry.shape, dtype=dtype)
