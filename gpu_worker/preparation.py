@@ -195,7 +195,7 @@ def check_sampling(sampling: SamplingParams, limits: ModelLimits) -> None:
     if sampling.seed is not None:
         require_int("seed", sampling.seed)
     if sampling.logprobs is not None:
-        require_int("logprobs", sampling.logprobs, 0, MAX_LOGPROBS)
+        require_int("logprobs", sampling.logprobs, 0, min(MAX_LOGPROBS, limits.vocab_size))
     _check_token_sets(sampling, limits.vocab_size)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,7 +23,13 @@ MAX_BYTES = 128 * 1024
 MAX_REPEATS = 10_000
 """Maximum count in a regular expression's `{n,m}`, because the cost of masks grows with it."""
 
+MAX_MULTIPLE = 100_000
+"""Maximum least common multiple of a schema's `multipleOf` numbers, as digits without zeros at the end. Compiling
+takes time and memory in proportion to it: half a second for this, and without a limit all memory."""
+
 _REPEATS = re.compile(r"\{(\d*),?(\d*)\}")
+_MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+.\deE]+)')
+_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 _WHITESPACE = r"\n?[ ]{0,16}"
 """Whitespace between the parts of a JSON value: enough for compact and indented output, but limited, so that a
 model cannot spend its token budget on blanks."""
@@ -66,6 +73,7 @@ def _json_schema(field: str, value: Any) -> str:
         raise InvalidRequest(field, "must be a JSON schema (an object)", type(value).__name__)
     schema = {} if value is True else dict(value)
     _check_patterns(field, schema)
+    _check_multiples(f"{field}.multipleOf", _multiples(schema))
     try:
         return str(LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": _WHITESPACE}))
     except ValueError as error:  # a whole number of more than 64 bits
@@ -87,6 +95,8 @@ def _expression(field: str, value: Any) -> str:
     for counts in _REPEATS.finditer(text):
         if any(count and int(count[:9]) > MAX_REPEATS for count in counts.groups()):
             raise InvalidRequest(field, f"must repeat at most {MAX_REPEATS} times", counts[0])
+    unescaped = _ESCAPE.sub(lambda letter: chr(int(letter[1], 16)), text)  # a grammar may contain JSON schemas
+    _check_multiples(field, _MULTIPLE.findall(unescaped))
     return text
 
 
@@ -101,3 +111,23 @@ def _check_patterns(field: str, schema: Any) -> None:
                 _expression(f"{field}.pattern", part)
             else:
                 _check_patterns(f"{field}.{key}", part)
+
+
+def _multiples(schema: Any) -> Iterator[str]:
+    """Every `multipleOf` in a schema, as text."""
+    if isinstance(schema, dict):
+        number = schema.get("multipleOf")
+        if isinstance(number, int | float):
+            yield str(number)
+    for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from _multiples(part)
+
+
+def _check_multiples(field: str, numbers: Iterable[str]) -> None:
+    multiple = 1
+    for number in numbers:
+        digits = "".join(filter(str.isdecimal, number.lower().partition("e")[0])).strip("0")
+        multiple = math.lcm(multiple, int(digits or 1))
+        if multiple > MAX_MULTIPLE:
+            limit = f"must have a least common multiple of at most {MAX_MULTIPLE}"
+            raise InvalidRequest(field, limit, multiple)

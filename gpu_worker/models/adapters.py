@@ -51,7 +51,14 @@ class AdapterStore:
         return loaded
 
     def _read(self, name: str) -> tuple[str, Adapter]:
-        folder = self._folder(name)
+        try:
+            return self._read_files(name, self._folder(name))
+        except AdapterError:
+            raise
+        except (ModelError, OSError) as error:  # OSError: its files are removed while they are read
+            raise AdapterError(f"adapter {name}: {error}") from error
+
+    def _read_files(self, name: str, folder: Path) -> tuple[str, Adapter]:
         files = [folder / file for file in ADAPTER_FILES]
         before = _signature(files)
         signature, key = self._keys.get(folder, ((), ""))
@@ -71,10 +78,7 @@ class AdapterStore:
     def _folder(self, name: str) -> Path:
         folder = self._folders.get(name)
         if folder is None:
-            try:
-                folder = self._folders[name] = resolve_model(name)
-            except ModelError as error:
-                raise AdapterError(f"adapter {name}: {error}") from error
+            folder = self._folders[name] = resolve_model(name)
         return folder
 
     def _cached(self, key: str) -> Adapter | None:

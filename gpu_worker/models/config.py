@@ -32,6 +32,8 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
     truncate: bool = True
 
     @property
@@ -46,12 +48,18 @@ class RopeConfig:
             return 1.0
         if self.attention_factor is not None:
             return self.attention_factor
-        return 1.0 if self.factor <= 1 else 0.1 * math.log(self.factor) + 1.0
+        if self.mscale and self.mscale_all_dim:
+            return self._grown(self.mscale) / self._grown(self.mscale_all_dim)
+        return self._grown(1.0)
+
+    def _grown(self, mscale: float) -> float:
+        return 1.0 if self.factor <= 1 else 0.1 * mscale * math.log(self.factor) + 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The parameters of a decoder. `windows[i]`: positions that layer i attends to, including its own; 0: all."""
+    """The parameters of a decoder. `windows[i]`: positions that layer i attends to, including its own; 0: all.
+    `dtype`: that of the weights, empty if config.json does not name it."""
 
     architecture: str
     vocab_size: int
@@ -70,7 +78,7 @@ class ModelConfig:
     mlp_bias: bool
     qk_norm: bool
     windows: tuple[int, ...]
-    dtype: str = "float32"
+    dtype: str = ""
 
     @property
     def q_size(self) -> int:
@@ -158,7 +166,7 @@ def _parse(architecture: str, family: Family, raw: JsonObject) -> ModelConfig:
         mlp_bias=bool(raw.get("mlp_bias", False)),
         qk_norm=family.qk_norm,
         windows=_parse_windows(family, raw),
-        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."),
+        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "").removeprefix("torch."),
     )
 
 
@@ -188,7 +196,7 @@ def _parse_rope(raw: JsonObject) -> RopeConfig:
     return RopeConfig(
         theta=float(given.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
         kind=kind,
-        factor=float(given.get("factor", 1.0)),
+        factor=1.0 if kind == "default" else float(given["factor"]),
         original_max_position=int(
             given.get("original_max_position_embeddings") or raw.get("max_position_embeddings", 2048)
         ),
@@ -197,6 +205,8 @@ def _parse_rope(raw: JsonObject) -> RopeConfig:
         beta_fast=float(given.get("beta_fast") or 32.0),
         beta_slow=float(given.get("beta_slow") or 1.0),
         attention_factor=None if attention_factor is None else float(attention_factor),
+        mscale=float(given.get("mscale") or 0.0),
+        mscale_all_dim=float(given.get("mscale_all_dim") or 0.0),
         truncate=bool(given.get("truncate", True)),
     )
 

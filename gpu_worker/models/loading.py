@@ -34,9 +34,10 @@ from gpu_worker.models.layers import (
     quantize_int8,
 )
 from gpu_worker.models.rotary import rotary_table
-from gpu_worker.models.safetensors import Checkpoint
+from gpu_worker.models.safetensors import DTYPES, Checkpoint
 
 PETIOLE_TINY = "petiole-tiny"
+EMBEDDING = "model.embed_tokens.weight"
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 _HUB_COPIES = ["consolidated*.safetensors", "original/*", "onnx/*"]
 """Copies of the weights in other formats."""
@@ -54,9 +55,12 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
     """
     if model == PETIOLE_TINY:
         return Path(__file__).parent / "petiole_tiny"
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
+    try:
+        path = Path(model).expanduser()
+        if path.is_dir():
+            return path
+    except (OSError, RuntimeError) as error:  # a folder that may not be read, a name too long, "~" of nobody
+        raise ModelError(f"model folder {model}: {error}") from error
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         raise ModelError(f"model folder {model} does not exist")
     return _download(model, revision)
@@ -100,6 +104,12 @@ def fingerprint(folder: Path) -> str:
             digest.update(f"{name} {entry.dtype} {entry.shape}".encode())
             digest.update(checkpoint.sample(name))
     return digest.hexdigest()[:16]
+
+
+def stored_dtype(folder: Path) -> str:
+    """The type of a checkpoint's weights, going by the embedding: "bfloat16" and the like."""
+    with Checkpoint(folder) as checkpoint:
+        return str(DTYPES.get(checkpoint.entry(EMBEDDING).dtype, "")).removeprefix("torch.")
 
 
 class Storage:
@@ -168,9 +178,9 @@ def load_decoder(folder: Path, config: ModelConfig, options: LoadOptions) -> Dec
 
     As in transformers, a head that differs from the embedding is used even if the configuration ties them.
     """
-    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+    head = "lm_head.weight"
     with Checkpoint(folder) as checkpoint:
-        if config.tied_head and head in checkpoint and not checkpoint.same(embedding, head):
+        if config.tied_head and head in checkpoint and not checkpoint.same(EMBEDDING, head):
             config = replace(config, tied_head=False)
         n_bytes = 0 if options.device.type == "meta" else checkpoint.n_bytes()
         with _progress(n_bytes, folder.name) as advance:
@@ -186,7 +196,7 @@ class _Loader:
 
     def decoder(self) -> Decoder:
         config, options = self.config, self.options
-        embedding = self._tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        embedding = self._tensor(EMBEDDING, config.vocab_size, config.hidden_size)
         layers = tuple(self._layer(i) for i in range(config.n_layers))
         head = (
             options.make_linear(embedding, None)

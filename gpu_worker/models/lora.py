@@ -34,7 +34,18 @@ _PARTS: dict[LinearName, tuple[str, ...]] = {
 }
 _PLACE = {part: (name, i) for name, parts in _PARTS.items() for i, part in enumerate(parts)}
 _TENSOR = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)\.lora_([AB])(?:\.default)?\.weight$")
-_UNSUPPORTED = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "lora_bias", "fan_in_fan_out")
+_UNSUPPORTED = (
+    "use_dora",
+    "modules_to_save",
+    "rank_pattern",
+    "alpha_pattern",
+    "lora_bias",
+    "fan_in_fan_out",
+    "layer_replication",
+    "alora_invocation_tokens",
+)
+_CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Initialisations (`init_lora_weights`) that also change the weights that the adapter is added to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +81,7 @@ def read_adapter(name: str, folder: Path, config: ModelConfig, max_rank: int) ->
     settings, weights = ADAPTER_FILES
     try:
         rank, scale = _rank_and_scale(name, read_json(folder / settings), max_rank)
-        file = SafetensorsFile(folder / weights)
+        file = SafetensorsFile(folder / weights, mapped=False)  # it may be overwritten at any time
         return Adapter(name, rank, _read_weights(name, file, config, rank, scale))
     except AdapterError:
         raise
@@ -84,6 +95,12 @@ def _rank_and_scale(name: str, raw: Mapping[str, Any], max_rank: int) -> tuple[i
     used = [key for key in _UNSUPPORTED if raw.get(key)]
     if used or str(raw.get("bias", "none")) != "none":
         raise AdapterError(f"adapter {name}: {', '.join(used) or 'bias'} is not supported")
+    start = str(raw.get("init_lora_weights")).lower()
+    if start.startswith(_CHANGE_BASE):
+        raise AdapterError(
+            f"adapter {name}: init_lora_weights {start} changes the base weights; save it converted to plain LoRA "
+            "(path_initial_model_for_weight_conversion)"
+        )
     rank, alpha = raw.get("r"), raw.get("lora_alpha", raw.get("r"))
     if not isinstance(rank, int):
         raise AdapterError(f"adapter {name}: r must be a whole number, got {rank!r}")

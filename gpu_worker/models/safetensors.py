@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gpu_worker.errors import ModelError
 
-_DTYPES = {
+DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -42,7 +42,7 @@ class Entry:
 def _entry(raw: Any, data: int) -> Entry:
     """What a header says of a tensor; `data` is where its offsets count from. ValueError where that cannot be."""
     entry = Entry(str(raw["dtype"]), tuple(raw["shape"]), *(data + offset for offset in raw["data_offsets"]))
-    dtype = _DTYPES.get(entry.dtype)
+    dtype = DTYPES.get(entry.dtype)
     n_bytes = entry.end - entry.start
     if entry.start < data or (dtype is not None and math.prod(entry.shape) * dtype.itemsize != n_bytes):
         raise ValueError(f"{n_bytes} bytes for {entry.dtype} {list(entry.shape)}")
@@ -50,13 +50,19 @@ def _entry(raw: Any, data: int) -> Entry:
 
 
 class SafetensorsFile:
-    """One file of a checkpoint. Opening it checks that every tensor lies inside the file."""
+    """One file of a checkpoint. Opening it checks that every tensor lies inside the file.
 
-    def __init__(self, path: Path) -> None:
+    `mapped` False: read it into memory instead. Truncating a mapped file while it is read kills the process.
+    """
+
+    def __init__(self, path: Path, *, mapped: bool = True) -> None:
         self.path = path
+        self._map: mmap.mmap | bytearray
         try:
             with path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                self._map = (
+                    mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if mapped else bytearray(file.read())
+                )
         except FileNotFoundError:
             raise ModelError(f"{path} is missing") from None
         except (OSError, ValueError) as error:
@@ -82,10 +88,10 @@ class SafetensorsFile:
     def tensor(self, name: str) -> Tensor:
         """A view of the mapped file. Do not store it."""
         entry = self.entries[name]
-        if entry.dtype not in _DTYPES:
-            known = ", ".join(_DTYPES)
+        if entry.dtype not in DTYPES:
+            known = ", ".join(DTYPES)
             raise ModelError(f"{self.path}: tensor {name} must be of type {known}, got {entry.dtype}")
-        dtype = _DTYPES[entry.dtype]
+        dtype = DTYPES[entry.dtype]
         count = math.prod(entry.shape)
         if count == 0:
             return torch.empty(entry.shape, dtype=dtype)
@@ -97,17 +103,17 @@ class SafetensorsFile:
     def sample(self, name: str, n_bytes: int = 256) -> bytes:
         """The first bytes of a tensor, for a fingerprint."""
         entry = self.entries[name]
-        return self._map[entry.start : min(entry.end, entry.start + n_bytes)]
+        return bytes(self._map[entry.start : min(entry.end, entry.start + n_bytes)])
 
     def chunks(self, name: str, n_bytes: int = 2**24) -> Iterator[bytes]:
         """The bytes of a tensor, in chunks."""
         entry = self.entries[name]
         for start in range(entry.start, entry.end, n_bytes):
-            yield self._map[start : min(start + n_bytes, entry.end)]
+            yield bytes(self._map[start : min(start + n_bytes, entry.end)])
             self.release(name)
 
     def release(self, name: str) -> None:
-        if hasattr(self._map, "madvise"):
+        if isinstance(self._map, mmap.mmap) and hasattr(self._map, "madvise"):
             entry = self.entries[name]
             start = entry.start // mmap.PAGESIZE * mmap.PAGESIZE
             self._map.madvise(mmap.MADV_DONTNEED, start, entry.end - start)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -29,6 +29,7 @@ from gpu_worker.models.loading import (
     fingerprint,
     read_decoder,
     resolve_model,
+    stored_dtype,
 )
 from gpu_worker.models.lora import AdapterBank
 from gpu_worker.models.registry import Architecture, architecture
@@ -116,6 +117,8 @@ class ModelRuntime:
     def _find(self, model: str) -> _ModelInfo:
         folder = resolve_model(model, self.config.revision)
         family, config = architecture(folder)
+        if self._source is None and not config.dtype:
+            config = replace(config, dtype=stored_dtype(folder))
         digest = fingerprint(folder) if self._source is None else "unknown"
         return _ModelInfo(folder, family, config, (model, digest, end_token_ids(folder)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sortedcontainers import SortedDict
@@ -18,9 +19,13 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._by_rank)
 
-    def head(self, n: int) -> list[ScheduledSequence]:
-        """The `n` best-ranked sequences, best first. O(n); a copy, so they may be removed while iterating."""
-        return [self._by_rank[rank] for rank in self._by_rank.keys()[:n]]
+    def __iter__(self) -> Iterator[ScheduledSequence]:
+        """Best rank first. Each is looked up when it is reached, so they may be removed while iterating."""
+        seq = self.first()
+        while seq is not None:
+            yield seq
+            behind = self._by_rank.bisect_right(seq.rank)
+            seq = self._by_rank.peekitem(behind)[1] if behind < len(self._by_rank) else None
 
     def push(self, seq: ScheduledSequence) -> None:
         self._by_rank[seq.rank] = seq

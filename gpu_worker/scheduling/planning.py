@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from gpu_worker.constraints import ConstraintState
 from gpu_worker.errors import AdapterError
@@ -26,6 +27,10 @@ from gpu_worker.scheduling.state import SchedulerState
 
 HEADROOM_TOKENS = 16
 """Tokens to keep free per running sequence when admitting another; with less, the new one is soon preempted."""
+
+LOOK_AHEAD = 64
+"""Waiting sequences beyond `max_num_seqs` to consider in one plan. Those that wait for an adapter, for chunks or
+for their turn are passed over; passing over thousands of them in each plan would delay the running ones."""
 
 
 class Planner:
@@ -212,14 +217,14 @@ class Planner:
             return
         promised = self._promised()
         slots_awaited = False
-        for seq in state.waiting.head(state.config.max_num_seqs):
+        for seq in islice(state.waiting, state.config.max_num_seqs + LOOK_AHEAD):
             if seq.rank[0] > worst_priority:
                 return
             if short_only and self._is_long(seq):
                 worst_priority = seq.rank[0]
                 continue
             slots_awaited |= state.adapters.must_wait(seq.adapter_key)
-            if self._awaits_chunks(seq) or (slots_awaited and seq.adapter_key is not None):
+            if (slots_awaited and seq.adapter_key is not None) or self._awaits_chunks(seq):
                 continue
             if not self._admit(seq, budget - sum(lengths), now, promised):
                 return

@@ -312,6 +312,14 @@ def test_threads_walk_the_same_grammar_at_the_same_time() -> None:
             {"type": "string", "pattern": "b{1,20000}"},
             "constraint.json_schema.pattern: must repeat at most 10000 times",
         ),
+        *(
+            (kind, value, f"constraint.{kind}.*: must have a least common multiple of at most 100000, got {got}")
+            for kind, value, got in (
+                ("json_schema", {"type": "integer", "multipleOf": 10_000_019}, 10_000_019),
+                ("json_schema", {"allOf": [{"multipleOf": 99.7}, {"items": {"multipleOf": -9967}}]}, 997 * 9967),
+                ("grammar", 'start: %json {"type": "integer", "multiple\\u004ff": 10000019}', 10_000_019),
+            )
+        ),
         ("choice", [], "constraint.choice: must be a list of one or more strings"),
         ("choice", "ab", "constraint.choice: must be a list of one or more strings, got ab"),
         ("choice", ["a", 1], r"constraint.choice\[1\]: must be a string, got int"),
@@ -323,6 +331,12 @@ def test_a_bad_constraint_is_refused_by_field(kind: Any, value: Any, expected: s
     with pytest.raises(InvalidRequest, match=rf"^{expected}") as raised:
         compiled(kind, value)
     assert "\n" not in str(raised.value)
+
+
+def test_multiples_that_are_easy_are_served() -> None:
+    easy = [5, 2500, 0.01, 1e-9, 10_000_000, 365, 24]
+    schema = {"anyOf": [{"type": "number", "multipleOf": number} for number in easy]}
+    assert feed(compiled("json_schema", schema), "5")
 
 
 def test_a_schema_nested_without_end_is_refused() -> None:

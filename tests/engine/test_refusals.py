@@ -98,6 +98,14 @@ def test_a_huge_prompt_is_refused_in_a_short_message() -> None:
     assert len(str(caught.value)) < 200
 
 
+def test_more_log_probabilities_than_tokens_are_refused() -> None:
+    """A device that is asked for them fails, and the engine with it."""
+    tiny = ModelLimits("m", "f", vocab_size=12, max_model_len=96, n_pages=100, page_size=1, max_batch_size=9)
+    check_sampling(SamplingParams(logprobs=12), tiny)
+    with pytest.raises(InvalidRequest, match="logprobs: must be from 0 to 12"):
+        check_sampling(SamplingParams(logprobs=13), tiny)
+
+
 LIMITS = ModelLimits("m", "f", 48, 96, 100, 1, 9)
 
 

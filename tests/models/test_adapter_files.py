@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ from safetensors.torch import save_file
 from gpu_worker import AdapterError, Engine, EngineConfig, Request, SamplingParams
 from gpu_worker.errors import AdapterChanged
 from gpu_worker.models.lora import read_adapter
+from gpu_worker.models.safetensors import SafetensorsFile
 from gpu_worker.runtime.runtime import ModelRuntime
 
 PROMPT = [5, 17, 200, 33, 91, 14, 77]
@@ -148,6 +151,31 @@ def test_a_hub_adapter_is_asked_for_once(
     assert asked == ["somebody/something"]
 
 
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/adapter", "a" * 300])
+def test_a_name_that_no_folder_can_have_is_the_adapters_error(name: str, open_engine: Any) -> None:
+    with pytest.raises(AdapterError, match=re.escape(name)):
+        ask(open_engine(), Path(name))
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: os.truncate(file, 0)], ids=["removed", "truncated"])
+def test_files_that_go_while_they_are_read_end_the_request_alone(
+    damage: Callable[[Path], None], open_engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tensor of a mapped file that has been truncated is no exception: it ends the process."""
+
+    def damaged(path: Path, **options: Any) -> SafetensorsFile:
+        file = SafetensorsFile(path, **options)
+        damage(path)
+        return file
+
+    engine = open_engine()
+    monkeypatch.setattr("gpu_worker.models.lora.SafetensorsFile", damaged)
+    with pytest.raises(AdapterError, match=re.escape(str(tmp_path))):
+        ask(engine, write_adapter(tmp_path / "adapter", seed=1))
+    monkeypatch.undo()
+    assert ask(engine, write_adapter(tmp_path / "adapter", seed=1)) != ask(engine, None)
+
+
 def safetensors(header: str) -> bytes:
     return len(header).to_bytes(8, "little") + header.encode() + bytes(64)
 
@@ -157,6 +185,8 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "a rank in words": ({"r": "four"}, "r must be a whole number, got 'four'"),
     "no alpha": ({"lora_alpha": None}, "lora_alpha must be a number, got None"),
     "another kind": ({"peft_type": "IA3"}, "peft_type must be LORA, got IA3"),
+    "one for other base weights": ({"init_lora_weights": "pissa_niter_4"}, "changes the base weights"),
+    "one that begins at certain tokens": ({"alora_invocation_tokens": [5]}, "alora_invocation_tokens is not"),
     "too many": ({"r": 65}, "rank must be 1 to 64"),
     "no safetensors": (b"not a header", "truncated"),
     "a header that is no object": (safetensors("[]"), "damaged header"),

@@ -148,6 +148,14 @@ def test_a_head_beside_a_tied_embedding_is_what_transformers_makes_of_it(head, o
     assert shared == (head == "the embedding again") or not isinstance(runtime._decoder.head, DenseLinear)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_configuration_without_a_type_has_that_of_the_weights(dtype, open_runtime, checkpoint, tmp_path):
+    model = copy.deepcopy(checkpoint("qwen3")[1]).to(getattr(torch, dtype))
+    model.save_pretrained(tmp_path)
+    edit(tmp_path, dtype=None, torch_dtype=None)
+    assert open_runtime(tmp_path, dtype="auto")._decoder.dtype == getattr(torch, dtype)
+
+
 def test_a_missing_head_is_not_the_embedding(open_runtime, folder):
     edit(folder, tie_word_embeddings=False)
     assert "no tensor lm_head.weight" in refused(open_runtime, folder)

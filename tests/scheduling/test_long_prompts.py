@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.stepped import Bench, sequence
@@ -84,13 +85,14 @@ def test_a_long_prompt_that_waits_is_the_next_to_start_however_many_short_ones_p
     assert second.finalized
 
 
-def test_short_prompts_pass_waiting_long_ones_as_well() -> None:
-    bench = machine(max_num_seqs=8)
-    longs = [sequence([7 + i] * 40, i, 2) for i in range(3)]
+@pytest.mark.parametrize(("rows", "n_long"), [(8, 3), (4, 9)])
+def test_short_prompts_pass_waiting_long_ones_as_well(rows: int, n_long: int) -> None:
+    bench = machine(max_num_seqs=rows)
+    longs = [sequence([7 + i] * 40, i, 2) for i in range(n_long)]
     bench.submit(sequence([1], -1, 50), *longs)
     for _ in range(8):
         bench.round()
-    short = sequence([1, 2], 5)
+    short = sequence([1, 2], n_long)
     bench.submit(short)
     for _ in range(8):
         bench.round()

@@ -170,10 +170,23 @@ def test_the_waiting_queue_goes_by_priority_and_then_by_arrival() -> None:
     sequences = [sequence([1], arrival, priority=priority) for arrival, priority in enumerate([1, 0, 1, -1])]
     for seq in sequences:
         queue.push(seq)
-    assert queue.head(9) == [sequences[i] for i in (3, 1, 0, 2)]
+    assert list(queue) == [sequences[i] for i in (3, 1, 0, 2)]
     queue.remove(sequences[1])
     assert queue.first() is sequences[3]
     assert len(queue) == 3
+    for seq in queue:
+        queue.remove(seq)
+    assert not len(queue)
+
+
+def test_a_request_without_an_adapter_passes_as_many_as_wait_for_a_slot() -> None:
+    bench = Bench(max_num_seqs=2, lora_slots=1)
+    bench.submit(sequence([1], 0, 40, adapter="a"), *(sequence([2], 1 + i, adapter="b") for i in range(5)))
+    free = sequence([3], 9)
+    bench.submit(free)
+    while not free.finalized:
+        bench.round()
+    assert bench.scheduler.state.num_allocated, "the slot is still held"
 
 
 def test_the_delay_gate_opens_with_time_and_when_nothing_runs() -> None:
