@@ -173,14 +173,14 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         if not queues or not credit:
             return 0
         try:
-            with self.conn_or_acquire() as client:
-                while orphans:
-                    orphans[-1].close(client)
-                    orphans.pop()
-                taken = self.ledger.take(client, list(queues), credit)
-                if taken is None:
-                    self._lost()
-                    taken = self.ledger.take(client, list(queues), credit) or []
+            client = self._plain_client()
+            while orphans:
+                orphans[-1].close(client)
+                orphans.pop()
+            taken = self.ledger.take(client, list(queues), credit)
+            if taken is None:
+                self._lost()
+                taken = self.ledger.take(client, list(queues), credit) or []
         except redis.ResponseError as error:
             self.more = False
             self._refused(error)
@@ -292,8 +292,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         if self.ledger.settled or self.closed:
             return
         try:
-            with self.conn_or_acquire() as client:
-                self.ledger.flush(client)
+            self.ledger.flush(self._plain_client())
         except redis.ResponseError as error:
             self._refused(error)
 
@@ -305,8 +304,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         if not self.closed:
             self.qos.forget()
             try:
-                with self.conn_or_acquire() as client:
-                    self.ledger.close(client)
+                self.ledger.close(self._plain_client())
             except (*self.connection_errors, redis.ResponseError) as error:
                 logger.warning("messages could not be given back yet: %s", error)
                 orphans.append(self.ledger)
@@ -315,6 +313,10 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         except self.connection_errors:  # auto-delete queues cannot be deleted now
             self.auto_delete_queues.clear()
             super().close()
+
+    def _plain_client(self) -> redis.Redis:
+        """kombu's client puts the global key prefix before some keys; the ledger's have it already."""
+        return redis.Redis(connection_pool=self.pool)
 
     def own_client(self, timeout_s: float) -> redis.Redis:
         """A client with this channel's parameters and a connection of its own."""

@@ -207,10 +207,17 @@ def test_prefixes_of_all_keys_of_broker_and_results(own_site: Site) -> None:
     named = {"broker_transport_options": prefix, "result_backend_transport_options": prefix}
     own_site.app.conf.update(named)
     said = [f"{name.replace('_', '.', 1)}=(dict){json.dumps(value)}" for name, value in named.items()]
-    own_site.worker("--", *said)
-    result = own_site.generate("hello", max_tokens=2, seed=1)
-    assert own_site.get(result, 20)["token_ids"] == expected("hello", 1, 2)
+    first = own_site.worker("--", *said)
+    own_site.get(own_site.generate("hello", max_tokens=2), 20)
+    eventually(lambda: not own_site.redis.keys("mine:petiole:unacked:*"), "its acknowledgement deletes it")
+    result = own_site.generate("hello", max_tokens=900, seed=1)
+    own_site.streaming(result)
+    first.kill()
+    last = own_site.worker("--", *said)
+    value = own_site.get(result, 20)
+    assert (value["token_ids"], value["attempt"]) == (expected("hello", 1, 900), 2)
     assert own_site.redis.exists(f"mine:celery-task-meta-{result.id}")
+    assert "lease was lost" not in first.output + last.output
 
 
 def test_a_task_id_of_ones_own(site: Site) -> None:
