@@ -51,10 +51,10 @@ class Delivery:
 
     @property
     def ending(self) -> Ending | None:
-        """Read-only: only the consumer's thread may change Celery's state."""
-        if self.request.ending is None and self._expired:
-            return "expired"
-        return "revoked" if self.request.id in revoked else self.request.ending
+        """Read-only: only the consumer's thread may change Celery's state. `revoked` has expired tasks, too."""
+        if self.request.ending is None and self.withdrawn:
+            return "expired" if self._expired else "revoked"
+        return self.request.ending  # type: ignore[no-any-return]
 
     @property
     def withdrawn(self) -> bool:

@@ -83,10 +83,11 @@ def test_countdown(site: Site) -> None:
 
 def test_expires_in_the_queue_of_the_broker(site: Site) -> None:
     result = site.generate("too late", max_tokens=1, submission={"countdown": 1, "expires": 0.5})
-    with pytest.raises(TaskRevokedError):
+    with pytest.raises(TaskRevokedError, match="expired"):
         site.get(result)
     eventually(lambda: site.log(result), "the stream ends")
-    assert site.log(result)[-1]["finish_reason"] == "cancelled"
+    end = site.log(result)[-1]
+    assert (end["finish_reason"], end["stop_reason"]) == ("cancelled", "expired")
 
 
 def test_expires_while_it_waits_in_the_engine(site: Site) -> None:
