@@ -76,6 +76,15 @@ class Following:
         if self.timeout_s is not None and time.monotonic() - self.last_delta_at >= self.timeout_s:
             raise StreamTimeout(f"task {self.task_id}: no delta for {self.timeout_s:g} s") from cause
 
+    def delta(self, raw: bytes) -> StreamDelta:
+        try:
+            return StreamDelta.model_validate_json(raw)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise StreamError(
+                f"task {self.task_id}: a delta of its stream cannot be read: {first['msg']}"
+            ) from None
+
     def hand_out(self, deltas: list[StreamDelta]) -> Reading:
         for delta in deltas:
             yield delta
@@ -93,7 +102,7 @@ class Following:
         """The log's deltas after the position, which moves past them: yield them before any step that may fail."""
         while True:
             entries, log_length = yield ("read_log", self.assembler.read_from)
-            new = self.assembler.logged([StreamDelta.model_validate_json(raw) for raw in entries])
+            new = self.assembler.logged([self.delta(raw) for raw in entries])
             if new is not None:
                 self.silences_without_log = 0
                 return new
@@ -109,7 +118,7 @@ class Following:
             if raw is None:
                 yield from self.after_silence()
                 continue
-            new = assembler.published(StreamDelta.model_validate_json(raw))
+            new = assembler.published(self.delta(raw))
             if new is None:
                 yield from self.catch_up()
             else:

@@ -422,3 +422,10 @@ def test_a_stream_read_to_its_end_cancels_nothing(read: Read, client: redis.Redi
 def test_what_later_versions_add_is_ignored(read: Read, client: redis.Redis) -> None:
     Writer(client, "t").finish(1, temperature_of_the_room=21)
     assert isinstance(read("t")[0], StreamDelta)
+
+
+def test_what_is_no_delta_is_an_error_of_the_stream(read: Read, client: redis.Redis) -> None:
+    Writer(client, "t").write(1)
+    client.rpush(stream_keys("t").log, "garbage")
+    with pytest.raises(tasks.StreamError, match="task t: a delta of its stream cannot be read: Invalid JSON"):
+        read("t")
