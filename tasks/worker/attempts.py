@@ -7,6 +7,7 @@ refuses older attempts, so a worker that was disconnected but not dead can no lo
     tokens in the log       resume after them
     finished                return the recorded result
     cancel flag             end the task with the output so far
+    a log that is damaged   fail the task: it cannot be resumed
     too many deaths         fail the task, with the output so far
     another model's tokens  fail the task: another model cannot resume them (the engine checks the adapter)
 """
@@ -20,7 +21,7 @@ from typing import Any, Literal
 
 from tasks.worker.results import Written
 
-Verdict = Literal["generate", "finished", "cancelled", "poisoned", "model_changed"]
+Verdict = Literal["generate", "finished", "cancelled", "unreadable", "poisoned", "model_changed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Begun:
             model=model.decode(),
             adapter=adapter.decode(),
             record=json.loads(done) if done else None,
-            written=Written.of([json.loads(entry) for entry in entries]),
+            written=Written.of(entries),
         )
 
     def verdict(self, *, model: str, max_attempts: int) -> Verdict:
@@ -54,6 +55,8 @@ class Begun:
             return "finished"
         if self.cancel:
             return "cancelled"
+        if self.written.unreadable:
+            return "unreadable"
         if self.deaths >= max_attempts:
             return "poisoned"
         if self.written.token_ids and self.model and self.model != model:

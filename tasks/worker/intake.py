@@ -22,7 +22,7 @@ from tasks.worker import scripts
 from tasks.worker.attempts import Begun
 from tasks.worker.job import Job
 from tasks.worker.requests import engine_request
-from tasks.worker.results import Outcome, ended, failed
+from tasks.worker.results import Outcome, ended, failed, unreadable
 
 if TYPE_CHECKING:
     from tasks.worker.pool import EnginePool
@@ -143,6 +143,8 @@ class Intake:
             job.end(ended(job.ending))
         elif isinstance(request, PetioleError):
             job.end(failed(request))
+        elif verdict == "unreadable":
+            job.end(unreadable(begun.written))
         elif verdict == "poisoned":
             job.end(Outcome(error=WorkersLost(begun.deaths, begun.written.text)))
         elif verdict == "model_changed":

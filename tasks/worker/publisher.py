@@ -95,7 +95,8 @@ class Stream:
         self._prefix = f'{{"task_id":{quote(task_id)},"attempt":{attempt},"index":'
         # Pieces of earlier attempts are kept as sent, so that they can be sent again if Redis loses the log.
         self.pieces: list[Delta] = list(before.deltas)
-        self.sent = self.entries = len(self.pieces)
+        self.sent = len(self.pieces)
+        self.entries = self.sent + before.unreadable
         self.admitted = self.released = self.closed = False
         self.admitted_sent = marked
         self.adapter = ""
@@ -323,7 +324,7 @@ class Publisher:
         with self._changed:
             starts = [piece.index for piece in stream.pieces]
             if end not in starts and end != stream.end:
-                logger.error("stream %s: its log ends at %d, inside a delta of this attempt", stream.task_id, end)
+                logger.error("stream %s: its log does not end with a delta of this attempt", stream.task_id)
                 stream.listener.give_up()
                 return
             stream.sent = starts.index(end) if end in starts else len(starts)

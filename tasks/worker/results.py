@@ -9,18 +9,20 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import redis
 from celery.backends.redis import RedisBackend
+from pydantic import ValidationError
 
 from gpu_worker import errors as engine_errors
 from gpu_worker.request import Delta, FinishReason, Result, TokenLogprobs
 from tasks import errors
 from tasks.connections import LOST
+from tasks.schemas import StreamDelta
 from tasks.worker.revoking import Ending
 
 _current = threading.local()
@@ -63,13 +65,26 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The output in a task's log, one delta per entry."""
+    """The output in a task's log, one delta per entry. `unreadable`: the number of entries from the first one that
+    is no delta, or does not begin where the one before it ends."""
 
     deltas: Sequence[Delta] = ()
+    unreadable: int = 0
 
     @classmethod
-    def of(cls, entries: Iterable[Mapping[str, Any]]) -> Written:
-        return cls([_delta(entry) for entry in entries])
+    def of(cls, entries: Sequence[bytes]) -> Written:
+        deltas: list[Delta] = []
+        end = 0
+        for entry in entries:
+            try:
+                read = StreamDelta.model_validate_json(entry)
+            except ValidationError:
+                break
+            if read.index != end:
+                break
+            deltas.append(_delta(read))
+            end = read.end
+        return cls(deltas, len(entries) - len(deltas))
 
     @property
     def token_ids(self) -> list[int]:
@@ -84,18 +99,16 @@ class Written:
         return logprobs_json([entry for delta in self.deltas for entry in delta.logprobs or ()])
 
 
-def _delta(entry: Mapping[str, Any]) -> Delta:
-    """A log entry as a delta, without its finish reason, which is in the record."""
-    logprobs, values = entry.get("logprobs"), entry.get("values")
+def _delta(read: StreamDelta) -> Delta:
+    """A log entry as the engine's delta, without its finish reason, which is in the record."""
+    values: Any = read.values  # as on the wire: with None for text tokens
     return Delta(
-        entry["index"],
-        tuple(entry["token_ids"]),
-        entry["text"],
-        logprobs=logprobs
-        and tuple(
-            TokenLogprobs(one["token_id"], one["logprob"], tuple((token, value) for token, value in one["top"]))
-            for one in logprobs
-        ),
+        read.index,
+        tuple(read.token_ids),
+        read.text,
+        logprobs=None
+        if read.logprobs is None
+        else tuple(TokenLogprobs(one.token_id, one.logprob, tuple(one.top)) for one in read.logprobs),
         values=values and tuple(values),
     )
 
@@ -176,6 +189,10 @@ def failed(error: BaseException) -> Outcome:
     return Outcome(error=public(error))
 
 
+def unreadable(written: Written) -> Outcome:
+    return failed(errors.GenerationFailed(f"its log cannot be read after {len(written.token_ids)} tokens"))
+
+
 def public(error: BaseException) -> Exception:
     """`error` as an exception that a producer can recreate from JSON: see `tasks.errors`."""
     match error:
@@ -196,6 +213,8 @@ def recorded(record: Mapping[str, Any], written: Written) -> Outcome:
     """The outcome of a task that an earlier delivery finished."""
     if "error" in record:
         return Outcome(error=errors.rebuild(record["error"]), finish_reason=record["finish_reason"])
+    if written.unreadable:
+        return unreadable(written)
     value = {"text": written.text, "token_ids": written.token_ids, **record}
     if written.logprobs:
         value["logprobs"] = written.logprobs

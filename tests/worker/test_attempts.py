@@ -14,7 +14,10 @@ from tasks.worker.attempts import Begun
 from tasks.worker.requests import engine_request, seed_of
 from tasks.worker.results import Outcome, Written, at_hand, recorded, take_result, within
 
-DELTAS = [{"index": 0, "token_ids": [1, 2], "text": "ab"}, {"index": 2, "token_ids": [3], "text": "c"}]
+DELTAS = [
+    b'{"task_id": "t", "attempt": 1, "index": 0, "token_ids": [1, 2], "text": "ab"}',
+    b'{"task_id": "t", "attempt": 1, "index": 2, "token_ids": [3], "text": "c"}',
+]
 
 
 def begun(**changes: Any) -> Begun:
@@ -26,13 +29,15 @@ def begun(**changes: Any) -> Begun:
     ("left", "verdict"),
     [
         ({}, "generate"),
-        ({"log": [json.dumps(delta).encode() for delta in DELTAS]}, "generate"),
+        ({"log": DELTAS}, "generate"),
+        ({"log": [*DELTAS, b"garbage"]}, "unreadable"),
+        ({"log": [*DELTAS, b"garbage"], "deaths": 3}, "unreadable"),
         ({"attempt": 0, "done": b'{"finish_reason": "stop"}'}, "finished"),
         ({"cancel": b"1"}, "cancelled"),
         ({"deaths": 2}, "generate"),
         ({"deaths": 3}, "poisoned"),
         ({"model": b"other"}, "generate"),
-        ({"model": b"other", "log": [json.dumps(DELTAS[0]).encode()]}, "model_changed"),
+        ({"model": b"other", "log": DELTAS[:1]}, "model_changed"),
         ({"deaths": 9, "attempt": 0, "done": b'{"finish_reason": "stop"}'}, "finished"),
     ],
 )
@@ -41,8 +46,17 @@ def test_the_verdict(left: dict[str, Any], verdict: str) -> None:
 
 
 def test_the_log_gives_back_what_was_written() -> None:
-    written = begun(log=[json.dumps(delta).encode() for delta in DELTAS]).written
-    assert (written.token_ids, written.text) == ([1, 2, 3], "abc")
+    written = begun(log=DELTAS).written
+    assert (written.token_ids, written.text, written.unreadable) == ([1, 2, 3], "abc", 0)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"garbage", b"5", b"{}", b"\xff", b"[" * 5000, DELTAS[0], DELTAS[1].replace(b"[3]", b'["x"]')],
+)
+def test_a_log_is_read_up_to_its_first_entry_that_is_no_delta(damage: bytes) -> None:
+    written = begun(log=[DELTAS[0], damage, DELTAS[1]]).written
+    assert (written.token_ids, written.text, written.unreadable) == ([1, 2], "ab", 2)
 
 
 def test_a_recorded_result_is_the_result() -> None:
@@ -59,6 +73,7 @@ def test_a_recorded_result_is_the_result() -> None:
     record = json.loads(json.dumps(Outcome(result, None, "stop", "eos").record))
     assert not {"text", "token_ids"} & set(record)
     assert recorded(record, Written.of(DELTAS)).result == result
+    assert isinstance(recorded(record, Written.of([*DELTAS, b"garbage"])).error, errors.GenerationFailed)
 
 
 def test_a_recorded_failure_is_the_failure() -> None:

@@ -97,8 +97,8 @@ def test_what_waits_is_bounded_and_comes_once(hanging: RedisServer) -> None:
     assert publisher.behind_s == 0
     assert [listener.words for listener in ends] == [["finished"]] * STREAMS
     for stream in streams:
-        log = [json.loads(entry) for entry in client.lrange(stream_keys(stream.task_id).log, 0, -1)]
-        written = Written.of(log)
+        entries = client.lrange(stream_keys(stream.task_id).log, 0, -1)
+        log, written = list(map(json.loads, entries)), Written.of(entries)
         assert written.token_ids == list(range(3 * TOKENS))
         assert written.text == "".join(f"{token} " for token in range(3 * TOKENS))
         assert [delta["index"] for delta in log] == sorted({delta["index"] for delta in log})

@@ -13,8 +13,11 @@ end
 local attempt, index = redis.call('HINCRBY', state, 'attempt', 1), 0
 local entry = redis.call('LINDEX', log, -1)
 if entry then
-  local last = cjson.decode(entry)
-  index = last.index + #last.token_ids
+  local read, ends = pcall(function()
+    local last = cjson.decode(entry)
+    return last.index + #last.token_ids
+  end)
+  index = read and ends or 0
 end
 local payload = head .. attempt .. middle .. index .. tail
 redis.call('RPUSH', log, payload)

@@ -32,8 +32,11 @@ local function length_and_end(log)
   if not entry then
     return 0, 0
   end
-  local delta = cjson.decode(entry)
-  return call('LLEN', log), delta.index + #delta.token_ids
+  local read, ends = pcall(function()
+    local delta = cjson.decode(entry)
+    return delta.index + #delta.token_ids
+  end)
+  return call('LLEN', log), read and ends or -1  -- -1: nobody's delta
 end
 
 local ttl, first_turn = ARGV[1], 2 + #KEYS / 2 * 3
