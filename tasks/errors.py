@@ -77,7 +77,8 @@ class WorkersLost(PetioleError, RuntimeError):  # noqa: N818
         self.deaths, self.text = deaths, text
 
     def __str__(self) -> str:
-        return f"{self.deaths} workers died while they worked on this task, after {len(self.text)} characters"
+        written = f", after {len(self.text)} characters" if self.text else ""
+        return f"{self.deaths} workers died while they worked on this task{written}"
 
 
 class Unavailable(PetioleError, OperationalError):  # noqa: N818

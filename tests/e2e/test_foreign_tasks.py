@@ -82,7 +82,7 @@ def test_a_foreign_task_that_kills_its_workers_is_given_up(own_site: Site) -> No
         victim = site.start_worker(*FOREIGN, PETIOLE_MAX_ATTEMPTS=2)
         assert victim.ended() == -signal.SIGKILL
     last = site.worker(*FOREIGN, PETIOLE_MAX_ATTEMPTS=2)
-    with pytest.raises(WorkersLost, match="2 workers died"):
+    with pytest.raises(WorkersLost, match=r"2 workers died while they worked on this task$"):
         site.get(result)
     eventually(lambda: site.unfinished() == 0, "it is acknowledged")
     assert last.alive()
