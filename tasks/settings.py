@@ -26,6 +26,7 @@ EMBEDDED = "embedded"
 _LOCAL_REDIS = "redis://localhost:6379/0"
 _REDIS_SCHEMES = ("redis", "rediss", "redis+socket", sentinels.SCHEME, "unix", EMBEDDED)
 _BROKER_SCHEMES = ("redis", "rediss", "redis+socket", sentinels.SCHEME, "amqp", "amqps", EMBEDDED)
+_UNSHARED_BACKENDS = {"disabled", "cache+memory", "rpc"}
 _NOT_SETTINGS = {"PETIOLE_NATIVE", "PETIOLE_NO_PROGRESS"}  # read by the engine where they are used
 
 
@@ -161,7 +162,7 @@ class Settings(EngineSettings, BaseSettings):
     @field_validator("result_backend")
     @classmethod
     def _results_reach_who_asks(cls, url: str) -> str:
-        if scheme(url) in {"disabled", "cache+memory"}:
+        if not shared(url):
             raise ValueError("must keep results where other processes find them")
         return _checked(url)
 
@@ -257,6 +258,11 @@ def _checked(url: str) -> str:
 
 def scheme(url: str) -> str:
     return url.partition("://")[0].lower()
+
+
+def shared(result_backend: str) -> bool:
+    """Whether all workers and producers find each other's results there. An empty URL is another setting's."""
+    return scheme(result_backend) not in _UNSHARED_BACKENDS
 
 
 def verified(url: str) -> str:

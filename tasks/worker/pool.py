@@ -26,7 +26,7 @@ from gpu_worker.errors import InvalidRequest, ModelError
 from tasks import connections
 from tasks.app import app as petiole
 from tasks.definitions import GenerationTask
-from tasks.settings import PREFIX, Settings, settings
+from tasks.settings import PREFIX, Settings, settings, shared
 from tasks.worker import handoff
 from tasks.worker.completions import Completions
 from tasks.worker.delivery import Delivery
@@ -75,6 +75,9 @@ class EnginePool(BasePool):  # type: ignore[misc]
         """Load the model before the first message is taken."""
         if self.app is not petiole:  # the app of `celery -A` has neither Petiole's transport nor its leases
             logger.critical("Petiole's pool serves its own app, not %r: see docs/celery.md", self.app.main)
+            raise WorkerShutdown(EX_USAGE)
+        if not shared(backend := str(self.app.conf.result_backend or "disabled")):
+            logger.critical("result_backend: must keep results where other processes find them, got %s", backend)
             raise WorkerShutdown(EX_USAGE)
         begun = time.monotonic()
         logger.warning("loading %s", self.settings.model)  # WARNING is Celery's default log level

@@ -107,7 +107,7 @@ def test_a_result_backend_that_celery_does_not_know_is_a_wrong_setting(monkeypat
         make_app().conf.result_backend  # noqa: B018
 
 
-@pytest.mark.parametrize("url", ["disabled://", "disabled", "cache+memory://"])
+@pytest.mark.parametrize("url", ["disabled://", "disabled", "cache+memory://", "rpc://"])
 def test_a_result_backend_that_keeps_results_from_others_is_a_wrong_setting(
     monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:

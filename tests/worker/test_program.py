@@ -119,6 +119,16 @@ def test_another_pool_is_one_line_and_status_2(site: Site) -> None:
     assert "Traceback" not in worker.output
 
 
+@pytest.mark.e2e
+@pytest.mark.parametrize("backend", ["rpc://", "disabled://"])
+def test_a_result_backend_that_others_cannot_read_is_one_line_and_status_2(site: Site, backend: str) -> None:
+    worker = site.start_worker("--", f"result.backend={backend}")
+    assert worker.ended() == 2
+    line = f"result_backend: must keep results where other processes find them, got {backend}"
+    assert line in worker.output
+    assert "Traceback" not in worker.output
+
+
 def test_an_app_of_ones_own_cannot_have_the_pool(caplog: pytest.LogCaptureFixture) -> None:
     """Its worker would run generations without leases, and lose them when it dies."""
     with pytest.raises(WorkerShutdown) as caught:
