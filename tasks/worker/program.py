@@ -18,6 +18,7 @@ from celery.platforms import EX_OK
 from kombu.connection import Connection as StockConnection
 
 from tasks.definitions import SCHEMAS
+from tasks.errors import GenerationFailed
 from tasks.sentinels import SCHEME as SENTINEL
 from tasks.settings import redacted, scheme
 from tasks.worker.results import take_result
@@ -72,7 +73,11 @@ def figures_for_text(record: logging.LogRecord) -> bool:
     """Log filter: Celery's trace would log the run time of the task's body alone, and the generated text."""
     facts = record.args
     if isinstance(facts, dict) and "return_value" in facts and facts.get("name") in SCHEMAS:
-        result = take_result(str(facts["id"]))
+        try:
+            result = take_result(str(facts["id"]))
+        except GenerationFailed:  # an eager task inside another
+            record.args = {**facts, "return_value": "a generation"}
+            return True
         usage, timing = result["usage"], result["timing"]
         record.args = {
             **facts,

@@ -63,6 +63,12 @@ def test_a_generation_is_logged_with_its_figures_and_without_its_text() -> None:
     )
 
 
+def test_an_eager_generation_inside_another_task_is_logged_without_its_text() -> None:
+    record = trace_record("tasks.generate")
+    assert figures_for_text(record)
+    assert record.getMessage() == "Task tasks.generate[t] succeeded in 0.0s: a generation"
+
+
 def test_other_tasks_are_logged_as_they_were() -> None:
     record = trace_record("mine.add")
     assert figures_for_text(record)
