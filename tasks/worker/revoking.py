@@ -43,6 +43,8 @@ class Request(StockRequest):  # type: ignore[misc]
         self.ending = self.ending or "revoked"
         if self._apply_result is not None and (job := self._apply_result()) is not None:
             job.stop(self.ending)
+        else:  # it waits for its eta, or for a rate limit, perhaps until another worker has it
+            pool.completions.run(lambda: fleet.flag_cancel(self.id))
 
     def announce(self, ending: str, *, running: bool) -> None:
         """Store the state REVOKED, send event and signal, and acknowledge the message."""

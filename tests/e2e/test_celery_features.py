@@ -111,6 +111,15 @@ def test_revoke_before_it_starts(site: Site) -> None:
     assert site.tokens(result) == []
 
 
+def test_a_revocation_outlives_the_worker_that_holds_its_task_for_its_eta(own_site: Site) -> None:
+    first = own_site.worker()
+    result = own_site.generate("never", max_tokens=1, submission={"countdown": 60})
+    eventually(lambda: f"[{result.id}] received" in first.output, "it waits for its eta")
+    result.revoke(terminate=True)
+    eventually(lambda: own_site.state(result).get("cancel"), "flagged")
+    first.stop()
+
+
 def test_a_revocation_is_there_before_its_task(own_site: Site) -> None:
     first = own_site.worker()
     others = [f"other {i}" for i in range(2500)]
