@@ -72,11 +72,12 @@ class Connection(StockConnection):
 def figures_for_text(record: logging.LogRecord) -> bool:
     """Log filter: Celery's trace would log the run time of the task's body alone, and the generated text."""
     facts = record.args
-    if isinstance(facts, dict) and "return_value" in facts and facts.get("name") in SCHEMAS:
+    if isinstance(facts, dict) and "return_value" in facts:
         try:
-            result = take_result(str(facts["id"]))
-        except GenerationFailed:  # an eager task inside another
-            record.args = {**facts, "return_value": "a generation"}
+            result = take_result(str(facts["id"]))  # not by the name: a message may say another (`shadow`)
+        except GenerationFailed:
+            if facts.get("name") in SCHEMAS:  # an eager task inside another
+                record.args = {**facts, "return_value": "a generation"}
             return True
         usage, timing = result["usage"], result["timing"]
         record.args = {

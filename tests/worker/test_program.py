@@ -53,13 +53,13 @@ def trace_record(name: str) -> logging.LogRecord:
     return logging.LogRecord("celery.app.trace", logging.INFO, "", 0, form, (facts,), None)
 
 
-def test_a_generation_is_logged_with_its_figures_and_without_its_text() -> None:
-    record = trace_record("tasks.generate")
+@pytest.mark.parametrize("name", ["tasks.generate", "a name of its own"])
+def test_a_generation_is_logged_with_its_figures_and_without_its_text(name: str) -> None:
+    record = trace_record(name)
     with at_hand("t", Outcome(RESULT)):
         assert figures_for_text(record)
     assert record.getMessage() == (
-        "Task tasks.generate[t] succeeded in 0.015s: "
-        "2 tokens (stop), TTFT 4 ms, waited 1 ms, prompt 9 tokens, 8 cached"
+        f"Task {name}[t] succeeded in 0.015s: 2 tokens (stop), TTFT 4 ms, waited 1 ms, prompt 9 tokens, 8 cached"
     )
 
 
