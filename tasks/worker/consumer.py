@@ -28,9 +28,6 @@ CONNECTING_PAUSES_S = (1, 1, 5)
 
 
 class Consumer(StockConsumer):  # type: ignore[misc]
-    def __init__(self, *args: Any, pool: Any = None, **kwargs: Any) -> None:
-        super().__init__(*args, pool=pool, **kwargs)
-
     def ensure_connected(self, conn: Any) -> Any:
         """Connect to the broker; retry without limit by default, and log each failed attempt."""
         conf = self.app.conf
