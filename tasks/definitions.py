@@ -36,7 +36,7 @@ class GenerationTask(Task):  # type: ignore[misc]
     """
 
     abstract = True
-    acks_late = reject_on_worker_lost = acks_on_failure_or_timeout = True
+    acks_late = reject_on_worker_lost = acks_on_failure = acks_on_timeout = True
     resultrepr_maxsize = 256  # characters of a result in events, which Celery formats even if events are off
     throws = (InvalidRequest,)  # the caller's mistake: a worker logs one line at INFO, and no traceback
 

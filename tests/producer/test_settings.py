@@ -150,7 +150,7 @@ def test_celery_speaks_json_only_and_acknowledges_late() -> None:
 def test_a_generation_is_acknowledged_late_whatever_the_application_says() -> None:
     """A worker that ends hands on what it has not acknowledged, and nothing else."""
     app = Celery(set_as_current=False)
-    names = ("acks_late", "reject_on_worker_lost", "acks_on_failure_or_timeout")
+    names = ("acks_late", "reject_on_worker_lost", "acks_on_failure", "acks_on_timeout")
     app.conf.update({f"task_{name}": False for name in names})
 
     @app.task(base=GenerationTask)  # type: ignore[untyped-decorator]
