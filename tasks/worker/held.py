@@ -67,8 +67,7 @@ class HeldMessages(_stock.QoS):  # type: ignore[misc]
         self._release(delivery_tag)
 
     def restore_unacked(self, client: Any = None) -> None:
-        with self.channel.conn_or_acquire(client) as client:
-            self.channel.ledger.close(client)
+        self.channel.ledger.close(self.channel.plain_client)
         self.forget()
 
     def restore_visible(self, *_: Any, **__: Any) -> None:

@@ -85,6 +85,7 @@ def figures_for_text(record: logging.LogRecord) -> bool:
             "runtime": f"{timing['total_ms'] / 1000:.3f}",
             "return_value": f"{usage['completion_tokens']} tokens ({result['finish_reason']}), "
             f"TTFT {timing['ttft_ms'] or 0:.0f} ms, waited {timing['queue_ms']:.0f} ms, "
-            f"prompt {usage['prompt_tokens']} tokens, {usage['cached_prompt_tokens']} cached",
+            f"prompt {usage['prompt_tokens']} tokens, {usage['cached_prompt_tokens']} cached"
+            + (f", attempt {result['attempt']}" if result["attempt"] > 1 else ""),
         }
     return True

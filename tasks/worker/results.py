@@ -168,12 +168,13 @@ def largest(backend: Any) -> int:
 
 
 def logprobs_json(logprobs: Sequence[Any]) -> list[dict[str, Any]]:
-    """Log probabilities as JSON. Those of masked tokens, -inf, become -3.4e38, because JSON has no infinity."""
+    """Log probabilities as JSON. JSON has no infinity and no NaN: those of masked tokens, -inf, become -3.4e38, as
+    does NaN, of a model that is broken (the constant goes first: NaN is not greater)."""
     return [
         {
             "token_id": entry.token_id,
-            "logprob": max(entry.logprob, -3.4e38),
-            "top": [[token, max(value, -3.4e38)] for token, value in entry.top],
+            "logprob": max(-3.4e38, entry.logprob),
+            "top": [[token, max(-3.4e38, value)] for token, value in entry.top],
         }
         for entry in logprobs
     ]

@@ -32,6 +32,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from queue import Empty
 from typing import Any, ClassVar
 
@@ -173,7 +174,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         if not queues or not credit:
             return 0
         try:
-            client = self._plain_client()
+            client = self.plain_client
             while orphans:
                 orphans[-1].close(client)
                 orphans.pop()
@@ -292,7 +293,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         if self.ledger.settled or self.closed:
             return
         try:
-            self.ledger.flush(self._plain_client())
+            self.ledger.flush(self.plain_client)
         except redis.ResponseError as error:
             self._refused(error)
 
@@ -304,7 +305,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         if not self.closed:
             self.qos.forget()
             try:
-                self.ledger.close(self._plain_client())
+                self.ledger.close(self.plain_client)
             except (*self.connection_errors, redis.ResponseError) as error:
                 logger.warning("messages could not be given back yet: %s", error)
                 orphans.append(self.ledger)
@@ -314,8 +315,9 @@ class Channel(_stock.Channel):  # type: ignore[misc]
             self.auto_delete_queues.clear()
             super().close()
 
-    def _plain_client(self) -> redis.Redis:
-        """kombu's client puts the global key prefix before some keys; the ledger's have it already."""
+    @cached_property
+    def plain_client(self) -> redis.Redis:
+        """kombu's clients put the global key prefix before some keys; the ledger's have it already."""
         return redis.Redis(connection_pool=self.pool)
 
     def own_client(self, timeout_s: float) -> redis.Redis:

@@ -25,6 +25,7 @@ RESULT = {
     "finish_reason": "stop",
     "usage": {"prompt_tokens": 9, "cached_prompt_tokens": 8, "completion_tokens": 2},
     "timing": {"queue_ms": 1.2, "prefill_ms": 3.0, "ttft_ms": 4.2, "total_ms": 15.0},
+    "attempt": 1,
 }
 
 
@@ -61,6 +62,13 @@ def test_a_generation_is_logged_with_its_figures_and_without_its_text(name: str)
     assert record.getMessage() == (
         f"Task {name}[t] succeeded in 0.015s: 2 tokens (stop), TTFT 4 ms, waited 1 ms, prompt 9 tokens, 8 cached"
     )
+
+
+def test_a_later_attempt_is_told_by_its_number() -> None:
+    record = trace_record("tasks.generate")
+    with at_hand("t", Outcome({**RESULT, "attempt": 3})):
+        assert figures_for_text(record)
+    assert record.getMessage().endswith("8 cached, attempt 3")
 
 
 def test_an_eager_generation_inside_another_task_is_logged_without_its_text() -> None:

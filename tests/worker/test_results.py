@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -11,14 +12,30 @@ from celery import Celery
 from support.site import RedisServer
 
 from gpu_worker import errors as engine_errors
-from gpu_worker.request import FinishReason, Result, Timing, Usage
+from gpu_worker.request import FinishReason, Result, Timing, TokenLogprobs, Usage
 from tasks.errors import InvalidRequest, ResultTooLarge
-from tasks.worker.results import Outcome, Written, ended, largest, public, recorded, succeeded, within
+from tasks.worker.results import (
+    Outcome,
+    Written,
+    ended,
+    largest,
+    logprobs_json,
+    public,
+    recorded,
+    succeeded,
+    within,
+)
 
 
 def of(text: str, reason: FinishReason = FinishReason.LENGTH) -> Outcome:
     result = Result("r", text, (1, 2), reason, None, Usage(1, 0, 2), Timing(0.0, 0.0, None, 0.0), "m")
     return succeeded(result, 1, Written())
+
+
+@pytest.mark.parametrize("value", [-math.inf, math.nan])
+def test_log_probabilities_are_json(value: float) -> None:
+    [entry] = logprobs_json([TokenLogprobs(1, value, ((2, value),))])
+    assert entry == {"token_id": 1, "logprob": -3.4e38, "top": [[2, -3.4e38]]}
 
 
 @pytest.mark.parametrize("ending", ["revoked", "expired"])
