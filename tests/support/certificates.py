@@ -21,8 +21,10 @@ class Certificates:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
         key = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-        ca = ["-subj", "/CN=a CA", "-keyout", "ca.key", "-out", "ca.pem"]
-        names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+        # Since Python 3.13 a certificate that signs others must say so.
+        use = ["-addext", "keyUsage=critical,digitalSignature,keyEncipherment,keyCertSign"]
+        ca = ["-subj", "/CN=a CA", *use, "-keyout", "ca.key", "-out", "ca.pem"]
+        names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", *use]
         own = [*names, "-CA", "ca.pem", "-CAkey", "ca.key", "-keyout", "own.key", "-out", "own.pem"]
         for options in (ca, own):
             subprocess.run([*key, *options], cwd=folder, check=True, capture_output=True)
