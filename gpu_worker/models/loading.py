@@ -107,9 +107,11 @@ def fingerprint(folder: Path) -> str:
 
 
 def stored_dtype(folder: Path) -> str:
-    """The type of a checkpoint's weights, going by the embedding: "bfloat16" and the like."""
+    """The type of a checkpoint's weights, "bfloat16" and the like: as in transformers, that of the first one of a
+    floating-point type. "" where none is."""
     with Checkpoint(folder) as checkpoint:
-        return str(DTYPES.get(checkpoint.entry(EMBEDDING).dtype, "")).removeprefix("torch.")
+        stored = (entry.dtype for file in checkpoint.files for entry in file.entries.values())
+        return next((str(DTYPES[name]).removeprefix("torch.") for name in stored if name in DTYPES), "")
 
 
 class Storage:
