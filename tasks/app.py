@@ -16,16 +16,15 @@ from importlib import import_module
 from typing import Any
 
 from celery import Celery, _state
-from celery.app.amqp import AMQP
 from celery.app.backends import by_url
 from celery.app.utils import Settings as StockConfiguration
 from celery.exceptions import ImproperlyConfigured
 from celery.signals import celeryd_after_setup, celeryd_init
-from celery.utils.time import maybe_iso8601, subtract_datetimes
 
+from tasks.rabbitmq import EXCHANGE_TYPE, QUEUE_TYPE, Amqp, whole_second
 from tasks.sentinels import SCHEME as SENTINEL
 from tasks.sentinels import SentinelUrl
-from tasks.settings import EMBEDDED, Settings, invalid, misspelt, scheme, settings, verified
+from tasks.settings import EMBEDDED, RABBITMQ, Settings, invalid, misspelt, scheme, settings, verified
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +34,6 @@ NOT_HEEDED = {
     "CELERY_BROKER_WRITE_URL": "PETIOLE_BROKER_URL",
     "CELERY_RESULT_BACKEND": "PETIOLE_RESULT_BACKEND",
 }
-RABBITMQ = {"amqp", "amqps"}
 POOL = "tasks.worker.pool:EnginePool"
 
 # Callers retry for about 3 s: long enough for a restart of Redis, without blocking a web app for Celery's 20 s.
@@ -79,14 +77,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "broker_connection_retry_on_startup": True,
     }
     if scheme(settings.broker_url) in RABBITMQ:
-        # A consumer of a quorum queue never holds more than its first prefetch count. So tasks with an eta wait in
-        # RabbitMQ, by Celery's native delayed delivery; that needs exchanges of the type topic.
-        config |= {
-            "task_default_queue_type": "quorum",
-            "task_create_missing_queue_type": "quorum",
-            "task_default_exchange_type": "topic",
-            "task_create_missing_queue_exchange_type": "topic",
-        }
+        config |= {"task_default_queue_type": QUEUE_TYPE, "task_default_exchange_type": EXCHANGE_TYPE}
     if settings.weights:
         config["task_routes"] = [tenant_route(settings)]
     return config
@@ -138,16 +129,6 @@ class Configuration(StockConfiguration):  # type: ignore[misc]
         return self.first("result_backend")
 
 
-class Amqp(AMQP):  # type: ignore[misc]
-    """Celery's, without the time to live of a message with `expires`: RabbitMQ would drop it in silence. A worker
-    that takes it revokes the task, so its caller and the readers of its stream are told."""
-
-    @cached_property
-    def send_task_message(self) -> Callable[..., Any]:
-        send = self._create_task_sender()
-        return lambda *args, expiration=None, **options: send(*args, **options)
-
-
 class App(Celery):  # type: ignore[misc]
     """Celery shows other threads a configuration before its defaults are set, so that of two concurrent first
     submissions one could use the default broker URL. Here other threads see only the complete configuration."""
@@ -196,13 +177,8 @@ class App(Celery):  # type: ignore[misc]
         *more: Any,
         **options: Any,
     ) -> Any:
-        """Celery's native delayed delivery counts whole seconds and raises ValueError for a wait of less than one:
-        here such a wait is one second."""
         if scheme(self.conf.broker_url) in RABBITMQ:
-            at = maybe_iso8601(eta)
-            wait_s = subtract_datetimes(at, self.now()).total_seconds() if at else countdown or 0
-            if 0 < wait_s < 1:
-                countdown, eta = 1, None
+            countdown, eta = whole_second(countdown, eta, self.now())
         return super().send_task(name, args, kwargs, countdown, eta, *more, **options)
 
     @cached_property

@@ -23,9 +23,10 @@ from tasks.errors import InvalidSettings
 PREFIX = "PETIOLE_"
 LONGEST_S, LONGEST_MS = 10**9, 10**6  # limits of Redis and of locks; largest sensible pause
 EMBEDDED = "embedded"
+RABBITMQ = ("amqp", "amqps")
 _LOCAL_REDIS = "redis://localhost:6379/0"
 _REDIS_SCHEMES = ("redis", "rediss", "redis+socket", sentinels.SCHEME, "unix", EMBEDDED)
-_BROKER_SCHEMES = ("redis", "rediss", "redis+socket", sentinels.SCHEME, "amqp", "amqps", EMBEDDED)
+_BROKER_SCHEMES = ("redis", "rediss", "redis+socket", sentinels.SCHEME, *RABBITMQ, EMBEDDED)
 _UNSHARED_BACKENDS = {"disabled", "cache+memory", "rpc"}
 _NOT_SETTINGS = {"PETIOLE_NATIVE", "PETIOLE_NO_PROGRESS"}  # read by the engine where they are used
 
@@ -175,7 +176,7 @@ class Settings(EngineSettings, BaseSettings):
     @property
     def weights(self) -> dict[str, float]:
         """Tenants and their weights. Empty on RabbitMQ, where the broker decides the order of queues."""
-        return {} if scheme(self.broker_url) in {"amqp", "amqps"} else parse_weights(self.tenant_weights)
+        return {} if scheme(self.broker_url) in RABBITMQ else parse_weights(self.tenant_weights)
 
     def engine(self) -> dict[str, Any]:
         """The keyword arguments of `EngineConfig`."""

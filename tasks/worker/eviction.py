@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import redis
 
 from tasks.connections import LOST, connect
-from tasks.settings import redacted, scheme
+from tasks.settings import RABBITMQ, redacted, scheme
 
 logger = logging.getLogger(__name__)
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 def warn_of_eviction(urls: Iterable[str]) -> None:
     """No warning for a Redis where `INFO` is denied or gets no reply."""
     for url in dict.fromkeys(urls):
-        if scheme(url) in {"amqp", "amqps"}:
+        if scheme(url) in RABBITMQ:
             continue
         try:
             with connect(url) as client:

@@ -17,7 +17,7 @@ from tasks.connections import LOST
 from tasks.definitions import parse
 from tasks.errors import InvalidRequest, ModelChanged, PetioleError, WorkersLost
 from tasks.schemas import ChatRequest, GenerateRequest, stream_keys
-from tasks.settings import scheme
+from tasks.settings import RABBITMQ, scheme
 from tasks.worker import scripts
 from tasks.worker.attempts import Begun
 from tasks.worker.job import Job
@@ -178,4 +178,4 @@ def _priority(job: Job) -> int:
     priority = (job.delivery.message.get("delivery_info") or {}).get("priority")
     if type(priority) is not int:
         return 0
-    return -priority if scheme(job.pool.settings.broker_url).startswith("amqp") else priority
+    return -priority if scheme(job.pool.settings.broker_url) in RABBITMQ else priority

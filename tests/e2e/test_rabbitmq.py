@@ -97,7 +97,7 @@ def rabbit(server: RabbitServer, tmp_path_factory: pytest.TempPathFactory) -> It
         site.environment |= {"PETIOLE_BROKER_URL": server.url, "PETIOLE_REDIS_URL": site.url}
         site.app = App("petiole", set_as_current=False)
         site.app.conf.update(configuration(Settings(broker_url=server.url, redis_url=site.url)))
-        for worker in [site.start_worker(), site.start_worker()]:
+        for worker in [site.start_worker("-Q", "petiole,petiole.other") for _ in range(2)]:
             worker.ready()
         yield site
 
@@ -123,11 +123,14 @@ def test_a_bad_message_does_not_end_the_worker(rabbit: Site) -> None:
     assert all(worker.alive() for worker in rabbit.workers)
 
 
-def test_tasks_for_later_do_not_block_a_worker(rabbit: Site) -> None:
+@pytest.mark.parametrize("queue", ["petiole", "petiole.other"])
+def test_tasks_for_later_do_not_block_a_worker(rabbit: Site, queue: str) -> None:
     """They wait in RabbitMQ: a consumer of a quorum queue cannot hold more than its first prefetch count."""
     for i in range(100):
-        rabbit.generate(f"l{i}", max_tokens=1, submission={"countdown": 3600, "ignore_result": True})
-    assert rabbit.get(rabbit.generate("behind", max_tokens=2, seed=1))["token_ids"] == expected("behind", 1, 2)
+        later = {"queue": queue, "countdown": 3600, "ignore_result": True}
+        rabbit.generate(f"l{i}", max_tokens=1, submission=later)
+    behind = rabbit.generate("behind", max_tokens=2, seed=1, submission={"queue": queue})
+    assert rabbit.get(behind)["token_ids"] == expected("behind", 1, 2)
 
 
 @pytest.mark.parametrize("countdown", [0.001, 0.5, 1.5])
@@ -191,7 +194,7 @@ def test_a_deploy_hands_over(rabbit: Site) -> None:
     results = generations(rabbit, "d")
     old = rabbit.workers[0]
     old.signal(signal.SIGTERM)
-    rabbit.worker()
+    rabbit.worker("-Q", "petiole,petiole.other")
     complete(rabbit, "d", results)
     assert old.ended() == 0
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -159,12 +160,25 @@ def test_a_generation_is_acknowledged_late_whatever_the_application_says() -> No
     assert all(getattr(task, name) is True for name in names)
 
 
-def test_rabbitmq_gets_quorum_queues_and_exchanges_that_can_delay() -> None:
+@pytest.mark.parametrize("name", ["petiole", "petiole.large"])
+def test_rabbitmq_gets_quorum_queues_with_exchanges_that_can_delay(name: str) -> None:
+    queue = queues("amqp://a")[name]
+    assert queue.queue_arguments == {"x-queue-type": "quorum"}
+    assert (queue.exchange.name, queue.exchange.type, queue.routing_key) == (name, "topic", name)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"), [("amqp://a", "shop"), ("redis://a", "petiole"), ("redis://a", "petiole.x")]
+)
+def test_other_queues_are_declared_as_any_app_declares_them(url: str, name: str) -> None:
+    queue = queues(url)[name]
+    assert (queue.queue_arguments, queue.exchange.type) == (None, "direct")
+
+
+def queues(url: str) -> Any:
     app = App("petiole", set_as_current=False)
-    app.conf.update(configuration(Settings(broker_url="amqp://a")))
-    for queue in (app.amqp.queues["petiole"], app.amqp.queues["another"]):
-        assert (queue.queue_arguments, queue.exchange.type) == ({"x-queue-type": "quorum"}, "topic")
-    assert not any("queue_type" in name for name in configuration(Settings()))
+    app.conf.update(configuration(Settings(broker_url=url)))
+    return app.amqp.queues
 
 
 def test_a_socket_has_two_names() -> None:
