@@ -1,0 +1,151 @@
+"""Engines on a pretended card, from start to shutdown. Fails if the card refused a call, if anything was raised or
+logged as a warning, or if a further engine left memory behind. Tokens mean nothing, since nothing is computed.
+
+What `python -m tests.gpu.pretend` runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.checkpoints import Shape, write, write_adapter
+from bench.cuda import release
+from gpu_worker.config import EngineConfig
+from gpu_worker.engine import Engine
+from gpu_worker.request import FinishReason, Request, SamplingParams
+from gpu_worker.runtime import graphs
+from gpu_worker.runtime.runtime import ModelRuntime
+
+WIDE = Shape("heads of 128", "bfloat16", 2048, 512, 1024, 2, 4, 2, 128, max_positions=65_536)
+NARROW = Shape("heads of 64", "bfloat16", 2048, 256, 768, 2, 4, 2, 64, max_positions=131_072)
+"""With more positions than the card has room for, so that the pool fills it."""
+SIZES = (1, 4, 16, 20)
+N_TOKENS = 24
+USUAL, FUSED = math.inf, -math.inf
+"""Margins that decide which of the two graphs of a size is kept: here, neither takes any time."""
+
+
+class Counts(ctypes.Structure):
+    """As in `pretend.h`."""
+
+    _fields_ = (
+        *((name, ctypes.c_long) for name in ("refused", "launched", "captured", "replayed")),
+        *((name, ctypes.c_size_t) for name in ("peak", "memory")),
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    shape: Shape = WIDE
+    margin: float = USUAL
+    adapters: tuple[str | None, ...] = (None,)
+
+
+CASES = (
+    Case("graphs, usual products"),
+    Case("graphs, fused products", margin=FUSED),
+    Case("graphs, heads of 64", {"pipeline": "off"}, NARROW, FUSED),
+    Case("pages of 16", {"page_size": 16, "prefix_cache": "block"}, margin=FUSED),
+    Case("without graphs", {"cuda_graphs": "off"}),
+    Case("weights in eight bits", {"weight_quantization": "fp8"}),
+    Case("adapters", {"lora_slots": 2, "lora_max_rank": 16}, margin=FUSED, adapters=(None, "a", "b", "c")),
+)
+
+
+def main() -> None:
+    if torch.version.cuda is None:
+        raise SystemExit(f"torch {torch.__version__} was built without CUDA")
+    warnings = Warnings(logging.WARNING)
+    logging.getLogger("gpu_worker").addHandler(warnings)
+    print(f"pretended {torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
+    kept = set[int]()  # what the libraries keep, after each engine
+    before = counts()
+    for case in CASES:
+        n_pages = serve(case)
+        torch._C._cuda_clearCublasWorkspaces()  # torch keeps one for each stream
+        release()
+        kept.add(torch.cuda.memory_allocated())
+        after = counts()
+        launched, captured, replayed = (
+            getattr(after, name) - getattr(before, name) for name in ("launched", "captured", "replayed")
+        )
+        before = after
+        print(f"{case.name}: {n_pages:,} pages; {launched:,} launches, ", end="")
+        print(f"{replayed:,} replays of graphs, {captured:,} launches captured", flush=True)
+    peak, memory = (size / 2**30 for size in (before.peak, before.memory))
+    print(f"{before.refused} calls refused, {len(warnings.found)} warnings, {max(kept)} bytes kept, ", end="")
+    print(f"at most {peak:.2f} of {memory:.2f} GiB")
+    if before.refused or warnings.found or len(kept) > 1:
+        raise SystemExit(1)
+
+
+class Warnings(logging.Handler):
+    """Keeps and prints what is logged."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(self.format(record))
+        print(f"warning: {self.found[-1]}", flush=True)
+
+
+def counts() -> Counts:
+    found = Counts()
+    ctypes.CDLL(None).pretend_counts(ctypes.byref(found))
+    return found
+
+
+def serve(case: Case) -> int:
+    """An engine from its start to its shutdown. Returns the pages of its pool."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder, "model")
+        model.mkdir()
+        write(case.shape, model)
+        for seed, name in enumerate(filter(None, case.adapters)):
+            write_adapter(case.shape, Path(folder, name), seed=seed)
+        graphs.MARGIN = case.margin
+        config = EngineConfig(
+            model=str(model),
+            **{"device": "cuda", "max_num_seqs": 24, "graph_batch_sizes": SIZES, **case.settings},
+        )
+        runtime = ModelRuntime(config)
+        with Engine(config, runtime=runtime) as engine:
+            for n in (1, 3, 14, 24):
+                for result in engine.generate(list(requests(case, folder, n))):
+                    assert result.finish_reason == FinishReason.LENGTH, result
+                    assert result.usage.completion_tokens == N_TOKENS, result
+            return engine.limits.n_pages
+
+
+def requests(case: Case, folder: str, n: int) -> Iterator[Request]:
+    """Prompts from one token to more than a chunk, some alike; and all ways to draw."""
+    ways: tuple[dict[str, Any], ...] = (
+        {"temperature": 0.0},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"top_k": 20, "top_p": 0.9, "min_p": 0.01},
+        {"frequency_penalty": 0.3, "repetition_penalty": 1.1, "logprobs": 2},
+    )
+    for i in range(n):
+        adapter = case.adapters[i % len(case.adapters)]
+        yield Request(
+            prompt=list(range(10, 11 + 30 * i)),
+            sampling=SamplingParams(max_tokens=N_TOKENS, ignore_eos=True, **ways[i % len(ways)]),
+            adapter=adapter and f"{folder}/{adapter}",
+        )
+
+
+if __name__ == "__main__":
+    main()
