@@ -68,7 +68,7 @@ def main() -> None:
         raise SystemExit(f"torch {torch.__version__} was built without CUDA")
     warnings = Warnings(logging.WARNING)
     logging.getLogger("gpu_worker").addHandler(warnings)
-    print(f"pretended {torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
     kept = set[int]()  # what the libraries keep, after each engine
     before = counts()
     for case in CASES:

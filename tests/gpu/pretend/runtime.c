@@ -72,7 +72,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
         .l2CacheSize = 50 << 20,
         .unifiedAddressing = 1,
     };
-    snprintf(properties->name, sizeof properties->name, "%s", name != NULL ? name : "NVIDIA H100 80GB HBM3");
+    snprintf(properties->name, sizeof properties->name, "%s", name != NULL ? name : "pretended H100");
     return cudaSuccess;
 }
 
