@@ -11,9 +11,9 @@
  * The rules are those of the CUDA Runtime API's reference, named by the function whose section states them, and of
  * the CUDA Programming Guide (PG), named by section.
  *
- * Environment: PRETEND_NAME and PRETEND_MEMORY (bytes) change the card, which calls itself a "pretended H100", so
- * that nobody takes a benchmark's file for a measurement; PRETEND_BACKTRACE=1 adds the C stack of each refused call;
- * PRETEND_LOG names a file that gets a line for each launch, copy and capture. */
+ * Environment: PRETEND_NAME and PRETEND_MEMORY (bytes) change the card, which calls itself a "pretended H100"
+ * so that nobody takes a benchmark's file for a measurement; PRETEND_BACKTRACE=1 adds the C stack of each
+ * refused call; PRETEND_LOG names a file that gets a line for each launch, copy and capture. */
 #pragma once
 
 #include <cuda.h>
