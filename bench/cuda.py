@@ -43,6 +43,7 @@ class RandomWeights:
 
 def release() -> None:
     """Give back what closed runtimes held; their graphs and their decoders refer to each other."""
+    gc.unfreeze()  # after `load.settle`
     gc.collect()
     torch.cuda.empty_cache()
 

@@ -13,6 +13,7 @@ import torch
 
 from bench.checkpoints import config
 from bench.cuda import SMALL, Card, opened, release, tokens
+from bench.load import settle
 from bench.peers import vllm_peer
 from bench.report import NotAvailableError, Report, compare
 from gpu_worker.engine import Engine
@@ -48,6 +49,7 @@ def alone(requests: list[Request]) -> tuple[float, int]:
     context = opened(SMALL, **SETTINGS)
     with context as runtime, Engine(context.config, runtime=runtime) as engine:
         engine.generate(FIRST)
+        settle()
         return throughput(engine, requests)
 
 
@@ -73,6 +75,7 @@ def beside_vllm(report: Report, card: Card, memory: float = 0.4) -> None:
         peer = vllm_peer.Vllm(context.folder, dtype=SMALL.dtype, memory=memory, **limits)
         engine.generate(FIRST)
         peer.throughput(FIRST)
+        settle()
         ours, theirs = itertools.count(1), itertools.count(1)
         value, other, spread = compare(
             lambda: throughput(engine, published(next(ours)))[0],
