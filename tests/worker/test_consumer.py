@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import select
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.message import Message
 
-from tasks.worker.consumer import malformed
+from tasks.worker.consumer import Consumer, StockConsumer, malformed
+from tasks.worker.mailbox import Mailbox
+from tasks.worker.prefetch import Prefetch
 
 GOOD = {"task": "tasks.generate", "id": "an-id"}
 json_values = st.recursive(
@@ -81,3 +85,19 @@ def test_headers_must_be_an_object() -> None:
 )
 def test_nothing_makes_the_guard_itself_fail(headers: dict[str, Any], body: Any) -> None:
     assert isinstance(malformed(message(headers, body)), str | None)
+
+
+@pytest.mark.parametrize("raised", [True, False])
+def test_a_task_that_makes_room_for_another_wakes_the_event_loop(
+    raised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery applies the new prefetch in the loop's next turn."""
+    consumer = object.__new__(Consumer)
+    consumer.pool = SimpleNamespace(mailbox=Mailbox())
+    consumer.qos = Prefetch(lambda prefetch_count: None, 5)
+    consumer.qos.update()
+    takes = (lambda _: consumer.qos.increment_eventually()) if raised else (lambda _: None)
+    monkeypatch.setattr(StockConsumer, "create_task_handler", lambda self: takes)
+    consumer.create_task_handler()(message(GOOD))
+    assert bool(select.select([consumer.pool.mailbox._reader], [], [], 0)[0]) == raised
+    consumer.pool.mailbox.close()
