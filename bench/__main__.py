@@ -26,6 +26,7 @@ WORKLOADS: dict[str, str] = {
     "serving": "the engine through the broker with readers, against the same engine driven directly",
     "reliability": "an engine with log, fencing and leases against the same one without",
     "recovery": "a worker that is killed or deployed in mid-sentence: when its readers hear again",
+    "affinity": "conversations on a fleet: how much of a prompt is in the cache of the worker that gets it",
     "redis_cost": "what a task and a delta cost Redis: commands, bytes, processor time",
     "simulate": "a fleet on paper: the real scheduler with a timed model, checked against the engine",
     "profiling": "where the time of a step goes, by phase; who waits for the interpreter in a worker",

@@ -16,7 +16,7 @@ from celery import Task
 from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
 
-from tasks import sentinels, streaming
+from tasks import affinity, sentinels, streaming
 from tasks.app import app
 from tasks.errors import GenerationFailed, InvalidRequest, Unavailable
 from tasks.schemas import ChatRequest, GenerateRequest, StreamDelta, validate
@@ -53,8 +53,12 @@ class GenerationTask(Task):  # type: ignore[misc]
         receives them: their errors must not fail the task before them.
         """
         sent_on = "parent_id" in options or isinstance(self.app.current_worker_task, GenerationTask)
-        if not sent_on:
-            parse(self.name, args or (), kwargs or {})
+        try:
+            ours = affinity.headers(parse(self.name, args or (), kwargs or {}))
+            options["headers"] = {**ours, **(options.get("headers") or {})}
+        except InvalidRequest:
+            if not sent_on:
+                raise
         try:
             return super().apply_async(args, kwargs, *more, **options)
         except OperationalError as error:

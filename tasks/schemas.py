@@ -74,9 +74,9 @@ class Options(BaseModel):
 
     `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed` None is derived from the task
     id. `logprobs` k returns those of the chosen token and the k likeliest. At most one of `json_schema`, `regex`,
-    `choice` and `grammar` (Lark) constrains the output. `salt` separates the prefix caches of
-    tenants. `deadline_s` ends the task with its output so far. With `cancel_on_disconnect` the worker cancels the
-    task when its stream has no reader.
+    `choice` and `grammar` (Lark) constrains the output. `salt` separates the prefix caches of tenants. Tasks of
+    one `affinity` run on one worker while it has room. `deadline_s` ends the task with its output so far. With
+    `cancel_on_disconnect` the worker cancels the task when its stream has no reader.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -108,6 +108,7 @@ class Options(BaseModel):
 
     adapter: str | None = Field(default=None, min_length=1, max_length=1024)
     salt: str = Field(default="", max_length=MAX_SALT_CHARACTERS)
+    affinity: str | None = Field(default=None, min_length=1, max_length=MAX_SALT_CHARACTERS)
     deadline_s: float | None = Field(default=None, gt=0, le=1e9)
     cancel_on_disconnect: bool = False
 
@@ -142,7 +143,7 @@ class Options(BaseModel):
 
 
 CONSTRAINT_KINDS = ("json_schema", "regex", "choice", "grammar")
-_NOT_SAMPLING = {*CONSTRAINT_KINDS, "adapter", "salt", "deadline_s", "cancel_on_disconnect"}
+_NOT_SAMPLING = {*CONSTRAINT_KINDS, "adapter", "salt", "affinity", "deadline_s", "cancel_on_disconnect"}
 
 
 class GenerateRequest(Options):

@@ -144,6 +144,12 @@ class Settings(EngineSettings, BaseSettings):
     tenant_weights: str = Field(
         default="", description="shares of tenants' queues on Redis, such as acme=2,initech=0.5; empty: one queue"
     )
+    affinity_wait_ms: int = Field(
+        default=200,
+        ge=0,
+        le=60_000,
+        description="how long a task is left to the worker that has its prefix; 0: off",
+    )
     max_attempts: int = Field(default=3, ge=1, description="workers that one task may kill before it is given up")
 
     engine_factory: str = Field(

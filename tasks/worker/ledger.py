@@ -11,6 +11,7 @@ lease deletes nothing, and does not affect the message's next owner.
     petiole:owners          set of owners that hold, or have held, messages
     petiole:lease:OWNER     string with a TTL; the lease is lost when it expires, by the server's clock
     petiole:unacked:OWNER   hash: tag -> queue and message, byte for byte as the producer sent it
+    petiole:home:QUEUE:KEY  string with a TTL: the owner that took the last message with this affinity (`take.lua`)
 
 Two threads use a ledger, each with its own client: the consumer takes and acknowledges, the lease keeper renews.
 """
@@ -32,6 +33,7 @@ from tasks.worker import scripts
 logger = logging.getLogger(__name__)
 
 RESTORED_A_CALL = 200
+UNLIMITED = 2**31
 
 
 class Taken(NamedTuple):
@@ -48,10 +50,11 @@ class Names(NamedTuple):
     owners: str
     lease: str
     unacked: str
+    home: str
 
     @classmethod
     def under(cls, prefix: str) -> Names:
-        return cls(f"{prefix}petiole:owners", f"{prefix}petiole:lease:", f"{prefix}petiole:unacked:")
+        return cls(*(f"{prefix}petiole:{name}" for name in ("owners", "lease:", "unacked:", "home:")))
 
 
 def lease_ms(visibility_timeout_s: float) -> int:
@@ -59,11 +62,13 @@ def lease_ms(visibility_timeout_s: float) -> int:
 
 
 class Ledger:
-    """The messages held by one channel."""
+    """The messages held by one channel. Messages are left to their homes for `affinity_wait_ms`."""
 
-    def __init__(self, *, prefix: str, visibility_timeout_s: float) -> None:
+    def __init__(self, *, prefix: str, visibility_timeout_s: float, affinity_wait_ms: int = 0) -> None:
         self.names = Names.under(prefix)
-        self.visibility_timeout_s = visibility_timeout_s
+        self.visibility_timeout_s, self.affinity_wait_ms = visibility_timeout_s, affinity_wait_ms
+        self.left = 0
+        """How many messages the last `take` left to their homes: after a while, they are anyone's."""
         self.owner = new_owner()
         self.registered = False
         self.lost = False
@@ -82,17 +87,24 @@ class Ledger:
 
     # ------------------------------------------------------------ consumer
 
-    def take(self, client: redis.Redis, queues: Sequence[str], most: int) -> list[Taken] | None:
-        """Take up to `most` messages, from the first queue first. None: the lease and all messages are lost."""
+    def take(
+        self, client: redis.Redis, queues: Sequence[str], most: int, *, limit: int = UNLIMITED
+    ) -> list[Taken] | None:
+        """Take up to `most` messages, from the first queue first. None: the lease and all messages are lost.
+
+        `limit`: how many an owner holds at most, this one and, since workers of one queue are alike, any other.
+        """
         self.flush(client)
+        new, ttl_ms = int(not self.registered), lease_ms(self.visibility_timeout_s)
+        affinity = (self.affinity_wait_ms, limit or UNLIMITED, *self.names[1:])
         reply = scripts.load(client, "take")(
             [self.names.owners, self.lease, self.unacked, *queues],
-            [self.owner, lease_ms(self.visibility_timeout_s), int(not self.registered), self._next_tag, most],
+            [self.owner, ttl_ms, new, self._next_tag, most, *affinity],
         )
         if reply[0] == 0:
             return None
-        self.registered = True
-        taken = [Taken(str(reply[i]), queues[reply[i + 1]], reply[i + 2]) for i in range(1, len(reply), 3)]
+        self.registered, self.left = True, reply[1]
+        taken = [Taken(str(reply[i]), queues[reply[i + 1]], reply[i + 2]) for i in range(2, len(reply), 3)]
         self._next_tag += len(taken)
         return taken
 

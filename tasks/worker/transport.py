@@ -59,6 +59,9 @@ SHARED_WAIT_S = 0.05
 FULL_PAUSE_S = 1.0
 TAKEN_A_CALL = 64
 
+LEFT_PAUSE_S = 0.005
+"""Before queues are looked at again that still have messages, left to the workers that they belong to."""
+
 Quarantine = Callable[[bytes, str, str], None]
 
 channels: weakref.WeakSet[Channel] = weakref.WeakSet()
@@ -92,21 +95,26 @@ class Channel(_stock.Channel):  # type: ignore[misc]
     deferred = False
     fair = False
     more = False
-    _full_until = 0.0
+    _full_until = _left_until = 0.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.ledger = Ledger(prefix=self.global_keyprefix, visibility_timeout_s=settings().visibility_timeout_s)
-        self.fair = bool(settings().weights)
+        ours = settings()
+        self.ledger = Ledger(
+            prefix=self.global_keyprefix,
+            visibility_timeout_s=ours.visibility_timeout_s,
+            affinity_wait_ms=ours.affinity_wait_ms,
+        )
+        self.fair = bool(ours.weights)
         if self.fair:
-            self._queue_cycle = FairShares(tenant_queues(settings().queue, settings().weights))
+            self._queue_cycle = FairShares(tenant_queues(ours.queue, ours.weights))
         channels.add(self)
 
     # ------------------------------------------------------------ waiting
 
     def _brpop_start(self, timeout: float | None = None) -> None:
         """Wait for a message without removing it; if the queues may still have some, do not wait."""
-        if time.monotonic() < self._full_until:
+        if time.monotonic() < max(self._full_until, self._left_until):
             return
         queues = self._queue_cycle.consume(len(self.active_queues))
         if not queues:
@@ -154,7 +162,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         """Called in every iteration of the event loop."""
         self.deferred = True
         self.flush()
-        if self.more and self.qos.has_credit():
+        if self.more and time.monotonic() >= self._left_until and self.qos.has_credit():
             self.deliver()
 
     def _take(self, most: int) -> int:
@@ -178,15 +186,20 @@ class Channel(_stock.Channel):  # type: ignore[misc]
             while orphans:
                 orphans[-1].close(client)
                 orphans.pop()
-            taken = self.ledger.take(client, list(queues), credit)
+            limit = self.qos.prefetch_count
+            taken = self.ledger.take(client, list(queues), credit, limit=limit)
             if taken is None:
                 self._lost()
-                taken = self.ledger.take(client, list(queues), credit) or []
+                taken = self.ledger.take(client, list(queues), credit, limit=limit) or []
         except redis.ResponseError as error:
             self.more = False
             self._refused(error)
             return 0
         self.more = len(taken) == credit or len(steps) < len(self.priority_steps)
+        if self.ledger.left:
+            self.more = True
+            self._left_until = time.monotonic() + LEFT_PAUSE_S
+            self.connection.turn_after(LEFT_PAUSE_S)
         for message in taken:
             queue = queues[message.queue]
             self._queue_cycle.rotate(queue)
@@ -332,6 +345,12 @@ class Transport(_stock.Transport):  # type: ignore[misc]
 
     Channel = Channel
     _every_turn: ClassVar[set[Callable[[], None]]] = set()
+    _loop: Any = None
+
+    def turn_after(self, pause_s: float) -> None:
+        """Have the event loop, if there is one, turn again."""
+        if self._loop is not None:
+            self._loop.call_later(pause_s, lambda: None)
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Register, and remove the callbacks of the previous connection, which would stay and keep it alive."""
@@ -343,6 +362,7 @@ class Transport(_stock.Transport):  # type: ignore[misc]
             for channel in self.channels:
                 channel.tick()
 
+        self._loop = loop
         loop.on_tick.add(tick)
         Transport._every_turn = loop.on_tick - others
 

@@ -24,7 +24,7 @@ from support.proxy import Proxy
 from support.reader import Reader
 from support.site import PATIENCE_S, Site, Worker, eventually
 
-from tasks import connections, embedded
+from tasks import affinity, connections, embedded
 from tasks.connections import LOST
 from tasks.settings import settings
 
@@ -180,7 +180,8 @@ def answers(site: Site) -> bool:
 
 
 def submit(site: Site, name: str, length: int) -> None:
-    submission = {"task_id": name, "retry": True, "priority": 0}
+    headers = {affinity.HEADER: f"{length}"} if length in (1, 10, 200) else {}
+    submission = {"task_id": name, "retry": True, "priority": 0, "headers": headers}
     with_retries(lambda: site.generate(name, max_tokens=length, seed=length, submission=submission))
 
 

@@ -14,7 +14,7 @@ from kombu.exceptions import OperationalError
 from support.fake_engine import expected
 from support.site import Site
 
-from tasks import InvalidRequest, Unavailable, chat, generate
+from tasks import InvalidRequest, Unavailable, affinity, chat, generate
 from tasks.app import CALLERS_PATIENCE, make_app
 from tasks.backend import RedisBackend
 from tasks.definitions import GenerationTask
@@ -64,6 +64,19 @@ def test_the_next_link_of_a_chain_fails_by_itself(sent: list[str]) -> None:
     """A worker that sends it on must not fail the task that is done."""
     generate.apply_async(("text",), {"max_tokens": 0}, parent_id="t")
     assert sent == ["tasks.generate"]
+
+
+def test_a_message_says_where_its_task_belongs(monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = []
+    monkeypatch.setattr(type(generate.app), "send_task", lambda *_, **options: headers.append(options["headers"]))
+    question = [{"role": "user", "content": "hello"}]
+    chat.delay(messages=question)
+    chat.apply_async(kwargs={"messages": question}, headers={"trace": "5"})
+    chat.s(messages=[*question, {"role": "assistant", "content": "hi"}, *question]).apply_async()
+    chat.apply_async(kwargs={"messages": question}, headers={affinity.HEADER: "mine"})
+    key = headers[0][affinity.HEADER]
+    assert [found[affinity.HEADER] for found in headers] == [key, key, key, "mine"]
+    assert headers[1]["trace"] == "5"
 
 
 # ---------------------------------------------------------------- Redis is away

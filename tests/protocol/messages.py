@@ -100,12 +100,12 @@ class Messages:
         for _ in range(2):
             w = s.workers[i]
             keys = [OWNERS, LEASE + w.owner, UNACKED + w.owner, QUEUE]
-            args = [w.owner, TTL_MS, int(not w.registered), w.next_tag, 1]
+            args = [w.owner, TTL_MS, int(not w.registered), w.next_tag, 1, 0, 0, "", "", ""]  # without affinity
             broker, reply = self.run("take", s.broker, keys, args)
             if reply[0] == 1:
                 break
             s = _begin_anew(s, i)
-        tag, again = Tag(w.channel, w.next_tag), '"redelivered": true' in reply[3]
+        tag, again = Tag(w.channel, w.next_tag), '"redelivered": true' in reply[4]
         s = s._replace(broker=broker)
         s = s.put(i, registered=True, next_tag=w.next_tag + 1, delivered=w.delivered | {tag})
         if w.current:  # the pool knows the task: its job goes on with the new delivery

@@ -2,30 +2,85 @@
 -- write that a full Redis may refuse precedes the pop.
 --
 -- KEYS  owners, lease, unacked, then the queues in the order in which they are served
--- ARGV  owner, ttl_ms, 1 to register a new owner, first tag, most messages to take
--- reply {0} if the owner has lost its lease and its messages, else {1, tag, queue position, item, ...}
+-- ARGV  owner, ttl_ms, 1 to register a new owner, first tag, most messages to take, then for affinity: how long a
+--       message is left to its home in ms (0: there are no homes), how many messages an owner holds at most,
+--       prefixes of lease keys, of unacked keys and of home keys
+-- reply {0} if the owner has lost its lease and its messages, else {1, messages left to others, then for each one
+--       taken: tag, queue position, item}
+--
+-- Affinity is delay scheduling (Zaharia et al., EuroSys 2010) with bounded loads: of messages with one affinity the
+-- owner that took the last is the home, and gets the next one if it lives, has room, and takes it soon. A home key
+-- holds when the home was first waited for (0: it is not), a space, and the owner.
 local owner, ttl, new, tag, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local patience, limit, leases, held, homes = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8], ARGV[9], ARGV[10]
+local HOME_MS, LOOK_AHEAD, HEADER = 600000, 64, '"petiole-affinity"'
+local left, now = 0, nil
+
+local function milliseconds()
+  if not now then
+    local time = redis.call('TIME')
+    now = time[1] * 1000 + math.floor(time[2] / 1000)
+  end
+  return now
+end
+
+local function home_of(queue, item)
+  local at = patience > 0 and string.find(item, HEADER, 1, true)
+  local affinity = at and string.match(item, '^%s*:%s*"([%w_-]+)"', at + #HEADER)
+  return affinity and homes .. string.match(queue, '^[^\6]*') .. ':' .. affinity -- for all of its priorities
+end
+
+local function is_left_to(home)
+  local since, other = string.match(redis.call('GET', home) or '', '^(%d+) (.+)$')
+  if not other or other == owner or redis.call('EXISTS', leases .. other) == 0 then
+    return false
+  end
+  local theirs, mine = redis.call('HLEN', held .. other), redis.call('HLEN', KEYS[3])
+  if theirs >= limit or theirs > 2 * mine + limit / 4 then
+    return false
+  end
+  if since == '0' then
+    redis.call('SET', home, milliseconds() .. ' ' .. other, 'KEEPTTL')
+    return true
+  end
+  return milliseconds() - tonumber(since) < patience
+end
+
 if new == '1' then
   redis.call('SET', KEYS[2], 1, 'PX', ttl)
   redis.call('SADD', KEYS[1], owner)
 elseif redis.call('SISMEMBER', KEYS[1], owner) == 0 then
   return {0}
 end
-local taken = {1}
+local taken = {1, 0}
 for position = 4, #KEYS do
-  local queue = KEYS[position]
-  while most > 0 do
-    local item = redis.call('LINDEX', queue, -1)
+  local queue, index = KEYS[position], -1
+  while most > 0 and left < LOOK_AHEAD do
+    local item = redis.call('LINDEX', queue, index)
     if not item then
       break
     end
-    redis.call('HSET', KEYS[3], tag, #queue .. ':' .. queue .. item)
-    redis.call('RPOP', queue)
-    taken[#taken + 1] = tag
-    taken[#taken + 1] = position - 4
-    taken[#taken + 1] = item
-    tag = tag + 1
-    most = most - 1
+    local home = home_of(queue, item)
+    if home and is_left_to(home) then
+      left = left + 1
+      index = index - 1
+    else
+      redis.call('HSET', KEYS[3], tag, #queue .. ':' .. queue .. item)
+      if home then
+        redis.call('SET', home, '0 ' .. owner, 'PX', HOME_MS)
+      end
+      if index == -1 then
+        redis.call('RPOP', queue)
+      else
+        redis.call('LREM', queue, -1, item)
+      end
+      taken[#taken + 1] = tag
+      taken[#taken + 1] = position - 4
+      taken[#taken + 1] = item
+      tag = tag + 1
+      most = most - 1
+    end
   end
 end
+taken[2] = left
 return taken
