@@ -103,7 +103,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         self.ledger = Ledger(
             prefix=self.global_keyprefix,
             visibility_timeout_s=ours.visibility_timeout_s,
-            affinity_wait_ms=ours.affinity_wait_ms,
+            affinity_wait_ms=0 if ours.prefix_cache == "off" else ours.affinity_wait_ms,
         )
         self.fair = bool(ours.weights)
         if self.fair:
