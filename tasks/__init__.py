@@ -14,10 +14,15 @@ from tasks.errors import InvalidRequest, StreamError, StreamExpired, StreamTimeo
 from tasks.fleet import cancel
 from tasks.schemas import ChatRequest, GenerateRequest, GenerationResult, StreamDelta
 from tasks.streaming import astream, stream
+from tasks.types import AsyncGeneration, ChatOptions, GenerateOptions, GenerationDict
 
 __all__ = [
+    "AsyncGeneration",
+    "ChatOptions",
     "ChatRequest",
+    "GenerateOptions",
     "GenerateRequest",
+    "GenerationDict",
     "GenerationResult",
     "InvalidRequest",
     "StreamDelta",

@@ -4,16 +4,18 @@ Their bodies do not generate. The worker's pool parses a task's arguments with `
 the engine. When the result is ready, it runs Celery's own trace function, and the body returns that result. So
 states, links, chords, retries and events are Celery's code, and many tasks share one model.
 """
+# `GenerateTask` and `ChatTask` take fewer options than their base:
+# mypy: disable-error-code="override"
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from celery import Task
-from celery.result import AsyncResult
+from celery.canvas import Signature
 from kombu.exceptions import OperationalError
 
 from tasks import affinity, sentinels, streaming
@@ -21,11 +23,19 @@ from tasks.app import app
 from tasks.errors import GenerationFailed, InvalidRequest, Unavailable
 from tasks.schemas import ChatRequest, GenerateRequest, StreamDelta, validate
 from tasks.settings import redacted
+from tasks.types import (
+    AsyncGeneration,
+    ChatOptions,
+    GenerateOptions,
+    PartialChatOptions,
+    PartialGenerateOptions,
+)
 
 GENERATE, CHAT = "tasks.generate", "tasks.chat"
 SCHEMAS: dict[str, type[GenerateRequest] | type[ChatRequest]] = {GENERATE: GenerateRequest, CHAT: ChatRequest}
 
 Submission = Mapping[str, Any]
+T = TypeVar("T", bound="GenerationTask")
 
 
 class GenerationTask(Task):  # type: ignore[misc]
@@ -46,7 +56,7 @@ class GenerationTask(Task):  # type: ignore[misc]
         kwargs: Mapping[str, Any] | None = None,
         *more: Any,
         **options: Any,
-    ) -> AsyncResult:
+    ) -> AsyncGeneration:
         """`Task.apply_async`; raises `InvalidRequest` at once for an invalid request.
 
         The next link of a chain and the body of a chord, which a worker submits, are validated by the worker that
@@ -60,7 +70,8 @@ class GenerationTask(Task):  # type: ignore[misc]
             if not sent_on:
                 raise
         try:
-            return super().apply_async(args, kwargs, *more, **options)
+            submitted: AsyncGeneration = super().apply_async(args, kwargs, *more, **options)
+            return submitted
         except OperationalError as error:
             url = str(self.app.conf.broker_url)
             reason = sentinels.why(error, url, self.app.conf.broker_transport_options)
@@ -81,13 +92,17 @@ class GenerationTask(Task):  # type: ignore[misc]
 
     async def astream(
         self, *, timeout_s: float | None = None, submission: Submission | None = None, **options: Any
-    ) -> AsyncIterator[StreamDelta]:
+    ) -> AsyncGenerator[StreamDelta, None]:
         """`stream` for asyncio. The task is submitted in a thread, because that may block on the broker."""
         result = await asyncio.to_thread(self.apply_async, kwargs=options, **(submission or {}))
         deltas = streaming.AsyncStream(result, timeout_s, bool(options.get("cancel_on_disconnect")), self.app)
         async with contextlib.aclosing(deltas):
             async for delta in deltas:
                 yield delta
+
+    if TYPE_CHECKING:
+
+        def AsyncResult(self, task_id: str, **options: Any) -> AsyncGeneration: ...  # noqa: N802 - Celery's name
 
     def finished(self, given: Sequence[object], options: Mapping[str, Any]) -> dict[str, Any]:
         """The running task's result from the pool; if eager, generate it here."""
@@ -103,14 +118,75 @@ class GenerationTask(Task):  # type: ignore[misc]
         return take_result(self.request.id)
 
 
-def _task(name: str) -> Callable[[Callable[..., dict[str, Any]]], GenerationTask]:
+class GenerateTask(GenerationTask):
+    """`generate`: what it takes, for type checkers."""
+
+    if TYPE_CHECKING:
+
+        def delay(self, **options: Unpack[GenerateOptions]) -> AsyncGeneration: ...
+        def s(self, **options: Unpack[PartialGenerateOptions]) -> Signature: ...
+        def si(self, **options: Unpack[GenerateOptions]) -> Signature: ...
+        def apply_async(
+            self,
+            args: Sequence[object] | None = None,
+            kwargs: GenerateOptions = ...,
+            *more: Any,
+            **options: Any,
+        ) -> AsyncGeneration: ...
+        def stream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            submission: Submission | None = None,
+            **options: Unpack[GenerateOptions],
+        ) -> streaming.Stream: ...
+        def astream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            submission: Submission | None = None,
+            **options: Unpack[GenerateOptions],
+        ) -> AsyncGenerator[StreamDelta, None]: ...
+
+
+class ChatTask(GenerationTask):
+    """`chat`: what it takes, for type checkers."""
+
+    if TYPE_CHECKING:
+
+        def delay(self, **options: Unpack[ChatOptions]) -> AsyncGeneration: ...
+        def s(self, **options: Unpack[PartialChatOptions]) -> Signature: ...
+        def si(self, **options: Unpack[ChatOptions]) -> Signature: ...
+        def apply_async(
+            self,
+            args: Sequence[object] | None = None,
+            kwargs: ChatOptions = ...,
+            *more: Any,
+            **options: Any,
+        ) -> AsyncGeneration: ...
+        def stream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            submission: Submission | None = None,
+            **options: Unpack[ChatOptions],
+        ) -> streaming.Stream: ...
+        def astream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            submission: Submission | None = None,
+            **options: Unpack[ChatOptions],
+        ) -> AsyncGenerator[StreamDelta, None]: ...
+
+
+def _task(name: str, base: type[T]) -> Callable[[Callable[..., dict[str, Any]]], T]:
     """`app.task`, with the type of what it makes."""
-    decorator: Callable[[Callable[..., dict[str, Any]]], GenerationTask]
-    decorator = app.task(base=GenerationTask, bind=True, name=name)
+    decorator: Callable[[Callable[..., dict[str, Any]]], T] = app.task(base=base, bind=True, name=name)
     return decorator
 
 
-@_task(GENERATE)
+@_task(GENERATE, GenerateTask)
 def generate(self: GenerationTask, *given: object, **options: Any) -> dict[str, Any]:
     """Continue `prompt`, text or token ids. The options are the fields of `tasks.schemas.GenerateRequest`.
 
@@ -120,7 +196,7 @@ def generate(self: GenerationTask, *given: object, **options: Any) -> dict[str, 
     return self.finished(given, options)
 
 
-@_task(CHAT)
+@_task(CHAT, ChatTask)
 def chat(self: GenerationTask, *given: object, **options: Any) -> dict[str, Any]:
     """Answer `messages`. The options are the fields of `tasks.schemas.ChatRequest`.
 

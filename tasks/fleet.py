@@ -13,6 +13,7 @@ from typing import Any
 
 import redis
 from celery import Celery
+from celery.result import AsyncResult
 from celery.states import PENDING, RECEIVED
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -169,7 +170,7 @@ def state_of(task_id: str, app: Celery = celery_app) -> str:
     return str(state)
 
 
-def cancel(task: Any, app: Celery = celery_app) -> None:
+def cancel(task: AsyncResult | str, app: Celery = celery_app) -> None:
     """Cancel a task, given its `AsyncResult` or its id, wherever it is: queued, running, or between two workers.
 
     Celery's `revoke` reaches the workers that are running now, the flag in Redis the next one to get the task.

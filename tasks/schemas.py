@@ -70,14 +70,7 @@ Choice = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 class Options(BaseModel):
-    """Options of both `generate` and `chat`. The units are in the names.
-
-    `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed` None is derived from the task
-    id. `logprobs` k returns those of the chosen token and the k likeliest. At most one of `json_schema`, `regex`,
-    `choice` and `grammar` (Lark) constrains the output. `salt` separates the prefix caches of tenants. Tasks of
-    one `affinity` run on one worker while it has room. `deadline_s` ends the task with its output so far. With
-    `cancel_on_disconnect` the worker cancels the task when its stream has no reader.
-    """
+    """Options of both `generate` and `chat`. `tasks.types.Options` says what each means."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -329,7 +322,10 @@ class Timing(_Received):
 
 
 class GenerationResult(_Received):
-    """What `AsyncResult.get()` returns as a dictionary: `GenerationResult.model_validate(result.get())`."""
+    """What `AsyncResult.get()` returns as a dictionary: `GenerationResult.model_validate(result.get())`.
+
+    `tasks.types.GenerationDict` is the type of that dictionary.
+    """
 
     text: str
     token_ids: list[int]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from celery.backends.base import DisabledBackend
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from celery import Celery
     from celery.result import AsyncResult
     from redis.client import PubSub
+
+    from tasks.types import AsyncGeneration
 
 
 class _Reader:
@@ -54,9 +56,10 @@ class _Reader:
         self._step: Step | None = next(self._steps)
 
     @property
-    def result(self) -> AsyncResult:
+    def result(self) -> AsyncGeneration:
         """The task's Celery result."""
-        return self.app.AsyncResult(self.task_id)
+        result: AsyncGeneration = self.app.AsyncResult(self.task_id)
+        return result
 
     def _advance(self, answer: object) -> Step:
         """Send the last operation's result and return the next step. Raises StopIteration at the end."""
@@ -281,7 +284,7 @@ def stream(
 
 async def astream(
     task: AsyncResult | str, *, timeout_s: float | None = None, cancel_on_disconnect: bool = False
-) -> AsyncIterator[StreamDelta]:
+) -> AsyncGenerator[StreamDelta, None]:
     """`stream` for asyncio."""
     async with contextlib.aclosing(AsyncStream(task, timeout_s, cancel_on_disconnect)) as deltas:
         async for delta in deltas:

@@ -2,25 +2,75 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
+from functools import reduce
+from operator import or_
 from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
+from pydantic import BaseModel
+
+from tasks import schemas, types
 
 ROOT = Path(__file__).resolve().parents[2]
 
 APPLICATION = """
-from typing_extensions import assert_type
+import asyncio
+from contextlib import aclosing
+from typing import Any, assert_type
 
-from tasks.definitions import chat, generate
-from tasks.schemas import StreamDelta
-from tasks.streaming import Stream, stream
+from celery import chain
 
-assert_type(generate.stream(prompt="Count from 1 to 5."), Stream)
-assert_type(next(chat.stream(messages=[])), StreamDelta)
-assert_type(next(stream(generate.delay(prompt="Count from 1 to 5."))), StreamDelta)
+from tasks import GenerateOptions, GenerationDict, StreamDelta, astream, cancel, chat, generate, stream
+
+messages = [{"role": "user", "content": "Who are you?"}]
+usual: GenerateOptions = {"prompt": [1, 2], "top_p": 0.9, "logit_bias": {3: -1}, "json_schema": {"type": "object"}}
+parsed: dict[str, Any] = {}
+
+result = generate.delay(prompt="Count from 1 to 5.", max_tokens=64, temperature=0, stop="6", seed=None)
+assert_type(result.id, str)
+assert_type(result.get(timeout=60), GenerationDict)
+assert_type(result.get(propagate=False), GenerationDict | Exception)
+assert_type(generate.AsyncResult("id").get()["usage"]["completion_tokens"], int)
+generate.delay(**usual)
+generate.delay(**parsed)
+chat.apply_async(kwargs={"messages": messages, "tools": None}, priority=3, queue="gpu").get()["text"].upper()
+chain(generate.s(prompt="Count."), generate.s(), chat.s(max_tokens=3), chat.si(messages=messages)).delay()
+
+with generate.stream(timeout_s=30, submission={"priority": 3}, **usual) as deltas:
+    assert_type(next(deltas), StreamDelta)
+    assert_type(deltas.result.get(), GenerationDict)
+    cancel(deltas.result)
+for delta in stream(result):
+    assert_type(delta.text, str)
+
+async def read() -> None:
+    async with aclosing(astream(await asyncio.to_thread(chat.delay, messages=messages))) as deltas:
+        async for delta in deltas:
+            assert_type(delta, StreamDelta)
+    async for delta in chat.astream(messages=messages, timeout_s=30):
+        assert_type(delta, StreamDelta)
+
+generate.delay(max_tokens=64)  # call-arg: "prompt"
+generate.delay(prompt="x", max_token=64)  # call-arg: "max_tokens"
+generate.delay(prompt="x", max_tokens="64")  # arg-type: "int"
+generate.delay(prompt=1)  # arg-type: "str | list[int]"
+generate.delay(prompt="x", tools=[])  # call-arg: "tools"
+chat.delay(messages="x")  # arg-type: "list[dict[str, Any]]"
+chat.delay(messages=messages, prompt="x")  # call-arg: "prompt"
+generate.stream(prompt="x", timeout=30)  # call-arg: "timeout_s"
+generate.stream(prompt="x", stop=[1])  # list-item: "str"
+chat.astream(messages=messages, seed=0.5)  # arg-type: "int | None"
+generate.s(max_token=64)  # call-arg: "max_tokens"
+generate.si(max_tokens=64)  # call-arg: "prompt"
+generate.apply_async(kwargs={"prompt": "x", "max_tokens": "64"})  # typeddict-item: "int"
+result.get()["txt"]  # typeddict-item: "txt"
+result.get()["usage"]["tokens"]  # typeddict-item: "tokens"
 """
 
 
@@ -29,21 +79,71 @@ def test_type_checkers_read_every_package_that_is_checked_here() -> None:
     assert [name for name in checked if not (ROOT / name / "py.typed").exists()] == []
 
 
-def test_the_tasks_have_the_type_of_what_they_are(tmp_path: Path) -> None:
+def test_right_uses_pass_a_type_checker_and_wrong_ones_do_not(tmp_path: Path) -> None:
+    """A wrong line names its error in a comment: its code, and what the message quotes."""
     pytest.importorskip("mypy")
     (tmp_path / "application.py").write_text(APPLICATION)
-    files = [
-        "application.py",
-        *(str(ROOT / "tasks" / f"{name}.py") for name in ("definitions", "schemas", "streaming")),
-    ]
-    flags = ["--config-file=", "--follow-imports=skip", "--ignore-missing-imports", "--explicit-package-bases"]
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", *flags, *files],
+        [sys.executable, "-m", "mypy", "--config-file=", "--strict", "--ignore-missing-imports", "application.py"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
         env={"MYPYPATH": str(ROOT)},
     )
-    errors = [line for line in done.stdout.splitlines() if "application.py" in line]
-    assert errors == [], done.stdout + done.stderr
+    found = re.findall(r"^application\.py:(\d+): error: (.*) \[(.*)\]$", done.stdout, re.M)
+    expected = [
+        (number, *comment.groups())
+        for number, line in enumerate(APPLICATION.splitlines(), 1)
+        if (comment := re.search(r"  # ([a-z-]+): (.*)$", line))
+    ]
+    assert [(int(number), code) for number, _, code in found] == [(n, c) for n, c, _ in expected], done.stdout
+    assert all(quoted in message for (_, message, _), (*_, quoted) in zip(found, expected, strict=True)), found
+
+
+DICTIONARIES: dict[type[BaseModel], type] = {
+    schemas.GenerateRequest: types.GenerateOptions,
+    schemas.ChatRequest: types.ChatOptions,
+    schemas.GenerationResult: types.GenerationDict,
+    schemas.Usage: types.UsageDict,
+    schemas.Timing: types.TimingDict,
+    schemas.TokenLogprobs: types.TokenLogprobsDict,
+}
+OTHERWISE: dict[type, dict[str, Any]] = {
+    types.GenerateOptions: {"stop": str | list[str]},  # the model makes a list of it
+    types.ChatOptions: {"stop": str | list[str]},
+    types.GenerationDict: {"logprobs": list[types.TokenLogprobsDict]},  # absent, where the model has None
+}
+
+
+def as_dictionary(hint: Any) -> Any:
+    """`hint` with dictionaries in place of the models in it."""
+    if isinstance(hint, type) and hint in DICTIONARIES:
+        return DICTIONARIES[hint]
+    if not (arguments := get_args(hint)):
+        return hint
+    arguments = tuple(map(as_dictionary, arguments))
+    return reduce(or_, arguments) if get_origin(hint) is UnionType else get_origin(hint)[arguments]
+
+
+@pytest.mark.parametrize("model", DICTIONARIES, ids=lambda model: model.__name__)
+def test_a_dictionary_has_the_fields_of_its_model(model: type[BaseModel]) -> None:
+    hints = get_type_hints(model)
+    fields = {name: as_dictionary(hints[name]) for name in model.model_fields}
+    dictionary = DICTIONARIES[model]
+    assert get_type_hints(dictionary) == fields | OTHERWISE.get(dictionary, {})
+
+
+@pytest.mark.parametrize("request_", [schemas.GenerateRequest, schemas.ChatRequest])
+def test_the_same_options_are_required(request_: type[schemas.Options]) -> None:
+    required = {name for name, field in request_.model_fields.items() if field.is_required()}
+    assert DICTIONARIES[request_].__required_keys__ == required
+
+
+@pytest.mark.parametrize(
+    ("link", "whole"),
+    [(types.PartialGenerateOptions, types.GenerateOptions), (types.PartialChatOptions, types.ChatOptions)],
+)
+def test_a_link_of_a_chain_has_the_same_options_and_requires_none(link: type, whole: type) -> None:
+    assert get_type_hints(link) == get_type_hints(whole)
+    assert not link.__required_keys__
