@@ -65,7 +65,7 @@ INLINE void score_some(int kind, const char *keys, const int64_t at[LANES], cons
 #pragma GCC unroll 16
   for (int j = 0; j < LANES; j++) {
     rows[j] = *(const vu *)(keys + at[j] + k * size_of(kind));
-    __builtin_prefetch(keys + next[j] + k * size_of(kind));
+    __builtin_prefetch(keys + next[j] + k * size_of(kind), 0, 2);
   }
   transpose(rows);
   for (int i = 0; i < m; i++) {
@@ -171,7 +171,7 @@ INLINE void add_some(int kind, int vectors, const char *pool, const Block *b, co
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; v++) {
       const char *at = pool + b->at[j] + (k + v * LANES) * size_of(kind);
-      if (!i0) __builtin_prefetch(pool + next->at[j] + (k + v * LANES) * size_of(kind));
+      if (!i0) __builtin_prefetch(pool + next->at[j] + (k + v * LANES) * size_of(kind), 0, 2);
 #ifdef DOT
       if (kind == BF16) {
         const char *other = pool + b->at[j + 1] + (k + v * LANES) * 2;
