@@ -27,7 +27,7 @@ from gpu_worker.handle import Handle
 from gpu_worker.request import Delta, FinishReason, Result, Timing, TokenLogprobs, Usage
 from gpu_worker.scheduling.scheduled import ScheduledSequence
 from gpu_worker.scheduling.state import Emission, Extras
-from gpu_worker.scheduling.stopping import End, Finish
+from gpu_worker.scheduling.stopping import End, Finish, StopRules
 from gpu_worker.text import TextStream, Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -59,21 +59,17 @@ class OutputStream:
         """Whether every emission of this request wakes the text thread."""
         return self.watched or not self.begun
 
-    def open(self, tokenizer: Tokenizer | None) -> None:
+    def open(self, tokenizer: Tokenizer | None, rules: StopRules) -> None:
         """Set up detokenization and replay the tokens of an earlier attempt, whose text was delivered already.
 
         Runs on a preparation thread.
         """
-        request = self.handle.request
-        self.token_ids = [int(token) for token in request.resume_token_ids]
-        if tokenizer is None:
-            return
-        self.text = TextStream(tokenizer, tuple(request.sampling.stop))
-        piece = self.text.push(self.token_ids)
-        self.texts.append(piece.text)
-        self.stop = piece.stop
-        if piece.stop is not None:
-            del self.token_ids[piece.n_tokens :]
+        sampling = self.handle.request.sampling
+        if tokenizer is not None:
+            self.text = TextStream(tokenizer, tuple(sampling.stop))
+        resumed = [int(token) for token in self.handle.request.resume_token_ids]
+        _, text = self.push(resumed, _is_terminal(rules.cut((), resumed)[1]))
+        self.texts.append(text)
 
     def push(self, fresh: Sequence[int], terminal: bool) -> tuple[list[int], str]:
         """Append tokens. Returns those up to the end of the output, and their text.
@@ -310,14 +306,14 @@ def _collect(outputs: dict[ScheduledSequence, _PendingOutput], emissions: Iterab
 
 def _detokenize(stream: OutputStream, output: _PendingOutput) -> None:
     """Detokenize `output.tokens`."""
-    finish = output.end if isinstance(output.end, Finish) else None
-    terminal = finish is not None and finish.reason is FinishReason.STOP and _is_token(finish.stop_reason)
-    kept, text = stream.push(output.tokens, terminal and bool(output.tokens))
+    kept, text = stream.push(output.tokens, bool(output.tokens) and _is_terminal(output.end))
     output.tokens = []
     output.kept += kept
     output.text += text
 
 
-def _is_token(stop_reason: str | int | None) -> bool:
+def _is_terminal(end: End | None) -> bool:
     """Whether the output ended with EOS or a stop token, whose text is not part of the output."""
-    return stop_reason == "eos" or isinstance(stop_reason, int)
+    if not isinstance(end, Finish) or end.reason is not FinishReason.STOP:
+        return False
+    return end.stop_reason == "eos" or isinstance(end.stop_reason, int)

@@ -255,6 +255,17 @@ def test_a_resumed_output_that_had_ended_ends_at_once() -> None:
         assert engine.stats()["steps"] == 0
 
 
+def test_a_resumed_output_that_had_ended_with_a_stop_token_has_the_same_text() -> None:
+    """The token that ended it has no text, then or now."""
+    stop = expected(request(max_tokens=6, ignore_eos=True)).token_ids[3]
+    options: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True, "stop_token_ids": [stop]}
+    with toy_engine() as engine:
+        whole = engine.generate([request(**options)])[0]
+        again = engine.generate([request(**options, resume_token_ids=whole.token_ids)])[0]
+    assert whole.token_ids[-1] == stop == whole.stop_reason
+    assert Expected.of(again) == Expected.of(whole)
+
+
 def test_an_engine_without_a_tokenizer_serves_token_ids() -> None:
     with toy_engine(text=False) as engine:
         result = engine.generate([request()])[0]
