@@ -192,6 +192,8 @@ def check_sampling(sampling: SamplingParams, limits: ModelLimits) -> None:
     require_number("repetition_penalty", sampling.repetition_penalty, 0.01, 100.0)
     require_number("presence_penalty", sampling.presence_penalty, -2.0, 2.0)
     require_number("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0)
+    require_bool("ignore_eos", sampling.ignore_eos)
+    require_bool("skip_special_tokens", sampling.skip_special_tokens)
     if sampling.seed is not None:
         require_int("seed", sampling.seed)
     if sampling.logprobs is not None:
@@ -217,6 +219,10 @@ def _check_token_sets(sampling: SamplingParams, vocab_size: int) -> None:
     for i, ids in enumerate(sequences):
         field = f"stop_token_sequences[{i}]"
         require(bool(check_token_ids(field, ids, vocab_size)), field, "must not be empty", "0 tokens")
+
+
+def require_bool(field: str, value: object) -> None:
+    require(isinstance(value, bool), field, "must be true or false", value)
 
 
 def require_int(field: str, value: object, low: int | None = None, high: int | None = None) -> None:

@@ -66,7 +66,8 @@ class OutputStream:
         """
         sampling = self.handle.request.sampling
         if tokenizer is not None:
-            self.text = TextStream(tokenizer, tuple(sampling.stop))
+            skip = sampling.skip_special_tokens
+            self.text = TextStream(tokenizer, tuple(sampling.stop), skip_special_tokens=skip)
         resumed = [int(token) for token in self.handle.request.resume_token_ids]
         _, text = self.push(resumed, _is_terminal(rules.cut((), resumed)[1]))
         self.texts.append(text)

@@ -93,6 +93,7 @@ class Options(BaseModel):
     stop_token_sequences: list[Annotated[TokenIds, Field(min_length=1)]] = Field(
         default_factory=list, max_length=MAX_STOPS
     )
+    skip_special_tokens: bool = True
 
     json_schema: dict[str, Any] | None = None
     regex: str | None = Field(default=None, min_length=1, max_length=65_536)

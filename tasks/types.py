@@ -48,6 +48,8 @@ class Options(TypedDict, total=False):
     """End with any of these; the token counts as output, its text is left out."""
     stop_token_sequences: list[list[int]]
     """End with any of these runs of token ids; their text stays."""
+    skip_special_tokens: bool
+    """False: special tokens stay in the text."""
     json_schema: dict[str, Any] | None
     """The output is JSON of this schema. At most one of `json_schema`, `regex`, `choice` and `grammar`."""
     regex: str | None

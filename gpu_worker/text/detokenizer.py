@@ -2,7 +2,7 @@
 
 The text so far equals the decoded output, except for the bytes of an incomplete character. These are held back
 until the character is complete, or until `flush` (or a byte that cannot continue it) turns them into U+FFFD.
-Special tokens yield no text.
+Whether special tokens yield text is decided when the detokenizer is made.
 
 One difference from decoding all tokens at once: for a run of byte-fallback tokens that is not valid UTF-8, the
 library replaces every byte of the run, including valid characters. A stream has delivered those already; here they
@@ -80,11 +80,12 @@ class LibraryDetokenizer:
     """For any other decoder: the library's own stream. It has no end, so `flush` decodes the whole once; and it
     refuses to go on where the text before would change, so then all that follows waits for `flush`."""
 
-    __slots__ = ("_backend", "_emitted", "_ids", "_stream")
+    __slots__ = ("_backend", "_emitted", "_ids", "_skip_special_tokens", "_stream")
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, *, skip_special_tokens: bool) -> None:
         self._backend = backend
-        self._stream: DecodeStream | None = DecodeStream(skip_special_tokens=True)
+        self._skip_special_tokens = skip_special_tokens
+        self._stream: DecodeStream | None = DecodeStream(skip_special_tokens=skip_special_tokens)
         self._ids: list[int] = []
         self._emitted = 0
 
@@ -104,4 +105,5 @@ class LibraryDetokenizer:
             return ""
 
     def flush(self) -> str:
-        return self._backend.decode(self._ids, skip_special_tokens=True)[self._emitted :]
+        whole: str = self._backend.decode(self._ids, skip_special_tokens=self._skip_special_tokens)
+        return whole[self._emitted :]

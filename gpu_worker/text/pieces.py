@@ -15,7 +15,7 @@ detokenizer then uses the library.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class TokenPieces:
-    """`pieces[v]`: the bytes of token v, empty for special tokens and unused ids.
+    """`pieces[v]`: the bytes of token v, empty for ids without a token.
 
     `strip`: the number of leading spaces to remove from the text. `first`: for Metaspace, the bytes of token v as
     the first token of a text; None otherwise.
@@ -34,9 +34,17 @@ class TokenPieces:
     strip: int = 0
     first: Mapping[int, bytes] | None = None
 
+    def without(self, token_ids: Collection[int]) -> TokenPieces:
+        """The same table, but these tokens yield no text."""
+        pieces = list(self.pieces)
+        for v in token_ids:
+            pieces[v] = b""
+        first = self.first and {v: piece for v, piece in self.first.items() if v not in token_ids}
+        return TokenPieces(pieces, self.strip, first)
+
 
 def token_pieces(decoder: Mapping[str, Any] | None, tokens: Sequence[str | None]) -> TokenPieces | None:
-    """The table for the decoder that `tokenizer.json` describes. `tokens[v]` is None where v yields no text."""
+    """The table for the decoder that `tokenizer.json` describes. `tokens[v]` is None where no token has id v."""
     match decoder:
         case {"type": "ByteLevel"}:
             return TokenPieces([b"" if token is None else _byte_level(token) for token in tokens])

@@ -27,8 +27,10 @@ class TextStream:
 
     __slots__ = ("_detokenizer", "_matcher")
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
-        self._detokenizer = tokenizer.detokenizer()
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, skip_special_tokens: bool = True
+    ) -> None:
+        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens)
         self._matcher = StopMatcher(automaton_of(tuple(stop))) if stop else None
 
     @property

@@ -48,7 +48,7 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens or {})
         # One more than the largest token id; the model's own vocabulary may be padded beyond it.
         self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        # Control tokens: no text stands for them in an output.
+        # Control tokens: no text stands for them in an output, unless a request wants to see them.
         added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(v for v, token in added.items() if token.special)
         eos = self._special_id("eos_token")
@@ -56,6 +56,7 @@ class Tokenizer:
         self.eos_token_ids: frozenset[int] = own_eos if eos_token_ids is None else frozenset(eos_token_ids)
         self._template = ChatTemplate(chat_templates or {}, self.special_tokens)
         self._pieces = self._token_pieces()
+        self._pieces_without_special = self._pieces and self._pieces.without(self.special_token_ids)
 
     def encode(
         self, text: str, *, field: str = "prompt", add_special_tokens: bool = True, max_tokens: int | None = None
@@ -73,10 +74,12 @@ class Tokenizer:
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
-    def detokenizer(self) -> Detokenizer:
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         """A new incremental decoder; see `TextStream`."""
-        table = self._pieces
-        return LibraryDetokenizer(self.backend) if table is None else PieceDetokenizer(table)
+        table = self._pieces_without_special if skip_special_tokens else self._pieces
+        if table is None:
+            return LibraryDetokenizer(self.backend, skip_special_tokens=skip_special_tokens)
+        return PieceDetokenizer(table)
 
     def render_chat(
         self,
@@ -113,8 +116,7 @@ class Tokenizer:
                 raise InvalidRequest(field, limit, f"{count} in the first {len(beginning)} of {len(text)} letters")
 
     def _token_pieces(self) -> TokenPieces | None:
-        special = self.special_token_ids
-        tokens = [None if v in special else self.backend.id_to_token(v) for v in range(self.vocab_size)]
+        tokens = [self.backend.id_to_token(v) for v in range(self.vocab_size)]
         decoder = self.backend.decoder
         # A decoder pickles as its description in tokenizer.json, without the megabytes of the rest.
         return token_pieces(None if decoder is None else json.loads(decoder.__getstate__()), tokens)

@@ -61,6 +61,7 @@ from tasks.schemas import ChatRequest, GenerateRequest, Options, validate
         ({"stop": ["x" * 10**6] * 300}, "stop: must have at most 64 entries, got ['xxx"),
         ({"deadline_s": 0}, "deadline_s: must be above 0.0, got 0"),
         ({"deadline_s": 1e10}, "deadline_s: must be at most 1000000000.0, got 10000000000.0"),
+        ({"skip_special_tokens": 0}, "skip_special_tokens: must be true or false, got 0"),
         ({"salt": "x" * 257}, "salt: must have at most 256 characters, got 'xxx"),
     ],
 )

@@ -74,6 +74,7 @@ def word_piece() -> tokenizers.Tokenizer:
     made = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
+    made.add_special_tokens(["[UNK]", "[SEP]"])
     return made
 
 

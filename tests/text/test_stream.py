@@ -45,39 +45,61 @@ def stream_in_pieces(
 
 
 cuts = st.lists(st.integers(1, 7), min_size=1, max_size=8)
+with_and_without_special_tokens = pytest.mark.parametrize("skip_special_tokens", [True, False])
 
 
-@pytest.mark.parametrize("kind", ["byte_level", "metaspace"])
+def tokens_of(made: Tokenizer) -> st.SearchStrategy[int]:
+    """Any token ids, special ones often."""
+    return st.one_of(st.integers(0, made.vocab_size - 1), st.sampled_from(sorted(made.special_token_ids)))
+
+
+@with_and_without_special_tokens
+@pytest.mark.parametrize("kind", ["byte_level", "metaspace", "word_piece"])
 @given(data=st.data(), cuts=cuts)
 def test_any_tokens_in_any_pieces_give_the_text_of_the_whole(
-    kind: str, data: st.DataObject, cuts: list[int]
+    kind: str, skip_special_tokens: bool, data: st.DataObject, cuts: list[int]
 ) -> None:
     made = tokenizer(kind)
-    token_ids = data.draw(st.lists(st.integers(0, made.vocab_size - 1), max_size=60))
-    texts, _, counted = stream_in_pieces(TextStream(made), token_ids, cuts)
-    assert "".join(texts) == made.decode(token_ids)
+    token_ids = data.draw(st.lists(tokens_of(made), max_size=60))
+    stream = TextStream(made, skip_special_tokens=skip_special_tokens)
+    texts, _, counted = stream_in_pieces(stream, token_ids, cuts)
+    assert "".join(texts) == made.decode(token_ids, skip_special_tokens=skip_special_tokens)
     assert counted == len(token_ids)
 
 
+@with_and_without_special_tokens
 @pytest.mark.parametrize("kind", sorted(KINDS))
-@given(text=st.text(st.sampled_from("helo wrdtf, né日😀\n\tgins"), max_size=60), cuts=cuts)
-def test_encoded_text_in_any_pieces_gives_the_text_of_the_whole(kind: str, text: str, cuts: list[int]) -> None:
+@given(
+    data=st.data(),
+    parts=st.lists(st.text(st.sampled_from("helo wrdtf, né日😀\n\tgins"), max_size=20), max_size=4),
+    cuts=cuts,
+)
+def test_encoded_text_in_any_pieces_gives_the_text_of_the_whole(
+    kind: str, skip_special_tokens: bool, data: st.DataObject, parts: list[str], cuts: list[int]
+) -> None:
     made = tokenizer(kind)
-    token_ids = made.encode(text)
-    texts, _, _ = stream_in_pieces(TextStream(made), token_ids, cuts)
-    assert "".join(texts) == made.decode(token_ids)
+    special = st.sampled_from(sorted(made.special_token_ids))
+    token_ids = [token for part in parts for token in (*made.encode(part), data.draw(special))]
+    stream = TextStream(made, skip_special_tokens=skip_special_tokens)
+    texts, _, _ = stream_in_pieces(stream, token_ids, cuts)
+    assert "".join(texts) == made.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
 
-@given(token_ids=st.lists(st.integers(0, 330), max_size=60), cuts=cuts)
+@with_and_without_special_tokens
+@given(data=st.data(), cuts=cuts)
 def test_byte_fallback_keeps_what_it_has_shown_when_invalid_bytes_follow(
-    token_ids: list[int], cuts: list[int]
+    skip_special_tokens: bool, data: st.DataObject, cuts: list[int]
 ) -> None:
     made = tokenizer("sentencepiece")
-    token_ids = [token_id % made.vocab_size for token_id in token_ids]
-    texts, _, _ = stream_in_pieces(TextStream(made), token_ids, cuts)
-    whole = made.decode(token_ids)
-    assert "".join(texts) == whole or "\ufffd" in whole
-    assert "".join(texts) == "".join(stream_in_pieces(TextStream(made), token_ids, [1])[0])
+    token_ids = data.draw(st.lists(tokens_of(made), max_size=60))
+
+    def streamed(cuts: list[int]) -> str:
+        stream = TextStream(made, skip_special_tokens=skip_special_tokens)
+        return "".join(stream_in_pieces(stream, token_ids, cuts)[0])
+
+    whole = made.decode(token_ids, skip_special_tokens=skip_special_tokens)
+    assert streamed(cuts) == whole or "\ufffd" in whole
+    assert streamed(cuts) == streamed([1])
 
 
 def test_the_usual_decoders_need_no_library_at_run_time() -> None:
@@ -102,11 +124,19 @@ def test_an_incomplete_character_at_the_end_becomes_a_replacement_character() ->
     assert stream.flush() == "\ufffd"
 
 
-def test_special_tokens_yield_no_text() -> None:
+def test_special_tokens_yield_text_only_where_they_are_not_skipped() -> None:
     made = tokenizer("byte_level")
-    im_end = made.backend.token_to_id("<|im_end|>")
-    stream = TextStream(made)
-    assert stream.push([im_end, *made.encode("<think>hello"), im_end]).text == "<think>hello"
+    token_ids = made.encode("<|im_start|><think>hello<|im_end|>")
+    assert TextStream(made).push(token_ids).text == "<think>hello"
+    shown = TextStream(made, skip_special_tokens=False).push(token_ids).text
+    assert shown == "<|im_start|><think>hello<|im_end|>"
+
+
+def test_a_special_token_ends_an_incomplete_character() -> None:
+    made = tokenizer("byte_level")
+    stream = TextStream(made, skip_special_tokens=False)
+    assert stream.push([made.backend.token_to_id("ð")]).text == ""
+    assert stream.push([made.backend.token_to_id("<|im_end|>")]).text == "\ufffd<|im_end|>"
 
 
 def test_ids_beyond_the_vocabulary_yield_no_text() -> None:
@@ -173,6 +203,15 @@ def test_the_text_is_cut_before_the_stop_string_and_the_token_that_completed_it_
     assert (piece.text, piece.stop) == ("hello ", "world")
     assert made.decode(token_ids[: piece.n_tokens]).startswith("hello world")
     assert "world" not in made.decode(token_ids[: piece.n_tokens - 1])
+
+
+def test_a_stop_string_may_end_within_a_special_token_that_is_not_skipped() -> None:
+    made = tokenizer("byte_level")
+    token_ids = made.encode("hello<|im_end|>world")
+    n_hello = len(made.encode("hello"))
+    stream = TextStream(made, ["lo<|im"], skip_special_tokens=False)
+    assert stream.push(token_ids) == ("hel", "lo<|im", n_hello + 1)
+    assert TextStream(made, ["<|im"]).push(token_ids).stop is None
 
 
 def test_nothing_counts_after_a_stop_string() -> None:
