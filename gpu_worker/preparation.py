@@ -29,6 +29,7 @@ ConstraintCompiler = Callable[[Constraint], ConstraintState]
 MAX_LOGPROBS = 20
 MAX_DEADLINE_S = 1e9  # about a tenth of the longest timeout of a lock
 _SEED_RANGE = 1 << 64
+_ONLY_FOR_CHAT = ("tools", "chat_template_kwargs", "continue_final_message")
 
 
 class Preparer:
@@ -90,12 +91,20 @@ class Preparer:
     def _prompt(self, request: Request) -> list[int]:
         given = (request.prompt is not None) + (request.messages is not None)
         require(given == 1, "prompt", "exactly one of prompt and messages must be given", f"{given} of them")
-        require(request.tools is None or request.messages is not None, "tools", "needs messages", "a prompt")
+        for field in _ONLY_FOR_CHAT if request.messages is None else ():
+            require(not getattr(request, field), field, "needs messages", "a prompt")
+        require_bool("continue_final_message", request.continue_final_message)
         limit = self.limits.max_model_len - 1
         if request.messages is not None:
             tokenizer = self._tokenizer("messages")
             field = "messages"
-            tokens = tokenizer.apply_chat_template(request.messages, request.tools, max_tokens=limit)
+            tokens = tokenizer.apply_chat_template(
+                request.messages,
+                request.tools,
+                request.chat_template_kwargs,
+                continue_final_message=request.continue_final_message,
+                max_tokens=limit,
+            )
         elif isinstance(request.prompt, str):
             require(request.prompt != "", "prompt", "must not be empty", "an empty string")
             field, tokens = "prompt", self._tokenizer("prompt").encode(request.prompt, max_tokens=limit)

@@ -72,6 +72,8 @@ class Constraint:
 class Request:
     """One prompt to continue: exactly one of `prompt` (text or token ids) and `messages` (chat) is given.
 
+    `tools` and the variables in `chat_template_kwargs` are for the chat template. `continue_final_message`: the
+    output continues the final message, which is the assistant's, in place of beginning a new one.
     `priority`: smaller runs first. `deadline_s`: seconds after admission at which the request ends with its
     partial output and finish reason `deadline`. `resume_token_ids`: tokens already delivered by earlier attempts;
     generation continues after them and they count as output. `resume_adapter_key`: the `Handle.adapter_key` of
@@ -83,6 +85,8 @@ class Request:
     prompt: str | Sequence[int] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    continue_final_message: bool = False
     sampling: SamplingParams = SamplingParams()
     constraint: Constraint | ConstraintState | None = None
     adapter: str | None = None

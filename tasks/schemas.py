@@ -29,7 +29,10 @@ MAX_PROMPT_CHARACTERS = 4_000_000
 MAX_PROMPT_TOKENS = 1_000_000
 MAX_STOPS = 64
 MAX_SALT_CHARACTERS = 256
-MAX_SCHEMA_CHARACTERS = 1_000_000  # of a JSON schema, or of all tools
+MAX_SCHEMA_CHARACTERS = 1_000_000  # of a JSON schema, of all tools, or of all variables of a chat template
+RESERVED_VARIABLES = frozenset(
+    {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
+)  # no variables of a chat template: the worker sets them, or nobody
 
 INTEREST_TTL_S = 15  # TTL of a reader's interest key; when it expires, the reader is gone
 
@@ -124,6 +127,10 @@ class Options(BaseModel):
             raise InvalidRequest(kinds[1], f"cannot be combined with {kinds[0]}", " and ".join(kinds))
         return self
 
+    def subject(self) -> dict[str, Any]:
+        """What to generate from, the options of one task alone, as keyword arguments of the engine's `Request`."""
+        return {name: getattr(self, name) for name in type(self).model_fields if name not in Options.model_fields}
+
     def sampling(self) -> dict[str, Any]:
         """The keyword arguments of the engine's `SamplingParams`."""
         return {name: getattr(self, name) for name in Options.model_fields if name not in _NOT_SAMPLING}
@@ -163,10 +170,16 @@ class GenerateRequest(Options):
 
 
 class ChatRequest(Options):
-    """A conversation to answer. A message has a `role` and `content`; other keys go to the chat template."""
+    """A conversation to answer. A message has a `role` and `content`; other keys go to the chat template.
+
+    The chat template reads the entries of `chat_template_kwargs` as variables. With `continue_final_message` the
+    output continues the final message, which must be the assistant's.
+    """
 
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=10_000)
     tools: list[dict[str, Any]] | None = Field(default=None, min_length=1, max_length=1024)
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    continue_final_message: bool = False
 
     @field_validator("messages", mode="after")
     @classmethod
@@ -191,6 +204,22 @@ class ChatRequest(Options):
     def _tools_of_sensible_size(cls, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
         _json_length("tools", tools, MAX_SCHEMA_CHARACTERS)
         return tools
+
+    @field_validator("chat_template_kwargs", mode="after")
+    @classmethod
+    def _variables_of_their_own(cls, variables: dict[str, Any]) -> dict[str, Any]:
+        if reserved := sorted(RESERVED_VARIABLES & variables.keys()):
+            limit = f"must not have {', '.join(sorted(RESERVED_VARIABLES))}"
+            raise InvalidRequest("chat_template_kwargs", limit, ", ".join(reserved))
+        _json_length("chat_template_kwargs", variables, MAX_SCHEMA_CHARACTERS)
+        return variables
+
+    @model_validator(mode="after")
+    def _final_message_to_continue(self) -> Self:
+        role = self.messages[-1]["role"]
+        if self.continue_final_message and role != "assistant":
+            raise InvalidRequest("continue_final_message", "needs a final message of the assistant", role)
+        return self
 
 
 def _json_length(field: str, value: object, limit: int) -> int:

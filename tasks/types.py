@@ -87,6 +87,10 @@ class PartialGenerateOptions(Options, total=False):
 class _ChatOptions(Options, total=False):
     tools: list[dict[str, Any]] | None
     """JSON objects for the chat template."""
+    chat_template_kwargs: dict[str, Any]
+    """Variables for the chat template, such as Qwen3's `enable_thinking`."""
+    continue_final_message: bool
+    """Continue the last message, the assistant's, in place of answering."""
 
 
 class ChatOptions(_ChatOptions):

@@ -23,7 +23,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from gpu_worker.errors import InvalidRequest, ModelError
 from gpu_worker.text.checks import plain_data
 
+RESERVED_VARIABLES = frozenset(
+    {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
+)
+"""No names for a request's own variables: arguments of `apply_chat_template`, in `transformers` too."""
+
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+
+_END = "THE_FINAL_MESSAGE_ENDS_HERE "
+"""Marks the end of a message that is continued. Its space tells whether the template trims the message."""
 
 
 class ChatTemplate:
@@ -40,30 +48,39 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
         *,
         add_generation_prompt: bool = True,
-        **variables: Any,
+        continue_final_message: bool = False,
     ) -> str:
-        """The prompt text. `variables` reach the template as they are (Qwen3's `enable_thinking`, for one)."""
+        """The prompt text. The template reads `variables` by name (Qwen3's `enable_thinking`, for one).
+
+        With `continue_final_message` the prompt ends with the final message, which must be the assistant's, in
+        place of what begins a new one.
+        """
         template = self._choose(tools)
         chat = _messages(messages)
         tool_data = None if tools is None else _tools(tools)
+        given = _variables(variables or {})
+        outline = _outline(chat, given)
+        final = _mark_end(chat) if continue_final_message else None
         try:
-            return template.render(
+            text = template.render(
                 {
                     **self._special_tokens,
                     "documents": None,
-                    **variables,
+                    **given,
                     "messages": chat,
                     "tools": tool_data,
-                    "add_generation_prompt": add_generation_prompt,
+                    "add_generation_prompt": add_generation_prompt and not continue_final_message,
                 }
             )
         except jinja2.TemplateError as error:
-            raise InvalidRequest("messages", f"refused by the chat template: {error}", _outline(chat)) from error
+            raise InvalidRequest("messages", f"refused by the chat template: {error}", outline) from error
         except Exception as error:  # the template runs arbitrary expressions on the messages
             problem = f"the chat template failed on them: {type(error).__name__}: {error}"
-            raise InvalidRequest("messages", problem, _outline(chat)) from error
+            raise InvalidRequest("messages", problem, outline) from error
+        return text if final is None else _up_to_end(text, final, outline)
 
     def _choose(self, tools: object) -> jinja2.Template:
         templates = self._templates
@@ -109,9 +126,47 @@ def _mapping(field: str, value: object) -> dict[str, Any]:
     return plain
 
 
-def _outline(chat: Sequence[Mapping[str, Any]]) -> str:
-    """What an error shows of a conversation: who spoke, not what was said."""
-    return f"roles {[message['role'] for message in chat]}"
+def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
+    plain = _mapping("chat_template_kwargs", given)
+    reserved = sorted(RESERVED_VARIABLES & plain.keys())
+    if reserved:
+        limit = f"must not have {', '.join(sorted(RESERVED_VARIABLES))}"
+        raise InvalidRequest("chat_template_kwargs", limit, ", ".join(reserved))
+    return plain
+
+
+def _outline(chat: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+    """What an error shows of a conversation: who spoke, not what was said, and names of variables."""
+    roles = f"roles {[message['role'] for message in chat]}"
+    return f"{roles} and chat_template_kwargs {list(variables)}" if variables else roles
+
+
+def _mark_end(chat: Sequence[dict[str, Any]]) -> str:
+    """Append `_END` to the final message, or to the last text in its parts. Returns that text without it."""
+    final = chat[-1]
+    if final["role"] != "assistant":
+        raise InvalidRequest("continue_final_message", "needs a final message of the assistant", final["role"])
+    content = final.get("content")
+    parts = content if isinstance(content, list) else []
+    texts = [(part, "text") for part in reversed(parts) if isinstance(part, dict)]
+    for holder, key in [(final, "content"), *texts]:
+        text = holder.get(key)
+        if isinstance(text, str):
+            holder[key] = text + _END
+            return text
+    raise InvalidRequest("continue_final_message", "needs text in the final message", type(content).__name__)
+
+
+def _up_to_end(rendered: str, final: str, outline: str) -> str:
+    """The prompt up to the mark. Where the template has trimmed the message, the space before it goes as well."""
+    end = rendered.rfind(_END.rstrip())
+    prompt = rendered[: max(end, 0)]
+    if not rendered.startswith(_END, end):
+        prompt = prompt.rstrip()
+    if end < 0 or not prompt.rstrip().endswith(final.strip()):
+        problem = "the chat template must show the final message, but leaves it out or changes it"
+        raise InvalidRequest("continue_final_message", problem, outline)
+    return prompt
 
 
 class _Generation(jinja2.ext.Extension):

@@ -54,7 +54,7 @@ class Tokenizer:
         eos = self._special_id("eos_token")
         own_eos = frozenset() if eos is None else frozenset([eos])
         self.eos_token_ids: frozenset[int] = own_eos if eos_token_ids is None else frozenset(eos_token_ids)
-        self._template = ChatTemplate(chat_templates or {}, self.special_tokens)
+        self.chat_template = ChatTemplate(chat_templates or {}, self.special_tokens)
         self._pieces = self._token_pieces()
         self._pieces_without_special = self._pieces and self._pieces.without(self.special_token_ids)
 
@@ -81,28 +81,27 @@ class Tokenizer:
             return LibraryDetokenizer(self.backend, skip_special_tokens=skip_special_tokens)
         return PieceDetokenizer(table)
 
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-        **variables: Any,
-    ) -> str:
-        """The prompt text of a conversation."""
-        return self._template.render(messages, tools, add_generation_prompt=add_generation_prompt, **variables)
-
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         max_tokens: int | None = None,
-        **variables: Any,
     ) -> list[int]:
-        """The prompt of a conversation. Raises InvalidRequest("messages", ...); `max_tokens` as for `encode`."""
-        text = self.render_chat(messages, tools, add_generation_prompt=add_generation_prompt, **variables)
+        """The prompt of a conversation: see `ChatTemplate.render`; `max_tokens` as for `encode`.
+
+        Raises InvalidRequest, whose field is mostly "messages".
+        """
+        text = self.chat_template.render(
+            messages,
+            tools,
+            variables,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
         return self.encode(text, field="messages", add_special_tokens=False, max_tokens=max_tokens)
 
     def _check_length(self, field: str, text: str, max_tokens: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 from gpu_worker.request import Constraint, Request, SamplingParams
 from tasks.schemas import ChatRequest, GenerateRequest
@@ -27,13 +26,8 @@ def engine_request(
     if sampling["seed"] is None:
         sampling["seed"] = seed_of(task_id)
     constraint = task_request.constraint()
-    subject: dict[str, Any] = (
-        {"messages": task_request.messages, "tools": task_request.tools}
-        if isinstance(task_request, ChatRequest)
-        else {"prompt": task_request.prompt}
-    )
     return Request(
-        **subject,
+        **task_request.subject(),
         sampling=SamplingParams(**sampling),
         constraint=None if constraint is None else Constraint(*constraint),  # type: ignore[arg-type]
         adapter=task_request.adapter,

@@ -18,6 +18,18 @@ BAD: dict[str, tuple[Request, str]] = {
     "no prompt": (Request(), "prompt"),
     "two prompts": (Request(prompt=[1], messages=[{"role": "user", "content": "x"}]), "prompt"),
     "tools without messages": (Request(prompt=[1], tools=[{}]), "tools"),
+    "template variables without messages": (
+        Request(prompt=[1], chat_template_kwargs={"x": 1}),
+        "chat_template_kwargs",
+    ),
+    "a message to continue without messages": (
+        Request(prompt=[1], continue_final_message=True),
+        "continue_final_message",
+    ),
+    "a message to continue by name": (
+        Request(messages=[{"role": "user", "content": "x"}], continue_final_message="content"),  # type: ignore[arg-type]
+        "continue_final_message",
+    ),
     "empty token list": (request([]), "prompt"),
     "empty text": (Request(prompt=""), "prompt"),
     "over the context": (request([1] * 96), "prompt"),

@@ -12,10 +12,12 @@ from gpu_worker.errors import InvalidRequest as EngineInvalidRequest
 from gpu_worker.preparation import check_sampling
 from gpu_worker.request import SamplingParams
 from gpu_worker.runtime.interface import ModelLimits
+from gpu_worker.text import chat as chat_templates
 from tasks import InvalidRequest, chat, errors, generate
 from tasks.app import make_app
 from tasks.definitions import parse
-from tasks.schemas import ChatRequest, GenerateRequest, Options, validate
+from tasks.schemas import RESERVED_VARIABLES, ChatRequest, GenerateRequest, Options, validate
+from tasks.worker.requests import engine_request
 
 
 @pytest.mark.parametrize(
@@ -62,6 +64,8 @@ from tasks.schemas import ChatRequest, GenerateRequest, Options, validate
         ({"deadline_s": 0}, "deadline_s: must be above 0.0, got 0"),
         ({"deadline_s": 1e10}, "deadline_s: must be at most 1000000000.0, got 10000000000.0"),
         ({"skip_special_tokens": 0}, "skip_special_tokens: must be true or false, got 0"),
+        ({"chat_template_kwargs": {}}, "chat_template_kwargs: is not an option of this task, got {}"),
+        ({"continue_final_message": True}, "continue_final_message: is not an option of this task, got True"),
         ({"salt": "x" * 257}, "salt: must have at most 256 characters, got 'xxx"),
     ],
 )
@@ -95,6 +99,51 @@ def test_a_bad_message_is_named(messages: object, message: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         validate(ChatRequest, {"messages": messages})
     assert str(raised.value).startswith(message)
+
+
+SAID = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"chat_template_kwargs": None}, "chat_template_kwargs: must be an object, got None"),
+        ({"chat_template_kwargs": ["x"]}, "chat_template_kwargs: must be an object, got ['x']"),
+        ({"chat_template_kwargs": {5: 1}}, "chat_template_kwargs[5]: must be text, got 5"),
+        ({"chat_template_kwargs": {"x": {1}}}, "chat_template_kwargs: must be JSON, got TypeError"),
+        (
+            {"chat_template_kwargs": {"x": "y" * 10**6}},
+            "chat_template_kwargs: must have at most 1000000 characters as JSON, got 10000",
+        ),
+        (
+            {"chat_template_kwargs": {"x": 1, "tools": []}},
+            "chat_template_kwargs: must not have add_generation_prompt, chat_template, continue_final_message, "
+            "messages, tokenize, tools, got tools",
+        ),
+        ({"continue_final_message": 1}, "continue_final_message: must be true or false, got 1"),
+        (
+            {"continue_final_message": True, "messages": SAID[:1]},
+            "continue_final_message: needs a final message of the assistant, got user",
+        ),
+    ],
+)
+def test_a_bad_option_of_a_chat_is_named(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        validate(ChatRequest, {"messages": SAID, **options})
+    assert str(raised.value).startswith(message)
+    assert len(str(raised.value)) < 400
+
+
+def test_reserved_template_variables_are_the_engines_own() -> None:
+    assert RESERVED_VARIABLES == chat_templates.RESERVED_VARIABLES
+
+
+def test_all_options_of_a_task_reach_the_engine() -> None:
+    options = {"tools": [{}], "chat_template_kwargs": {"enable_thinking": False}, "continue_final_message": True}
+    request = engine_request("t", validate(ChatRequest, {"messages": SAID, **options}))
+    assert {name: getattr(request, name) for name in options} == options
+    assert request.messages == SAID
+    assert engine_request("t", validate(GenerateRequest, {"prompt": "x"})).prompt == "x"
 
 
 def test_sampling_options_are_the_engines_own() -> None:

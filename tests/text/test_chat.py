@@ -57,6 +57,25 @@ TYPED_CONTENT = """\
 {%- endfor -%}
 """
 TRAINING = "{% for m in messages %}<{{ m.role }}>{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+THINKING = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if '</think>' in message.content %}{%- set content = message.content.split('</think>')[-1] %}
+    {%- else %}{%- set content = message.content %}{% endif %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if loop.last and message.role == 'assistant' %}
+        {{- '<think>\\n' + (message.reasoning_content or '') + '\\n</think>\\n\\n' }}
+    {%- endif %}
+    {{- content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if documents %}{{ documents | tojson }}{% endif %}
+{%- if effort %}{{ effort.level }}{% endif %}
+{%- if max_tokens %}{{ max_tokens }}{% endif %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\\n\\n</think>\\n\\n' }}{% endif %}
+{%- endif %}
+"""
 DATED = "{{ strftime_now('%Y') }}{% for m in messages %}{{ dict(a=m.content).a }}{% endfor %}"
 ALTERNATING = """\
 {% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}
@@ -123,21 +142,114 @@ def test_a_conversation_becomes_the_same_tokens_as_in_transformers(
         assert ours == expected
 
 
-def test_variables_reach_the_template(tmp_path: Path) -> None:
-    made = load_tokenizer(model_folder(tmp_path, "{{ enable_thinking }}{{ messages[0].content }}"))
-    assert made.render_chat(QUESTION, enable_thinking=False).startswith("False")
+VARIABLES: list[dict[str, Any]] = [
+    {"enable_thinking": False},
+    {"enable_thinking": True, "bos_token": "<|im_end|>", "max_tokens": 5, "no such variable": [1]},
+    {"documents": [{"title": "a", "text": "b"}], "effort": {"level": "high"}},
+]
+
+
+@pytest.mark.parametrize("variables", VARIABLES, ids=["one", "special tokens and odd names", "nested"])
+def test_variables_reach_the_template_as_in_transformers(tmp_path: Path, variables: dict[str, Any]) -> None:
+    folder = model_folder(tmp_path, THINKING)
+    oracle = transformers.AutoTokenizer.from_pretrained(folder)
+    expected = oracle.apply_chat_template(TALK, add_generation_prompt=True, tokenize=False, **variables)
+    assert load_tokenizer(folder).chat_template.render(TALK, variables=variables) == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"tools": []}, "chat_template_kwargs: must not have .*, got tools"),
+        ({"tokenize": True, "messages": []}, "chat_template_kwargs: must not have .*, got messages, tokenize"),
+        ({"x": {"y": b"z"}}, "chat_template_kwargs.x.y: must be JSON data, got bytes"),
+        ({"x": "\ud800"}, "chat_template_kwargs.x: must be valid Unicode text"),
+        ({1: "x"}, r"chat_template_kwargs \(a key\): must be a string, got int"),
+        ("x", "chat_template_kwargs: must be an object, got str"),
+    ],
+)
+def test_variables_that_a_template_cannot_have_are_refused(tmp_path: Path, variables: Any, expected: str) -> None:
+    made = load_tokenizer(model_folder(tmp_path, CHATML))
+    with pytest.raises(InvalidRequest, match=f"^{expected}"):
+        made.apply_chat_template(QUESTION, None, variables)
+
+
+def test_what_a_template_raises_names_the_variables(tmp_path: Path) -> None:
+    made = load_tokenizer(model_folder(tmp_path, "{{ raise_exception('no such level') if level == 'x' }}"))
+    with pytest.raises(InvalidRequest, match=r"roles \['user'\] and chat_template_kwargs \['level'\]$"):
+        made.apply_chat_template(QUESTION, None, {"level": "x"})
+
+
+@pytest.mark.parametrize(
+    "final",
+    [
+        "1, 2,",
+        "  1, 2, \n",
+        "",
+        " ",
+        "THE_FINAL_MESSAGE_ENDS_HERE or not",
+        [{"type": "text", "text": "hello "}],
+        [{"type": "text", "text": "a"}, {"type": "text", "text": "b "}, {"type": "image"}],
+    ],
+    ids=["plain", "spaces", "empty", "blank", "the mark", "part", "parts"],
+)
+@pytest.mark.parametrize(
+    "template",
+    [CHATML, TOOLS, TYPED_CONTENT, TRAINING, THINKING],
+    ids=["chatml", "tools", "typed", "training", "thinking"],
+)
+def test_a_final_message_is_left_open_as_in_transformers(tmp_path: Path, template: str, final: Any) -> None:
+    folder = model_folder(tmp_path, template)
+    oracle = transformers.AutoTokenizer.from_pretrained(folder)
+    messages = [*QUESTION, {"role": "assistant", "content": final, "reasoning_content": "let me see"}]
+    ours = load_tokenizer(folder)
+    try:
+        expected = oracle.apply_chat_template(messages, continue_final_message=True, return_dict=False)
+    except Exception:
+        with pytest.raises(InvalidRequest):
+            ours.apply_chat_template(messages, continue_final_message=True)
+    else:
+        assert ours.apply_chat_template(messages, continue_final_message=True) == expected
+
+
+def test_the_message_that_is_continued_is_not_changed(tmp_path: Path) -> None:
+    messages = [{"role": "assistant", "content": [{"type": "text", "text": "hello"}]}]
+    made = load_tokenizer(model_folder(tmp_path, TYPED_CONTENT))
+    assert made.chat_template.render(messages, continue_final_message=True) == "[assistant]hello"
+    assert messages == [{"role": "assistant", "content": [{"type": "text", "text": "hello"}]}]
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "expected"),
+    [
+        (CHATML, QUESTION, "needs a final message of the assistant, got user"),
+        (CHATML, [{"role": "assistant", "content": None}], "needs text in the final message, got NoneType"),
+        (TYPED_CONTENT, [{"role": "assistant", "content": [{"type": "image"}]}], "needs text .*, got list"),
+        ("hello", TALK[:3], r"the chat template must show .*, got roles \['system', 'user', 'assistant'\]"),
+        ("{{ messages[-1].content | upper }}", TALK[:3], "the chat template must show the final message"),
+        ("{{ messages[-1].content[2:] }}", TALK[:3], "the chat template must show the final message"),
+    ],
+    ids=["another's", "no content", "no text", "left out", "changed", "cut"],
+)
+def test_a_message_that_cannot_be_continued_is_refused(
+    tmp_path: Path, template: str, messages: Any, expected: str
+) -> None:
+    made = load_tokenizer(model_folder(tmp_path, template))
+    with pytest.raises(InvalidRequest, match=f"^continue_final_message: {expected}"):
+        made.apply_chat_template(messages, continue_final_message=True)
 
 
 def test_the_template_for_tools_is_taken_when_tools_are_given(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     made = load_tokenizer(model_folder(tmp_path, named))
-    assert (made.render_chat(QUESTION), made.render_chat(QUESTION, [WEATHER])) == ("plain", "tools")
+    render = made.chat_template.render
+    assert (render(QUESTION), render(QUESTION, [WEATHER])) == ("plain", "tools")
 
 
 def test_a_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
     folder = model_folder(tmp_path, "from the configuration")
     (folder / "chat_template.jinja").write_text("from the file")
-    assert load_tokenizer(folder).render_chat(QUESTION) == "from the file"
+    assert load_tokenizer(folder).chat_template.render(QUESTION) == "from the file"
 
 
 def test_control_tokens_in_a_message_are_parsed_as_transformers_does(tmp_path: Path) -> None:
