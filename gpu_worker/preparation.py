@@ -69,7 +69,7 @@ class Preparer:
         rules = StopRules.of(request.sampling, self.eos_token_ids, len(prompt), self.limits.max_model_len)
         self._check_fits(len(prompt), rules)
         constraint = self._constraint(request)
-        stream.open(self._text_tokenizer(request), rules)
+        stream.open(self._text_tokenizer(request), prompt, rules)
         return ScheduledSequence(
             request,
             prompt,

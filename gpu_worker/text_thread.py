@@ -59,16 +59,22 @@ class OutputStream:
         """Whether every emission of this request wakes the text thread."""
         return self.watched or not self.begun
 
-    def open(self, tokenizer: Tokenizer | None, rules: StopRules) -> None:
+    def open(self, tokenizer: Tokenizer | None, prompt: Sequence[int], rules: StopRules) -> None:
         """Set up detokenization and replay the tokens of an earlier attempt, whose text was delivered already.
 
         Runs on a preparation thread.
         """
-        sampling = self.handle.request.sampling
+        request = self.handle.request
+        sampling = request.sampling
+        answers = request.messages is not None and not request.continue_final_message
         if tokenizer is not None:
-            skip = sampling.skip_special_tokens
-            self.text = TextStream(tokenizer, tuple(sampling.stop), skip_special_tokens=skip)
-        resumed = [int(token) for token in self.handle.request.resume_token_ids]
+            self.text = TextStream(
+                tokenizer,
+                tuple(sampling.stop),
+                skip_special_tokens=sampling.skip_special_tokens,
+                before=() if answers else prompt,
+            )
+        resumed = [int(token) for token in request.resume_token_ids]
         _, text = self.push(resumed, _is_terminal(rules.cut((), resumed)[1]))
         self.texts.append(text)
 

@@ -2,7 +2,8 @@
 
 The text so far equals the decoded output, except for the bytes of an incomplete character. These are held back
 until the character is complete, or until `flush` (or a byte that cannot continue it) turns them into U+FFFD.
-Whether special tokens yield text is decided when the detokenizer is made.
+Whether special tokens yield text is decided when the detokenizer is made. So are the tokens `before` the output,
+if any: some decoders drop a space at the beginning of a text, but not behind other text.
 
 One difference from decoding all tokens at once: for a run of byte-fallback tokens that is not valid UTF-8, the
 library replaces every byte of the run, including valid characters. A stream has delivered those already; here they
@@ -36,12 +37,13 @@ class PieceDetokenizer:
 
     __slots__ = ("_decoder", "_pieces", "_started", "_strip", "_table")
 
-    def __init__(self, table: TokenPieces) -> None:
+    def __init__(self, table: TokenPieces, *, before: Sequence[int] = ()) -> None:
         self._table = table
         self._pieces = table.pieces
         self._decoder = _new_decoder("replace")
-        self._strip = table.strip
-        self._started = table.first is None
+        begun = any(v < len(table.pieces) and table.pieces[v] for v in before)
+        self._strip = 0 if begun else table.strip
+        self._started = begun or table.first is None
 
     def push(self, token_ids: Iterable[int]) -> str:
         pieces, size = self._pieces, len(self._pieces)
@@ -80,18 +82,20 @@ class LibraryDetokenizer:
     """For any other decoder: the library's own stream. It has no end, so `flush` decodes the whole once; and it
     refuses to go on where the text before would change, so then all that follows waits for `flush`."""
 
-    __slots__ = ("_backend", "_emitted", "_ids", "_skip_special_tokens", "_stream")
+    __slots__ = ("_backend", "_ids", "_seen", "_skip_special_tokens", "_stream")
 
-    def __init__(self, backend: tokenizers.Tokenizer, *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, *, skip_special_tokens: bool, before: Sequence[int] = ()
+    ) -> None:
         self._backend = backend
         self._skip_special_tokens = skip_special_tokens
-        self._stream: DecodeStream | None = DecodeStream(skip_special_tokens=skip_special_tokens)
-        self._ids: list[int] = []
-        self._emitted = 0
+        self._ids = list(before)
+        self._stream: DecodeStream | None = DecodeStream(ids=list(before), skip_special_tokens=skip_special_tokens)
+        self._seen = len(self._whole())
 
     def push(self, token_ids: Iterable[int]) -> str:
         text = "".join([self._step(v) for v in token_ids])
-        self._emitted += len(text)
+        self._seen += len(text)
         return text
 
     def _step(self, token_id: int) -> str:
@@ -105,5 +109,8 @@ class LibraryDetokenizer:
             return ""
 
     def flush(self) -> str:
-        whole: str = self._backend.decode(self._ids, skip_special_tokens=self._skip_special_tokens)
-        return whole[self._emitted :]
+        return self._whole()[self._seen :]
+
+    def _whole(self) -> str:
+        text: str = self._backend.decode(self._ids, skip_special_tokens=self._skip_special_tokens)
+        return text

@@ -23,14 +23,19 @@ class TextPiece(NamedTuple):
 
 
 class TextStream:
-    """The text of one output. Owned by one thread."""
+    """The text of one output. Owned by one thread. `before`: the tokens whose text it continues."""
 
     __slots__ = ("_detokenizer", "_matcher")
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        *,
+        skip_special_tokens: bool = True,
+        before: Sequence[int] = (),
     ) -> None:
-        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens)
+        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens, before=before)
         self._matcher = StopMatcher(automaton_of(tuple(stop))) if stop else None
 
     @property

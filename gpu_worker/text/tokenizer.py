@@ -74,12 +74,12 @@ class Tokenizer:
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+    def detokenizer(self, *, skip_special_tokens: bool = True, before: Sequence[int] = ()) -> Detokenizer:
         """A new incremental decoder; see `TextStream`."""
         table = self._pieces_without_special if skip_special_tokens else self._pieces
         if table is None:
-            return LibraryDetokenizer(self.backend, skip_special_tokens=skip_special_tokens)
-        return PieceDetokenizer(table)
+            return LibraryDetokenizer(self.backend, skip_special_tokens=skip_special_tokens, before=before)
+        return PieceDetokenizer(table, before=before)
 
     def apply_chat_template(
         self,

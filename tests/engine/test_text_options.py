@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import tokenizers as samples
 
 from gpu_worker import Engine, EngineConfig, FinishReason, InvalidRequest, Request, SamplingParams, models
+from gpu_worker.handle import Handle
+from gpu_worker.scheduling.stopping import StopRules
 from gpu_worker.text import Tokenizer, load_tokenizer
+from gpu_worker.text_thread import OutputStream
 
 TINY = Path(models.__file__).parent / "petiole_tiny"
 TEMPLATE = """\
@@ -101,6 +105,24 @@ def test_a_conversation_is_the_prompt_that_its_template_makes(
     asked = Request(messages=messages, sampling=GREEDY, **options)
     answer, same = engine.generate([asked, Request(prompt=prompt, sampling=GREEDY)])
     assert (answer.text, answer.usage.prompt_tokens) == (same.text, same.usage.prompt_tokens)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"prompt": "hello"}, " hello"),
+        ({"messages": [QUESTION]}, "hello"),
+        ({"messages": [QUESTION], "continue_final_message": True}, " hello"),
+    ],
+    ids=["prompt", "answer", "continued message"],
+)
+def test_what_continues_a_text_keeps_its_first_space(options: Any, text: str) -> None:
+    """With Llama 2's tokenizer, which drops it at the beginning of a text."""
+    tokenizer = Tokenizer(samples.sentencepiece())
+    hello = tokenizer.backend.token_to_id("▁hello")
+    stream = OutputStream(Handle(Request(**options), None))  # type: ignore[arg-type]
+    stream.open(tokenizer, [hello], StopRules.of(SamplingParams(), frozenset(), 1, 96))
+    assert stream.push([hello], terminal=False) == ([hello], text)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ class Output:
         self.handle = Handle(asked, text, on_delta=lambda _, delta: self.deltas.put(delta))  # type: ignore[arg-type]
         stream = OutputStream(self.handle)
         rules = StopRules.of(asked.sampling, frozenset(), 4, 96)
-        stream.open(ToyTokenizer(), rules)  # type: ignore[arg-type]
+        stream.open(ToyTokenizer(), [5, 6, 7, 8], rules)  # type: ignore[arg-type]
         self.seq = ScheduledSequence(asked, [5, 6, 7, 8], rules, stream=stream)
 
     def post(self, *tokens: int, end: Finish | BaseException | None = None) -> None:

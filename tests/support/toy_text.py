@@ -46,7 +46,7 @@ class ToyTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(LETTERS[token] for token in token_ids)
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> ToyDetokenizer:
+    def detokenizer(self, *, skip_special_tokens: bool = True, before: Sequence[int] = ()) -> ToyDetokenizer:
         return ToyDetokenizer()
 
 

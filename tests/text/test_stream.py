@@ -102,6 +102,22 @@ def test_byte_fallback_keeps_what_it_has_shown_when_invalid_bytes_follow(
     assert streamed(cuts) == streamed([1])
 
 
+@with_and_without_special_tokens
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@given(data=st.data(), cuts=cuts)
+def test_behind_other_tokens_the_text_goes_on_as_in_the_whole(
+    kind: str, skip_special_tokens: bool, data: st.DataObject, cuts: list[int]
+) -> None:
+    made = tokenizer(kind)
+    whole_letters = tokens_of(made).filter(lambda v: "\ufffd" not in made.decode([v], skip_special_tokens=False))
+    before = data.draw(st.lists(whole_letters, max_size=8))
+    output = data.draw(st.lists(whole_letters, max_size=30))
+    stream = TextStream(made, skip_special_tokens=skip_special_tokens, before=before)
+    text = "".join(stream_in_pieces(stream, output, cuts)[0])
+    both, first = (made.decode(v, skip_special_tokens=skip_special_tokens) for v in (before + output, before))
+    assert not both.startswith(first) or both == first + text
+
+
 def test_the_usual_decoders_need_no_library_at_run_time() -> None:
     assert all(
         isinstance(tokenizer(kind).detokenizer(), PieceDetokenizer)
@@ -149,6 +165,13 @@ def test_llama_2_loses_one_leading_space_once() -> None:
     hello = made.backend.token_to_id("▁hello")
     stream = TextStream(made)
     assert [stream.push([hello]).text, stream.push([hello]).text] == ["hello", " hello"]
+
+
+def test_behind_a_prompt_llama_2_keeps_its_space() -> None:
+    made = tokenizer("sentencepiece")
+    beginning, hello = made.backend.token_to_id("<s>"), made.backend.token_to_id("▁hello")
+    assert TextStream(made, before=[beginning, hello]).push([hello]).text == " hello"
+    assert TextStream(made, before=[beginning]).push([hello]).text == "hello"
 
 
 # --- stop strings -----------------------------------------------------------------------------------------------
