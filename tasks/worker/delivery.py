@@ -75,6 +75,12 @@ class Delivery:
         channel = message.channel
         return bool(channel.holds(message.delivery_tag) if isinstance(channel, Channel) else channel.is_open)
 
+    def begun(self) -> None:
+        """The request has a slot of the engine."""
+        channel = self.request.message.channel
+        if isinstance(channel, Channel):
+            channel.qos.begun(self.request.message.delivery_tag)
+
     def acknowledge(self) -> None:
         """Acknowledge without a result or event: another delivery reports how the task ended."""
         self._answer(Ignore())

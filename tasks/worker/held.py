@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tasks.worker.transport import Channel
 
 URGENT = 2
-"""How many messages beyond the prefetch count may be held, each more urgent than one of the others."""
+"""How many messages beyond the prefetch count may wait for a slot, each more urgent than one of those held."""
 
 _stock: Any = stock  # kombu is only partly typed
 _base: Any = virtual.QoS  # kombu's own methods, without those of its Redis transport
@@ -29,29 +29,59 @@ class HeldMessages(_stock.QoS):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._by_step: defaultdict[int, set[str]] = defaultdict(set)  # a priority step -> the tags held
+        self._beyond: dict[str, int] = {}  # a tag taken beyond the prefetch count -> its priority step
+        self._begun: set[str] = set()  # of these, those that generate
 
     def has_credit(self) -> bool:
         """Whether fewer messages are held than the prefetch count."""
         return bool(_base.can_consume(self))
 
     def can_consume(self) -> bool:
-        return self.has_credit() or self.urgent_credit() > 0
+        return bool(self.room()[0])
 
     def holds(self, delivery_tag: str) -> bool:
         return delivery_tag in self._delivered and delivery_tag not in self._dirty
 
-    def urgent_credit(self) -> int:
-        """How many messages of a step before `least_urgent_step` may be taken beyond the prefetch count."""
-        room = self.prefetch_count + URGENT - (len(self._delivered) - len(self._dirty))
-        return room if room > 0 and self.least_urgent_step() > 0 else 0
+    def room(self) -> tuple[list[int], int]:
+        """The priority steps from which messages may be taken now, and how many; 0 is no limit.
+
+        Beyond the prefetch count, only what is more urgent than a held message. It takes a slot from that at once,
+        so what generates does not count: a burst is taken as fast as the engine admits it, and what a worker
+        without free slots cannot begin stays in the queue for others. Nor does what waits keep out what is more
+        urgent.
+        """
+        steps: list[int] = list(self.channel.priority_steps)
+        if self.has_credit():
+            return steps, self.can_consume_max_estimate() if self.prefetch_count else 0
+        least = self.least_urgent_step()
+        rooms = {step: self._urgent_room(step) for step in steps if step < least}
+        steps = [step for step, room in rooms.items() if room > 0]
+        return steps, min((rooms[step] for step in steps), default=0)
+
+    def _urgent_room(self, step: int) -> int:
+        uncounted = sum(tag in self._begun or other > step for tag, other in self._beyond.items())
+        return URGENT - max(0, self._excess - uncounted)
+
+    @property
+    def _excess(self) -> int:
+        """How many messages are held beyond the prefetch count."""
+        return len(self._delivered) - len(self._dirty) - int(self.prefetch_count)
+
+    def begun(self, delivery_tag: str) -> None:
+        """The engine has admitted the message's request."""
+        if delivery_tag in self._beyond:
+            self._begun.add(delivery_tag)
 
     def least_urgent_step(self) -> int:
         """The priority step of the least urgent held message; 0, the most urgent step, if none is held."""
         return max((step for step, tags in self._by_step.items() if tags), default=0)
 
     def append(self, message: Any, delivery_tag: str) -> None:
-        self._by_step[self._step(message)].add(delivery_tag)
+        step = self._step(message)
+        self._by_step[step].add(delivery_tag)
         _base.append(self, message, delivery_tag)
+        if self.prefetch_count and self._excess > 0:
+            self._beyond[delivery_tag] = step
 
     def ack(self, delivery_tag: str) -> None:
         self.channel.ledger.ack(delivery_tag)
@@ -78,12 +108,21 @@ class HeldMessages(_stock.QoS):  # type: ignore[misc]
         self._delivered.clear()
         self._dirty.clear()
         self._by_step.clear()
+        self._forget_beyond()
 
     def _release(self, delivery_tag: str) -> None:
         if message := self._delivered.get(delivery_tag):
             self._by_step[self._step(message)].discard(delivery_tag)
+        self._beyond.pop(delivery_tag, None)
+        self._begun.discard(delivery_tag)
         _base.ack(self, delivery_tag)
+        if self._excess <= 0:  # what is left of them is within the prefetch count again
+            self._forget_beyond()
         self.channel.acknowledged()
+
+    def _forget_beyond(self) -> None:
+        self._beyond.clear()
+        self._begun.clear()
 
     def _step(self, message: Any) -> int:
         priority = message.properties.get("priority")

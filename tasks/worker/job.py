@@ -302,6 +302,7 @@ class Job:
         if delivery.request.ending is not None:
             self.stop(delivery.request.ending)
         if self.accepted:
+            delivery.begun()
             delivery.accept_callback(os.getpid(), self.admitted_at or self.taken_at)
 
     def stop(self, ending: Ending) -> None:
@@ -327,6 +328,7 @@ class Job:
             self.over = True
 
     def _accept(self) -> None:
+        self.delivery.begun()
         if self.accepted or self.over:
             return
         request = self.delivery.request

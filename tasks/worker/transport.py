@@ -15,9 +15,9 @@ The channel waits on one list: priority 0 of the queue that had a message last. 
 checked when the wait ends, at the latest after `WAIT_S`. A channel that took as many messages as it had credit for
 takes the next ones from all queues as soon as it has credit again, without waiting, so a backlog adds no delay.
 
-A channel holds up to the prefetch count of messages, and a few more that must be more urgent than one of those
-held: so a worker that is full of low-priority tasks still receives urgent ones. If tenants have weights, messages
-are taken one at a time, each from the queue that `fairness` selects.
+A channel holds up to the prefetch count of messages, and beyond it those that take a slot from a less urgent one,
+with a few that wait for that: so a worker that is full of low-priority tasks receives all urgent ones. If tenants
+have weights, messages are taken one at a time, each from the queue that `fairness` selects.
 
 kombu finds the class by its table of aliases, which `install` changes in the worker process only. So `redis://`,
 `rediss://` and `redis+socket://` URLs, failover lists and TLS options work as in stock kombu; so do `sentinel://`
@@ -94,7 +94,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
     ledger: Ledger
     deferred = False
     fair = False
-    more = False
+    _unseen: frozenset[int] = frozenset()  # priority steps whose lists may have messages
     _full_until = _left_until = 0.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -123,7 +123,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         wait_s = SHARED_WAIT_S if self.fair else WAIT_S
         self._in_poll = self.client.connection
         self._brpop_sent_at = time.monotonic()
-        wait = ("LMOVE",) if self.more and self.qos.has_credit() else ("BLMOVE", wait_s)
+        wait = ("LMOVE",) if self.more else ("BLMOVE", wait_s)
         self.client.connection.send_command(wait[0], key, key, "RIGHT", "RIGHT", *wait[1:])
 
     def _brpop_read(self, **options: Any) -> bool:
@@ -162,24 +162,26 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         """Called in every iteration of the event loop."""
         self.deferred = True
         self.flush()
-        if self.more and time.monotonic() >= self._left_until and self.qos.has_credit():
+        if self.more and time.monotonic() >= self._left_until:
             self.deliver()
 
+    @property
+    def more(self) -> bool:
+        """Whether a take without waiting may find messages."""
+        return not self._unseen.isdisjoint(self.qos.room()[0])
+
     def _take(self, most: int) -> int:
-        """Take and deliver up to `most` messages. Sets `more`: whether the queues may have others."""
-        self.more = True
-        credit, steps = most, list(self.priority_steps)
-        if self.qos.prefetch_count:
-            credit = min(most, self.qos.can_consume_max_estimate())
-            if not credit:
-                credit = min(most, self.qos.urgent_credit())
-                steps = [step for step in steps if step < self.qos.least_urgent_step()]
+        """Take and deliver up to `most` messages."""
+        every = frozenset(self.priority_steps)
+        self._unseen = every
+        steps, room = self.qos.room()
+        credit = min(most, room or most)
         queues = {
             self.global_keyprefix + self._q_for_pri(queue, priority): queue
             for priority in steps
             for queue in self._queue_cycle.consume(len(self.active_queues))
         }
-        if not queues or not credit:
+        if not queues:
             return 0
         try:
             client = self.plain_client
@@ -192,14 +194,14 @@ class Channel(_stock.Channel):  # type: ignore[misc]
                 self._lost()
                 taken = self.ledger.take(client, list(queues), credit, limit=limit) or []
         except redis.ResponseError as error:
-            self.more = False
+            self._unseen = frozenset()
             self._refused(error)
             return 0
-        self.more = len(taken) == credit or len(steps) < len(self.priority_steps)
         if self.ledger.left:
-            self.more = True
             self._left_until = time.monotonic() + LEFT_PAUSE_S
             self.connection.turn_after(LEFT_PAUSE_S)
+        elif len(taken) < credit:
+            self._unseen = every.difference(steps)
         for message in taken:
             queue = queues[message.queue]
             self._queue_cycle.rotate(queue)

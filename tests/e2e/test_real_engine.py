@@ -133,6 +133,24 @@ def test_killed_workers_text_goes_on_as_if_nothing_had_happened(site: Site) -> N
         assert undisturbed["text"] == values[name]["text"]
 
 
+def test_a_burst_of_urgent_tasks_takes_the_slots_of_those_that_can_wait(tmp_path: Path) -> None:
+    with Site(tmp_path, **ENGINE) as site:
+        worker = site.worker(PETIOLE_MAX_NUM_SEQS=6)
+        flood = [site.generate(f"f{i}", max_tokens=1200, submission={"priority": 9}, **GREEDY) for i in range(10)]
+        site.streaming(flood[5])
+        urgent = [site.generate(f"u{i}", max_tokens=600, **GREEDY) for i in range(6)]
+        for result in [*urgent, *flood]:
+            site.get(result)
+        lines = worker.output.splitlines()
+        ids = [str(result.id) for result in urgent]
+        received, succeeded = (
+            [number for number, line in enumerate(lines) for name in ids if f"{name}] {what}" in line]
+            for what in ("received", "succeeded")
+        )
+        assert len(received) == len(succeeded) == 6
+        assert max(received) < min(succeeded)
+
+
 def test_all_pages_are_free_or_cached_in_the_end(site: Site) -> None:
     def at_rest() -> bool:
         stats = site.app.control.inspect(timeout=5, limit=1).stats() or {}

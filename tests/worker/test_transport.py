@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,6 +98,94 @@ def test_the_least_urgent_message_that_is_held_is_known(
     channel.qos.forget()
     assert channel.qos.least_urgent_step() == 0
     connection.release()
+
+
+class Full:
+    """A channel that takes from `petiole`, with a prefetch count of 4, full of messages of priority 9."""
+
+    def __init__(self, url: str) -> None:
+        self.connection = Connection(url)
+        self.connection.transport_cls = Transport
+        self.channel = self.connection.channel()
+        self.channel.deferred = True
+        self.channel.basic_qos(0, 4, False)
+        self.held: list[Any] = []
+        self.consumer = Consumer(self.channel, [Queue("petiole")], on_message=self.held.append)
+        self.consumer.consume()
+        self.publish(9, 9, 9, 9, 9)
+        assert self.take() == [9, 9, 9, 9]
+
+    def publish(self, *priorities: int) -> None:
+        with self.connection.Producer() as producer:
+            for priority in priorities:
+                producer.publish({}, routing_key="petiole", priority=priority)
+
+    def take(self) -> list[int]:
+        """The priorities of the messages that come without waiting."""
+        before = len(self.held)
+        self.channel.deliver()
+        for _ in range(3):
+            self.channel.tick()
+        return [message.properties["priority"] for message in self.held[before:]]
+
+    def begin(self, *messages: Any) -> None:
+        for message in messages:
+            self.channel.qos.begun(message.delivery_tag)
+
+    def ticked(self) -> list[int]:
+        before = len(self.held)
+        for _ in range(3):
+            self.channel.tick()
+        return [message.properties["priority"] for message in self.held[before:]]
+
+
+@pytest.fixture
+def full(server: RedisServer, client: redis.Redis) -> Iterator[Full]:
+    full = Full(server.url)
+    yield full
+    full.connection.release()
+
+
+def test_a_burst_of_urgent_messages_is_taken_as_fast_as_they_get_a_slot(full: Full) -> None:
+    full.publish(*[0] * 7)
+    assert full.take() == [0, 0]
+    assert full.ticked() == []
+    for _ in range(2):
+        full.begin(*full.held)
+        assert full.ticked() == [0, 0]
+    full.begin(full.held[-1])
+    assert full.ticked() == [0]
+
+
+def test_urgent_messages_that_wait_do_not_keep_out_more_urgent_ones(full: Full) -> None:
+    full.publish(3, 3, 3)
+    assert full.take() == [3, 3]
+    full.publish(0, 0, 0)
+    assert full.take() == [0, 0]
+    full.begin(*full.held[-2:])
+    assert full.ticked() == [0]
+
+
+def test_urgent_messages_are_within_the_prefetch_count_once_there_is_room(full: Full) -> None:
+    full.publish(0, 0)
+    assert full.take() == [0, 0]
+    full.begin(*full.held)
+    for message in full.held[:3]:
+        message.ack()
+    assert full.ticked() == [9]
+    full.publish(*[0] * 5)
+    assert full.take() == [0, 0]
+
+
+def test_messages_for_later_do_not_keep_out_urgent_ones(full: Full) -> None:
+    """Celery raises the prefetch count for each, up to a limit."""
+    for _ in range(3):
+        full.publish(0, 0)
+        assert full.take() == [0, 0]
+        full.channel.qos.prefetch_count += 2
+    full.publish(*[0] * 5)
+    assert full.take() == [0, 0]
+    assert full.ticked() == []
 
 
 @pytest.mark.parametrize("ends", ["acknowledged", "scheduled"])
