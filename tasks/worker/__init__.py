@@ -46,7 +46,8 @@ def configure(app: Any) -> None:
     conf.worker_consumer = "tasks.worker.consumer:Consumer"
     app.amqp.Connection = program.Connection
     app.steps["worker"].add(EngineStep)
-    logging.getLogger("celery.app.trace").addFilter(program.figures_for_text)
+    for name in program.LOGGERS:
+        logging.getLogger(name).addFilter(program.figures_for_text)
     transport.install()
     prefetch.install()
     transport.quarantine = partial(put_aside, app)

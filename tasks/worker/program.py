@@ -2,7 +2,7 @@
 
 The first Ctrl-C is a warm shutdown like SIGTERM and exits with status 0. A shutdown does not wait for a model that
 is being loaded, nor longer than `drain_seconds` for the app's other tasks. URLs without a password are printed
-without a masked one. The log line of a generation has its statistics instead of its text.
+without a masked one. The log of a generation has its statistics instead of its text.
 """
 
 from __future__ import annotations
@@ -69,23 +69,46 @@ class Connection(StockConnection):
         return str(super().as_uri(include_password, mask if self.password else "", *more, **options))
 
 
+LOGGERS = ("celery.worker.strategy", "celery.app.trace")
+"""They log a task as received, and how it ended."""
+
+
 def figures_for_text(record: logging.LogRecord) -> bool:
-    """Log filter: Celery's trace would log the run time of the task's body alone, and the generated text."""
+    """Log filter: Celery's trace would log the run time of the task's body alone, and the generated text.
+
+    Celery also hands its facts to structured logs, as `record.data`: of a generation these are its figures, and no
+    task's have its arguments, which are prompts, and in chains and chords the texts of others.
+    """
     facts = record.args
-    if isinstance(facts, dict) and "return_value" in facts:
+    if not isinstance(facts, dict) or "id" not in facts:
+        return True
+    data = {name: value for name, value in facts.items() if name not in {"args", "kwargs"}}
+    if "return_value" in facts:
         try:
             result = take_result(str(facts["id"]))  # not by the name: a message may say another (`shadow`)
         except GenerationFailed:
             if facts.get("name") in SCHEMAS:  # an eager task inside another
+                data["return_value"] = "a generation"
                 record.args = {**facts, "return_value": "a generation"}
-            return True
-        usage, timing = result["usage"], result["timing"]
-        record.args = {
-            **facts,
-            "runtime": f"{timing['total_ms'] / 1000:.3f}",
-            "return_value": f"{usage['completion_tokens']} tokens ({result['finish_reason']}), "
-            f"TTFT {timing['ttft_ms'] or 0:.0f} ms, waited {timing['queue_ms']:.0f} ms, "
-            f"prompt {usage['prompt_tokens']} tokens, {usage['cached_prompt_tokens']} cached"
-            + (f", attempt {result['attempt']}" if result["attempt"] > 1 else ""),
-        }
+        else:
+            del data["return_value"]
+            figures = {name: result[name] for name in ("finish_reason", "attempt")}
+            data |= {
+                "runtime": result["timing"]["total_ms"] / 1000,
+                **result["usage"],
+                **result["timing"],
+                **figures,
+            }
+            record.args = {**facts, "runtime": f"{data['runtime']:.3f}", "return_value": _in_words(result)}
+    record.data = data
     return True
+
+
+def _in_words(result: dict[str, Any]) -> str:
+    usage, timing = result["usage"], result["timing"]
+    return (
+        f"{usage['completion_tokens']} tokens ({result['finish_reason']}), "
+        f"TTFT {timing['ttft_ms'] or 0:.0f} ms, waited {timing['queue_ms']:.0f} ms, "
+        f"prompt {usage['prompt_tokens']} tokens, {usage['cached_prompt_tokens']} cached"
+        + (f", attempt {result['attempt']}" if result["attempt"] > 1 else "")
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import re
 import signal
@@ -14,6 +15,7 @@ from celery import Celery
 from celery.exceptions import WorkerShutdown
 from support.site import Site, eventually
 
+from tasks.errors import InvalidRequest
 from tasks.worker.pool import EnginePool
 from tasks.worker.program import Connection, figures_for_text
 from tasks.worker.results import Outcome, at_hand
@@ -49,9 +51,17 @@ def test_a_url_shows_a_password_only_where_there_is_one(url: str, shown: str) ->
 
 
 def trace_record(name: str) -> logging.LogRecord:
-    facts = {"id": "t", "name": name, "return_value": "a secret", "runtime": 0.0}
+    facts = {
+        "id": "t",
+        "name": name,
+        "return_value": "a secret",
+        "runtime": 0.0,
+        "kwargs": "{'prompt': 'a secret'}",
+    }
     form = "Task %(name)s[%(id)s] succeeded in %(runtime)ss: %(return_value)s"
-    return logging.LogRecord("celery.app.trace", logging.INFO, "", 0, form, (facts,), None)
+    record = logging.LogRecord("celery.app.trace", logging.INFO, "", 0, form, (facts,), None)
+    record.data = facts  # where Celery's log puts it, by `extra`
+    return record
 
 
 @pytest.mark.parametrize("name", ["tasks.generate", "a name of its own"])
@@ -62,6 +72,8 @@ def test_a_generation_is_logged_with_its_figures_and_without_its_text(name: str)
     assert record.getMessage() == (
         f"Task {name}[t] succeeded in 0.015s: 2 tokens (stop), TTFT 4 ms, waited 1 ms, prompt 9 tokens, 8 cached"
     )
+    figures = {"finish_reason": "stop", "attempt": 1, **RESULT["usage"], **RESULT["timing"]}  # type: ignore[dict-item]
+    assert record.data == {"id": "t", "name": name, "runtime": 0.015, **figures}  # type: ignore[attr-defined]
 
 
 def test_a_later_attempt_is_told_by_its_number() -> None:
@@ -75,12 +87,48 @@ def test_an_eager_generation_inside_another_task_is_logged_without_its_text() ->
     record = trace_record("tasks.generate")
     assert figures_for_text(record)
     assert record.getMessage() == "Task tasks.generate[t] succeeded in 0.0s: a generation"
+    assert "secret" not in str(record.data)  # type: ignore[attr-defined]
 
 
 def test_other_tasks_are_logged_as_they_were() -> None:
     record = trace_record("mine.add")
     assert figures_for_text(record)
     assert record.getMessage().endswith("succeeded in 0.0s: a secret")
+    assert record.data == {"id": "t", "name": "mine.add", "return_value": "a secret", "runtime": 0.0}  # type: ignore[attr-defined]
+
+
+JSON_LOG = """
+import json, logging, sys
+from celery.signals import setup_logging
+
+class Json(logging.Formatter):
+    def format(self, record):
+        facts = {"level": record.levelname, "message": record.getMessage(), **getattr(record, "data", {})}
+        return json.dumps(facts, default=str)
+
+@setup_logging.connect
+def configure(loglevel=None, **_):
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Json())
+    logging.basicConfig(level=loglevel, handlers=[handler])
+"""
+
+
+@pytest.mark.e2e
+def test_a_log_in_json_has_figures_and_neither_prompts_nor_texts(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json_log.py").write_text(JSON_LOG)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    worker = site.worker("-I", "json_log")
+    text = site.get(site.generate("a secret", max_tokens=7))["text"]
+    with pytest.raises(InvalidRequest):
+        site.get(site.app.send_task("tasks.generate", kwargs={"prompt": "a secret", "max_tokens": -1}))
+    eventually(lambda: "raised expected" in worker.output, "it is logged")
+    lines = [json.loads(line) for line in worker.output.splitlines() if line.startswith("{")]
+    assert [line["completion_tokens"] for line in lines if "succeeded in" in line["message"]] == [7]
+    assert "a secret" not in worker.output
+    assert text not in worker.output
 
 
 @pytest.mark.e2e
