@@ -151,7 +151,9 @@ class Settings(EngineSettings, BaseSettings):
         description="how long a task is left to the worker that has its prefix; 0: off",
     )
     max_attempts: int = Field(default=3, ge=1, description="workers that one task may kill before it is given up")
-
+    heartbeat_file: str = Field(
+        default="", description="file that a worker touches while its engine makes progress; empty: none"
+    )
     engine_factory: str = Field(
         default="gpu_worker.engine:Engine", description="the engine that a worker runs, as module:callable"
     )

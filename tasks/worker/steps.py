@@ -1,4 +1,5 @@
-"""Petiole's bootstep in Celery's worker: starts lease renewal and the reports for the fleet view.
+"""Petiole's bootstep in Celery's worker: starts lease renewal, the reports for the fleet view and the
+heartbeat file.
 
 Celery starts steps in the order of their dependencies, and stops them in reverse:
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -18,7 +20,7 @@ from celery.exceptions import WorkerShutdown
 from tasks import connections
 from tasks.fleet import WorkerReport
 from tasks.settings import settings
-from tasks.worker import transport
+from tasks.worker import heartbeat, transport
 from tasks.worker.leases import LeaseKeeper
 from tasks.worker.metrics import Reporter, engine_figures
 from tasks.worker.pool import EX_USAGE, EnginePool
@@ -37,6 +39,14 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, worker: Any, **options: Any) -> None:
         super().__init__(worker, **options)
         self.leases: LeaseKeeper | None = None
+        if path := settings().heartbeat_file:
+            try:
+                heartbeat.clear(Path(path))
+            except OSError as error:
+                logger.critical(
+                    "PETIOLE_HEARTBEAT_FILE: must be a file that can be written (%s), got %s", error, path
+                )
+                raise WorkerShutdown(EX_USAGE) from None
 
     def start(self, worker: Any) -> None:
         """Runs when the model is loaded and no message has been taken.
@@ -57,6 +67,8 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             visibility_timeout_s=settings().visibility_timeout_s,
         )
         leases.start()
+        if path := settings().heartbeat_file:
+            heartbeat.Heartbeat(Path(path), pool.engine.heartbeat_age_s).start()
 
         def report(tokens_per_s: float) -> WorkerReport:
             return WorkerReport(
