@@ -38,7 +38,7 @@ _COUNTERS = {
     ),
     "spec_decode_num_draft_tokens": ("draft_tokens", "Tokens drafted for speculative decoding."),
     "spec_decode_num_accepted_tokens": ("accepted_draft_tokens", "Drafted tokens that were accepted."),
-    "num_preemptions": ("preemptions", "Requests that gave their pages to others and were computed again."),
+    "num_preemptions": ("preemptions", "Requests that gave slot and pages to others and were computed again."),
 }
 _HISTOGRAMS = {
     "request_queue_time_seconds": ("queue_s", "From a worker's taking a task to its slot in the engine."),
