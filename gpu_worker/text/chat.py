@@ -4,6 +4,9 @@ A template comes with the checkpoint and is program text of others, so it runs i
 sees nothing but plain data. What goes wrong while it runs is nearly always the messages' fault (a role it does not
 know, roles that do not alternate), so that is an `InvalidRequest`; a template that does not compile is the
 checkpoint's fault, a `ModelError`.
+
+Two forms of OpenAI's API that few templates read are turned into those that they do: `arguments` of tool calls as
+JSON text, and `content` as a list of text parts.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ class ChatTemplate:
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, Any]) -> None:
         self._special_tokens = dict(special_tokens)
         self._templates = {name: _compile(name, source) for name, source in sources.items()}
+        self._read_parts: dict[jinja2.Template, bool] = {}
 
     def render(
         self,
@@ -60,6 +64,8 @@ class ChatTemplate:
         """
         template = self._choose(tools)
         chat = _messages(messages)
+        if any(isinstance(message.get("content"), list) for message in chat) and not self._reads_parts(template):
+            chat = [_with_text(f"messages[{k}].content", message) for k, message in enumerate(chat)]
         tool_data = None if tools is None else _tools(tools)
         given = _variables(variables or {})
         outline = _outline(chat, given)
@@ -81,6 +87,24 @@ class ChatTemplate:
             problem = f"the chat template failed on them: {type(error).__name__}: {error}"
             raise InvalidRequest("messages", problem, outline) from error
         return text if final is None else _up_to_end(text, final, outline)
+
+    def _reads_parts(self, template: jinja2.Template) -> bool:
+        """Whether the template renders a list of one text part as it renders the text."""
+        if template not in self._read_parts:
+            self._read_parts[template] = self._rendered(template, [{"type": "text", "text": "a"}]) == (
+                self._rendered(template, "a")
+            )
+        return self._read_parts[template]
+
+    def _rendered(self, template: jinja2.Template, content: object) -> str | None:
+        """None if the template refuses such a message."""
+        rest = {"documents": None, "tools": None, "add_generation_prompt": False}
+        try:
+            return template.render(
+                {**self._special_tokens, **rest, "messages": [{"role": "user", "content": content}]}
+            )
+        except Exception:
+            return None
 
     def _choose(self, tools: object) -> jinja2.Template:
         templates = self._templates
@@ -109,8 +133,41 @@ def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         reasoning = next((given[key] for key in _REASONING if key in given), None)
         if reasoning is not None:
             given = {"thinking": reasoning, **given, "reasoning_content": reasoning}
+        if isinstance(given.get("tool_calls"), list):
+            given["tool_calls"] = [_with_object(call) for call in given["tool_calls"]]
         chat.append(given)
     return chat
+
+
+def _with_object(call: Any) -> Any:
+    """A tool call whose `arguments` are an object, which templates write as JSON themselves."""
+    match call:
+        case {"function": dict() as function}:
+            return {**call, "function": _with_object(function)}
+        case {"arguments": str(text)}:
+            try:
+                arguments = json.loads(text)
+            except (ValueError, RecursionError):
+                return call
+            return {**call, "arguments": arguments} if isinstance(arguments, dict) else call
+    return call
+
+
+def _with_text(field: str, message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose `content` is text, if it was a list of text parts: a line each."""
+    if not isinstance(message.get("content"), list):
+        return message
+    texts = []
+    for k, part in enumerate(message["content"]):
+        match part:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case _:
+                kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+                raise InvalidRequest(
+                    f"{field}[{k}]", "must be a text part, which is all that this model reads", kind
+                )
+    return {**message, "content": "\n".join(texts)}
 
 
 def _tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

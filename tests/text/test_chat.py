@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -115,11 +116,12 @@ def model_folder(folder: Path, template: object, **more: Any) -> Path:
 
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 @pytest.mark.parametrize("tools", [None, [WEATHER]])
-@pytest.mark.parametrize("messages", [QUESTION, TALK, CALLS, PARTS], ids=["question", "talk", "calls", "parts"])
 @pytest.mark.parametrize(
-    "template",
-    [CHATML, TOOLS, TYPED_CONTENT, TRAINING, DATED],
-    ids=["chatml", "tools", "typed", "training", "dated"],
+    ("template", "messages"),
+    [
+        *itertools.product([CHATML, TOOLS, TYPED_CONTENT, TRAINING, DATED], [QUESTION, TALK, CALLS]),
+        (TYPED_CONTENT, PARTS),
+    ],
 )
 def test_a_conversation_becomes_the_same_tokens_as_in_transformers(
     tmp_path: Path, template: str, messages: Any, tools: Any, add_generation_prompt: bool
@@ -181,22 +183,15 @@ def test_what_a_template_raises_names_the_variables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "final",
+    ("template", "final"),
     [
-        "1, 2,",
-        "  1, 2, \n",
-        "",
-        " ",
-        "THE_FINAL_MESSAGE_ENDS_HERE or not",
-        [{"type": "text", "text": "hello "}],
-        [{"type": "text", "text": "a"}, {"type": "text", "text": "b "}, {"type": "image"}],
+        *itertools.product(
+            [CHATML, TOOLS, TYPED_CONTENT, TRAINING, THINKING],
+            ["1, 2,", "  1, 2, \n", "", " ", "THE_FINAL_MESSAGE_ENDS_HERE or not"],
+        ),
+        (TYPED_CONTENT, [{"type": "text", "text": "hello "}]),
+        (TYPED_CONTENT, [{"type": "text", "text": "a"}, {"type": "text", "text": "b "}, {"type": "image"}]),
     ],
-    ids=["plain", "spaces", "empty", "blank", "the mark", "part", "parts"],
-)
-@pytest.mark.parametrize(
-    "template",
-    [CHATML, TOOLS, TYPED_CONTENT, TRAINING, THINKING],
-    ids=["chatml", "tools", "typed", "training", "thinking"],
 )
 def test_a_final_message_is_left_open_as_in_transformers(tmp_path: Path, template: str, final: Any) -> None:
     folder = model_folder(tmp_path, template)
@@ -237,6 +232,52 @@ def test_a_message_that_cannot_be_continued_is_refused(
     made = load_tokenizer(model_folder(tmp_path, template))
     with pytest.raises(InvalidRequest, match=f"^continue_final_message: {expected}"):
         made.apply_chat_template(messages, continue_final_message=True)
+
+
+def rendered(folder: Path, template: str, messages: Any) -> str:
+    made = load_tokenizer(model_folder(folder, template))
+    return made.decode(made.apply_chat_template(messages, add_generation_prompt=False), skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("template", [CHATML, TOOLS, TYPED_CONTENT, TRAINING, DATED, ALTERNATING])
+def test_text_parts_are_read_as_their_text(tmp_path: Path, template: str) -> None:
+    """Most templates would write the list as Python does, or leave it out."""
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
+    assert rendered(tmp_path, template, parts) == rendered(
+        tmp_path, template, [{"role": "user", "content": "hello"}]
+    )
+
+
+def test_several_text_parts_are_a_line_each(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert "one\ntwo" in rendered(tmp_path, CHATML, [{"role": "user", "content": parts}])
+
+
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [({"type": "image_url", "image_url": {}}, "image_url"), ("x", "str"), ({"text": "x"}, "None")],
+)
+def test_a_part_that_the_template_does_not_read_is_refused(tmp_path: Path, part: object, kind: str) -> None:
+    """Left out without a word, it would be an answer to another question."""
+    content = [{"type": "text", "text": "what is this?"}, part]
+    expected = rf"messages\[1\].content\[1\]: must be a text part, which is all that this model reads, got {kind}"
+    with pytest.raises(InvalidRequest, match=expected):
+        rendered(tmp_path, CHATML, [*QUESTION, {"role": "user", "content": content}])
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [('{"city": "Köln"}', '{"city": "Köln"}'), ("{}", "{}"), ("[1]", '"[1]"'), ("no JSON", '"no JSON"')],
+)
+def test_arguments_as_json_text_are_read_as_an_object(
+    tmp_path: Path, arguments: str, written: str, wrapped: bool
+) -> None:
+    """As OpenAI's API has them; a template would write them as a string, in quotes."""
+    template = "{% set c = messages[0].tool_calls[0] %}{{ (c.function or c).arguments | tojson }}"
+    call = {"name": "weather", "arguments": arguments}
+    call = {"type": "function", "function": call} if wrapped else call
+    assert rendered(tmp_path, template, [{"role": "assistant", "tool_calls": [call]}]) == written
 
 
 def test_the_template_for_tools_is_taken_when_tools_are_given(tmp_path: Path) -> None:
