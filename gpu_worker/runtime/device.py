@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -260,7 +261,7 @@ class CudaStream:
 
 
 class _TimedSpan:
-    """A pair of timing events around a task, read when the trace is written."""
+    """A pair of timing events around a task, read once the device has passed them."""
 
     def __init__(self, device: CudaDevice, stream: CudaStream, label: str) -> None:
         import torch
@@ -274,7 +275,7 @@ class _TimedSpan:
 
     def __exit__(self, *_: object) -> None:
         self.end.record(self.stream.raw)
-        self._device.spans.append(self)
+        self._device._spans.append(self)
 
 
 class CudaDevice:
@@ -288,7 +289,7 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
         self.on_span: SpanHook | None = None
-        self.spans: list[_TimedSpan] = []
+        self._spans: deque[_TimedSpan] = deque()
         self._origin: tuple[torch.cuda.Event, float] | None = None
 
     def new_stream(self, name: str) -> CudaStream:
@@ -298,7 +299,8 @@ class CudaDevice:
         return CudaStream(name, raw, self)
 
     def timed_span(self, stream: CudaStream, label: str) -> _TimedSpan | nullcontext[None]:
-        """Time a labelled task if tracing is on. The first call aligns the clocks of device and host."""
+        """Time a labelled task if tracing is on, and pass on the spans that have ended. The first call aligns the
+        clocks of device and host."""
         import torch
 
         if self.on_span is None or torch.cuda.is_current_stream_capturing():
@@ -309,18 +311,18 @@ class CudaDevice:
             event.record(stream.raw)
             event.synchronize()
             self._origin = (event, time.perf_counter())
+        self._pass_spans_on()
         return _TimedSpan(self, stream, label)
 
-    def flush_spans(self) -> None:
-        """Pass the collected spans to the hook. Synchronizes the device; called when the trace is written."""
-        if self._origin is None or self.on_span is None:
-            return
-        self.synchronize()
-        event, host = self._origin
-        for span in self.spans:
-            start = host + event.elapsed_time(span.start) / 1e3
-            self.on_span(span.stream.name, span.label, start, host + event.elapsed_time(span.end) / 1e3)
-        self.spans.clear()
+    def _pass_spans_on(self) -> None:
+        """Pass the spans that have ended to the hook, oldest first. Does not wait."""
+        while self._spans and self._spans[0].end.query():
+            span = self._spans.popleft()
+            assert self.on_span is not None
+            assert self._origin is not None
+            event, host = self._origin
+            start, end = (host + event.elapsed_time(at) / 1e3 for at in (span.start, span.end))
+            self.on_span(span.stream.name, span.label, start, end)
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         import torch
@@ -332,11 +334,14 @@ class CudaDevice:
 
         try:
             torch.cuda.synchronize(self.torch_device)
+            self._pass_spans_on()
         except RuntimeError as error:
             raise DeviceError(f"the CUDA device failed: {error}") from error
 
     def close(self) -> None:
-        self.spans.clear()
+        if self._spans:  # of a trace
+            with suppress(DeviceError):
+                self.synchronize()
 
 
 def staged(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:

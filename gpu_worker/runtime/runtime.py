@@ -357,7 +357,7 @@ class ModelRuntime:
             torch.cuda.empty_cache()
 
     def synchronize(self) -> None:
-        self._stream.synchronize()
+        self._device.synchronize()
 
     def close(self) -> None:
         self._device.close()

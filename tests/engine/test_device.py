@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support.toy_engine import request, toy_engine
 
 from gpu_worker.errors import ModelError
-from gpu_worker.runtime.device import CpuDevice, DeviceError, open_device
+from gpu_worker.runtime.device import CpuDevice, CudaDevice, DeviceError, open_device
 from gpu_worker.runtime.transfer import RenderBuffer
 from gpu_worker.tracing import NO_TRACE, Tracer
 
@@ -110,6 +112,71 @@ def test_a_trace_names_every_stage_of_every_step_with_its_slot(tmp_path: Path) -
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {"engine", "compute", "copy"}
     assert NO_TRACE.spans() == []
+
+
+def test_a_loaded_adapter_is_no_step_of_a_trace() -> None:
+    tracer = Tracer()
+    for label in ("prefill", "sample", "adapter", "decode", "sample"):
+        tracer.record_device("compute", label, 0.0, 1.0)
+    steps = [(span["name"], span["args"]["step"]) for span in tracer.spans()]
+    assert steps == [("prefill", 0), ("sample", 0), ("adapter", None), ("decode", 1), ("sample", 1)]
+
+
+class Card:
+    """Stands in for torch's events: the device has passed those that were recorded before `passed`."""
+
+    def __init__(self) -> None:
+        self.recorded, self.passed = 0, 0
+
+    def event(self, enable_timing: bool = False) -> Any:
+        return CardEvent(self)
+
+    def synchronize(self, device: object = None) -> None:
+        self.passed = self.recorded
+
+
+class CardEvent:
+    def __init__(self, card: Card) -> None:
+        self.card, self.at = card, 0
+
+    def record(self, stream: object) -> None:
+        self.card.recorded = self.at = self.card.recorded + 1
+
+    def query(self) -> bool:
+        return self.at <= self.card.passed
+
+    def synchronize(self) -> None:
+        self.card.synchronize()
+
+    def elapsed_time(self, other: CardEvent) -> float:
+        return float(other.at - self.at)
+
+
+def test_spans_of_cuda_are_passed_on_as_the_device_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    card, seen = Card(), list[str]()
+    for name, fake in {
+        "set_device": lambda device: None,
+        "Stream": lambda device: None,
+        "stream": lambda raw: nullcontext(),
+        "is_current_stream_capturing": lambda: False,
+        "synchronize": card.synchronize,
+        "Event": card.event,
+    }.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", fake)
+    device = CudaDevice()
+    device.on_span = lambda stream, label, start, end: seen.append(label)
+    stream = device.new_stream("compute")
+    for label in ("a", "b"):
+        stream.enqueue(lambda: None, label)
+    assert seen == []
+    card.passed += 2
+    stream.enqueue(lambda: None, "c")
+    assert seen == ["a"]
+    device.synchronize()
+    assert seen == ["a", "b", "c"]
+    stream.enqueue(lambda: None, "d")
+    device.close()
+    assert seen == ["a", "b", "c", "d"]
 
 
 def test_cuda_without_a_gpu_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from test_logits import ALL, reference, relative_error, table, tokens
 
 from bench.driver import Driver
-from gpu_worker import Engine, EngineConfig
-from gpu_worker.errors import ModelError
+from gpu_worker import Engine, EngineConfig, Request
+from gpu_worker.errors import EngineError, ModelError
 from gpu_worker.models.layers import DenseLinear
 from gpu_worker.models.loading import fingerprint, resolve_model
 from gpu_worker.runtime.device import DeviceError
@@ -293,6 +293,18 @@ def test_a_reload_that_breaks_half_way_fails_what_comes_next(open_runtime, check
         runtime.reload(str(folder))
     with pytest.raises(DeviceError, match="weights were lost"):
         logits_of(runtime)
+
+
+def test_an_engine_that_has_failed_may_be_shut_down_at_once(open_runtime, checkpoint, monkeypatch):
+    runtime = open_runtime(checkpoint("qwen3")[0])
+    engine = Engine(runtime.config, runtime=runtime)
+    engine.on_fatal = lambda error: engine.shutdown()
+    engine.start()
+    monkeypatch.setattr(runtime, "_executor", None)
+    with pytest.raises(EngineError, match="the engine has failed"):
+        engine.submit(Request(prompt=[1, 2, 3])).result(timeout=30)
+    engine._thread.join(timeout=30)
+    assert not engine._thread.is_alive()
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama-biases"])
