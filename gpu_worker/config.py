@@ -72,7 +72,7 @@ class EngineConfig:
             self.gpu_memory_utilization,
         )
         for name in ("delay_factor", "stream_interval_ms"):
-            require(getattr(self, name) >= 0, name, "must be at least 0", getattr(self, name))
+            require(0 <= getattr(self, name) <= 1e6, name, "must be 0 to 1000000", getattr(self, name))
         if self.prefix_cache == "radix":
             require(self.page_size == 1, "page_size", "must be 1 with prefix_cache=radix", self.page_size)
         if self.prefix_cache == "block":

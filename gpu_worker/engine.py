@@ -27,7 +27,7 @@ from typing import TypeVar
 from cache import KVCacheManager, PageTable
 from cache.factory import build_prefix_cache
 from gpu_worker.config import EngineConfig
-from gpu_worker.errors import EngineBusy, EngineClosed, EngineError, HandedBack
+from gpu_worker.errors import EngineBusy, EngineClosed, EngineError, HandedBack, failed
 from gpu_worker.handle import Handle
 from gpu_worker.loading import load_parts
 from gpu_worker.loop import EngineLoop
@@ -200,6 +200,9 @@ class Engine:
             seq = self._preparer.prepare(stream, arrival, arrival_s)
         except Exception as error:  # InvalidRequest, or any error from a chat template or tokenizer
             self._text.refuse(stream, error)
+            return
+        except BaseException as error:  # a panic: what libraries in Rust raise for one is no Exception
+            self._text.refuse(stream, failed(stream.handle.request.request_id, error))
             return
         stream.handle.adapter_key = seq.adapter_key
         self._loop.post(lambda: self._accept(seq, stream))

@@ -36,6 +36,13 @@ class EngineError(RuntimeError):
     """The engine failed. The request is valid and may be retried elsewhere."""
 
 
+def failed(request_id: str, error: BaseException) -> EngineError:
+    """The error of a request that an unexpected error has ended."""
+    cause = EngineError(f"request {request_id} failed: {error!r}")
+    cause.__cause__ = error
+    return cause
+
+
 class EngineClosed(EngineError):  # noqa: N818
     """The engine has shut down or was never started."""
 

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gpu_worker.errors import EngineError
+from gpu_worker.errors import failed
 from gpu_worker.handle import Handle
 from gpu_worker.request import Delta, FinishReason, Result, Timing, TokenLogprobs, Usage
 from gpu_worker.scheduling.scheduled import ScheduledSequence
@@ -235,10 +235,9 @@ class TextThread:
             if not (due or urgent):
                 return False
             self._deliver(seq, stream, output)
-        except Exception as error:  # a detokenizer error fails only its own request
+        except BaseException as error:  # a detokenizer's error, or its panic, fails only its own request
             logger.exception("the text of request %s failed", seq.request.request_id)
-            cause = EngineError(f"request {seq.request.request_id} failed: {error!r}")
-            self._end_with_error(stream, cause)
+            self._end_with_error(stream, failed(seq.request.request_id, error))
             self._stop_generating(seq)
         return True
 

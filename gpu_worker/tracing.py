@@ -2,8 +2,8 @@
 
 Host spans (plan, launch, mask, sample, wait, commit) come from the engine thread, device spans (forward, sample,
 copy) from the streams. Each thread and each stream is one line of the trace; every span has its slot and step.
-Device spans do not record their step. But streams are FIFO and each step enqueues one forward (named by the kind of
-step), one sampling and one copy, so the n-th of each belongs to step n. All other device spans belong to no step.
+Device spans do not record their step. But streams are FIFO and each step enqueues one forward (named by the step's
+kind), one sampling and one copy, so the n-th of each belongs to step n. All other device spans belong to no step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 Span = AbstractContextManager[None]
 
-_STAGES = dict.fromkeys(("prefill", "decode", "verify", "forward"), "forward") | {"sample": "sample", "copy": "copy"}
+_FORWARDS = ("prefill", "decode", "verify", "forward")
 
 
 class Tracer:
@@ -51,8 +51,9 @@ class Tracer:
 
     def record_device(self, stream: str, label: str, start: float, end: float) -> None:
         """A task on a device's stream; a `Device.on_span` hook."""
-        step_id, stage = None, _STAGES.get(label)
-        if stage is not None:
+        step_id = None
+        stage = "forward" if label in _FORWARDS else label
+        if stage in ("forward", "sample", "copy"):
             step_id = self._counts.get((stream, stage), 0)
             self._counts[stream, stage] = step_id + 1
         self.record(stream, label, start, end, {"step": step_id})

@@ -316,7 +316,7 @@ class CudaDevice:
 
     def _pass_spans_on(self) -> None:
         """Pass the spans that have ended to the hook, oldest first. Does not wait."""
-        while self._spans and self._spans[0].end.query():
+        while self._spans and self._spans[0].end.query():  # type: ignore[no-untyped-call]
             span = self._spans.popleft()
             assert self.on_span is not None
             assert self._origin is not None

@@ -21,7 +21,7 @@ from sortedcontainers import SortedDict
 
 from cache import CacheTokens, KVCacheManager
 from gpu_worker.config import EngineConfig
-from gpu_worker.errors import EngineError, InvalidRequest
+from gpu_worker.errors import InvalidRequest, failed
 from gpu_worker.request import TokenLogprobs
 from gpu_worker.runtime.interface import ModelLimits
 from gpu_worker.scheduling.adapters import AdapterSlots
@@ -145,12 +145,8 @@ class SchedulerState:
 
     def fail(self, seq: ScheduledSequence, error: Exception) -> None:
         """End a request after an error on the host (in a mask, drafter or launch), without affecting others."""
-        if isinstance(error, InvalidRequest):  # the caller's error, detected late: passed on unchanged
-            self.finalize(seq, error)
-            return
-        cause = EngineError(f"request {seq.request.request_id} failed: {error!r}")
-        cause.__cause__ = error
-        self.finalize(seq, cause)
+        late = isinstance(error, InvalidRequest)  # the caller's error, detected late: passed on unchanged
+        self.finalize(seq, error if late else failed(seq.request.request_id, error))
 
     def preempt(self, seq: ScheduledSequence) -> None:
         """Stop planning a sequence. Once no operation is outstanding, it releases its row and waits again."""

@@ -23,6 +23,8 @@ from gpu_worker import EngineConfig, InvalidRequest
         ({"max_model_len": 1}, "max_model_len: must be 0, or 2 to 2147483647, got 1"),
         ({"graph_batch_sizes": (4, 0)}, "graph_batch_sizes: must each be at least 1, got (4, 0)"),
         ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization: must be above 0 and at most 1, got 0.0"),
+        ({"stream_interval_ms": float("inf")}, "stream_interval_ms: must be 0 to 1000000, got inf"),
+        ({"delay_factor": float("nan")}, "delay_factor: must be 0 to 1000000, got nan"),
         ({"prefix_cache": "block", "page_size": 7}, "page_size: must be 1 or a multiple of 16 with .*, got 7"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from support.toy_engine import VOCAB, Expected, expected, request, toy_engine
 from support.toy_runtime import ToyRuntime
 
-from gpu_worker import AdapterError, Constraint, Engine, EngineError
+from gpu_worker import AdapterError, Constraint, Engine, EngineError, Request
 from gpu_worker.handle import Handle
 from gpu_worker.scheduling import scheduler as scheduler_module
 
@@ -93,20 +93,46 @@ def test_a_drafter_that_raises_fails_its_request_alone(fails: str) -> None:
         assert "broken draft" in str(others_are_unharmed(engine, request([3, 3], request_id="bad")))
 
 
-def test_a_detokenizer_that_raises_fails_its_request_alone() -> None:
+class Panic(BaseException):
+    """As pyo3's PanicException, which is no Exception."""
+
+
+class BrokenDetokenizer:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def push(self, token_ids: list[int]) -> str:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [ValueError("no such token"), Panic("an index out of range")])
+def test_a_detokenizer_that_raises_fails_its_request_alone(error: BaseException) -> None:
     with toy_engine() as engine:
         prepare = engine._preparer.prepare
 
         def sabotage(stream: Any, arrival: int, arrival_s: float) -> Any:
             seq = prepare(stream, arrival, arrival_s)
             if seq.request.request_id == "bad":
-                stream.text._detokenizer = None
+                stream.text._detokenizer = BrokenDetokenizer(error)
             return seq
 
         engine._preparer.prepare = sabotage  # type: ignore[method-assign]
         others_are_unharmed(engine, request([3], 60, ignore_eos=True, request_id="bad"))
         while engine.stats()["rows_held"]:
             engine._call(lambda: None)
+
+
+def test_a_tokenizer_that_panics_fails_its_requests_alone() -> None:
+    with toy_engine() as engine:
+
+        def panic(*args: Any, **options: Any) -> Any:
+            raise Panic("an index out of range")
+
+        engine.tokenizer.encode = panic  # type: ignore[union-attr, method-assign]
+        for _ in range(3):  # more than there are threads for it
+            with pytest.raises(EngineError, match="failed: Panic"):
+                engine.submit(Request(prompt="abc")).result(timeout=30)
+        assert outcomes([engine.submit(r) for r in GOOD]) == [expected(r) for r in GOOD]
 
 
 def test_an_adapter_that_cannot_be_loaded_fails_its_request_alone() -> None:
