@@ -29,6 +29,7 @@ from gpu_worker.runtime.graphs import Capture, DecodeGraphs
 from gpu_worker.runtime.inputs import StepInputs, StepStates, lay_out
 from gpu_worker.runtime.interface import PageUpdates, StepBatch
 from gpu_worker.runtime.kv import KVCache
+from gpu_worker.runtime.room import state_bytes
 from gpu_worker.runtime.sampling import Choice, choose
 
 _WRAPPER_BYTES = 8 * 2**20
@@ -48,7 +49,8 @@ def require_flashinfer(model: ModelConfig) -> None:
 
 
 def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int) -> int:
-    """Bytes needed beside weights, adapters and KV: workspaces, graphs, prefill activations and logits."""
+    """Bytes needed beside weights, adapters and KV: workspaces, graphs, prefill activations, logits and the rows'
+    sampling states."""
     ladder = batch_ladder(engine.graph_batch_sizes, engine.max_num_seqs)
     outputs = engine.max_num_seqs * (1 + engine.speculative_tokens)
     tokens = max(engine.max_num_batched_tokens, outputs)
@@ -57,7 +59,8 @@ def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int) -> in
     wrappers = 2 * (len(ladder) + 1) * len(set(model.windows)) * _WRAPPER_BYTES
     columns = -(-(engine.max_model_len or model.max_position) // engine.page_size)
     page_lists = 4 * (2 * ladder[-1] + engine.max_num_seqs + 1) * columns  # each slot's, and the table
-    return WORKSPACE_BYTES + wrappers + page_lists + tokens * widest * itemsize + logits + _SLACK_BYTES
+    states = (engine.max_num_seqs + 1) * state_bytes(model)
+    return WORKSPACE_BYTES + wrappers + page_lists + tokens * widest * itemsize + logits + states + _SLACK_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,13 @@ def require_room(field: str, value: int, each_bytes: int, free_bytes: int) -> No
 
 
 def row_bytes(engine: EngineConfig, model: ModelConfig, max_model_len: int) -> int:
-    """Maximum bytes of a row: its entries in the host's and the device's page tables, and, over the vocabulary,
-    the logits of each output, penalty counts, a seen mask and a bias."""
+    """Maximum bytes of a row: its entries in both page tables, the logits of its outputs, and its
+    sampling state."""
     columns = -(-max_model_len // engine.page_size)
-    return 2 * 4 * columns + model.vocab_size * (4 * (1 + engine.speculative_tokens) + 4 + 1 + 4)
+    return 2 * 4 * columns + model.vocab_size * 4 * (1 + engine.speculative_tokens) + state_bytes(model)
+
+
+def state_bytes(model: ModelConfig) -> int:
+    """Bytes of a row's penalty counts, seen mask and bias, which the first request that needs them allocates for
+    all rows."""
+    return model.vocab_size * (4 + 1 + 4)

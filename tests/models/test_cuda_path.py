@@ -33,6 +33,9 @@ from gpu_worker.runtime.attention.flashinfer import (
 )
 from gpu_worker.runtime.cuda import require_flashinfer, working_bytes
 from gpu_worker.runtime.graphs import cuda_capture
+from gpu_worker.runtime.interface import RowBinding
+from gpu_worker.runtime.room import state_bytes
+from gpu_worker.runtime.rows import RowStates
 from gpu_worker.runtime.sampling import choose
 
 
@@ -204,6 +207,15 @@ def test_working_memory_grows_with_the_batch(checkpoint, open_runtime):
         for n in (1, 256)
     )
     assert small < large < 4 * 2**30
+
+
+def test_working_memory_has_room_for_the_states_of_rows_that_later_requests_allocate(checkpoint, open_runtime):
+    config, model = (runtime := open_runtime(checkpoint("qwen3")[0])).config, runtime._model_config
+    states = RowStates(config.max_num_seqs + 1, model.vocab_size, torch.device("cpu"))
+    sampling = SamplingParams(presence_penalty=1.0, logit_bias={1: 1.0})
+    states.apply_bindings([RowBinding(1, sampling, 1, np.ones(1, np.int32), np.empty(0, np.int32))])
+    allocated = sum(tensor.nbytes for tensor in (states._counts, states._seen, states._bias))
+    assert allocated == (config.max_num_seqs + 1) * state_bytes(model)
 
 
 @pytest.mark.parametrize("margin", [-1e9, 1.0])
