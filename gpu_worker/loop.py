@@ -1,13 +1,13 @@
 """The loop of the engine thread: one loop for prefill and decode, pipelined or blocking, constrained or not.
 
-    round:  end the requests whose deadline has passed
+    round:  run the posted commands; end the requests whose deadline has passed; deliver
             plan a step and launch its forward
             commit the earlier steps that its masks depend on; compute the masks; launch its sampling
             commit the oldest step if all slots are in use or nothing was launched
     idle:   sleep until the inbox has a command or a deadline passes
 
-The blocking engine is the same loop with one slot. Other threads post commands (functions) to the inbox. The loop
-runs them between rounds, so the scheduler needs no locks.
+The blocking engine is the same loop with one slot. Other threads post commands (functions) to the inbox, so the
+scheduler needs no locks.
 """
 
 from __future__ import annotations
@@ -85,19 +85,21 @@ class EngineLoop:
             self._fail(error)
 
     def _take_commands(self) -> bool:
-        """Run the posted commands. Returns False when the loop should exit."""
+        """Run the posted commands, end what has expired and deliver. Returns False when the loop should exit."""
         self.last_round_s = time.monotonic()
         if self._inbox:
             with self._wake:
                 commands, self._inbox = self._inbox, []
             for command in commands:
                 command()
-            self.flush()
-        return not self._stopping or self.scheduler.state.has_work
+        state = self.scheduler.state
+        for seq in state.expired(time.perf_counter()):
+            state.finalize(seq, Finish(FinishReason.DEADLINE))
+        self.flush()
+        return not self._stopping or state.has_work
 
     def _round(self) -> bool:
         """One iteration. Returns False if it launched and committed nothing."""
-        self._retire()
         launched = not self.paused and self._launch()
         committed = False
         if self.pipeline.is_full or not launched:
@@ -107,13 +109,6 @@ class EngineLoop:
         if self._debug:
             self.scheduler.check_invariants(self.pipeline)
         return launched or committed
-
-    def _retire(self) -> None:
-        state = self.scheduler.state
-        for seq in state.expired(time.perf_counter()):
-            state.finalize(seq, Finish(FinishReason.DEADLINE))
-        if state.outbox:
-            self.flush()
 
     def _launch(self) -> bool:
         """Plan, launch and sample the next step. Returns False if there is no free slot or no step to run."""
@@ -131,9 +126,7 @@ class EngineLoop:
         if handle is None:
             return True  # failed on the host; its sequences have been finalized
         pipeline.on_launch(handle)
-        while pipeline.oldest is not None and any(
-            scheduler.sampling_must_wait(handle, step) for step in pipeline.batch_queue
-        ):
+        while any(scheduler.sampling_must_wait(handle, step) for step in pipeline.batch_queue):
             self._commit_oldest()
         with span("mask", slot_id, step_id):
             mask = scheduler.compute_mask(handle)
@@ -182,7 +175,6 @@ class EngineLoop:
         assert first is not None, f"stalled with {state.active} and {state.num_zombies} zombies"
         usage = state.manager.usage()
         state.finalize(first, EngineError(f"request {first.request.request_id} cannot be scheduled: {usage}"))
-        self.flush()
         return True
 
     # ------------------------------------------------------------ faults

@@ -182,6 +182,21 @@ def test_a_fault_before_dispatch_fails_its_sequences_and_the_loop_goes_on(
         assert engine.healthy
 
 
+def test_a_fault_before_the_last_dispatch_of_all_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("a bug in the batch")
+
+    monkeypatch.setattr(scheduler_module, "make_batch", broken)
+    engine = toy_engine().start()
+    engine.pause()
+    handle = engine.submit(GOOD[0])
+    while not engine.stats()["waiting"]:
+        engine._call(lambda: None)
+    engine.shutdown()
+    with pytest.raises(EngineError, match="a bug in the batch"):
+        handle.result(timeout=30)
+
+
 # ---------------------------------------------------------------- the device's
 
 
