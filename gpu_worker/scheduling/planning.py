@@ -14,7 +14,7 @@ always makes progress, so sequences cannot deadlock.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from gpu_worker.constraints import ConstraintState
@@ -87,7 +87,7 @@ class Planner:
         state = self.state
         if state.prefilling:
             return True
-        first = state.waiting.first()
+        first = next(self._candidates(), None)
         return (
             first is not None
             and state.num_allocated < state.config.max_num_seqs
@@ -203,8 +203,7 @@ class Planner:
         """Yield the sequences in prefill by rank, then admit waiting ones while the caller has budget left.
 
         `lengths` is the caller's list of chunk sizes so far. `short_only` skips long prompts, but then admits no
-        sequence of a worse priority than a skipped one. Once a sequence has to wait for an adapter slot, later
-        ones with an adapter wait too; those without one are still admitted, since they do not delay it.
+        sequence of a worse priority than a skipped one.
         """
         state = self.state
         worst_priority = math.inf
@@ -216,15 +215,13 @@ class Planner:
         if not state.gate.is_open(state.waiting, streams, now):
             return
         promised = self._promised()
-        slots_awaited = False
-        for seq in islice(state.waiting, state.config.max_num_seqs + LOOK_AHEAD):
+        for seq in self._candidates():
             if seq.rank[0] > worst_priority:
                 return
             if short_only and self._is_long(seq):
                 worst_priority = seq.rank[0]
                 continue
-            slots_awaited |= state.adapters.must_wait(seq.adapter_key)
-            if (slots_awaited and seq.adapter_key is not None) or self._awaits_chunks(seq):
+            if self._awaits_chunks(seq):
                 continue
             if not self._admit(seq, budget - sum(lengths), now, promised):
                 return
@@ -232,6 +229,15 @@ class Planner:
                 continue
             promised += self._missing_pages(seq)
             yield seq
+
+    def _candidates(self) -> Iterator[ScheduledSequence]:
+        """Waiting sequences by rank. Once one must wait for an adapter slot, later ones with an adapter wait too.
+        Those without one do not, since they do not delay it."""
+        state, slots_awaited = self.state, False
+        for seq in islice(state.waiting, state.config.max_num_seqs + LOOK_AHEAD):
+            slots_awaited |= state.adapters.must_wait(seq.adapter_key)
+            if not slots_awaited or seq.adapter_key is None:
+                yield seq
 
     def _is_long(self, seq: ScheduledSequence) -> bool:
         """Whether the prefill, without the reused prefix, takes more than one chunk."""

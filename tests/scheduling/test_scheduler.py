@@ -189,6 +189,15 @@ def test_a_request_without_an_adapter_passes_as_many_as_wait_for_a_slot() -> Non
     assert bench.scheduler.state.num_allocated, "the slot is still held"
 
 
+def test_who_waits_for_an_adapter_does_not_drain_the_pipeline() -> None:
+    bench = Bench(lora_slots=1, prefill_policy="drain")
+    bench.submit(sequence([1, 2], arrival=0, adapter="a"))
+    assert bench.launch() == "prefill"
+    bench.commit()
+    bench.submit(sequence([3, 4], arrival=1, adapter="b"))
+    assert [bench.launch(), bench.launch()] == ["decode", "decode"]
+
+
 def test_the_delay_gate_opens_with_time_and_when_nothing_runs() -> None:
     queue = WaitingQueue()
     gate = DelayGate(0.5, last_prefill_s=2.0)
