@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench import load, report
+from bench.stand_ins import SleepingRuntime
 from gpu_worker import Engine, EngineConfig, Request, SamplingParams
-from gpu_worker.runtime.stand_ins import SleepingRuntime
 from gpu_worker.tracing import NO_TRACE, Tracer
 
 DEVICE_S = 0.010

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from bench.stand_ins import NullRuntime
 from cache import KVCacheManager, PageTable
 from cache.factory import build_prefix_cache
 from gpu_worker import EngineConfig, Request, SamplingParams
 from gpu_worker.runtime.interface import StepBatch
-from gpu_worker.runtime.stand_ins import NullRuntime
 from gpu_worker.scheduling.batching import StepPlan
 from gpu_worker.scheduling.pipeline import PipelineState
 from gpu_worker.scheduling.scheduled import ScheduledSequence
