@@ -45,7 +45,6 @@ _PROGRESS_FROM_BYTES = 256 * 2**20
 _VOLATILE_KEYS = frozenset({"transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"})
 
 Quantization = Literal["none", "int8", "fp8"]
-MakeLinear = Callable[[Tensor, Tensor | None], Linear]
 
 
 def resolve_model(model: str, revision: str | None = None) -> Path:
@@ -150,7 +149,6 @@ class LoadOptions:
     max_positions: int
     quantization: Quantization = "none"
     kernels: Kernels | None = None
-    make_linear: MakeLinear = DenseLinear
     storage: Storage = field(default_factory=Storage)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
@@ -201,7 +199,7 @@ class _Loader:
         embedding = self._tensor(EMBEDDING, config.vocab_size, config.hidden_size)
         layers = tuple(self._layer(i) for i in range(config.n_layers))
         head = (
-            options.make_linear(embedding, None)
+            DenseLinear(embedding)
             if config.tied_head
             else self._linear(["lm_head"], [config.vocab_size], config.hidden_size, bias=False, quantize=False)
         )
@@ -252,7 +250,7 @@ class _Loader:
         joint = self._joint([n + ".bias" for n in names], sizes, ()) if bias else None
         if quantize and self.options.quantization != "none":
             return self._quantized(names, sizes, inputs, joint)
-        return self.options.make_linear(self._joint([n + ".weight" for n in names], sizes, (inputs,)), joint)
+        return DenseLinear(self._joint([n + ".weight" for n in names], sizes, (inputs,)), joint)
 
     def _joint(self, names: Sequence[str], sizes: Sequence[int], rest: tuple[int, ...]) -> Tensor:
         joint = self.options.empty((sum(sizes), *rest))

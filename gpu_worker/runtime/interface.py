@@ -51,8 +51,8 @@ class RowBinding:
 
 @dataclass(frozen=True, slots=True)
 class PageUpdates:
-    """Updates of the device's page table: `pages[k]` is the new page of entry (`rows[k]`, `columns[k]`). Later
-    entries win."""
+    """Updates of distinct entries of the device's page table: `pages[k]` is the new page of entry (`rows[k]`,
+    `columns[k]`)."""
 
     rows: Int32Array
     columns: Int32Array

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +18,6 @@ from gpu_worker.config import EngineConfig
 from gpu_worker.errors import ModelError
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.runtime.container import memory_left
-from gpu_worker.runtime.interface import Int32Array, PageUpdates
 from gpu_worker.runtime.room import require_room
 
 _CPU_KV_BYTES = 2**30
@@ -63,17 +61,6 @@ def new_kv_cache(
         table=torch.zeros((rows, columns), dtype=torch.int32, device=device),
         page_size=page_size,
     )
-
-
-def last_writes(updates: PageUpdates) -> tuple[Int32Array, Int32Array, Int32Array]:
-    """The updates without those that a later one overwrites, because a scatter has no defined order."""
-    rows, columns, pages = updates.rows, updates.columns, updates.pages
-    keys = rows.astype(np.int64) << 32 | columns
-    _, last = np.unique(keys[::-1], return_index=True)
-    if len(last) == len(rows):
-        return rows, columns, pages
-    keep = len(rows) - 1 - last
-    return rows[keep], columns[keep], pages[keep]
 
 
 def decide_n_pages(

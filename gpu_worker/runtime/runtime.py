@@ -41,7 +41,7 @@ from gpu_worker.runtime.device import CudaStream, Device, open_device, upload
 from gpu_worker.runtime.graphs import cuda_capture, eager
 from gpu_worker.runtime.inputs import StepInputs, StepStates, lay_out
 from gpu_worker.runtime.interface import ModelLimits, PageUpdates, StepBatch, TokenMask, Transfer
-from gpu_worker.runtime.kv import KVCache, decide_n_pages, free_bytes, last_writes, new_kv_cache
+from gpu_worker.runtime.kv import KVCache, decide_n_pages, free_bytes, new_kv_cache
 from gpu_worker.runtime.outputs import OutputSampler
 from gpu_worker.runtime.room import require_rows_and_adapters
 from gpu_worker.runtime.rows import OutputPlan, RowStates, write_rows
@@ -289,8 +289,8 @@ class ModelRuntime:
         if table.device.type == "cpu":
             table.numpy()[updates.rows, updates.columns] = updates.pages
         elif len(updates.rows):
-            rows, columns, pages = self._up(np.stack(last_writes(updates)).astype(np.int64))
-            table[rows, columns] = pages.int()
+            rows, columns, pages = self._up(np.stack([updates.rows, updates.columns, updates.pages]))
+            table[rows.long(), columns.long()] = pages
 
     def _decode_values(self, hidden: Tensor, plan: OutputPlan, token_ids: Tensor) -> Tensor:
         """The values of the sampled tokens: float32 [O, n_values]. Also writes them as the rows' next inputs."""

@@ -188,8 +188,9 @@ class Scheduler:
                 n_kept, finish = seq.rules.cut(seq.generated, fresh)
                 if with_extras:
                     extras = _extras(seq, output, offset, n_kept)
-                if seq.constraint is not None or n_kept < n_valid:
-                    fresh, finish = self._consume(seq, fresh[:n_kept], finish, extras)
+                del fresh[n_kept:]
+                if seq.constraint is not None:
+                    fresh, finish = self._consume(seq, fresh, finish, extras)
                 if fresh:
                     if kind == "decode":
                         seq.apply_decode(fresh[0])
@@ -225,8 +226,6 @@ class Scheduler:
 
         If the constraint raises, the request fails and no tokens are returned.
         """
-        if seq.constraint is None:
-            return fresh, finish
         try:
             return masks.consume(seq, fresh, finish, extras.values if extras else None)
         except Exception as error:
