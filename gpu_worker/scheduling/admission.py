@@ -1,4 +1,4 @@
-"""Admission: the waiting queue, the delay gate and shared prefixes. Data structures and decisions, no effects."""
+"""Admission: the waiting queue, the delay gate and common prefixes. Data structures and decisions, no effects."""
 
 from __future__ import annotations
 
@@ -57,14 +57,12 @@ class DelayGate:
         return now - waiting.earliest_arrival_s() > self.factor * self.last_prefill_s
 
 
-def shared_prefix(a: ScheduledSequence, b: ScheduledSequence, page_size: int) -> int:
-    """KV positions of whole pages that `b` can reuse once `a` is prefilled. `b` computes at least one position."""
-    if a.namespace != b.namespace:
-        return 0
-    left, right = a.cache_tokens.codes, b.cache_tokens.codes
-    limit = min(len(left), len(right) - 1)
-    if limit < page_size:
-        return 0
-    differs = (left[:limit] != right[:limit]).nonzero()[0]
-    common = int(differs[0]) if len(differs) else limit
-    return common // page_size * page_size
+def can_reuse(seq: ScheduledSequence, other: ScheduledSequence, n_positions: int) -> bool:
+    """Whether `seq` can reuse the first `n_positions` of `other` once that is prefilled."""
+    left, right = seq.cache_tokens.codes, other.cache_tokens.codes
+    return (
+        n_positions <= len(right)
+        and left[n_positions - 1] == right[n_positions - 1]  # mostly settles it without comparing all
+        and seq.namespace == other.namespace
+        and bool((left[:n_positions] == right[:n_positions]).all())
+    )

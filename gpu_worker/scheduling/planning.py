@@ -19,7 +19,7 @@ from itertools import islice
 
 from gpu_worker.constraints import ConstraintState
 from gpu_worker.errors import AdapterError
-from gpu_worker.scheduling.admission import shared_prefix
+from gpu_worker.scheduling.admission import can_reuse
 from gpu_worker.scheduling.batching import StepPlan
 from gpu_worker.scheduling.pipeline import PipelineState
 from gpu_worker.scheduling.scheduled import ScheduledSequence
@@ -254,14 +254,14 @@ class Planner:
 
         It then reuses those chunks. A short shared prefix, such as a chat template's, is not worth the wait.
         """
-        state = self.state
+        state, target = self.state, seq.prefill_target
         if state.config.prefix_cache == "off" or not state.prefilling:
             return False
-        shared = max(shared_prefix(other, seq, state.limits.page_size) for other in state.prefilling)
-        if shared == 0:
-            return False
         matched = state.manager.match_length(seq.cache_tokens, seq.namespace)
-        return 2 * (shared - matched) >= seq.prefill_target - matched
+        shared_pages = state.manager.pages_needed(matched + (target - matched + 1) // 2)
+        shared = shared_pages * state.limits.page_size
+        # At least one position is always computed.
+        return shared < target and any(can_reuse(seq, other, shared) for other in state.prefilling)
 
     def _promised(self) -> int:
         """Pages that the sequences in prefill still need."""

@@ -14,7 +14,7 @@ from cache import PageTable
 from gpu_worker import AdapterError, FinishReason, SamplingParams
 from gpu_worker.runtime.interface import PENDING
 from gpu_worker.scheduling.adapters import AdapterSlots
-from gpu_worker.scheduling.admission import DelayGate, WaitingQueue, shared_prefix
+from gpu_worker.scheduling.admission import DelayGate, WaitingQueue, can_reuse
 from gpu_worker.scheduling.batching import page_updates
 from gpu_worker.scheduling.stopping import Finish, StopRules
 
@@ -210,19 +210,22 @@ def test_the_delay_gate_opens_with_time_and_when_nothing_runs() -> None:
 
 
 @given(
-    a=st.lists(st.integers(0, 1), min_size=1, max_size=40),
-    b=st.lists(st.integers(0, 1), min_size=1, max_size=40),
-    size=st.sampled_from([1, 4, 16]),
+    a=st.lists(st.integers(0, 1), min_size=1, max_size=12),
+    b=st.lists(st.integers(0, 1), min_size=1, max_size=12),
+    n=st.integers(1, 12),
 )
-def test_a_shared_prefix_is_whole_pages_and_leaves_one_position(a: list[int], b: list[int], size: int) -> None:
-    common = 0
-    while common < min(len(a), len(b) - 1) and a[common] == b[common]:
-        common += 1
-    assert shared_prefix(sequence(a), sequence(b), size) == common // size * size
+def test_what_is_alike_from_the_start_can_be_reused(a: list[int], b: list[int], n: int) -> None:
+    n = min(n, len(a))
+    assert can_reuse(sequence(a), sequence(b), n) == (a[:n] == b[:n])
+    assert not can_reuse(sequence(a), sequence(b, salt="x"), n)
 
 
-def test_other_namespaces_share_nothing() -> None:
-    assert shared_prefix(sequence([1] * 9), sequence([1] * 9, salt="x"), 1) == 0
+@pytest.mark.parametrize(("alike", "waits"), [(3, False), (4, False), (5, True), (7, True)])
+def test_who_can_reuse_half_of_its_prompt_or_more_waits(alike: int, waits: bool) -> None:
+    bench = Bench(chunk_size=2, max_num_batched_tokens=16)
+    bench.submit(sequence([9] * 10, arrival=0), sequence([9] * alike + [3] * (10 - alike), arrival=1))
+    assert bench.launch() == "prefill"
+    assert len(bench.plans[0].sequences) == 1 + (not waits)
 
 
 # ---------------------------------------------------------------- stopping
