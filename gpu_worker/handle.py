@@ -181,5 +181,5 @@ class Handle:
         if callback is not None:
             try:
                 callback(self, *more)
-            except Exception:
+            except BaseException:  # SystemExit, too, would end the text thread
                 logger.exception("a callback of request %s raised", self.request.request_id)

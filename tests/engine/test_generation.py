@@ -87,9 +87,10 @@ def test_callbacks_come_in_order_admitted_deltas_done() -> None:
     assert handle.admitted
 
 
-def test_a_callback_that_raises_hurts_nobody() -> None:
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+def test_a_callback_that_raises_hurts_nobody(error: type[BaseException]) -> None:
     def broken(*_: object) -> None:
-        raise RuntimeError("a reader's own problem")
+        raise error("a reader's own problem")
 
     with toy_engine() as engine:
         handle = engine.submit(REQUESTS[0], on_admitted=broken, on_delta=broken, on_done=broken)
