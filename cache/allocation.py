@@ -122,8 +122,8 @@ class KVAllocation:
             table.get_pages(self.row, 0, end // table.page_size),
             self.namespace,
             self._node,
-            tokens.token_index(start) if self._node is not None else 0,
-            start // table.page_size if self._node is not None else 0,
+            tokens.token_index(start),
+            start // table.page_size,
         )
         self._move_lock(result.node)
         self.published = max(start, result.end)

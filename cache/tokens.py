@@ -142,13 +142,13 @@ def _check_text(token_id: int) -> int:
     return token_id
 
 
-def _single_code(token: TextToken | CoordToken | SizeToken) -> int:
-    if isinstance(token, TextToken):
-        return _check_text(token.token_id)
+def _single_code(token: TextToken | CoordToken | SizeToken | int) -> int:
     if isinstance(token, CoordToken):
         return _BASE + (_COORD << _KIND_SHIFT) + _check_bin("bin", token.bin)
-    width, height = _check_bin("width_bin", token.width_bin), _check_bin("height_bin", token.height_bin)
-    return _BASE + (_SIZE << _KIND_SHIFT) + (width << _BIN_BITS) + height
+    if isinstance(token, SizeToken):
+        width, height = _check_bin("width_bin", token.width_bin), _check_bin("height_bin", token.height_bin)
+        return _BASE + (_SIZE << _KIND_SHIFT) + (width << _BIN_BITS) + height
+    return _check_text(token.token_id if isinstance(token, TextToken) else int(token))
 
 
 def _image_codes(identity: ImageIdentity) -> Codes:
@@ -206,15 +206,11 @@ class CacheTokens:
         pending: list[int] = []
         for token in tokens:
             if isinstance(token, ImageToken):
-                identity = _images.identity(token)
                 result._grow(np.array(pending, dtype=np.int64))
-                result._grow(_image_codes(identity))
-                result._images += (identity,)
+                result._append_image(token)
                 pending.clear()
-            elif isinstance(token, (TextToken, CoordToken, SizeToken)):
-                pending.append(_single_code(token))
             else:
-                pending.append(_check_text(int(token)))
+                pending.append(_single_code(token))
         result._grow(np.array(pending, dtype=np.int64))
         return result
 
@@ -242,15 +238,9 @@ class CacheTokens:
 
     def append(self, token: CacheToken | int) -> None:
         if isinstance(token, ImageToken):
-            identity = _images.identity(token)
-            self._grow(_image_codes(identity))
-            self._images += (identity,)
+            self._append_image(token)
             return
-        code = (
-            _single_code(token)
-            if isinstance(token, (TextToken, CoordToken, SizeToken))
-            else _check_text(int(token))
-        )
+        code = _single_code(token)
         if self._kv_length == len(self._buffer):
             self._enlarge(self._kv_length + 1)
         self._buffer[self._kv_length] = code
@@ -305,6 +295,11 @@ class CacheTokens:
                 image = by_serial[payload >> _OFFSET_BITS]
                 keys.append((3, image.content_hash, image.kv_length))
         return keys
+
+    def _append_image(self, image: ImageToken) -> None:
+        identity = _images.identity(image)
+        self._grow(_image_codes(identity))
+        self._images += (identity,)
 
     def _grow(self, codes: Codes) -> None:
         end = self._kv_length + len(codes)
