@@ -74,10 +74,11 @@ def decide_n_pages(
 ) -> int:
     """Number of pages of the pool, including page 0: `num_pages`, or a default from the free memory.
 
-    Default on CUDA: all of `free_bytes` (the rest of the memory fraction after weights and working memory). On the
-    CPU: 2,048 tokens for every row, within a quarter of the free memory and 1 GiB, but at least one sequence of
-    full length within half of the free memory. Raises InvalidRequest if `num_pages` does not fit into a CPU's
-    memory: the system would grant it, and kill the process when the pages are used.
+    Default on CUDA: all of `free_bytes` (the rest of the memory fraction after weights and working memory); what
+    running sequences leave of it keeps prefixes. On the CPU: 2,048 tokens for every row, within a quarter of the
+    free memory and 1 GiB, but at least one sequence of full length within half of the free memory. Raises
+    InvalidRequest if `num_pages` does not fit into a CPU's memory: the system would grant it, and kill the process
+    when the pages are used.
     """
     page_bytes = model.kv_elements_per_token * engine.page_size * bytes_per_element
     per_sequence = -(-max_model_len // engine.page_size)
@@ -85,13 +86,12 @@ def decide_n_pages(
         if not on_cuda:
             require_room("num_pages", engine.num_pages, page_bytes, free_bytes)
         return engine.num_pages
-    most = engine.max_num_seqs * per_sequence + 1
     if on_cuda:
-        n_pages = min(most, free_bytes // page_bytes)
+        n_pages = free_bytes // page_bytes
     else:
         wanted = engine.max_num_seqs * -(-min(max_model_len, _CPU_LENGTH_EACH) // engine.page_size) + 1
         budget = min(_CPU_KV_BYTES, free_bytes // 4) // page_bytes
-        n_pages = min(most, max(min(wanted, budget), min(per_sequence + 1, free_bytes // 2 // page_bytes)))
+        n_pages = max(min(wanted, budget), min(per_sequence + 1, free_bytes // 2 // page_bytes))
     if n_pages < 2:
         raise ModelError(
             f"no memory for the KV cache: {free_bytes} bytes are left beside max_num_seqs {engine.max_num_seqs}, "

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpu_worker import EngineConfig, InvalidRequest
 from gpu_worker.runtime import runtime
+from gpu_worker.runtime.kv import decide_n_pages
 
 
 @pytest.mark.parametrize(
@@ -27,6 +29,19 @@ def test_what_there_is_no_room_for_is_refused_by_name(
     refused = rf"^{field}: must be at most \d+ in \d+ bytes .*, got {settings[field]}$"
     with pytest.raises(InvalidRequest, match=refused):
         runtime.ModelRuntime(EngineConfig(device="cpu", **settings))
+
+
+@pytest.mark.parametrize(
+    ("on_cuda", "n_pages"),
+    [
+        (True, 2**30 // 64),  # though four sequences need but 401
+        (False, 4 * 100 + 1),
+    ],
+)
+def test_the_pool_of_a_gpu_takes_all_that_is_left(on_cuda: bool, n_pages: int) -> None:
+    model: Any = SimpleNamespace(kv_elements_per_token=32)
+    sizes = {"max_model_len": 100, "bytes_per_element": 2, "free_bytes": 2**30}
+    assert decide_n_pages(EngineConfig(max_num_seqs=4), model, on_cuda=on_cuda, **sizes) == n_pages
 
 
 def test_as_many_rows_as_said_fit(monkeypatch: pytest.MonkeyPatch) -> None:
