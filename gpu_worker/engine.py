@@ -105,7 +105,9 @@ class Engine:
             adapter_key=getattr(self.runtime, "adapter_key", None),
         )
         interval_s = self.config.stream_interval_ms / 1000
-        self._text = TextThread(limits.model, self._stop_generating, self._forget, time.perf_counter, interval_s)
+        self._text = TextThread(
+            limits.model, self._stop_generating, self._forget, time.perf_counter, self._fail, interval_s
+        )
         pipeline = PipelineState[ScheduledSequence](1 if self.config.pipeline == "off" else 2)
         self._loop = EngineLoop(
             self.scheduler, pipeline, self._text.post, self._on_device_lost, self.tracer, self.config.debug
@@ -198,7 +200,7 @@ class Engine:
         """Build the sequence and post it to the engine thread. Runs on a preparation thread."""
         try:
             seq = self._preparer.prepare(stream, arrival, arrival_s)
-        except Exception as error:  # InvalidRequest, or any error from a chat template or tokenizer
+        except BaseException as error:  # InvalidRequest, or any error, or panic, of a chat template or tokenizer
             self._text.refuse(stream, error)
             return
         stream.handle.adapter_key = seq.adapter_key
@@ -235,6 +237,14 @@ class Engine:
         self._loop.drain()
         for stream in list(self._open.values()):
             self._end(stream, end)
+
+    def _fail(self, error: BaseException) -> None:
+        """End the loop as a device error does. Called on another thread."""
+
+        def fail() -> None:
+            raise error
+
+        self._loop.post(fail)
 
     def _on_device_lost(self, error: BaseException) -> None:
         """End every accepted request with an error, then call `on_fatal`. Runs before any cleanup."""

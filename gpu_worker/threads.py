@@ -50,6 +50,6 @@ class Threads:
         while (work := self._queue.get()) is not None:
             try:
                 work()
-            except Exception:
+            except BaseException:  # a panic of native code is no Exception
                 logger.exception("%s raised", work)
             del work  # what it refers to is not kept until the next call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 
 import pytest
@@ -46,7 +47,9 @@ def test_what_raises_is_logged_and_the_next_is_called(caplog: pytest.LogCaptureF
     threads, done = Threads(1, "test"), threading.Event()
     with caplog.at_level(logging.ERROR, "gpu_worker.threads"):
         threads.put(lambda: 1 // 0)
+        threads.put(sys.exit)
         threads.put(done.set)
         threads.close()
     assert done.is_set()
     assert "ZeroDivisionError" in caplog.text
+    assert "SystemExit" in caplog.text
