@@ -49,6 +49,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PREPARATION_THREADS = 2
+ADAPTER_THREADS = 2
 
 
 class Engine:
@@ -113,6 +114,7 @@ class Engine:
             self.scheduler, pipeline, self._text.post, self._on_device_lost, self.tracer, self.config.debug
         )
         self._preparation = Threads(PREPARATION_THREADS, "prepare")
+        self._reading = Threads(ADAPTER_THREADS, "adapter")
         self._text.start()
         self._thread.start()
         self._closed = False
@@ -137,6 +139,7 @@ class Engine:
                 return
             self._closed = True
         self._preparation.close()
+        self._reading.close()
         if not drain:
             end = HandedBack("the engine is shutting down") if handback else Finish(FinishReason.CANCELLED)
             self._loop.post(lambda: self._end_all(end))
@@ -171,7 +174,8 @@ class Engine:
             refusal = self._refusal()
             if refusal is None:
                 self._open[handle] = stream
-                self._preparation.put(lambda: self._prepare(stream, arrival, now))
+                threads = self._preparation if self._at_hand(request.adapter) else self._reading
+                threads.put(lambda: self._prepare(stream, arrival, now))
         if refusal is not None:
             self._refuse(stream, refusal)
         return handle
@@ -196,8 +200,14 @@ class Engine:
         else:
             self._text.refuse(stream, error)
 
+    def _at_hand(self, adapter: object) -> bool:
+        """Whether a request need not wait for its adapter, which may have to be downloaded. Those that need, on
+        threads of their own, hold up no other."""
+        at_hand: Callable[[str], bool] | None = getattr(self.runtime, "adapter_at_hand", None)
+        return at_hand is None or not isinstance(adapter, str) or at_hand(adapter)
+
     def _prepare(self, stream: OutputStream, arrival: int, arrival_s: float) -> None:
-        """Build the sequence and post it to the engine thread. Runs on a preparation thread."""
+        """Build the sequence and post it to the engine thread. Runs on a preparation or an adapter thread."""
         try:
             seq = self._preparer.prepare(stream, arrival, arrival_s)
         except BaseException as error:  # InvalidRequest, or any error, or panic, of a chat template or tokenizer
