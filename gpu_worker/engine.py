@@ -49,6 +49,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PREPARATION_THREADS = 2
+ADAPTER_THREADS = 2
 
 
 class Engine:
@@ -105,12 +106,15 @@ class Engine:
             adapter_key=getattr(self.runtime, "adapter_key", None),
         )
         interval_s = self.config.stream_interval_ms / 1000
-        self._text = TextThread(limits.model, self._stop_generating, self._forget, time.perf_counter, interval_s)
+        self._text = TextThread(
+            limits.model, self._stop_generating, self._forget, time.perf_counter, self._fail, interval_s
+        )
         pipeline = PipelineState[ScheduledSequence](1 if self.config.pipeline == "off" else 2)
         self._loop = EngineLoop(
             self.scheduler, pipeline, self._text.post, self._on_device_lost, self.tracer, self.config.debug
         )
         self._preparation = Threads(PREPARATION_THREADS, "prepare")
+        self._reading = Threads(ADAPTER_THREADS, "adapter")
         self._text.start()
         self._thread.start()
         self._closed = False
@@ -135,6 +139,7 @@ class Engine:
                 return
             self._closed = True
         self._preparation.close()
+        self._reading.close()
         if not drain:
             end = HandedBack("the engine is shutting down") if handback else Finish(FinishReason.CANCELLED)
             self._loop.post(lambda: self._end_all(end))
@@ -169,7 +174,8 @@ class Engine:
             refusal = self._refusal()
             if refusal is None:
                 self._open[handle] = stream
-                self._preparation.put(lambda: self._prepare(stream, arrival, now))
+                threads = self._preparation if self._at_hand(request.adapter) else self._reading
+                threads.put(lambda: self._prepare(stream, arrival, now))
         if refusal is not None:
             self._refuse(stream, refusal)
         return handle
@@ -194,11 +200,17 @@ class Engine:
         else:
             self._text.refuse(stream, error)
 
+    def _at_hand(self, adapter: object) -> bool:
+        """Whether a request need not wait for its adapter, which may have to be downloaded. Those that need, on
+        threads of their own, hold up no other."""
+        at_hand: Callable[[str], bool] | None = getattr(self.runtime, "adapter_at_hand", None)
+        return at_hand is None or not isinstance(adapter, str) or at_hand(adapter)
+
     def _prepare(self, stream: OutputStream, arrival: int, arrival_s: float) -> None:
-        """Build the sequence and post it to the engine thread. Runs on a preparation thread."""
+        """Build the sequence and post it to the engine thread. Runs on a preparation or an adapter thread."""
         try:
             seq = self._preparer.prepare(stream, arrival, arrival_s)
-        except Exception as error:  # InvalidRequest, or any error from a chat template or tokenizer
+        except Exception as error:  # InvalidRequest, or any error of a chat template or tokenizer
             self._text.refuse(stream, error)
             return
         except BaseException as error:  # a panic: what libraries in Rust raise for one is no Exception
@@ -238,6 +250,14 @@ class Engine:
         self._loop.drain()
         for stream in list(self._open.values()):
             self._end(stream, end)
+
+    def _fail(self, error: BaseException) -> None:
+        """End the loop as a device error does. Called on another thread."""
+
+        def fail() -> None:
+            raise error
+
+        self._loop.post(fail)
 
     def _on_device_lost(self, error: BaseException) -> None:
         """End every accepted request with an error, then call `on_fatal`. Runs before any cleanup."""

@@ -12,7 +12,9 @@ are detokenized at once, since tokens generated past a match are wasted. All oth
 `interval_s`; the thread does not wake for it before that. This pays for deltas, and for switching between this
 thread and those that keep the device busy, once per interval instead of once per step.
 
-Every request ends exactly once (I8): only this thread ends handles, and `OutputStream.ended` records it.
+Every request ends exactly once (I8): only this thread ends handles, and `OutputStream.ended` records it. A fault
+in a request's text ends that request. A fault of the thread itself ends the engine, whose thread then ends the
+handles.
 """
 
 from __future__ import annotations
@@ -123,7 +125,7 @@ class TextThread:
 
     `interval_s`: maximum delay of output that is not urgent; 0 delivers every step.
     `stop_generating(seq)` tells the engine that this thread has ended an output. `on_end(handle)` is called after
-    a request has ended and its callbacks have run.
+    a request has ended and its callbacks have run. `on_fatal(error)` is called if the thread ends by an error.
     """
 
     def __init__(
@@ -132,12 +134,14 @@ class TextThread:
         stop_generating: Callable[[ScheduledSequence], None],
         on_end: Callable[[Handle], None],
         clock: Callable[[], float],
+        on_fatal: Callable[[BaseException], None],
         interval_s: float = 0.0,
     ) -> None:
         self.model = model
         self._stop_generating = stop_generating
         self._on_end = on_end
         self._clock = clock
+        self._on_fatal = on_fatal
         self._interval_s = interval_s
         self._due_at = 0.0
         self._changed = threading.Condition()
@@ -190,6 +194,16 @@ class TextThread:
     # ------------------------------------------------------------ on the text thread
 
     def _run(self) -> None:
+        try:
+            self._serve_all()
+        except BaseException as error:
+            logger.critical("the text thread has failed", exc_info=error)
+            self._close()
+            self._on_fatal(error)
+        for call in self._calls:  # posted while the thread was closing
+            call()
+
+    def _serve_all(self) -> None:
         outputs: dict[ScheduledSequence, _PendingOutput] = {}
         while not self._closed:
             posted, calls = self._next(bool(outputs))
@@ -202,8 +216,6 @@ class TextThread:
                 self._due_at = self._clock() + self._interval_s
             for call in calls:
                 call()
-        for call in self._calls:  # posted while the thread was closing
-            call()
 
     def _close(self) -> None:
         with self._changed:
@@ -235,7 +247,7 @@ class TextThread:
             if not (due or urgent):
                 return False
             self._deliver(seq, stream, output)
-        except BaseException as error:  # a detokenizer's error, or its panic, fails only its own request
+        except BaseException as error:  # its own request fails; a panic of native code is no Exception
             logger.exception("the text of request %s failed", seq.request.request_id)
             self._end_with_error(stream, failed(seq.request.request_id, error))
             self._stop_generating(seq)
@@ -264,15 +276,17 @@ class TextThread:
         if isinstance(end, BaseException):
             self._end_with_error(stream, end)
         elif finish is not None:
+            result = self._result(seq, stream, finish)
             stream.ended = True
-            handle._end(self._result(seq, stream, finish))
+            handle._end(result)
             self._on_end(handle)
             if end is None:
                 self._stop_generating(seq)
 
     def _end_with_error(self, stream: OutputStream, error: BaseException) -> None:
-        if not stream.ended:
-            stream.ended = True
+        with self._changed:  # once the thread has ended, several others may be here
+            ended, stream.ended = stream.ended, True
+        if not ended:
             stream.handle._end(error)
             self._on_end(stream.handle)
 

@@ -29,6 +29,10 @@ QUARANTINE_KEY = "petiole:quarantine"
 REPORT_INTERVAL_S = 2.0
 LOST_AFTER_S = 3 * REPORT_INTERVAL_S
 FORGOTTEN_AFTER_S = 3600
+CANCELLED_FOR_S = 30 * 86_400
+"""Time to live of the cancel flag of a task that no worker has ended: it may wait in a queue, or for its eta. The
+flag is a field of a small hash, which expires sooner once the task has ended."""
+
 _FLAGS_A_CALL = 1000
 
 _TIMEOUTS = {
@@ -184,11 +188,15 @@ def flag_cancel(*task_ids: str) -> None:
     """Set the cancel flag in Redis, for the workers that have the tasks or get them next."""
     ttl_s = settings().stream_ttl_s
     for start in range(0, len(task_ids), _FLAGS_A_CALL):
+        states = [stream_keys(task_id).state for task_id in task_ids[start : start + _FLAGS_A_CALL]]
         with connections.streams().pipeline(transaction=False) as pipe:
-            for task_id in task_ids[start : start + _FLAGS_A_CALL]:
-                state = stream_keys(task_id).state
+            for state in states:
+                pipe.hgetall(state)  # a command that a producer's ACL allows
+            known = pipe.execute(raise_on_error=False)  # a damaged state holds up no other
+            for state, fields in zip(states, known, strict=True):
+                ended = isinstance(fields, dict) and b"done" in fields
                 pipe.hset(state, "cancel", 1)
-                pipe.expire(state, ttl_s)
+                pipe.expire(state, ttl_s if ended else max(ttl_s, CANCELLED_FOR_S))
             pipe.execute()
 
 

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import reduce
 from typing import Any
 
 from llguidance import LLMatcher
@@ -24,8 +25,12 @@ MAX_REPEATS = 10_000
 """Maximum count in a regular expression's `{n,m}`, because the cost of masks grows with it."""
 
 MAX_MULTIPLE = 100_000
-"""Maximum least common multiple of a schema's `multipleOf` numbers, as digits without zeros at the end. Compiling
-takes time and memory in proportion to it: half a second for this, and without a limit all memory."""
+"""Maximum sum of a schema's `multipleOf` numbers, as digits without zeros at the end; of numbers that may hold for
+the same value, the least common multiple is added. Compiling takes time and memory in proportion to the sum: half
+a second for this. Alternatives without a limit, such as two of 100,000, take minutes and gigabytes."""
+
+_JOINING = {"anyOf", "oneOf", "allOf", "$ref"}
+"""Keywords that add schemas for the same value."""
 
 _REPEATS = re.compile(r"\{(\d*),?(\d*)\}")
 _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+.\deE]+)')
@@ -96,7 +101,7 @@ def _expression(field: str, value: Any) -> str:
         if any(count and int(count[:9]) > MAX_REPEATS for count in counts.groups()):
             raise InvalidRequest(field, f"must repeat at most {MAX_REPEATS} times", counts[0])
     unescaped = _ESCAPE.sub(lambda letter: chr(int(letter[1], 16)), text)  # a grammar may contain JSON schemas
-    _check_multiples(field, _MULTIPLE.findall(unescaped))
+    _check_multiples(field, [_MULTIPLE.findall(unescaped)])
     return text
 
 
@@ -113,21 +118,50 @@ def _check_patterns(field: str, schema: Any) -> None:
                 _check_patterns(f"{field}.{key}", part)
 
 
-def _multiples(schema: Any) -> Iterator[str]:
-    """Every `multipleOf` in a schema, as text."""
-    if isinstance(schema, dict):
-        number = schema.get("multipleOf")
-        if isinstance(number, int | float):
-            yield str(number)
-    for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
-        yield from _multiples(part)
+def _multiples(schema: Any) -> list[list[Any]]:
+    """Every `multipleOf` in a schema, those in one list that may hold for the same value. Where references add to
+    that, they are not followed: all of the schema's are in one list."""
+    groups = list(_groups(schema))
+    return [group for group in groups if group is not None] if None not in groups else [_all("multipleOf", schema)]
 
 
-def _check_multiples(field: str, numbers: Iterable[str]) -> None:
-    multiple = 1
-    for number in numbers:
-        digits = "".join(filter(str.isdecimal, number.lower().partition("e")[0])).strip("0")
-        multiple = math.lcm(multiple, int(digits or 1))
-        if multiple > MAX_MULTIPLE:
-            limit = f"must have a least common multiple of at most {MAX_MULTIPLE}"
-            raise InvalidRequest(field, limit, multiple)
+def _groups(part: Any) -> Iterator[list[Any] | None]:
+    """The lists of `_multiples` in a part of the schema; None: references may add to one."""
+    if isinstance(part, dict):
+        if not _JOINING.isdisjoint(part):
+            references, numbers = _all("$ref", part), _all("multipleOf", part)
+            yield None if len(references) > 1 or (references and numbers) else numbers
+            return
+        yield [part.get("multipleOf")]
+    for each in _parts(part):
+        yield from _groups(each)
+
+
+def _all(keyword: str, part: Any) -> list[Any]:
+    """The values of a keyword in a part of a schema, wherever they are."""
+    own = [part[keyword]] if isinstance(part, dict) and keyword in part else []
+    return own + [value for each in _parts(part) for value in _all(keyword, each)]
+
+
+def _parts(part: Any) -> Iterable[Any]:
+    return part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+
+
+def _check_multiples(field: str, groups: Iterable[Iterable[Any]]) -> None:
+    """`groups`: numbers, or their text, that may hold for the same value. What is no number is ignored."""
+    total = sum({reduce(_common, map(_digits, numbers), 1) for numbers in groups} - {1})
+    if total > MAX_MULTIPLE:
+        limit = f"must add up to at most {MAX_MULTIPLE} (least common multiples where several may hold)"
+        raise InvalidRequest(field, limit, total)
+
+
+def _common(multiple: int, number: int) -> int:
+    return math.lcm(multiple, number) if multiple <= MAX_MULTIPLE else multiple
+
+
+def _digits(number: Any) -> int:
+    """The number's digits without zeros at its ends, because powers of ten cost nothing."""
+    if not isinstance(number, int | float | str):
+        return 1
+    digits = "".join(filter(str.isdecimal, str(number).lower().partition("e")[0])).strip("0")
+    return int(digits[:99] or 1)  # Python refuses to convert thousands

@@ -1,4 +1,4 @@
-"""Host-side store of adapters: preparation threads read them from files, the engine thread takes them.
+"""Host-side store of adapters: threads of their own read them from files, the engine thread takes them.
 
 Adapters are keyed by content. So changed files are a new adapter, with its own slot and cached KV, and copies of
 the same files are one adapter.
@@ -38,6 +38,11 @@ class AdapterStore:
     def key(self, name: str) -> str:
         """Read the adapter, unless it is in memory, and return its content key. Raises AdapterError."""
         return self._read(name)[0]
+
+    def at_hand(self, name: str) -> bool:
+        """Whether the adapter is in memory, as far as is known without its files. Does not block."""
+        folder = self._folders.get(name)
+        return folder in self._keys and self._keys[folder][1] in self._adapters
 
     def take(self, adapter: str) -> Adapter:
         """The adapter with this content key or name. Raises AdapterError, also if its files have changed."""

@@ -162,7 +162,8 @@ class Runtime(Protocol):
 
     A runtime may also have `adapter_key(adapter: str) -> str`, which returns a key for the adapter's content. It
     is called on preparation threads and may raise AdapterError. The key is used for adapter slots and cached KV,
-    and passed to `load_adapter`. Without this method, the adapter's name is the key.
+    and passed to `load_adapter`. Without this method, the adapter's name is the key. If it may take long, as a
+    download does, `adapter_at_hand(adapter: str) -> bool` says whether it will not; that is called on any thread.
 
     `launch_forward` and `launch_sampling` enqueue work and return without waiting for the device. A slot's buffers
     belong to a step from `launch_forward` until its transfer has been waited for. The slots are 0 and 1; both

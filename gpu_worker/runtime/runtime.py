@@ -314,6 +314,10 @@ class ModelRuntime:
         """The adapter's content key. Also reads it into memory for `load_adapter`. Raises AdapterError."""
         return self._adapters.key(adapter)
 
+    def adapter_at_hand(self, adapter: str) -> bool:
+        """Whether `adapter_key` need not read or download it."""
+        return self._adapters.at_hand(adapter)
+
     def load_adapter(self, adapter: str, slot: int) -> None:
         """Copy an adapter into a slot, in stream order between two steps. Raises AdapterError."""
         bank = self._bank

@@ -123,7 +123,7 @@ def _known_values(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> di
     for i, seq in enumerate(plan.sequences):
         first = int(starts[i]) - seq.num_input_tokens
         for at in range(int(lengths[i])):
-            if seq.values and 0 <= first + at < len(seq.values):
+            if 0 <= first + at < len(seq.values):
                 values[offset + at] = seq.values[first + at]
         if seq.values and seq.is_recompute:
             pending[i] = seq.values[-1]

@@ -88,7 +88,7 @@ class ScheduledSequence(SchedulableSequence):
         self.stream = stream
         self.adapter_key = request.adapter if adapter_key is None else adapter_key
         self.namespace = CacheNamespace(lora_id=self.adapter_key, salt=request.salt or None)
-        self.values: list[tuple[float, ...]] | None = None
+        self.values: list[tuple[float, ...]] = []
         self.adapter_slot = 0
         self.bound = False
         self.preempting = False

@@ -41,7 +41,7 @@ class Extras(NamedTuple):
         """The entries of the first `n` tokens. Also appends their values to the sequence, for a recompute."""
         values = None if self.values is None else self.values[:n]
         if values is not None:
-            seq.values = [*(seq.values or ()), *values]
+            seq.values += values
         return Extras(None if self.logprobs is None else self.logprobs[:n], values)
 
 

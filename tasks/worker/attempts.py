@@ -4,6 +4,7 @@ Every delivery begins with `begin.lua`, which increments the task's fencing numb
 refuses older attempts, so a worker that was disconnected but not dead can no longer write into the stream.
 
     no state                generate
+    damaged keys            fail the task: nothing can be written to its stream
     tokens in the log       resume after them
     finished                return the recorded result
     cancel flag             end the task with the output so far
@@ -19,7 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tasks.worker.results import Written
+from tasks.errors import GenerationFailed
+from tasks.worker.results import Written, failed
 
 Verdict = Literal["generate", "finished", "cancelled", "unreadable", "poisoned", "model_changed"]
 
@@ -31,22 +33,25 @@ class Begun:
 
     attempt: int
     deaths: int
-    cancel: str
+    cancel: bool
     model: str
     adapter: str
     record: dict[str, Any] | None
     written: Written
 
     @classmethod
-    def parse(cls, reply: Sequence[Any]) -> Begun:
+    def parse(cls, reply: Sequence[Any]) -> Begun | None:
+        """None: the task's keys are damaged."""
+        if not reply:
+            return None
         attempt, deaths, cancel, model, adapter, done, entries = reply
         return cls(
             attempt=int(attempt),
             deaths=int(deaths),
-            cancel=cancel.decode(),
-            model=model.decode(),
-            adapter=adapter.decode(),
-            record=json.loads(done) if done else None,
+            cancel=bool(cancel),
+            model=model.decode(errors="replace"),
+            adapter=adapter.decode(errors="replace"),
+            record=None if attempt else _record(done),
             written=Written.of(entries),
         )
 
@@ -62,3 +67,14 @@ class Begun:
         if self.written.token_ids and self.model and self.model != model:
             return "model_changed"
         return "generate"
+
+
+def _record(done: bytes) -> dict[str, Any]:
+    """How the task ended, in the form of `Outcome.record`."""
+    try:
+        record = json.loads(done)
+        if isinstance(record["finish_reason"], str) and isinstance(record.get("error", {}), dict):
+            return dict(record)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
+    return failed(GenerationFailed("the record of its end in Redis cannot be read")).record

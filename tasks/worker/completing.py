@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import redis
 from celery import states
 
 from tasks import connections
@@ -64,9 +65,16 @@ def _shown(request: Any) -> bool:
     """Whether the stored result shows that the task is completed. Celery sends callbacks before it stores a
     success, but error callbacks after it has stored a failure."""
     if request.ignore_result:
-        return not linked(request) and bool(connections.streams().hexists(stream_keys(request.id).state, "done"))
+        return not linked(request) and _ended(request.id)
     status = request.task.backend.get_task_meta(request.id, cache=False)["status"]
     return status in states.READY_STATES and not (status == states.FAILURE and linked(request))
+
+
+def _ended(task_id: str) -> bool:
+    try:
+        return bool(connections.streams().hexists(stream_keys(task_id).state, "done"))
+    except redis.ResponseError:  # damaged: it ends as a failure
+        return False
 
 
 def store_again(request: Any, result: dict[str, Any] | None, stop: Callable[[], bool]) -> bool:

@@ -128,7 +128,10 @@ class Intake:
         begun = sum(job.stream is not None and not job.over for job in list(self._pool.jobs.values()))
         return max(0, self._pool.settings.max_num_seqs - begun)
 
-    def _start(self, job: Job, request: TaskRequest | PetioleError, begun: Begun, *, marked: bool) -> None:
+    def _start(self, job: Job, request: TaskRequest | PetioleError, begun: Begun | None, *, marked: bool) -> None:
+        if begun is None:
+            job.on_damaged()
+            return
         pool = self._pool
         model = pool.engine.limits.fingerprint
         verdict = begun.verdict(model=model, max_attempts=pool.settings.max_attempts)

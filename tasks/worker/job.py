@@ -32,6 +32,8 @@ from gpu_worker.errors import EngineError, HandedBack
 from gpu_worker.handle import Handle
 from gpu_worker.request import Delta, FinishReason, Request
 from tasks import fleet
+from tasks.errors import GenerationFailed
+from tasks.schemas import stream_keys
 from tasks.worker import completing
 from tasks.worker.attempts import Begun
 from tasks.worker.delivery import Delivery
@@ -164,6 +166,8 @@ class Job:
 
     @_or_give_up
     def _on_done(self, handle: Handle) -> None:
+        if self.outcome is not None:  # it has failed, because its stream is damaged
+            return
         assert self.stream is not None
         assert self.begun is not None
         error = handle.error
@@ -195,6 +199,17 @@ class Job:
         if self.handle is not None:
             self.handle.cancel()
         self.pool.mailbox.post(self._stand_by)
+
+    def on_damaged(self) -> None:
+        """The task's keys in Redis are damaged: it fails, and its stream has no last delta."""
+        keys = stream_keys(self.task_id)
+        expected = f"{keys.log} must be a list, and {keys.state} a hash with whole numbers as attempt and deaths"
+        logger.error("task %s: its stream is damaged: %s", self.task_id, expected)
+        self.outcome = failed(GenerationFailed(f"its stream in Redis is damaged: {expected}"))
+        if self.handle is not None:
+            self.handle.cancel()
+        self.pool.tally.count(self.outcome)
+        self.pool.completions.run(self._replay)
 
     def on_released(self) -> None:
         self.over = True

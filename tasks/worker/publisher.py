@@ -12,6 +12,7 @@ A piece counts as sent when the script's reply confirms it. Other replies:
     stale   a newer attempt owns the task: the stream is dropped and its listener notified
     gap     the log ends elsewhere (a reply was lost, or Redis lost its last writes): continue from there
     cancel  the cancel flag is set, or the stream has no reader: the listener is notified
+    damaged the log or state has another type, or no number: the stream is dropped and its listener notified
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 LOOK_S = 0.5
 """How often the call for a stream also refreshes TTLs and checks for the cancel flag and for readers."""
 
-_STALE, _GAP, _FLAGGED = 1, 2, 3
+_STALE, _GAP, _FLAGGED, _DAMAGED = 1, 2, 3, 5
 _STREAMS_A_CALL = 64
 _CALLS_AHEAD = 2
 
@@ -54,6 +55,9 @@ class Listener(Protocol):
 
     def on_released(self) -> None:
         """All pieces are in the log, and the task is marked as handed back."""
+
+    def on_damaged(self) -> None:
+        """The log or the state cannot be written."""
 
     def give_up(self) -> None:
         """The log differs from what this attempt wrote and cannot be repaired: the task must be begun again."""
@@ -303,6 +307,8 @@ class Publisher:
             code, length, end = unexpected.get(position, (0, 0, 0)) if unexpected else (0, 0, 0)
             if code == _STALE:
                 stream.close().on_stale()
+            elif code == _DAMAGED:
+                stream.close().on_damaged()
             elif code == _GAP:
                 self._rewind(stream, length, end)
             else:

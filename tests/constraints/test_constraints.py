@@ -313,11 +313,12 @@ def test_threads_walk_the_same_grammar_at_the_same_time() -> None:
             "constraint.json_schema.pattern: must repeat at most 10000 times",
         ),
         *(
-            (kind, value, f"constraint.{kind}.*: must have a least common multiple of at most 100000, got {got}")
+            (kind, value, f"constraint.{kind}.*: must add up to at most 100000 .*, got {got}")
             for kind, value, got in (
                 ("json_schema", {"type": "integer", "multipleOf": 10_000_019}, 10_000_019),
                 ("json_schema", {"allOf": [{"multipleOf": 99.7}, {"items": {"multipleOf": -9967}}]}, 997 * 9967),
                 ("grammar", 'start: %json {"type": "integer", "multiple\\u004ff": 10000019}', 10_000_019),
+                ("grammar", f'start: %json {{"multipleOf": {"7" * 5000}}}', "7+"),
             )
         ),
         ("choice", [], "constraint.choice: must be a list of one or more strings"),
@@ -337,6 +338,48 @@ def test_multiples_that_are_easy_are_served() -> None:
     easy = [5, 2500, 0.01, 1e-9, 10_000_000, 365, 24]
     schema = {"anyOf": [{"type": "number", "multipleOf": number} for number in easy]}
     assert feed(compiled("json_schema", schema), "5")
+
+
+def multiple_of(number: float) -> dict[str, Any]:
+    return {"type": "number", "multipleOf": number}
+
+
+def test_multiples_of_different_values_are_limited_by_their_sum() -> None:
+    places = {"day": 365, "width": 1024, "week": 7, "hour": 3600, "price": 0.25}
+    properties = {name: multiple_of(number) for name, number in places.items()}
+    properties["row"] = {"type": "array", "items": multiple_of(997), "minItems": 1}
+    properties["next"] = {"anyOf": [{"$ref": "#/$defs/page"}, {"type": "null"}]}
+    page = {"type": "object", "properties": {"n": multiple_of(991)}}
+    required = [*properties]
+    schema = {"type": "object", "properties": properties, "required": required, "$defs": {"page": page}}
+    state = compiled("json_schema", schema)
+    assert feed(state, '{"day":730,"width":1024,"week":7,"hour":3600,"price":1.25,"row":[997],"next":{"n":')
+    many = {"type": "object", "properties": {str(n): multiple_of(n) for n in range(9_801, 9_823, 2)}}
+    with pytest.raises(
+        InvalidRequest, match=f"must add up to at most 100000 .*, got {sum(range(9_801, 9_823, 2))}"
+    ):
+        compiled("json_schema", many)
+
+
+@pytest.mark.parametrize(
+    "met",
+    [
+        {"anyOf": [{"properties": {"a": multiple_of(997)}}, {"properties": {"a": multiple_of(991)}}]},
+        {"anyOf": [multiple_of(997), multiple_of(991)]},
+        {"allOf": [multiple_of(997)], **multiple_of(991)},
+        {"$ref": "#/$defs/a", **multiple_of(991)},
+        {"$ref": "#/$defs/list", "items": multiple_of(991)},
+        {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]},
+        {"allOf": [{"$ref": "#/$defs/b"}, multiple_of(997)]},
+    ],
+)
+def test_multiples_that_may_hold_for_the_same_value_are_limited_by_their_least_common_multiple(met: Any) -> None:
+    shared = {"a": multiple_of(997), "b": multiple_of(991), "list": {"items": multiple_of(997)}}
+    for schema in (met, {"type": "object", "properties": {"x": met}}, {"type": "array", "items": met}):
+        if "$ref" in str(met):
+            schema = {**schema, "$defs": shared}
+        with pytest.raises(InvalidRequest, match=r"must add up to at most 100000 .*, got 9[89]\d{4}$"):
+            compiled("json_schema", schema)
 
 
 def test_a_schema_nested_without_end_is_refused() -> None:

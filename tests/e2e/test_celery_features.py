@@ -120,12 +120,14 @@ def test_a_revocation_outlives_the_worker_that_holds_its_task_for_its_eta(own_si
     first.stop()
 
 
-def test_a_revocation_is_there_before_its_task(own_site: Site) -> None:
-    first = own_site.worker()
+def test_a_revocation_is_there_before_its_task_however_long(own_site: Site) -> None:
+    first = own_site.worker(PETIOLE_STREAM_TTL_S=1)
     others = [f"other {i}" for i in range(2500)]
     own_site.app.control.revoke([*others, "to come"], terminate=True)
     eventually(lambda: all(own_site.state(one).get("cancel") for one in [*others, "to come"]), "flagged")
     first.kill()
+    own_site.redis.set("as long as a stream is kept", 1, ex=1)
+    eventually(lambda: not own_site.redis.exists("as long as a stream is kept"), "a stream would have expired")
     own_site.worker()
     result = own_site.generate("hello", max_tokens=5, submission={"task_id": "to come"})
     with pytest.raises(TaskRevokedError):

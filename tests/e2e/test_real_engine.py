@@ -183,3 +183,15 @@ def truncated(folder: Path) -> None:
     shutil.copytree(tiny, folder)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
+
+
+def test_a_text_thread_that_fails_ends_its_worker_and_another_goes_on(own_site: Site) -> None:
+    site, options = own_site, {"max_tokens": 40, "seed": 5, "ignore_eos": True}
+    site.environment.update(ENGINE)
+    broken = site.worker(PETIOLE_ENGINE_FACTORY="support.failing_text:FailingText")
+    results = [site.generate("Count from 1 to 9.", **options) for _ in range(3)]
+    assert broken.ended() == 70
+    assert "the text thread has failed" in broken.output
+    site.worker()
+    tokens = [site.get(result)["token_ids"] for result in results]
+    assert tokens == [site.tokens(result) for result in results] == [tokens[0]] * 3

@@ -9,7 +9,7 @@ import pytest
 from support.toy_engine import VOCAB, Expected, expected, request, toy_engine
 from support.toy_runtime import ToyRuntime
 
-from gpu_worker import AdapterError, Constraint, Engine, EngineError, Request
+from gpu_worker import AdapterError, Constraint, Engine, EngineError, Request, text_thread
 from gpu_worker.handle import Handle
 from gpu_worker.scheduling import scheduler as scheduler_module
 
@@ -94,32 +94,84 @@ def test_a_drafter_that_raises_fails_its_request_alone(fails: str) -> None:
 
 
 class Panic(BaseException):
-    """As pyo3's PanicException, which is no Exception."""
+    """What a panic of native code looks like: no Exception."""
 
 
-class BrokenDetokenizer:
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
+@pytest.mark.parametrize("error", [RuntimeError, Panic])
+@pytest.mark.parametrize("fails", ["push", "flush", "open"])
+def test_a_detokenizer_that_raises_fails_its_request_alone(fails: str, error: type[BaseException]) -> None:
+    class Broken:
+        def __getattr__(self, name: str) -> Any:
+            if name == fails:
+                raise error("a broken detokenizer")
+            return lambda *_: ""
 
-    def push(self, token_ids: list[int]) -> str:
-        raise self.error
-
-
-@pytest.mark.parametrize("error", [ValueError("no such token"), Panic("an index out of range")])
-def test_a_detokenizer_that_raises_fails_its_request_alone(error: BaseException) -> None:
     with toy_engine() as engine:
         prepare = engine._preparer.prepare
 
         def sabotage(stream: Any, arrival: int, arrival_s: float) -> Any:
             seq = prepare(stream, arrival, arrival_s)
             if seq.request.request_id == "bad":
-                stream.text._detokenizer = BrokenDetokenizer(error)
+                stream.text._detokenizer = Broken()
+                if fails == "open":
+                    raise error("a broken detokenizer")
             return seq
 
         engine._preparer.prepare = sabotage  # type: ignore[method-assign]
-        others_are_unharmed(engine, request([3], 60, ignore_eos=True, request_id="bad"))
+        bad = request([3], 60, ignore_eos=True, request_id="bad")
+        handles = [engine.submit(r) for r in (GOOD[0], bad, bad, bad, GOOD[1])]
+        assert outcomes([handles[0], handles[-1]]) == [expected(r) for r in GOOD[:2]]
+        for handle in handles[1:4]:
+            with pytest.raises((EngineError, error), match="a broken detokenizer"):
+                handle.result(timeout=30)
         while engine.stats()["rows_held"]:
             engine._call(lambda: None)
+        assert engine.healthy
+
+
+def test_a_result_that_cannot_be_made_fails_its_request_alone() -> None:
+    with toy_engine() as engine:
+        prepare = engine._preparer.prepare
+
+        def sabotage(stream: Any, arrival: int, arrival_s: float) -> Any:
+            seq = prepare(stream, arrival, arrival_s)
+            if seq.request.request_id == "bad":
+                stream.texts.append(None)
+            return seq
+
+        engine._preparer.prepare = sabotage  # type: ignore[method-assign]
+        others_are_unharmed(engine, request([3], 5, request_id="bad"))
+
+
+# ---------------------------------------------------------------- the text thread's
+
+
+def test_a_text_thread_that_fails_answers_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends handles: without it all would wait for ever."""
+    told: list[BaseException] = []
+    collect, calls = text_thread._collect, 0
+
+    def once(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise Panic("a bug in the thread")
+        collect(*args)
+
+    monkeypatch.setattr(text_thread, "_collect", once)
+    engine = toy_engine()
+    engine.on_fatal = told.append
+    engine.start()
+    handles = [engine.submit(request([1 + i, 2], 60, ignore_eos=True)) for i in range(8)]
+    for handle in handles:
+        with pytest.raises(EngineError, match="a bug in the thread"):
+            handle.result(timeout=30)
+    engine._thread.join(30)
+    assert [str(error) for error in told] == ["a bug in the thread"]
+    assert not engine.healthy
+    with pytest.raises(EngineError, match="has failed"):
+        engine.submit(request()).result(timeout=30)
+    engine.shutdown()
 
 
 def test_a_tokenizer_that_panics_fails_its_requests_alone() -> None:

@@ -52,7 +52,9 @@ class Output:
 
 
 def text_thread(interval_s: float) -> TextThread:
-    text = TextThread("toy", lambda seq: None, lambda handle: None, time.perf_counter, interval_s)
+    text = TextThread(
+        "toy", lambda seq: None, lambda handle: None, time.perf_counter, lambda error: None, interval_s
+    )
     text.start()
     return text
 

@@ -17,10 +17,12 @@ from safetensors.torch import save_file
 
 from gpu_worker import AdapterError, Engine, EngineConfig, Request, SamplingParams
 from gpu_worker.errors import AdapterChanged
+from gpu_worker.models import adapters as store
 from gpu_worker.models.lora import read_adapter
 from gpu_worker.models.safetensors import SafetensorsFile
 from gpu_worker.runtime.runtime import ModelRuntime
 
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 PROMPT = [5, 17, 200, 33, 91, 14, 77]
 
 
@@ -57,9 +59,8 @@ def write_adapter(folder: Path, seed: int, **settings: Any) -> Path:
 
 
 def ask(engine: Engine, adapter: Path | None) -> tuple[int, ...]:
-    sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     name = None if adapter is None else str(adapter)
-    handle = engine.submit(Request(prompt=PROMPT, adapter=name, sampling=sampling))
+    handle = engine.submit(Request(prompt=PROMPT, adapter=name, sampling=GREEDY))
     return handle.result(timeout=10).token_ids
 
 
@@ -137,7 +138,7 @@ def test_an_adapter_is_read_beside_the_engine_thread(
     engine = open_engine()
     adapter = write_adapter(tmp_path / "adapter", seed=1)
     assert ask(engine, adapter) == ask(engine, adapter)
-    assert [name.startswith("prepare") for name in readers] == [True]
+    assert [name.startswith("adapter") for name in readers] == [True]
 
 
 def test_a_hub_adapter_is_asked_for_once(
@@ -213,3 +214,27 @@ def test_a_broken_adapter_ends_its_request_and_nobody_elses(
     assert ask(engine, None) == answer
     write_adapter(adapter, seed=2)
     assert ask(engine, adapter) != answer, "mended, it serves"
+
+
+def test_adapters_that_take_long_to_download_hold_up_no_others(
+    open_engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine()
+    loaded = write_adapter(tmp_path / "adapter", seed=1)
+    before = ask(engine, loaded)
+    resolve, arrives = store.resolve_model, threading.Event()
+
+    def download(name: str) -> Path:
+        if name.startswith("far/"):
+            assert arrives.wait(60)
+        return resolve(str(loaded))
+
+    monkeypatch.setattr(store, "resolve_model", download)
+    far = [engine.submit(Request(prompt=PROMPT, adapter=f"far/{i}", sampling=GREEDY)) for i in range(6)]
+    try:
+        assert ask(engine, loaded) == before
+        assert ask(engine, None) != before
+        assert not any(handle.done() for handle in far)
+    finally:
+        arrives.set()
+    assert [handle.result(timeout=30).token_ids for handle in far] == [before] * 6

@@ -132,7 +132,25 @@ def test_cancel_reaches_running_and_future_deliveries(
     )
     assert revoked == [("t1", True), ("t2", True)]
     assert client.hget(stream_keys("t1").state, "cancel") == b"1"
-    assert client.ttl(stream_keys("t1").state) > 0
+    for task_id in ("t1", "t2"):
+        assert 0 < client.ttl(stream_keys(task_id).state) <= fleet.CANCELLED_FOR_S
+
+
+def test_a_cancelled_task_may_wait_for_longer_than_a_stream_is_kept(client: redis.Redis) -> None:
+    state = stream_keys("t").state
+    fleet.flag_cancel("t")
+    assert client.ttl(state) > 86_400
+    client.hset(state, "done", "{}")
+    client.expire(state, 10)
+    fleet.flag_cancel("t")
+    assert 10 < client.ttl(state) <= settings().stream_ttl_s
+
+
+def test_a_damaged_state_holds_up_no_other_cancel(client: redis.Redis) -> None:
+    client.set(stream_keys("damaged").state, "somebody's")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        fleet.flag_cancel("damaged", "t")
+    assert client.hget(stream_keys("t").state, "cancel") == b"1"
 
 
 def test_what_has_ended_cannot_be_cancelled(run: Run, client: redis.Redis) -> None:

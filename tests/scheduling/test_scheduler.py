@@ -16,9 +16,20 @@ from gpu_worker.runtime.interface import PENDING
 from gpu_worker.scheduling.adapters import AdapterSlots
 from gpu_worker.scheduling.admission import DelayGate, WaitingQueue, can_reuse
 from gpu_worker.scheduling.batching import page_updates
+from gpu_worker.scheduling.state import Extras
 from gpu_worker.scheduling.stopping import Finish, StopRules
 
 # ---------------------------------------------------------------- the verbs
+
+
+def test_values_are_appended_in_place_so_that_a_long_output_costs_no_more_a_token() -> None:
+    seq = sequence([1, 2, 3])
+    values = seq.values
+    for step in range(3):
+        kept = Extras(None, [(step, 0.5), (step, 1.5)]).keep(seq, 1)
+        assert kept.values == [(step, 0.5)]
+    assert seq.values is values
+    assert values == [(0, 0.5), (1, 0.5), (2, 0.5)]
 
 
 def test_planning_a_decode_changes_nothing() -> None:

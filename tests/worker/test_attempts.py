@@ -39,6 +39,7 @@ def begun(**changes: Any) -> Begun:
         ({"model": b"other"}, "generate"),
         ({"model": b"other", "log": DELTAS[:1]}, "model_changed"),
         ({"deaths": 9, "attempt": 0, "done": b'{"finish_reason": "stop"}'}, "finished"),
+        ({"model": b"\xff", "adapter": b"\xff", "log": DELTAS[:1]}, "model_changed"),
     ],
 )
 def test_the_verdict(left: dict[str, Any], verdict: str) -> None:
@@ -57,6 +58,28 @@ def test_the_log_gives_back_what_was_written() -> None:
 def test_a_log_is_read_up_to_its_first_entry_that_is_no_delta(damage: bytes) -> None:
     written = begun(log=[DELTAS[0], damage, DELTAS[1]]).written
     assert (written.token_ids, written.text, written.unreadable) == ([1, 2], "ab", 2)
+
+
+@pytest.mark.parametrize(
+    "done",
+    [
+        b"",
+        b"garbage",
+        b"\xff",
+        b"[" * 5000,
+        b"5",
+        b"{}",
+        b'{"finish_reason": 5}',
+        b'{"finish_reason": "error", "error": 5}',
+    ],
+)
+def test_a_task_that_has_ended_somehow_has_failed(done: bytes) -> None:
+    ended = begun(attempt=0, done=done)
+    assert ended.verdict(model="m", max_attempts=3) == "finished"
+    assert ended.record is not None
+    error = recorded(ended.record, ended.written).error
+    assert str(error) == "the record of its end in Redis cannot be read"
+    assert isinstance(error, errors.GenerationFailed)
 
 
 def test_a_recorded_result_is_the_result() -> None:

@@ -43,6 +43,9 @@ class Heard:
     def on_stale(self) -> None:
         self._hear("stale")
 
+    def on_damaged(self) -> None:
+        self._hear("damaged")
+
     def on_released(self) -> None:
         self._hear("released")
 

@@ -3,7 +3,8 @@
 -- KEYS  two per task: log, state
 -- ARGV  ttl_ms, model, number of leading tasks to mark as running, then two per task: Celery's retry count, 1 if
 --       the message is redelivered
--- reply one per task: {attempt, deaths, cancel, model, adapter, done, log entries}; attempt is 0 if it is done
+-- reply one per task: {attempt, deaths, cancel, model, adapter, done, log entries}; attempt is 0 if it is done;
+--       {} if its keys are damaged, which leaves the other tasks as they are
 --
 -- `running` marks a task that was admitted and has neither ended nor been handed back. If it is set when the
 -- message is redelivered, a worker died (or was disconnected) while it ran the task; if the message is new, the
@@ -12,17 +13,21 @@
 -- stream: log and progress are deleted, but the attempt keeps counting. While the log is empty, each delivery sets
 -- the model; the adapter is written with the first entry.
 local ttl, model, at_once = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local replies = {}
-for i = 1, #KEYS / 2 do
+
+local function whole(text)
+  return tonumber(text) or error('not an integer')
+end
+
+local function begin(i)
   local log, state = KEYS[2 * i - 1], KEYS[2 * i]
   local retries, again = tonumber(ARGV[2 + 2 * i]), ARGV[3 + 2 * i] == '1'
   local known = redis.call('HGET', state, 'retries')
-  if known and retries > tonumber(known) then
+  if known and retries > whole(known) then
     redis.call('DEL', log, string.sub(log, 1, -4) .. 'completion')
     redis.call('HDEL', state, 'running', 'done', 'model', 'adapter', 'deaths')
   end
   local was = redis.call('HMGET', state, 'running', 'done', 'cancel', 'model', 'adapter', 'deaths')
-  local attempt, deaths = 0, tonumber(was[6] or 0)
+  local attempt, deaths = 0, whole(was[6] or 0)
   local entries = redis.call('LRANGE', log, 0, -1)
   if not was[2] then
     attempt = redis.call('HINCRBY', state, 'attempt', 1)
@@ -41,6 +46,22 @@ for i = 1, #KEYS / 2 do
     redis.call('PEXPIRE', state, ttl)
     redis.call('PEXPIRE', log, ttl)
   end
-  replies[i] = {attempt, deaths, was[3] or '', was[4] or '', was[5] or '', was[2] or '', entries}
+  return {attempt, deaths, was[3] or '', was[4] or '', was[5] or '', was[2] or '', entries}
+end
+
+-- Whether an error is due to the task's own keys, such as a wrong type, and not to the server, such as a full one.
+local function damaged(problem)
+  local message = type(problem) == 'table' and problem.err or problem
+  return string.find(message, 'WRONGTYPE') or string.find(message, 'not an integer')
+    or string.find(message, 'would overflow')
+end
+
+local replies = {}
+for i = 1, #KEYS / 2 do
+  local read, reply = pcall(begin, i)
+  if not read and not damaged(reply) then
+    error(reply, 0)
+  end
+  replies[i] = read and reply or {}
 end
 return replies

@@ -14,12 +14,14 @@
 --             read      with look: check that the stream has a reader
 -- codes       1 stale: a newer attempt owns the task      2 gap: the log has another length than expected
 --             3 the cancel flag is set                    4 the stream has no reader
+--             5 the task's keys are damaged: nothing more is written, and the other streams are not affected
 local call, find = redis.call, string.find
 
 -- Called if the state names another owner than `mine`, or none. True if that owner is newer, or the task is done.
 -- Otherwise the owner is older, or Redis has lost the state: this attempt becomes the owner.
 local function stale(state, owner, mine, ttl)
-  if owner and (tonumber(owner) > tonumber(mine) or call('HEXISTS', state, 'done') == 1) then
+  local newest = owner and (tonumber(owner) or error('not an integer'))
+  if newest and (newest > tonumber(mine) or call('HEXISTS', state, 'done') == 1) then
     return true
   end
   call('HSET', state, 'attempt', mine)
@@ -44,7 +46,8 @@ local reply, turns = {}, {}
 for a = first_turn, #ARGV, 3 do
   turns[tonumber(ARGV[a])] = a
 end
-for k = 1, #KEYS, 2 do
+-- Write one stream. Returns its code, the length of its log, and the index of its end.
+local function write(k)
   local log, state, a = KEYS[k], KEYS[k + 1], (k + 1) / 2 * 3 - 1
   local mine, payload, turn = ARGV[a], ARGV[a + 2], turns[(k - 1) / 2]
   local operations = turn and ARGV[turn + 1] or ''
@@ -88,6 +91,23 @@ for k = 1, #KEYS, 2 do
         end
       end
     end
+  end
+  return code, length, ends
+end
+
+-- Whether an error is due to the task's own keys, such as a wrong type, and not to the server, such as a full one.
+local function damaged(problem)
+  local message = type(problem) == 'table' and problem.err or problem
+  return find(message, 'WRONGTYPE') or find(message, 'not an integer')
+end
+
+for k = 1, #KEYS, 2 do
+  local written, code, length, ends = pcall(write, k)
+  if not written then
+    if not damaged(code) then
+      error(code, 0)
+    end
+    code, length, ends = 5, 0, 0
   end
   if code > 0 then
     for _, number in ipairs({(k - 1) / 2, code, length, ends}) do

@@ -1,0 +1,23 @@
+"""An engine whose text thread fails when it has delivered a few tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpu_worker import Engine, text_thread
+from gpu_worker.config import EngineConfig
+
+
+class FailingText(Engine):
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        collect, seen = text_thread._collect, 0
+
+        def failing(outputs: Any, emissions: Any) -> None:
+            nonlocal seen
+            seen += sum(len(tokens) for _, tokens, _, _ in emissions)
+            if seen > 10:
+                raise RuntimeError("a bug in the text thread")
+            collect(outputs, emissions)
+
+        text_thread._collect = failing

@@ -1,0 +1,91 @@
+"""Keys of one task that something else has written into: its stream is damaged, and no other notices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from gpu_worker.request import Delta
+from tasks.schemas import stream_keys
+from tasks.worker import scripts
+from tasks.worker.attempts import Begun
+from tasks.worker.publisher import Publisher, Stream
+from tasks.worker.results import Written
+
+Damage = Callable[[redis.Redis, str], Any]
+
+WRONG_TYPES: list[Damage] = [
+    lambda client, task: client.set(stream_keys(task).log, "somebody's", ex=60),
+    lambda client, task: client.set(stream_keys(task).state, "somebody's", ex=60),
+    lambda client, task: client.hset(stream_keys(task).state, "attempt", "somebody's"),
+]
+NO_NUMBERS: list[Damage] = [
+    lambda client, task: client.hset(stream_keys(task).state, "deaths", "somebody's"),
+    lambda client, task: client.hset(stream_keys(task).state, "retries", "somebody's"),
+    lambda client, task: client.hset(stream_keys(task).state, "attempt", 2**63 - 1),
+]
+TASKS = ["a", "b", "c"]
+
+
+def begin(client: redis.Redis) -> list[Begun | None]:
+    keys = [key for task in TASKS for key in (stream_keys(task).log, stream_keys(task).state)]
+    facts = [0, 1] * len(TASKS)
+    return [Begun.parse(reply) for reply in scripts.load(client, "begin")(keys, [60_000, "m", 3, *facts])]
+
+
+class Damaged:
+    """A listener that only expects to hear this."""
+
+    heard = False
+
+    def on_damaged(self) -> None:
+        self.heard = True
+
+
+@pytest.mark.parametrize("damage", WRONG_TYPES + NO_NUMBERS)
+def test_a_task_with_damaged_keys_is_not_begun_and_the_others_are(client: redis.Redis, damage: Damage) -> None:
+    damage(client, "b")
+    first, second, third = begin(client)
+    assert first is not None
+    assert third is not None
+    assert second is None
+    assert (first.attempt, third.attempt) == (1, 1)
+
+
+@pytest.mark.parametrize("damage", WRONG_TYPES)
+def test_a_stream_that_is_damaged_is_dropped_and_the_others_are_written(
+    client: redis.Redis, damage: Damage
+) -> None:
+    begin(client)
+    publisher = Publisher(client, ttl_s=60)
+    listeners: list[Any] = [Damaged() for _ in TASKS]
+    streams = [Stream(publisher, task, 1, Written(), listeners[i]) for i, task in enumerate(TASKS)]
+    client.delete(stream_keys("b").log)
+    damage(client, "b")
+    for _ in range(2):
+        for stream in streams:
+            stream.push(Delta(stream.end, (5,), "x"))
+        publisher.flush([stream for stream in streams if not stream.closed])
+    assert [listener.heard for listener in listeners] == [False, True, False]
+    for task in ("a", "c"):
+        assert Written.of(client.lrange(stream_keys(task).log, 0, -1)).token_ids == [5, 5]
+
+
+def test_a_server_that_takes_no_writes_damages_no_stream(client: redis.Redis) -> None:
+    begin(client)
+    publisher, listener = Publisher(client, ttl_s=60), Damaged()
+    stream = Stream(publisher, "a", 1, Written(), listener)  # type: ignore[arg-type]
+    stream.push(Delta(0, (5,), "x"))
+    client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(redis.ResponseError, match="OOM"):
+            begin(client)
+        publisher.flush([stream])
+    finally:
+        client.config_set("maxmemory", 0)
+    assert (listener.heard, publisher.behind_s > 0) == (False, True)
+    publisher.flush([stream])
+    assert Written.of(client.lrange(stream_keys("a").log, 0, -1)).token_ids == [5]
