@@ -28,6 +28,6 @@ def require_room(field: str, value: int, each_bytes: int, free_bytes: int) -> No
 
 def row_bytes(engine: EngineConfig, model: ModelConfig, max_model_len: int) -> int:
     """Maximum bytes of a row: its entries in the host's and the device's page tables, and, over the vocabulary,
-    the logits of each output, penalty counts, a seen mask and a bias."""
+    the logits of each output, penalty counts, a seen mask, a bias and end tokens."""
     columns = -(-max_model_len // engine.page_size)
-    return 2 * 4 * columns + model.vocab_size * (4 * (1 + engine.speculative_tokens) + 4 + 1 + 4)
+    return 2 * 4 * columns + model.vocab_size * (4 * (1 + engine.speculative_tokens) + 4 + 1 + 4 + 1)
