@@ -188,6 +188,7 @@ class Driver:
             seed=sequence.seed,
             prompt_token_ids=np.array(sequence.prompt, dtype=np.int32),
             output_token_ids=np.array(sequence.output, dtype=np.int32),
+            end_token_ids={*self.runtime.limits.eos_token_ids, *sequence.sampling.stop_token_ids},
             adapter_slot=sequence.adapter_slot,
         )
 

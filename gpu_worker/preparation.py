@@ -7,7 +7,7 @@ cost to the engine thread.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import xxhash
@@ -67,6 +67,7 @@ class Preparer:
         self._check_request(request)
         check_sampling(request.sampling, self.limits)
         rules = StopRules.of(request.sampling, self.eos_token_ids, len(prompt), self.limits.max_model_len)
+        check_min_tokens(request.sampling, rules.end_ids, self.limits.vocab_size)
         self._check_fits(len(prompt), rules)
         constraint = self._constraint(request)
         stream.open(self._text_tokenizer(request), prompt, rules)
@@ -208,6 +209,17 @@ def check_sampling(sampling: SamplingParams, limits: ModelLimits) -> None:
     if sampling.logprobs is not None:
         require_int("logprobs", sampling.logprobs, 0, min(MAX_LOGPROBS, limits.vocab_size))
     _check_token_sets(sampling, limits.vocab_size)
+
+
+def check_min_tokens(sampling: SamplingParams, end_ids: Collection[int], vocab_size: int) -> None:
+    """Something must be left to draw before the output may end. Raises InvalidRequest."""
+    low, high = sampling.min_tokens, sampling.max_tokens
+    require_int("min_tokens", low, 0)
+    require(low <= high, "min_tokens", f"must be at most max_tokens, {high}", low)
+    allowed = range(vocab_size) if sampling.allowed_token_ids is None else sampling.allowed_token_ids
+    excluded = {*sampling.banned_token_ids, *end_ids}
+    left = low == 0 or not excluded.issuperset(allowed)
+    require(left, "min_tokens", "must be 0 where all tokens that are allowed and not banned end the output", low)
 
 
 def _check_token_sets(sampling: SamplingParams, vocab_size: int) -> None:

@@ -32,11 +32,14 @@ class SamplingParams:
     `temperature` below 1e-6 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 disable the filter. `seed` None derives
     the seed from the request id. `logprobs` None is off; k returns the sampled token's and the top k.
     Stop conditions are checked in this order: `stop_token_sequences`, EOS (unless `ignore_eos`), `stop_token_ids`
-    (and the model's own), `max_tokens`; `stop` strings are matched on the text. `skip_special_tokens` False keeps
-    special tokens in the text, so that stop strings may contain them; never the EOS or stop token that ends it.
+    (and the model's own), `max_tokens`; `stop` strings are matched on the text. Until the output has `min_tokens`
+    tokens, EOS and stop tokens are not drawn, and stop strings and sequences do not end it. `skip_special_tokens`
+    False keeps special tokens in the text, so that stop strings may contain them; never the EOS or stop token that
+    ends it.
     """
 
     max_tokens: int = 256
+    min_tokens: int = 0
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0

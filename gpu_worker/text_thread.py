@@ -73,6 +73,7 @@ class OutputStream:
             self.text = TextStream(
                 tokenizer,
                 tuple(sampling.stop),
+                min_tokens=sampling.min_tokens,
                 skip_special_tokens=sampling.skip_special_tokens,
                 before=() if answers else prompt,
             )

@@ -78,6 +78,7 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     max_tokens: int = Field(default=256, ge=1)
+    min_tokens: int = Field(default=0, ge=0)
     temperature: float = Field(default=1.0, ge=0, le=100)
     top_k: int = Field(default=0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -119,6 +120,12 @@ class Options(BaseModel):
     def _schema_of_sensible_size(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
         _json_length("json_schema", schema, MAX_SCHEMA_CHARACTERS)
         return schema
+
+    @model_validator(mode="after")
+    def _min_tokens_fit_max_tokens(self) -> Self:
+        if self.min_tokens > self.max_tokens:
+            raise InvalidRequest("min_tokens", f"must be at most max_tokens, {self.max_tokens}", self.min_tokens)
+        return self
 
     @model_validator(mode="after")
     def _one_constraint(self) -> Self:

@@ -16,6 +16,8 @@ class Options(TypedDict, total=False):
 
     max_tokens: int
     """Most tokens of output, by default 256."""
+    min_tokens: int
+    """End tokens and stop conditions do not end the output before it has so many; by default 0."""
     temperature: float
     """By default 1; 0 is greedy."""
     top_k: int

@@ -15,7 +15,7 @@ copied through the step's own buffers, in stream order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -38,7 +38,7 @@ class RowBinding:
     """Assigns a sequence to a row; applied before its first step.
 
     `prompt_token_ids` and `output_token_ids` (from before a preemption or an earlier attempt) initialize the
-    penalty counts. `seed` is resolved, never None.
+    penalty counts. `seed` is resolved, never None. `end_token_ids` are the tokens that `sampling.min_tokens` bars.
     """
 
     row: int
@@ -46,6 +46,7 @@ class RowBinding:
     seed: int
     prompt_token_ids: Int32Array
     output_token_ids: Int32Array
+    end_token_ids: Collection[int] = ()
     adapter_slot: int = 0
 
 

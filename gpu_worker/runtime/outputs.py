@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpu_worker.runtime.interface import StepBatch, TokenMask
 from gpu_worker.runtime.rows import OutputPlan, RowStates, Uses, choice_of, write_rows
-from gpu_worker.runtime.sampling import apply_bits, apply_penalties, choose, count_accepted, logprobs
+from gpu_worker.runtime.sampling import apply_bits, apply_penalties, bar, choose, count_accepted, logprobs
 
 Upload = Callable[[npt.NDArray[Any]], Tensor]
 
@@ -60,6 +60,9 @@ class OutputSampler:
             logits = apply_penalties(logits, self._states.penalties(rows, numbers, pairs))
         if mask is not None and len(mask.outputs):
             logits = apply_bits(logits, self._up(mask.outputs).long(), self._up(mask.bits))
+        if len(plan.early):
+            early = self._up(plan.early)
+            logits = bar(logits, early, self._states.ends(rows[early]))
         return logits
 
     def _verify(self, plan: OutputPlan, batch: StepBatch, rows: Tensor, token_ids: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Sampling state of each row: parameters, penalty counts and logit bias.
 
 Parameters are stored on the host and copied into a step at launch, so a row can be rebound while steps of its last
-sequence are in flight. State that depends on sampled tokens (penalty counts), and the dense bias of rows that
-bias, ban or allow tokens, are stored on the device and accessed in stream order only. Both are allocated on first
-use.
+sequence are in flight. State that depends on sampled tokens (penalty counts), the dense bias of rows that bias,
+ban or allow tokens, and the end tokens of rows with `min_tokens` are stored on the device and accessed in stream
+order only. All three are allocated on first use.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ _PARAMETERS = np.dtype(
         ("seed", np.uint64),
         ("logprobs", np.int32),
         ("biased", np.bool_),
+        ("first_end", np.int64),  # the first position at which the sequence may end
     ],
     align=True,  # torch takes a field's array only if its stride is a multiple of its element
 )
@@ -44,11 +45,11 @@ _PARAMETERS = np.dtype(
 class Uses:
     """Bit flags: the sampling stages that a row uses. A step's flags are those of its outputs, ORed."""
 
-    DRAW, TOP_K, TOP_P, MIN_P, PENALTIES, BIAS, LOGPROBS = (1 << bit for bit in range(7))
+    DRAW, TOP_K, TOP_P, MIN_P, PENALTIES, BIAS, LOGPROBS, MIN_TOKENS = (1 << bit for bit in range(8))
 
 
 _COLDEST = 1e-6
-_NO_DRAFTS = np.empty(0, np.int64)
+_NO_DRAFTS = _NO_OUTPUTS = np.empty(0, np.int64)
 _NO_PAIRS = np.empty((0, 2), np.int64)
 
 
@@ -58,7 +59,7 @@ class OutputPlan:
 
     rows: int64 [O]. positions: int64 [O], of the tokens to be sampled. drafts: int64 [O], the draft that each
     output is compared with, -1 for a row's last output. draft_pairs: int64 [n, 2], (output, token) for each draft
-    that precedes an output in its row, for its penalties.
+    that precedes an output in its row, for its penalties. early: int64 [n], the outputs before `min_tokens`.
     """
 
     rows: npt.NDArray[np.int64]
@@ -66,6 +67,7 @@ class OutputPlan:
     positions: npt.NDArray[np.int64]
     drafts: npt.NDArray[np.int64]
     draft_pairs: npt.NDArray[np.int64]
+    early: npt.NDArray[np.int64]
     verifies: bool
     uses: int
 
@@ -94,6 +96,7 @@ class RowStates:
         self._seen: Tensor | None = None
         self._counts: Tensor | None = None
         self._bias: Tensor | None = None
+        self._ends: Tensor | None = None
         self.pending = torch.zeros(n_rows, dtype=torch.int64, device=device)
         self.pending_values = torch.zeros((n_rows, n_values), dtype=torch.float32, device=device)
 
@@ -114,6 +117,7 @@ class RowStates:
                 binding.seed & 0xFFFFFFFFFFFFFFFF,
                 -1 if s.logprobs is None else s.logprobs,
                 is_biased(s),
+                len(binding.prompt_token_ids) + s.min_tokens,
             )
             self._uses[binding.row] = uses_of(s)
             self._adapters[binding.row] = binding.adapter_slot
@@ -132,7 +136,10 @@ class RowStates:
             if verifies:
                 drafts, pairs = _drafts(batch)
         uses = int(np.bitwise_or.reduce(self._uses[rows]))
-        return OutputPlan(rows, self._parameters[rows], positions, drafts, pairs, verifies, uses)
+        parameters, early = self._parameters[rows], _NO_OUTPUTS
+        if uses & Uses.MIN_TOKENS:
+            early = np.flatnonzero(positions < parameters["first_end"])
+        return OutputPlan(rows, parameters, positions, drafts, pairs, early, verifies, uses)
 
     # -- device, in stream order
 
@@ -142,11 +149,18 @@ class RowStates:
                 self._set_counts(binding)
             if is_biased(binding.sampling):
                 self._set_bias(binding.row, binding.sampling)
+            if binding.sampling.min_tokens:
+                self._set_ends(binding)
 
     def bias(self, rows: Tensor, biased: Tensor) -> Tensor:
         """float32 [O, V]; zero for rows without a bias."""
         assert self._bias is not None
         return self._bias[rows].masked_fill(~biased[:, None], 0.0)
+
+    def ends(self, rows: Tensor) -> Tensor:
+        """bool [n, V]: the end tokens of rows with `min_tokens`."""
+        assert self._ends is not None
+        return self._ends[rows]
 
     def penalties(self, rows: Tensor, numbers: Tensor, draft_pairs: Tensor | None) -> Penalties:
         """The penalties of O outputs. numbers: float32 [3, O], repetition, presence, frequency; neutral for rows
@@ -172,10 +186,7 @@ class RowStates:
             self._seen = torch.zeros(shape, dtype=torch.bool, device=self._device)
         counts = np.bincount(binding.output_token_ids, minlength=self._vocab_size)[: self._vocab_size]
         self._counts[binding.row] = upload(counts.astype(np.int32), self._device)
-        prompt = binding.prompt_token_ids.astype(np.int64)
-        known = prompt[(prompt >= 0) & (prompt < self._vocab_size)]
-        self._seen[binding.row] = False
-        self._seen[binding.row].index_fill_(0, upload(known, self._device), True)
+        self._mark(self._seen[binding.row], binding.prompt_token_ids.astype(np.int64))
 
     def _set_bias(self, row: int, sampling: SamplingParams) -> None:
         if self._bias is None:
@@ -188,6 +199,16 @@ class RowStates:
             dense[token] += value
         dense[np.asarray(sampling.banned_token_ids, dtype=np.int64)] = NEG_INF
         self._bias[row] = upload(dense, self._device)
+
+    def _set_ends(self, binding: RowBinding) -> None:
+        if self._ends is None:
+            self._ends = torch.zeros((self._n_rows, self._vocab_size), dtype=torch.bool, device=self._device)
+        self._mark(self._ends[binding.row], np.fromiter(binding.end_token_ids, np.int64))
+
+    def _mark(self, row: Tensor, token_ids: npt.NDArray[np.int64]) -> None:
+        """Set a bool [V] at these tokens, and clear it elsewhere. Ids that only the tokenizer has are left out."""
+        known = token_ids[(token_ids >= 0) & (token_ids < self._vocab_size)]
+        row.zero_().index_fill_(0, upload(known, self._device), True)
 
 
 def write_rows(target: Tensor, rows: Tensor, values: Tensor) -> None:
@@ -209,6 +230,7 @@ def uses_of(s: SamplingParams) -> int:
         | Uses.PENALTIES * is_penalized(s)
         | Uses.BIAS * is_biased(s)
         | Uses.LOGPROBS * (s.logprobs is not None)
+        | Uses.MIN_TOKENS * (s.min_tokens > 0)
     )
 
 

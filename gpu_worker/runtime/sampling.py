@@ -1,8 +1,8 @@
 """Sampling as pure functions from logits to tokens, with the same results on every device.
 
-Order: bias and bans; repetition, frequency and presence penalties; masks (log-probabilities are computed here);
-temperature; top-k; top-p of the remaining tokens; min-p; Gumbel-max over the rest. A stage is skipped if no output
-of the step uses it; if none is used, sampling is one argmax.
+Order: bias and bans; repetition, frequency and presence penalties; masks; end tokens before `min_tokens`
+(log-probabilities are computed here); temperature; top-k; top-p of the remaining tokens; min-p; Gumbel-max over
+the rest. A stage is skipped if no output of the step uses it; if none is used, sampling is one argmax.
 """
 
 from __future__ import annotations
@@ -72,6 +72,15 @@ def apply_bits(logits: Tensor, outputs: Tensor, bits: Tensor) -> Tensor:
     allowed = (bits.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=bits.device)) & 1
     allowed = allowed.view(len(bits), -1)[:, : logits.shape[-1]].bool()
     logits[outputs] = logits[outputs].masked_fill(~allowed, NEG_INF)
+    return logits
+
+
+def bar(logits: Tensor, outputs: Tensor, tokens: Tensor) -> Tensor:
+    """Ban tokens, in place, but where an output has no others left. outputs: int64 [M]. tokens: bool [M, V]."""
+    before = logits[outputs]
+    rest = before.masked_fill(tokens, NEG_INF)
+    some_left = rest.amax(-1, keepdim=True) > NEG_INF
+    logits[outputs] = torch.where(some_left, rest, before)
     return logits
 
 

@@ -138,6 +138,7 @@ def _binding(seq: ScheduledSequence) -> RowBinding:
         seed=seq.seed,
         prompt_token_ids=seq.prompt,
         output_token_ids=np.array(seq.generated, np.int32),
+        end_token_ids=seq.rules.end_ids,
         adapter_slot=seq.adapter_slot,
     )
 

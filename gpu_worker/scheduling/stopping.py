@@ -2,6 +2,9 @@
 
 Tokens are checked one by one, each in this order: stop token sequences, EOS, stop token ids, length limits. The
 token that ends a sequence is part of its output. Stop *strings* are matched on the text thread.
+
+The first `min_tokens` tokens complete no stop token sequence. EOS and stop tokens need no such check: there, they
+are drawn only where nothing else is left, and then they do end the sequence.
 """
 
 from __future__ import annotations
@@ -28,14 +31,17 @@ End = Finish | BaseException
 class StopRules:
     """The stop conditions of one sequence.
 
+    `end_ids`: the tokens that are not drawn before `min_tokens`: stop tokens and EOS, even with `ignore_eos`.
     `last_ids`: all tokens that can end the output before its length limit, so that one look-up suffices for most
     tokens. `length_reason`: the limit that `max_output_tokens` comes from.
     """
 
     eos_ids: frozenset[int]
     stop_ids: frozenset[int]
+    end_ids: frozenset[int]
     last_ids: frozenset[int]
     sequences: tuple[tuple[int, ...], ...]
+    min_tokens: int
     max_output_tokens: int
     length_reason: str
 
@@ -50,8 +56,10 @@ class StopRules:
         return StopRules(
             eos_ids=eos,
             stop_ids=stops,
+            end_ids=eos_ids | stops,
             last_ids=eos | stops | {ids[-1] for ids in sequences},
             sequences=sequences,
+            min_tokens=sampling.min_tokens,
             max_output_tokens=min(sampling.max_tokens, room),
             length_reason="max_tokens" if sampling.max_tokens <= room else "max_model_len",
         )
@@ -75,7 +83,9 @@ class StopRules:
         return n, None
 
     def _matched(self, generated: Sequence[int], fresh: Sequence[int]) -> tuple[int, ...] | None:
-        """The stop token sequence that the output ends with, or None."""
+        """The stop token sequence that the output ends with, or None if it ends with none or may not end yet."""
+        if len(generated) + len(fresh) <= self.min_tokens:
+            return None
         longest = max(len(stop) for stop in self.sequences)
         tail = (*generated[-longest:], *fresh)
         return next((stop for stop in self.sequences if tail[-len(stop) :] == stop), None)

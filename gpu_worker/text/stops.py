@@ -81,15 +81,18 @@ class StopMatcher:
         self._held = ""
         self.stop: str | None = None
 
-    def push(self, text: str) -> str:
-        """Append text. Returns text that cannot be part of a stop string. If `stop` is set, nothing follows."""
+    def push(self, text: str, may_stop: bool = True) -> str:
+        """Append text. Returns text that cannot be part of a stop string. If `stop` is set, nothing follows.
+
+        A stop string that ends in this text counts only if it `may_stop`.
+        """
         node, root = self._node, self._automaton.root
         for k, letter in enumerate(text):
             child = node.next.get(letter)
             if child is None and node is not root:
                 child = self._automaton._step(node.fail, letter)
             node = child or root
-            if node.stop is not None:
+            if node.stop is not None and may_stop:
                 self.stop = node.stop
                 whole = self._held + text[: k + 1]
                 self._held, self._node = "", root

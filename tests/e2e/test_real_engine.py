@@ -99,16 +99,22 @@ INTERRUPTED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "seeded": {"temperature": 1.2, "seed": 3},
     "penalties": {"temperature": 0.7, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
+    "min_tokens": {"temperature": 1.2, "seed": 6, "min_tokens": 712, "ignore_eos": False},
 }
+ENDS = {509, 511}
 
 
 def test_killed_workers_text_goes_on_as_if_nothing_had_happened(site: Site) -> None:
-    """Same tokens, and each in the stream once: greedy, sampled, and with penalties over what came before."""
+    """Same tokens, and each in the stream once: greedy, sampled, with penalties over what came before, with an end
+    not before so many tokens."""
 
     def submit() -> dict[str, Any]:
         return {
             name: site.generate(
-                "Count from 1 to 500.", max_tokens=1200, ignore_eos=True, submission={"task_id": name}, **options
+                "Count from 1 to 500.",
+                max_tokens=1200,
+                submission={"task_id": name},
+                **{"ignore_eos": True, **options},
             )
             for name, options in INTERRUPTED.items()
         }
@@ -127,6 +133,8 @@ def test_killed_workers_text_goes_on_as_if_nothing_had_happened(site: Site) -> N
         assert values[name]["text"] == text_of(site, result)
         site.redis.delete(*site.redis.keys(f"petiole:{{{name}}}:*"))
         result.forget()
+    assert not ENDS & set(values["min_tokens"]["token_ids"][:712])
+    assert values["min_tokens"]["stop_reason"] == "eos"
     for name, result in submit().items():
         undisturbed = site.get(result, 90)
         assert undisturbed["token_ids"] == values[name]["token_ids"]

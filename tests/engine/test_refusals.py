@@ -43,6 +43,11 @@ BAD: dict[str, tuple[Request, str]] = {
     "max_tokens too big": (request(max_tokens=97), "max_tokens"),
     "max_tokens no number": (request(max_tokens="9"), "max_tokens"),  # type: ignore[arg-type]
     "max_tokens true": (request(max_tokens=True), "max_tokens"),
+    "min_tokens below 0": (request(min_tokens=-1), "min_tokens"),
+    "min_tokens no number": (request(min_tokens="9"), "min_tokens"),
+    "min_tokens above max_tokens": (request(max_tokens=8, min_tokens=9), "min_tokens"),
+    "nothing but end tokens": (request(min_tokens=1, allowed_token_ids=[0, 5], stop_token_ids=[5]), "min_tokens"),
+    "all but end tokens banned": (request(min_tokens=1, banned_token_ids=range(1, 48)), "min_tokens"),
     "temperature below 0": (request(temperature=-0.1), "temperature"),
     "temperature too high": (request(temperature=1e39), "temperature"),
     "temperature beyond floats": (request(temperature=10**400), "temperature"),

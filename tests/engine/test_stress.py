@@ -125,8 +125,10 @@ def _sampling(rng: random.Random, max_model_len: int) -> SamplingParams:
     def sometimes(p: float, value: Callable[[], Any], otherwise: Any) -> Any:
         return value() if rng.random() < p else otherwise
 
+    max_tokens = rng.choice([1, 2, 5, 12, 25, max_model_len])
     return SamplingParams(
-        max_tokens=rng.choice([1, 2, 5, 12, 25, max_model_len]),
+        max_tokens=max_tokens,
+        min_tokens=sometimes(0.3, lambda: rng.randint(1, max_tokens), 0),
         temperature=rng.choice([0.0, 0.0, 0.7, 2.0]),
         seed=sometimes(0.5, lambda: rng.randrange(1 << 32), None),
         presence_penalty=sometimes(0.2, lambda: 0.5, 0.0),

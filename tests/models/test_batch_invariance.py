@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -96,6 +98,15 @@ def test_a_sequence_with_an_adapter_gets_the_same_bits_alone_and_in_a_batch(
     )
     assert together == alone
     assert len({bits[0] for bits in alone}) == len(alone)
+
+
+def test_a_sequence_gets_the_same_bits_beside_others_that_must_not_end_yet(checkpoint, open_runtime):
+    driver = Driver(open_runtime(checkpoint("qwen3")[0]))
+    late = replace(ALL, min_tokens=3, stop_token_ids=range(0, 320, 2))
+    samplings = [ALL, late, ALL, late, late, ALL, ALL, late]
+    asked = list(zip(prompts(), samplings, strict=True))
+    alone = [trace(driver, [driver.sequence(p, s)])[0] for p, s in asked]
+    assert trace(driver, [driver.sequence(p, s) for p, s in asked]) == alone
 
 
 def test_the_number_of_threads_changes_no_bit(checkpoint, open_runtime):

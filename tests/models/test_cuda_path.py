@@ -14,7 +14,7 @@ import pytest
 import torch
 from support import fake_flashinfer
 from support.values import WithValues
-from test_generation import N_TOKENS, PROMPTS, oracle
+from test_generation import MIN_TOKENS, N_TOKENS, PROMPTS, oracle, oracle_of_min_tokens
 from test_logits import ALL, reference, relative_error, table, tokens
 
 from bench.driver import Driver
@@ -63,6 +63,19 @@ def test_a_greedy_generation_equals_that_of_transformers(family, chunk, checkpoi
     folder, model = checkpoint(family)
     outputs = Driver(open_cuda(folder)).generate(PROMPTS, N_TOKENS, chunk=chunk, depth=2)
     assert outputs == [oracle(model, prompt) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("sampling", MIN_TOKENS, ids=lambda sampling: sampling.min_tokens)
+def test_min_tokens_are_those_of_transformers(sampling, checkpoint, open_cuda):
+    """In captured steps of one size, beside rows that do not ask for them."""
+    folder, model = checkpoint("qwen3")
+    driver = Driver(open_cuda(folder, graph_batch_sizes=(4,)))
+    bound, free = driver.sequence(PROMPTS[0], sampling), driver.sequence(PROMPTS[1])
+    driver.prefill([bound, free])
+    driver.decode_many([bound, free], N_TOKENS - 1)
+    expected = oracle_of_min_tokens(model, PROMPTS[0], sampling)
+    assert bound.output[: len(expected)] == expected
+    assert free.output == oracle(model, PROMPTS[1])
 
 
 def test_sampling_is_warmed_up_with_the_types_that_steps_have(checkpoint, open_cuda, monkeypatch):

@@ -15,6 +15,7 @@ SAMPLINGS = {
     "penalized": SamplingParams(
         temperature=0.0, repetition_penalty=1.4, presence_penalty=0.7, frequency_penalty=0.4
     ),
+    "min_tokens": SamplingParams(temperature=0.8, min_tokens=11, stop_token_ids=range(0, 320, 2)),
     "seeded and penalized": SamplingParams(temperature=1.0, top_k=30, frequency_penalty=0.6),
 }
 PROMPT = [5, 17, 200, 33, 91]
@@ -42,10 +43,17 @@ def test_drafts_give_the_tokens_of_plain_decoding(name, wrong_at, checkpoint, op
     assert sequence.output == plain[: len(sequence.output)]
 
 
-def test_a_known_pending_token_continues_a_recomputed_sequence(checkpoint, open_runtime):
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(temperature=0.9, frequency_penalty=0.5, repetition_penalty=1.2),
+        SamplingParams(temperature=0.9, min_tokens=13, stop_token_ids=range(0, 320, 2)),
+    ],
+    ids=["penalized", "min_tokens"],
+)
+def test_a_known_pending_token_continues_a_recomputed_sequence(sampling, checkpoint, open_runtime):
     folder, _ = checkpoint("qwen3")
     runtime = open_runtime(folder)
-    sampling = SamplingParams(temperature=0.9, frequency_penalty=0.5, repetition_penalty=1.2)
     whole = Driver(runtime).generate([PROMPT], 20, sampling, seeds=[11])[0]
 
     driver = Driver(runtime)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from gpu_worker.runtime.interface import PENDING, PageUpdates, RowBinding, StepB
 from gpu_worker.runtime.native.draw import draw as compiled_draw
 from gpu_worker.runtime.noise import gumbel, noise_keys
 from gpu_worker.runtime.rows import RowStates, choice_of
-from gpu_worker.runtime.sampling import apply_bits, apply_penalties, choose
+from gpu_worker.runtime.sampling import apply_bits, apply_penalties, bar, choose
 
 N = 20_000
 
@@ -248,6 +250,30 @@ def test_packed_masks_forbid_the_rest():
     logits = apply_bits(torch.zeros(2, 70), torch.tensor([1]), torch.from_numpy(bits))
     assert logits[0].isfinite().all()
     assert logits[1].isfinite().nonzero().flatten().tolist() == [0, 31, 32, 69]
+
+
+def test_an_output_is_early_by_its_own_position():
+    states = RowStates(4, 10, torch.device("cpu"))
+    rows = enumerate([(5, 3), (7, 1), (5, 0)], 1)
+    states.bind([bind(row, SamplingParams(min_tokens=n), prompt=[0] * n_prompt) for row, (n_prompt, n) in rows])
+    for starts, early in [((4, 6, 4), [0, 1]), ((6, 7, 9), [0]), ((7, 7, 4), [])]:
+        assert states.plan_outputs(batch([1, 2, 3], starts)).early.tolist() == early
+    verify = replace(batch([1, 3], [5, 5], outputs=[4, 1], token_ids=[PENDING, 1, 2, 3, PENDING]), kind="verify")
+    assert states.plan_outputs(verify).early.tolist() == [0, 1]
+
+
+def test_end_tokens_are_those_of_the_rows_last_sequence():
+    states = RowStates(3, 10, torch.device("cpu"))
+    for ends in ([1, 2], [4, 9, 10]):  # the tokenizer's token 10 is none of the model's
+        states.apply_bindings([replace(bind(2, SamplingParams(min_tokens=1)), end_token_ids=ends)])
+    assert states.ends(torch.tensor([1, 2])).nonzero().tolist() == [[1, 4], [1, 9]]
+
+
+def test_barred_tokens_are_spared_where_they_are_all_that_is_left():
+    inf, yes, no = float("inf"), True, False
+    logits = torch.tensor([[1.0, 2, 3], [1, -inf, 3], [-inf, -inf, 3], [1, 2, 3]])
+    got = bar(logits, torch.tensor([0, 1, 2]), torch.tensor([[no, yes, yes], [yes, no, yes], [no, no, yes]]))
+    assert got.tolist() == [[1, -inf, -inf], [1, -inf, 3], [-inf, -inf, 3], [1, 2, 3]]
 
 
 def test_compiled_drawing_gives_the_tokens_of_torch():

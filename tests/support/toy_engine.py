@@ -98,8 +98,9 @@ def expected(request: Request, max_model_len: int = MAX_MODEL_LEN, cut: int | No
     constraint = ToyConstraint(VOCAB, request.constraint.value) if request.constraint else None
     adapter = request.adapter or ""
     tokens: list[int] = []
-    text, detokenizer = "", ToyDetokenizer()
-    source = toy_continuation(prompt, sampling, resolve_seed(request), constraint=constraint, adapter=adapter)
+    text, detokenizer, n_told = "", ToyDetokenizer(), 0
+    seed, ends, settled = resolve_seed(request), {EOS, *sampling.stop_token_ids}, 0
+    source = toy_continuation(prompt, sampling, seed, constraint=constraint, adapter=adapter, ends=ends)
     for token in source:
         tokens.append(token)
         finish = _finish(request, tokens, len(prompt), max_model_len)
@@ -108,21 +109,28 @@ def expected(request: Request, max_model_len: int = MAX_MODEL_LEN, cut: int | No
         if finish is None and len(tokens) == cut:
             finish = Finish(FinishReason.CANCELLED)
         if finish is None or finish.stop_reason not in ("eos", token):  # EOS and stop tokens have no text
-            text += detokenizer.push([token])
-        if finish is not None and not any(stop in text for stop in sampling.stop):
+            text, n_told = text + detokenizer.push([token]), len(tokens)
+        stops = sampling.stop if n_told > sampling.min_tokens else ()
+        if finish is not None and not any(_find(stop, text, settled) >= 0 for stop in stops):
             text += detokenizer.flush()
-        for stop in sampling.stop:
-            if stop in text:
-                return Expected(tuple(tokens), text[: text.index(stop)], FinishReason.STOP, stop)
+        settled = settled if stops else len(text)
+        for stop in stops:
+            if (at := _find(stop, text, settled)) >= 0:
+                return Expected(tuple(tokens), text[:at], FinishReason.STOP, stop)
         if finish is not None:
             return Expected(tuple(tokens), text, finish.reason, finish.stop_reason)
     raise AssertionError("the toy never ends")
 
 
+def _find(stop: str, text: str, settled: int) -> int:
+    """Where the first stop string begins that ends behind the first `settled` characters, or -1."""
+    return text.find(stop, max(0, settled - len(stop) + 1))
+
+
 def _finish(request: Request, tokens: list[int], n_prompt: int, max_model_len: int) -> Finish | None:
     sampling, token = request.sampling, tokens[-1]
     for stop in sampling.stop_token_sequences:
-        if tokens[-len(stop) :] == list(stop):
+        if len(tokens) > sampling.min_tokens and tokens[-len(stop) :] == list(stop):
             return Finish(FinishReason.STOP, str(list(stop)))
     if token == EOS and not sampling.ignore_eos:
         return Finish(FinishReason.STOP, "eos")

@@ -11,7 +11,7 @@ the others, and all noise, depend on the whole history.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,8 @@ class Row:
     adapter_slot: int = 0
     pending: int = 0
     counts: dict[int, int] = field(default_factory=dict)
+    n_prompt: int = 0
+    ends: Collection[int] = ()
 
 
 @dataclass
@@ -166,7 +168,14 @@ class ToyRuntime:
         counts: dict[int, int] = {}
         for token in binding.output_token_ids.tolist():
             counts[token] = counts.get(token, 0) + 1
-        self.rows[binding.row] = Row(binding.sampling, binding.seed, binding.adapter_slot, counts=counts)
+        self.rows[binding.row] = Row(
+            binding.sampling,
+            binding.seed,
+            binding.adapter_slot,
+            counts=counts,
+            n_prompt=len(binding.prompt_token_ids),
+            ends=binding.end_token_ids,
+        )
 
     def _append(
         self, batch: StepBatch, row: int, start: int, offset: int, length: int
@@ -228,9 +237,10 @@ class ToyRuntime:
         allowed = None
         if mask is not None:
             allowed = [v for v in range(self.limits.vocab_size) if int(mask[v // 32]) >> (v % 32) & 1]
-        device_row = self.rows[row]
+        it = self.rows[row]
+        barred = it.ends if position + 1 < it.n_prompt + it.sampling.min_tokens else ()
         return choose(
-            device_row.sampling, device_row.seed, self.limits.vocab_size, history, position, last, counts, allowed
+            it.sampling, it.seed, self.limits.vocab_size, history, position, last, counts, allowed, barred
         )
 
 
@@ -253,9 +263,11 @@ def choose(
     last: int,
     counts: dict[int, int],
     allowed: list[int] | None,
+    barred: Collection[int] = (),
 ) -> int:
     """The token behind `position`. Integers only."""
-    candidates = range(vocab_size) if allowed is None else (allowed or [0])
+    candidates: Sequence[int] = range(vocab_size) if allowed is None else (allowed or [0])
+    candidates = [v for v in candidates if v not in barred] or candidates
     favourite = (3 * last + 1) % vocab_size if history >> 7 & 3 else -1
     width = int(sampling.temperature * 65536)
     best, best_score = 0, -(1 << 62)
@@ -279,6 +291,7 @@ def toy_continuation(
     adapter: str = "",
     weights: int = 1,
     constraint: Any = None,
+    ends: Collection[int] = (),
 ) -> Iterator[int]:
     """The oracle: what the toy samples, token by token, with no pages, no batches and no engine."""
     state, position = 0, 0
@@ -290,7 +303,8 @@ def toy_continuation(
             state = (state + entry * power(position)) & _MASK
             position += 1
         allowed = None if constraint is None else constraint.allowed()
-        token = choose(sampling, seed, vocab_size, state, position - 1, inputs[-1], counts, allowed)
+        barred = ends if position < len(prompt) + sampling.min_tokens else ()
+        token = choose(sampling, seed, vocab_size, state, position - 1, inputs[-1], counts, allowed, barred)
         counts[token] = counts.get(token, 0) + 1
         if constraint is not None:
             constraint.consume(token)

@@ -183,9 +183,10 @@ def letters(text: str) -> list[int]:
     return [token_id for byte in text for token_id in made.encode(byte)]
 
 
-def first_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
-    """The model: grow the text by a letter until it ends with a stop string; the longest such counts."""
-    for end in range(1, len(text) + 1):
+def first_stop(text: str, stops: Sequence[str], settled: int = 0) -> tuple[str, str | None]:
+    """The model: grow the text by a letter until it ends with a stop string; the longest such counts. `settled`:
+    in its first letters none ends."""
+    for end in range(settled + 1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
             stop = max(found, key=len)
@@ -204,6 +205,22 @@ def test_any_cut_gives_the_text_and_the_stop_of_the_model(text: str, stops: list
     assert ("".join(texts), stop) == first_stop(text, stops)
     kept = made.decode(token_ids[:counted])
     assert kept == text if stop is None else kept == "".join(texts) + stop
+
+
+@given(
+    text=st.text(st.sampled_from("ab😀c"), max_size=40),
+    stops=stop_strings,
+    cuts=cuts,
+    min_tokens=st.integers(0, 60),
+)
+def test_the_text_of_the_first_min_tokens_may_begin_a_stop_string_and_completes_none(
+    text: str, stops: list[str], cuts: list[int], min_tokens: int
+) -> None:
+    made, token_ids = tokenizer("byte_level"), letters(text)
+    settled = made.decode(token_ids[:min_tokens]).rstrip("\ufffd")
+    texts, stop, counted = stream_in_pieces(TextStream(made, stops, min_tokens=min_tokens), token_ids, cuts)
+    assert ("".join(texts), stop) == first_stop(text, stops, len(settled))
+    assert stop is None or counted > min_tokens
 
 
 @given(text=st.text(st.sampled_from("ab😀c"), max_size=40), stops=stop_strings)
@@ -249,6 +266,14 @@ def test_the_match_that_is_complete_first_wins() -> None:
     made = tokenizer("byte_level")
     assert TextStream(made, ["abc", "b"]).push(letters("abc"))[:2] == ("a", "b")
     assert TextStream(made, ["b", "ab"]).push(letters("abc"))[:2] == ("", "ab")
+
+
+def test_an_incomplete_character_at_the_end_belongs_to_the_token_before_it() -> None:
+    made = tokenizer("byte_level")
+    for min_tokens, stop in ((0, "\ufffd"), (1, None)):
+        stream = TextStream(made, ["\ufffd"], min_tokens=min_tokens)
+        stream.push([made.backend.token_to_id("ð")])
+        assert (stream.flush(), stream.stop) == ("" if stop else "\ufffd", stop)
 
 
 def test_a_partial_match_is_shown_at_the_end() -> None:
