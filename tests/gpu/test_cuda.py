@@ -167,10 +167,16 @@ def test_decodes_without_graphs_give_the_same_logits(checkpoint, open_runtime):
     assert relative_error(np.array(found[1]), np.array(found[0])) < 1e-3
 
 
-def test_a_verify_accepts_what_decoding_would_have_drawn(checkpoint, open_runtime):
+@pytest.mark.parametrize(
+    "setting",
+    [{"frequency_penalty": 0.3}, {"min_tokens": 5, "stop_token_ids": tuple(range(0, 320, 2))}],
+    ids=["penalised", "min_tokens"],
+)
+def test_a_verify_accepts_what_decoding_would_have_drawn(setting, checkpoint, open_runtime):
     runtime = open_runtime(checkpoint("qwen3")[0], speculative_tokens=3)
-    sampling = SamplingParams(temperature=0.8, top_p=0.9, frequency_penalty=0.3)
+    sampling = SamplingParams(temperature=0.8, top_p=0.9, **setting)
     plain = Driver(runtime).generate([tokens(9)], 8, sampling, seeds=[5])[0]
+    assert not set(plain[: sampling.min_tokens]).intersection(sampling.stop_token_ids)
     driver = Driver(runtime)
     sequence = driver.sequence(tokens(9), sampling, 5)
     driver.prefill([sequence])
