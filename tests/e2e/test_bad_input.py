@@ -155,4 +155,4 @@ def test_a_bad_control_message_does_no_harm(site: Site, worker: Worker) -> None:
 def test_the_worker_lives(site: Site, worker: Worker) -> None:
     assert site.get(site.generate("alive", max_tokens=3, seed=1))["token_ids"] == expected("alive", 1, 3)
     assert worker.alive()
-    assert site.without_ttl() <= {"petiole:owners"}
+    eventually(lambda: site.without_ttl() <= {"petiole:owners"}, "all messages are acknowledged")
