@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -118,7 +119,7 @@ class Report:
             "machine": machine(),
             "versions": versions(),
             "commit": commit(),
-            "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "command": command(sys.argv),
             "seconds": round(time.monotonic() - self.began, 1),
             "results": [result.as_json() for result in self.results],
             "absent": self.absent,
@@ -136,6 +137,13 @@ class Report:
         """Write the JSON, when asked: what was measured is kept, whatever becomes of the rest of a long run."""
         if json_path:
             write(json_path, self.as_json())
+
+
+def command(argv: Sequence[str]) -> str:
+    """What was called, without the places that it wrote to."""
+    written = {"--json", "--plots"}
+    options = [option for before, option in pairwise(argv) if not written & {before, option.partition("=")[0]}]
+    return " ".join([Path(argv[0]).name, *options])
 
 
 def write(path: str, record: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from bench import render, report
 from bench.checkpoints import QWEN3_06B, SMALL, TINY, checkpoint
-from bench.report import Measurement, NotFiniteError, Report, compare, percentile
+from bench.report import Measurement, NotFiniteError, Report, command, compare, percentile
 
 
 def test_a_target_bounds_the_ratio_where_there_is_one() -> None:
@@ -154,3 +154,8 @@ def test_every_missed_target_has_its_cause() -> None:
 def test_the_tables_of_the_scaling_page_are_those_of_the_results() -> None:
     text = render.SCALING.read_text()
     assert render.scaling(text) == text
+
+
+def test_a_record_says_what_was_called_and_no_place_of_the_machine() -> None:
+    argv = ["/home/me/models.py", "--json", "/data/models.json", "--plots=/data", "--only", "small", "--quick"]
+    assert command(argv) == "models.py --only small --quick"
