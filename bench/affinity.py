@@ -82,7 +82,7 @@ def measure(report: Report, size: int, conversations: int, turns: int) -> None:
         sum(turn.cached_tokens for turn in side) / sum(turn.prompt_tokens for turn in side) for side in sides
     ]
     ttfts = [statistics.median(turn.ttft_ms for turn in side) for side in sides]
-    title = f"{conversations} conversations on {size} worker{'s'[: size - 1]}"
+    title = f"{conversations} conversations on {size} {'worker' if size == 1 else 'workers'}"
     report.add(f"{title}: in the cache", shares[0], "of the prompt", peer=shares[1])
     report.add("  from delay() to the first delta, median", ttfts[0], "ms", peer=ttfts[1], better="lower")
 
