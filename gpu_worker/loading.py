@@ -16,7 +16,15 @@ from gpu_worker.errors import InvalidRequest, ModelError
 from gpu_worker.preparation import ConstraintCompiler
 from gpu_worker.request import Constraint, SamplingParams
 from gpu_worker.runtime.device import open_device
-from gpu_worker.runtime.interface import PENDING, Int32Array, PageUpdates, RowBinding, Runtime, StepBatch
+from gpu_worker.runtime.interface import (
+    NO_UPDATES,
+    PENDING,
+    Int32Array,
+    PageUpdates,
+    RowBinding,
+    Runtime,
+    StepBatch,
+)
 from gpu_worker.text import Tokenizer, load_tokenizer
 from gpu_worker.tracing import Tracer
 
@@ -101,7 +109,7 @@ def warm_up(runtime: Runtime, prompt_tokens: int = 16, decodes: int = 3) -> None
             outputs=_one(1),
             pending=_one(PENDING),
             bindings=[binding] if step == 0 else [],
-            pages=updates if step == 0 else PageUpdates(*(np.empty(0, np.int32) for _ in range(3))),
+            pages=updates if step == 0 else NO_UPDATES,
         )
         runtime.launch_forward(step % 2, batch)
         runtime.launch_sampling(step % 2, batch, None).wait()

@@ -32,6 +32,7 @@ class CpuExecutor:
         self._native = None if decoder.n_values else native_decoder(decoder, cache, bank)
 
     def forward(self, slot_id: int, inputs: StepInputs) -> StepStates:
+        self._cache.update(inputs.pages)
         at = inputs.pending_inputs
         inputs.token_ids[at] = self._pending[inputs.rows[at]]
         token_ids, outputs = torch.from_numpy(inputs.token_ids), torch.from_numpy(inputs.output_inputs)

@@ -27,14 +27,13 @@ from gpu_worker.runtime.attention.flashinfer import (
 from gpu_worker.runtime.device import Device, Stream, staged, upload
 from gpu_worker.runtime.graphs import Capture, DecodeGraphs
 from gpu_worker.runtime.inputs import StepInputs, StepStates, lay_out
-from gpu_worker.runtime.interface import PageUpdates, StepBatch
+from gpu_worker.runtime.interface import NO_UPDATES, StepBatch
 from gpu_worker.runtime.kv import KVCache
 from gpu_worker.runtime.room import state_bytes
 from gpu_worker.runtime.sampling import Choice, choose
 
 _WRAPPER_BYTES = 8 * 2**20
 _SLACK_BYTES = 512 * 2**20
-_NO_PAGES = PageUpdates(*(np.zeros(0, dtype=np.int32) for _ in range(3)))
 
 
 def require_flashinfer(model: ModelConfig) -> None:
@@ -108,12 +107,13 @@ class CudaExecutor:
         slot = self._slots[slot_id]
         if inputs.kind == "decode" and len(inputs.batch_rows) <= slot.graphs.largest:
             return slot.graphs.run(inputs)
+        self._cache.update(inputs.pages)
         return self._append(slot.append, inputs)
 
     def _warm_up(self) -> None:
         """Compile and load the kernels outside the graphs, on row 0: an eager step, sampling with all filters."""
         one = np.ones(1, dtype=np.int32)
-        batch = StepBatch("prefill", 0 * one, 0 * one, 2 * one, np.zeros(2, np.int32), one, -one, (), _NO_PAGES)
+        batch = StepBatch("prefill", 0 * one, 0 * one, 2 * one, np.zeros(2, np.int32), one, -one, (), NO_UPDATES)
         with torch.inference_mode():
             for slot in self._slots:
                 logits = self._append(slot.append, lay_out(batch, 0 * one)).logits()

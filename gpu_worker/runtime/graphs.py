@@ -1,9 +1,10 @@
 """Decode steps as CUDA graphs: one per slot and batch size of a ladder, captured once.
 
-A graph reads rows, positions and tokens from the slot's device buffer, and pending inputs and the page table at
-their fixed addresses. It writes logits (and hidden states, for models that decode values) to the slot's buffers.
-The attention plan, which changes between replays, is written to the same memory before each replay. A batch
-between two sizes is padded with row 0, whose one position lies in page 0.
+A graph reads rows, positions, tokens and new entries of the page table from the slot's device buffer, and pending
+inputs and the page table at their fixed addresses. It writes those entries, the list of the batch's pages, and
+logits (and hidden states, for models that decode values) to the slot's buffers. The attention plan, which changes
+between replays, is written to the same memory before each replay. A batch between two sizes is padded with row 0,
+whose one position lies in page 0.
 
 A small batch is captured twice, with the usual kernels and with `fused.products`, and the quicker graph is kept:
 on another card, or for another shape, it may be the other one.
@@ -36,6 +37,7 @@ from gpu_worker.runtime.attention.flashinfer import (
 )
 from gpu_worker.runtime.device import CudaStream, Device, Stream
 from gpu_worker.runtime.inputs import StepInputs, StepStates
+from gpu_worker.runtime.interface import NO_UPDATES, PageUpdates
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +45,8 @@ MARGIN = 0.02
 """By which part of a step's time `fused.products` must be quicker: chance does not decide between two equals."""
 
 _ROWS, _POSITIONS, _TOKENS, _ADAPTERS, _INDPTR, _LAST = range(6)
-_FIELDS = 6
+_UPDATES = slice(6, 9)  # rows, columns and pages of new entries of the page table
+_FIELDS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,14 +191,16 @@ class DecodeGraphs:
 
     def _warm_up(self, size: int, work: Callable[[], None]) -> None:
         with torch.inference_mode():
-            self._prepare(size, np.zeros(0, np.int32), np.zeros(0, np.int32))
+            self._prepare(size, np.zeros(0, np.int32), np.zeros(0, np.int32), NO_UPDATES)
             work()
 
     def _forward(self, size: int, adapted: bool, layers: Layers) -> None:
-        from gpu_worker.runtime.fused.layers import token_slots
+        from gpu_worker.runtime.fused.layers import gather_pages, token_slots, write_pages
 
         cache = self._geometry.cache
         rows, positions = self._buffers.field(_ROWS, size), self._buffers.field(_POSITIONS, size)
+        write_pages(cache.table, *self._buffers.device[_UPDATES, :size])
+        gather_pages(cache.table, rows, self._buffers.field(_INDPTR, size + 1), self._indices)
         deltas = None
         if adapted and self._bank is not None:
             deltas = CapturedDeltas(self._bank, self._buffers.field(_ADAPTERS, size))
@@ -222,14 +227,13 @@ class DecodeGraphs:
         host[_TOKENS, :n] = inputs.token_ids
         host[_ADAPTERS, :size] = 0
         host[_ADAPTERS, :n] = inputs.adapters
-        self._prepare(size, inputs.batch_rows, inputs.starts)
+        assert len(inputs.pages.rows) <= n, "one more position needs at most one more page"
+        self._prepare(size, inputs.batch_rows, inputs.starts, inputs.pages)
         self._replays[size, self._bank is not None and bool(inputs.adapters.any())]()
         return StepStates(self._buffers.hidden[:n], lambda: self._buffers.logits[:n])
 
-    def _prepare(self, size: int, rows: np.ndarray, starts: np.ndarray) -> None:
+    def _prepare(self, size: int, rows: np.ndarray, starts: np.ndarray, updates: PageUpdates) -> None:
         """Fill the slot's buffers for `rows`, padded to `size`, and plan the attention over them."""
-        from gpu_worker.runtime.fused.layers import gather_pages
-
         n, host = len(rows), self._buffers.host.numpy()
         host[_ROWS, :size] = 0
         host[_POSITIONS, :size] = 0
@@ -239,11 +243,9 @@ class DecodeGraphs:
         indptr, last = host_page_counts(host[_POSITIONS, :size] + 1, self._geometry.cache.page_size)
         host[_INDPTR, : size + 1] = indptr
         host[_LAST, :size] = last
+        host[_UPDATES, :size] = 0  # row 0, column 0, page 0: what is there
+        host[_UPDATES, : len(updates.rows)] = updates.rows, updates.columns, updates.pages
         self._buffers.device.copy_(self._buffers.host, non_blocking=True)
-        rows_on_device = self._buffers.field(_ROWS, size)
-        gather_pages(
-            self._geometry.cache.table, rows_on_device, self._buffers.field(_INDPTR, size + 1), self._indices
-        )
         pinned, indices = self._buffers.host, self._indices[: int(indptr[-1])]
         self._wrappers[size].plan(pinned[_INDPTR, : size + 1], indices, pinned[_LAST, :size])
 

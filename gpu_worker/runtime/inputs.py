@@ -19,7 +19,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from cache import ragged_arange
-from gpu_worker.runtime.interface import PENDING, Float32Array, Int32Array, StepBatch, StepKind
+from gpu_worker.runtime.interface import PENDING, Float32Array, Int32Array, PageUpdates, StepBatch, StepKind
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -31,7 +31,7 @@ class StepInputs:
     """rows, positions, token_ids: [T]; PENDING if a token comes from its row's pending buffer. pending_inputs: the
     indices of those. output_inputs: [O], indices of the inputs whose logits are sampled. known_pending_rows,
     known_pending, pending_values: [B'], next inputs to write to the pending buffers of these rows. adapters: [B],
-    the adapter slot of each sequence. values: as in `StepBatch`."""
+    the adapter slot of each sequence. pages, values: as in `StepBatch`."""
 
     kind: StepKind
     rows: Int64Array
@@ -45,6 +45,7 @@ class StepInputs:
     starts: Int32Array
     lengths: Int32Array
     adapters: Int32Array
+    pages: PageUpdates
     values: Float32Array | None = None
     pending_values: Float32Array | None = None
 
@@ -82,6 +83,7 @@ def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:
         starts=starts,
         lengths=lengths,
         adapters=adapters,
+        pages=batch.pages,
         values=batch.values,
         pending_values=None if batch.pending_values is None else batch.pending_values[known],
     )
@@ -103,4 +105,5 @@ def _lay_out_decode(batch: StepBatch, adapters: Int32Array) -> StepInputs:
         starts=batch.starts,
         lengths=batch.lengths,
         adapters=adapters,
+        pages=batch.pages,
     )

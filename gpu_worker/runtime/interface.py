@@ -60,6 +60,9 @@ class PageUpdates:
     pages: Int32Array
 
 
+NO_UPDATES = PageUpdates(*(np.empty(0, np.int32) for _ in range(3)))
+
+
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     """The inputs of one step; immutable. B sequences, T = lengths.sum() positions, O = outputs.sum().

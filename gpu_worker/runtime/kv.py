@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,8 @@ from gpu_worker.config import EngineConfig
 from gpu_worker.errors import ModelError
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.runtime.container import memory_left
+from gpu_worker.runtime.device import upload
+from gpu_worker.runtime.interface import PageUpdates
 from gpu_worker.runtime.room import require_room
 
 _CPU_KV_BYTES = 2**30
@@ -41,6 +44,15 @@ class KVCache:
         """int64 [T]: the pool slots of the given positions of the given rows."""
         pages = self.table[rows, positions // self.page_size].long()
         return pages * self.page_size + positions % self.page_size
+
+    def update(self, updates: PageUpdates) -> None:
+        """Write these entries of the table, in stream order."""
+        if self.table.device.type == "cpu":
+            self.table.numpy()[updates.rows, updates.columns] = updates.pages
+        elif len(updates.rows):
+            entries = np.stack([updates.rows, updates.columns, updates.pages])
+            rows, columns, pages = upload(entries, self.table.device)
+            self.table[rows.long(), columns.long()] = pages
 
 
 def new_kv_cache(

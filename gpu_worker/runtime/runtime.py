@@ -40,7 +40,7 @@ from gpu_worker.runtime.derived import max_model_len, n_threads, quantization, s
 from gpu_worker.runtime.device import CudaStream, Device, open_device, upload
 from gpu_worker.runtime.graphs import cuda_capture, eager
 from gpu_worker.runtime.inputs import StepInputs, StepStates, lay_out
-from gpu_worker.runtime.interface import ModelLimits, PageUpdates, StepBatch, TokenMask, Transfer
+from gpu_worker.runtime.interface import ModelLimits, StepBatch, TokenMask, Transfer
 from gpu_worker.runtime.kv import KVCache, decide_n_pages, free_bytes, new_kv_cache
 from gpu_worker.runtime.outputs import OutputSampler
 from gpu_worker.runtime.room import require_rows_and_adapters
@@ -239,7 +239,6 @@ class ModelRuntime:
 
         def forward() -> None:
             self._states.apply_bindings(batch.bindings)
-            self._update_pages(batch.pages)
             staging.states = self._executor.forward(slot_id, inputs)
             if len(inputs.known_pending):
                 rows = self._up(inputs.known_pending_rows)
@@ -283,14 +282,6 @@ class ModelRuntime:
                 task()
 
         self._stream.enqueue(run, label)
-
-    def _update_pages(self, updates: PageUpdates) -> None:
-        table = self._cache.table
-        if table.device.type == "cpu":
-            table.numpy()[updates.rows, updates.columns] = updates.pages
-        elif len(updates.rows):
-            rows, columns, pages = self._up(np.stack([updates.rows, updates.columns, updates.pages]))
-            table[rows.long(), columns.long()] = pages
 
     def _decode_values(self, hidden: Tensor, plan: OutputPlan, token_ids: Tensor) -> Tensor:
         """The values of the sampled tokens: float32 [O, n_values]. Also writes them as the rows' next inputs."""

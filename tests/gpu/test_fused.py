@@ -23,7 +23,7 @@ from gpu_worker.models.layers import DenseLinear, Rotation
 from gpu_worker.runtime.fused import choose as fused
 from gpu_worker.runtime.fused import products
 from gpu_worker.runtime.fused.adapters import add_deltas
-from gpu_worker.runtime.fused.layers import gather_pages, rotate_and_store, token_slots
+from gpu_worker.runtime.fused.layers import gather_pages, rotate_and_store, token_slots, write_pages
 from gpu_worker.runtime.noise import noise_keys
 from gpu_worker.runtime.sampling import Choice, choose
 
@@ -112,6 +112,19 @@ def test_pages_and_slots_follow_the_page_table(page_size):
     rows, positions = (torch.randint(0, most, (777,), dtype=torch.int32) for most in (6, 3000))
     slots = token_slots(table.to(DEVICE), rows.to(DEVICE), positions.to(DEVICE), page_size)
     assert torch.equal(slots.cpu(), plain.token_slots(table, rows, positions, page_size))
+
+
+@pytest.mark.parametrize("n", [1, 40, 700])
+def test_new_pages_are_written_to_the_page_table(n):
+    """Beside padding, which writes to the first entry what is there."""
+    table = torch.randint(0, 900, (60, 300), dtype=torch.int32)
+    table[0, 0] = 0
+    entries = torch.randperm(table.numel() - 1)[:n].int() + 1
+    updates = [torch.cat([x, torch.zeros(5)]).int() for x in (entries // 300, entries % 300, entries)]
+    ours = table.to(DEVICE)
+    write_pages(ours, *(x.to(DEVICE) for x in updates))
+    plain.write_pages(table, *updates)
+    assert torch.equal(ours.cpu(), table)
 
 
 def test_a_slot_that_32_bits_cannot_index():

@@ -94,6 +94,13 @@ def rotate_and_store(q, k, v, rotation, keys, values, slots):
         target[slots] = source.float().clamp(-largest, largest).to(target.dtype)
 
 
+def write_pages(table, rows, columns, pages):
+    check_int32(rows, columns, pages)
+    assert table.dtype == torch.int32
+    assert len(rows) == len(columns) == len(pages)
+    table[rows.long(), columns.long()] = pages
+
+
 def gather_pages(table, rows, indptr, pages):
     check_int32(rows, indptr, pages)
     assert len(indptr) == len(rows) + 1
@@ -298,7 +305,8 @@ def install(monkeypatch):
     module("flashinfer", BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper)
     module("flashinfer.norm", rmsnorm, fused_add_rmsnorm)
     module("flashinfer.activation", silu_and_mul)
-    module("gpu_worker.runtime.fused.layers", rotate_and_store, gather_pages, token_slots, quantize_rows)
+    layers = (rotate_and_store, write_pages, gather_pages, token_slots, quantize_rows)
+    module("gpu_worker.runtime.fused.layers", *layers)
     module("gpu_worker.runtime.fused.adapters", add_deltas)
     products = module("gpu_worker.runtime.fused.products", fits, forward)
     products.MOST_ROWS = MOST_ROWS

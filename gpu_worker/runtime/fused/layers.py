@@ -147,6 +147,23 @@ def _store_halves(target, at, used, low, high, HALF: tl.constexpr):
     tl.store(target + at + HALF, high.to(target.dtype.element_ty), mask=used)
 
 
+def write_pages(table: Tensor, rows: Tensor, columns: Tensor, pages: Tensor) -> None:
+    """table[rows, columns] = pages; all int32. rows, columns, pages: [N]; of equal places, the pages are equal."""
+    n, block = len(rows), 256
+    _write_pages[(triton.cdiv(n, block),)](
+        table, rows, columns, pages, n, table.stride(0), BLOCK=block, num_warps=4
+    )
+
+
+@triton.jit
+def _write_pages(table, rows, columns, pages, n, width, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    used = i < n
+    row = tl.load(rows + i, mask=used, other=0).to(tl.int64)
+    column, page = tl.load(columns + i, mask=used, other=0), tl.load(pages + i, mask=used, other=0)
+    tl.store(table + row * width + column, page, mask=used)
+
+
 def gather_pages(table: Tensor, rows: Tensor, indptr: Tensor, pages: Tensor) -> None:
     """pages[indptr[i] : indptr[i + 1]] = the first pages of row `rows[i]`; all int32.
 
