@@ -16,7 +16,7 @@ from pathlib import Path
 WORKLOADS: dict[str, str] = {
     "cache": "prefix caches and the page table",
     "scheduler": "the scheduler over a runtime that computes nothing",
-    "overlap": "pipelined against blocking, with a model that sleeps",
+    "overlap": "pipelined against blocking, with a device that only keeps time",
     "models": "decode and prefill on the CPU against transformers and llama.cpp",
     "batching": "a whole load at once, against transformers' generate and its continuous batching",
     "engine": "the engine driven directly: batches, arrivals, prefixes, chat, constraints, speculation",
@@ -24,6 +24,7 @@ WORKLOADS: dict[str, str] = {
     "celery_noop": "one-token generations against Celery's no-op task",
     "latency": "from delay() to the first delta in a reader's hands",
     "serving": "the engine through the broker with readers, against the same engine driven directly",
+    "pace": "a worker and its readers around a device as fast as a GPU, which only keeps time",
     "reliability": "an engine with log, fencing and leases against the same one without",
     "recovery": "a worker that is killed or deployed in mid-sentence: when its readers hear again",
     "affinity": "conversations on a fleet: how much of a prompt is in the cache of the worker that gets it",

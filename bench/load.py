@@ -65,7 +65,8 @@ class Stream:
         if delta.token_ids:
             self.stamps.append(time.perf_counter())
             self.tokens += len(delta.token_ids)
-            self.begun.set()
+            if len(self.stamps) == 1:
+                self.begun.set()
 
     @property
     def ttft_s(self) -> float:

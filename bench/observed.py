@@ -15,8 +15,10 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bench.profiling import cpu_seconds
 from bench.report import percentile
@@ -31,8 +33,7 @@ def engine(config: EngineConfig) -> Engine:
     tracer = Tracer()
     watched = Engine(config, tracer=tracer)
     watch = Watch(tracer)
-    for work, name in ((watch.obey, "bench-pipe"), (watch.probe, "bench-probe")):
-        threading.Thread(target=work, name=name, daemon=True).start()
+    watch.start()
     return watched
 
 
@@ -46,6 +47,10 @@ class Watch:
     queued_s: dict[str, float] = field(default_factory=dict)
     late_s: list[float] = field(default_factory=list)
 
+    def start(self) -> None:
+        for work, name in ((self.obey, "bench-pipe"), (self.probe, "bench-probe")):
+            threading.Thread(target=work, name=name, daemon=True).start()
+
     def obey(self) -> None:
         while True:
             with Path(os.environ["BENCH_PIPE"]).open() as pipe:
@@ -54,7 +59,7 @@ class Watch:
                     if command == "begin":
                         self.begin(float(argument))
                     else:
-                        self.end(Path(argument))
+                        self.write(self.end(), Path(argument))
 
     def begin(self, switch_interval_s: float) -> None:
         sys.setswitchinterval(switch_interval_s)
@@ -63,11 +68,11 @@ class Watch:
         self.cpu_s, self.queued_s = cpu_seconds(), queued_seconds()
         self.began = time.perf_counter()
 
-    def end(self, path: Path) -> None:
+    def end(self) -> dict[str, Any]:
         seconds = time.perf_counter() - self.began
         late, cpu_s, queued_s = sorted(self.late_s), cpu_seconds(), queued_seconds()
         waited = sum(s["dur"] for s in self.tracer.spans() if s["line"] == "engine" and s["name"] == "wait") / 1e6
-        seen = {
+        return {
             "seconds": seconds,
             "cpu_s": {name: cost - self.cpu_s.get(name, 0.0) for name, cost in cpu_s.items()},
             "queued_s": {name: cost - self.queued_s.get(name, 0.0) for name, cost in queued_s.items()},
@@ -75,6 +80,9 @@ class Watch:
             "late_s": {"mean": sum(late) / max(1, len(late)), "99": percentile(late, 0.99)},
             "probes": len(late),
         }
+
+    @staticmethod
+    def write(seen: Mapping[str, Any], path: Path) -> None:
         beside = path.with_suffix(".part")
         beside.write_text(json.dumps(seen))
         beside.rename(path)

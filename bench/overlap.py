@@ -1,15 +1,15 @@
-"""Does the host work while the device works? A model that sleeps, pipelined and blocking.
+"""Does the host work while the device works? A device that only keeps time, pipelined and blocking.
 
-The device sleeps for a fixed time a step, as a GPU looks from the host; the host adds a fixed time to each launch.
+The device takes a fixed time a step, as a GPU looks from the host; the host adds a fixed time to each launch.
 Blocking, a step takes their sum; pipelined, the longer of the two. The engine is the real one, with all of its
-threads. The floor of each figure is that ideal, with the engine's own host time (measured with both at zero)
-counted to the host.
+threads. The floor of each figure is that ideal, with the engine's own host time (what a blocking step takes
+beyond the device's, with nothing added to its launch) counted to the host.
 
 Where nothing overlaps, on a CPU that is busy with the model, pipelining must cost nothing: petiole-tiny, pipelined
 and blocking, in many short rounds in turns. What counts is the median of the rounds' ratios, beside the processor
 time that each engine takes for a step.
 
-`--traces FOLDER` keeps a trace of each engine over the sleeping device, as Chrome JSON (chrome://tracing,
+`--traces FOLDER` keeps a trace of each engine over such a device, as Chrome JSON (chrome://tracing,
 ui.perfetto.dev).
 """
 
@@ -19,10 +19,11 @@ import itertools
 import statistics
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from bench import load, report
-from bench.stand_ins import SleepingRuntime
+from bench.stand_ins import TimedRuntime
 from gpu_worker import Engine, EngineConfig, Request, SamplingParams
 from gpu_worker.tracing import NO_TRACE, Tracer
 
@@ -33,20 +34,22 @@ BATCHES = (1, 8, 32)
 
 
 def step_s(pipeline: str, device_s: float, host_s: float, steps: int, tracer: Tracer = NO_TRACE) -> float:
-    """Seconds a step in the steady state: between the first and the last token of sequences side by side."""
-    runtime = SleepingRuntime(device_s=device_s, host_s=host_s, rows=SEQUENCES)
-    runtime.device.on_span = tracer.record_device if tracer.enabled else None
+    """Seconds a step in the steady state, as the device sees it: from one decode to the next."""
+    starts: list[float] = []
+
+    def on_span(stream: str, label: str, start: float, end: float) -> None:
+        starts.append(start)
+        tracer.record_device(stream, label, start, end)
+
+    runtime = TimedRuntime(device_s, partial(time.sleep, host_s) if host_s else lambda: None, rows=SEQUENCES)
+    runtime.on_span = on_span
     config = EngineConfig(pipeline="on" if pipeline == "on" else "off", max_num_seqs=SEQUENCES)
-    stamps: list[float] = []
     with Engine(config, runtime=runtime, tracer=tracer) as engine:
         sampling = SamplingParams(max_tokens=steps + 8, temperature=0)
         requests = [Request(prompt=[1 + i, 2, 3], sampling=sampling) for i in range(SEQUENCES)]
-        handles = [engine.submit(requests[0], on_delta=lambda _, delta: stamps.append(time.perf_counter()))]
-        handles += [engine.submit(request) for request in requests[1:]]
-        for handle in handles:
+        for handle in [engine.submit(request) for request in requests]:
             handle.result()
-    gaps = [b - a for a, b in itertools.pairwise(stamps[4:-1])]
-    return statistics.median(gaps)
+    return statistics.median(b - a for a, b in itertools.pairwise(starts[SEQUENCES:-SEQUENCES]))
 
 
 def on_the_cpu(result: report.Report, batch: int, engines: Mapping[str, Engine], rounds: int, tokens: int) -> None:
@@ -90,14 +93,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--traces", metavar="FOLDER", help="write the traces of both engines here")
     options = parser.parse_args(argv)
     steps = 30 if options.quick else 150
-    result = report.Report("Overlap: a model that sleeps 10 ms a step")
-    own = step_s("off", 0.0, 0.0, steps)
+    result = report.Report("Overlap: a device that takes 10 ms a step")
+    own = step_s("off", DEVICE_S, 0.0, steps) - DEVICE_S
     result.add("engine's own host time a step", own * 1e3, "ms")
-    device = slept(DEVICE_S)
     curves: dict[str, list[float]] = {"on": [], "off": []}
     for ratio in (0.5,) if options.quick else RATIOS:
         host = slept(DEVICE_S * ratio)
-        ideal = {"on": max(device, host + own), "off": device + host + own}
+        ideal = {"on": max(DEVICE_S, host + own), "off": DEVICE_S + host + own}
         for pipeline in ("on", "off"):
             measured = step_s(pipeline, DEVICE_S, DEVICE_S * ratio, steps)
             curves[pipeline].append(measured)
@@ -120,7 +122,7 @@ def main(argv: list[str] | None = None) -> None:
     if options.plots and not options.quick:
         from bench import plots
 
-        relative = {mode: [seconds / device for seconds in found] for mode, found in curves.items()}
+        relative = {mode: [seconds / DEVICE_S for seconds in found] for mode, found in curves.items()}
         plots.overlap(Path(options.plots) / "overlap.png", RATIOS, relative)
     if options.traces:
         Path(options.traces).mkdir(parents=True, exist_ok=True)

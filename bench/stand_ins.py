@@ -1,32 +1,35 @@
 """Runtimes that stand in for a model, to measure the engine around it.
 
-`NullRuntime` computes nothing: what is left is the scheduler's own cost. `SleepingRuntime` sleeps on the compute
-stream instead of computing, as a GPU looks to the host: it shows what overlaps with what.
+`NullRuntime` computes nothing: what is left is the scheduler's own cost. `TimedRuntime` takes its time instead of
+computing, as a GPU looks to the host: it shows what overlaps with what.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gpu_worker.runtime.device import CpuDevice
+from gpu_worker.runtime.device import SpanHook
 from gpu_worker.runtime.interface import ModelLimits, StepBatch, StepOutput, TokenMask, Transfer
-from gpu_worker.runtime.transfer import TransferHandle
 
 
-class _Ready:
-    """A transfer that has arrived."""
+class _Due:
+    """A transfer that arrives at `at`, seconds of `time.perf_counter`."""
 
-    __slots__ = ("_output",)
+    __slots__ = ("_at", "_output")
 
-    def __init__(self, output: StepOutput) -> None:
-        self._output = output
+    def __init__(self, output: StepOutput, at: float = 0.0) -> None:
+        self._output, self._at = output, at
 
     def ready(self) -> bool:
-        return True
+        return time.perf_counter() >= self._at
 
     def wait(self) -> StepOutput:
+        left = self._at - time.perf_counter()
+        if left > 0:  # a sleep of nothing gives the interpreter away all the same
+            time.sleep(left)
         return self._output
 
 
@@ -58,7 +61,7 @@ class NullRuntime:
         pass
 
     def launch_sampling(self, slot_id: int, batch: StepBatch, mask: TokenMask | None) -> Transfer:
-        return _Ready(self._output(batch))
+        return _Due(self._output(batch))
 
     def _output(self, batch: StepBatch) -> StepOutput:
         tokens = np.full(int(batch.outputs.sum()), self._token_id, np.int32)
@@ -77,32 +80,48 @@ class NullRuntime:
         pass
 
 
-class SleepingRuntime(NullRuntime):
-    """A device that takes `device_s` for each step, and a host that takes `host_s` more for each launch."""
+class TimedRuntime(NullRuntime):
+    """A device that keeps time and does nothing else: step after step takes `device_s`, whatever the host does
+    meanwhile. Like a GPU, and unlike a thread that sleeps, it waits for neither interpreter nor processor.
+
+    `launch` is what a launch costs the host. The tokens go round `token_ids`. `on_span`: see `Device.on_span`.
+    """
 
     def __init__(
-        self, *, device_s: float, host_s: float = 0.0, device: CpuDevice | None = None, rows: int = 8
+        self,
+        device_s: float,
+        launch: Callable[[], object] = lambda: None,
+        *,
+        rows: int = 8,
+        token_ids: Sequence[int] = (7,),
     ) -> None:
         super().__init__(rows=rows)
-        self.device_s, self.host_s = device_s, host_s
-        self.device = device or CpuDevice()
-        self._compute = self.device.new_stream("compute")
-        self._copy = self.device.new_stream("copy")
+        self.device_s = device_s
+        self.on_span: SpanHook | None = None
+        self._launch = launch
+        self._token_ids = np.array(token_ids, np.int32)
+        self._sampled = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from the next step on. `idle_s`: seconds without work since the first of `steps`."""
+        self.steps, self.idle_s, self._free_at = 0, 0.0, float("inf")
 
     def launch_forward(self, slot_id: int, batch: StepBatch) -> None:
-        if self.host_s:  # a sleep of nothing gives the interpreter away all the same
-            time.sleep(self.host_s)
-        self._compute.enqueue(lambda: time.sleep(self.device_s), "forward")
+        self._launch()
+        now = time.perf_counter()
+        self.idle_s += max(0.0, now - self._free_at)
+        start = max(now, self._free_at) if self.steps else now
+        self.steps += 1
+        self._free_at = start + self.device_s
+        if self.on_span is not None:
+            self.on_span("compute", "forward", start, self._free_at)
 
     def launch_sampling(self, slot_id: int, batch: StepBatch, mask: TokenMask | None) -> Transfer:
-        ready = self._compute.record()
-        output = self._output(batch)
-        self._copy.wait_event(ready)
-        self._copy.enqueue(lambda: None, "copy")
-        return TransferHandle(self._copy.record(), lambda: output)
+        return _Due(self._output(batch), self._free_at)
 
-    def synchronize(self) -> None:
-        self.device.synchronize()
-
-    def close(self) -> None:
-        self.device.close()
+    def _output(self, batch: StepBatch) -> StepOutput:
+        n = int(batch.outputs.sum())
+        tokens = self._token_ids.take(np.arange(self._sampled, self._sampled + n), mode="wrap")
+        self._sampled += n
+        return StepOutput(tokens, np.minimum(batch.outputs, 1))
