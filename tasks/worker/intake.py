@@ -140,6 +140,7 @@ class Intake:
         if verdict == "finished":
             job.replay(begun)
             return
+        deadline = job.limits.earliest
         needs_reader = isinstance(request, TaskRequest) and request.cancel_on_disconnect
         job.begin(begun, needs_reader=needs_reader, marked=marked)
         if job.ending is not None:
@@ -159,7 +160,7 @@ class Intake:
                     job.task_id,
                     request,
                     priority=_priority(job),
-                    deadline_s=job.deadline_s,
+                    deadline_s=None if deadline is None else deadline.after_s,
                     resume_token_ids=begun.written.token_ids,
                     resume_adapter_key=(begun.adapter or None) if begun.written.token_ids else None,
                 )

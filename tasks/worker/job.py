@@ -37,6 +37,7 @@ from tasks.schemas import stream_keys
 from tasks.worker import completing
 from tasks.worker.attempts import Begun
 from tasks.worker.delivery import Delivery
+from tasks.worker.limits import TimeLimits
 from tasks.worker.publisher import Stream
 from tasks.worker.results import Outcome, Success, at_hand, ended, failed, recorded, succeeded, within
 from tasks.worker.revoking import Ending
@@ -88,23 +89,10 @@ class Job:
         self.accepted = self.handing_back = self.over = False
         self._storing = threading.RLock()
 
-    # ------------------------------------------------------------ limits
-
     @property
-    def deadline_s(self) -> float | None:
-        """Seconds from admission: the minimum of Celery's two time limits and the request's deadline."""
-        return self._deadline[0]
-
-    @property
-    def _deadline(self) -> tuple[float | None, str]:
-        """That minimum and its kind. Of equal limits the first wins: soft, request, hard."""
+    def limits(self) -> TimeLimits:
         delivery = self.delivery
-        limits = (
-            (delivery.soft_timeout_s, "soft"),
-            (self.request_deadline_s, "request"),
-            (delivery.timeout_s, "hard"),
-        )
-        return min(((s, kind) for s, kind in limits if s), key=lambda pair: pair[0], default=(None, ""))
+        return TimeLimits(delivery.soft_timeout_s, self.request_deadline_s, delivery.timeout_s)
 
     def give_up(self) -> None:
         """Drop the task and requeue its message, on any thread. Counts as a death unless the task has ended."""
@@ -182,7 +170,7 @@ class Job:
             outcome = succeeded(handle.result(), self.begun.attempt, self.begun.written)
             if self.ending is not None and outcome.finish_reason == FinishReason.CANCELLED:
                 outcome = ended(self.ending)
-            elif not self._timed_out(outcome):
+            elif not self.limits.failed(outcome):
                 outcome = within(self.pool.result_max_bytes, outcome)
             self.end(outcome)
 
@@ -228,7 +216,7 @@ class Job:
         """Whether the result may be stored in a batch: a small success without callbacks, chain or chord."""
         request, outcome = self.delivery.request, self.outcome
         assert outcome is not None
-        if outcome.result is None or outcome.revoked or self._timed_out(outcome) or request.ignore_result:
+        if outcome.result is None or outcome.revoked or self.limits.failed(outcome) or request.ignore_result:
             return False
         if len(outcome.result.get("logprobs", ())) > FEW_LOGPROBS:
             return False
@@ -251,19 +239,15 @@ class Job:
             self.over = True
             self.pool.mailbox.post(self._stand_by)
             return
-        limit, kind = self._deadline
+        limit = self.limits.exceeded(outcome)
         if outcome.revoked:
             self.pool.mailbox.post(self._announce)
-        elif self._timed_out(outcome):
-            self.pool.mailbox.post(lambda: self._time_out(limit or 0.0))
+        elif limit is not None and limit.kind == "hard":
+            self.pool.mailbox.post(lambda: self._time_out(limit.after_s))
         else:
-            if outcome.finish_reason == FinishReason.DEADLINE and kind == "soft":
-                self.pool.mailbox.post(lambda: self.delivery.timeout_callback(True, limit or 0.0))
+            if limit is not None and limit.kind == "soft":
+                self.pool.mailbox.post(lambda: self.delivery.timeout_callback(True, limit.after_s))
             self._trace()
-
-    def _timed_out(self, outcome: Outcome) -> bool:
-        """Whether Celery's hard time limit ended it: the task fails, and no result is stored."""
-        return outcome.finish_reason == FinishReason.DEADLINE and self._deadline[1] == "hard"
 
     def _trace(self) -> None:
         delivery, outcome = self.delivery, self.outcome
