@@ -67,6 +67,12 @@ class NullRuntime:
         tokens = np.full(int(batch.outputs.sum()), self._token_id, np.int32)
         return StepOutput(tokens, np.minimum(batch.outputs, 1))
 
+    def adapter_key(self, adapter: str) -> str:
+        return adapter
+
+    def adapter_at_hand(self, adapter: str) -> bool:
+        return True
+
     def load_adapter(self, adapter: str, slot: int) -> None:
         pass
 

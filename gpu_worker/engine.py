@@ -15,8 +15,6 @@ its timing.
 
 from __future__ import annotations
 
-import itertools
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -27,8 +25,9 @@ from typing import TypeVar
 from cache import KVCacheManager, PageTable
 from cache.factory import build_prefix_cache
 from gpu_worker.config import EngineConfig
-from gpu_worker.errors import EngineBusy, EngineClosed, EngineError, HandedBack, failed
+from gpu_worker.errors import EngineBusy, EngineClosed, EngineError, HandedBack
 from gpu_worker.handle import Handle
+from gpu_worker.intake import Intake
 from gpu_worker.loading import load_parts
 from gpu_worker.loop import EngineLoop
 from gpu_worker.preparation import ConstraintCompiler, Preparer
@@ -41,15 +40,9 @@ from gpu_worker.scheduling.stopping import End, Finish
 from gpu_worker.speculation import NgramProposer, Proposer
 from gpu_worker.text import Tokenizer
 from gpu_worker.text_thread import OutputStream, TextThread
-from gpu_worker.threads import Threads
 from gpu_worker.tracing import NO_TRACE, Tracer
 
-logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
-
-PREPARATION_THREADS = 2
-ADAPTER_THREADS = 2
 
 
 class Engine:
@@ -80,7 +73,6 @@ class Engine:
         self._open: dict[Handle, OutputStream] = {}
         self._lock = threading.Lock()
         self._closed = True  # not started yet, or shut down
-        self._arrivals = itertools.count()
         self._thread = threading.Thread(target=lambda: self._loop.run(), name="engine", daemon=True)
 
     # ------------------------------------------------------------ lifecycle
@@ -97,13 +89,13 @@ class Engine:
         )
         cache = build_prefix_cache(self.config.prefix_cache, table, self.config.prefix_cache_max_pages)
         self.scheduler = Scheduler(self.config, self.runtime, KVCacheManager(table, cache), self.tracer)
-        self._preparer = Preparer(
+        preparer = Preparer(
             self.config,
             limits,
             tokenizer=self.tokenizer,
             compile_constraint=compiler or parts.compile_constraint,
             proposer=self._proposer,
-            adapter_key=getattr(self.runtime, "adapter_key", None),
+            adapter_key=self.runtime.adapter_key,
         )
         interval_s = self.config.stream_interval_ms / 1000
         self._text = TextThread(
@@ -113,8 +105,7 @@ class Engine:
         self._loop = EngineLoop(
             self.scheduler, pipeline, self._text.post, self._on_device_lost, self.tracer, self.config.debug
         )
-        self._preparation = Threads(PREPARATION_THREADS, "prepare")
-        self._reading = Threads(ADAPTER_THREADS, "adapter")
+        self._intake = Intake(preparer, self.runtime.adapter_at_hand, self._accept_later, self._text.refuse)
         self._text.start()
         self._thread.start()
         self._closed = False
@@ -138,8 +129,7 @@ class Engine:
             if self._closed:
                 return
             self._closed = True
-        self._preparation.close()
-        self._reading.close()
+        self._intake.close()
         if not drain:
             end = HandedBack("the engine is shutting down") if handback else Finish(FinishReason.CANCELLED)
             self._loop.post(lambda: self._end_all(end))
@@ -169,13 +159,11 @@ class Engine:
         """
         handle = Handle(request, self, on_delta=on_delta, on_admitted=on_admitted, on_done=on_done)
         stream = OutputStream(handle)
-        arrival, now = next(self._arrivals), time.perf_counter()
         with self._lock:
             refusal = self._refusal()
             if refusal is None:
                 self._open[handle] = stream
-                threads = self._preparation if self._at_hand(request.adapter) else self._reading
-                threads.put(lambda: self._prepare(stream, arrival, now))
+                self._intake.put(stream)
         if refusal is not None:
             self._refuse(stream, refusal)
         return handle
@@ -200,23 +188,7 @@ class Engine:
         else:
             self._text.refuse(stream, error)
 
-    def _at_hand(self, adapter: object) -> bool:
-        """Whether a request need not wait for its adapter, which may have to be downloaded. Those that need, on
-        threads of their own, hold up no other."""
-        at_hand: Callable[[str], bool] | None = getattr(self.runtime, "adapter_at_hand", None)
-        return at_hand is None or not isinstance(adapter, str) or at_hand(adapter)
-
-    def _prepare(self, stream: OutputStream, arrival: int, arrival_s: float) -> None:
-        """Build the sequence and post it to the engine thread. Runs on a preparation or an adapter thread."""
-        try:
-            seq = self._preparer.prepare(stream, arrival, arrival_s)
-        except Exception as error:  # InvalidRequest, or any error of a chat template or tokenizer
-            self._text.refuse(stream, error)
-            return
-        except BaseException as error:  # a panic: what libraries in Rust raise for one is no Exception
-            self._text.refuse(stream, failed(stream.handle.request.request_id, error))
-            return
-        stream.handle.adapter_key = seq.adapter_key
+    def _accept_later(self, seq: ScheduledSequence, stream: OutputStream) -> None:
         self._loop.post(lambda: self._accept(seq, stream))
 
     # ------------------------------------------------------------ on the engine thread
@@ -320,7 +292,7 @@ class Engine:
             self._loop.drain()
             self.scheduler.requeue_all()
             self.runtime.reload(model)
-            self.scheduler.state.limits = self._preparer.limits = self.runtime.limits
+            self.scheduler.state.limits = self._intake.preparer.limits = self.runtime.limits
             self._text.model = self.runtime.limits.model
 
         self._call(reload)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import xxhash
 
@@ -19,7 +19,7 @@ from gpu_worker.request import Constraint, Request, SamplingParams
 from gpu_worker.runtime.interface import ModelLimits
 from gpu_worker.scheduling.scheduled import ScheduledSequence
 from gpu_worker.scheduling.stopping import StopRules
-from gpu_worker.speculation import Proposer
+from gpu_worker.speculation import Drafter, Proposer
 from gpu_worker.text import Tokenizer
 from gpu_worker.text.checks import check_text, check_token_ids, is_token_id
 from gpu_worker.text_thread import OutputStream
@@ -35,7 +35,7 @@ _ONLY_FOR_CHAT = ("tools", "chat_template_kwargs", "continue_final_message")
 class Preparer:
     """Builds sequences within the model's limits. Keeps no state of requests. Thread-safe.
 
-    `adapter_key` returns an adapter's content key, if the runtime supports it; it may raise AdapterError.
+    `adapter_key` is the runtime's. Without a tokenizer, prompts are token ids, and nothing can be constrained.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class Preparer:
         config: EngineConfig,
         limits: ModelLimits,
         *,
-        tokenizer: Tokenizer | None = None,
-        compile_constraint: ConstraintCompiler | None = None,
-        proposer: Proposer | None = None,
-        adapter_key: Callable[[str], str] | None = None,
+        tokenizer: Tokenizer | None,
+        compile_constraint: ConstraintCompiler | None,
+        proposer: Proposer,
+        adapter_key: Callable[[str], str],
     ) -> None:
         self.config = config
         self.limits = limits
@@ -61,7 +61,7 @@ class Preparer:
         return self.limits.eos_token_ids | (self.tokenizer.eos_token_ids if self.tokenizer else frozenset())
 
     def prepare(self, stream: OutputStream, arrival: int, arrival_s: float) -> ScheduledSequence:
-        """The sequence of a request. Raises InvalidRequest."""
+        """The sequence of a request. Raises InvalidRequest, or AdapterError."""
         request = stream.handle.request
         prompt = self._prompt(request)
         self._check_request(request)
@@ -154,14 +154,14 @@ class Preparer:
                 raise InvalidRequest(f"resume_token_ids[{position}]", "must match the constraint", token)
         return state
 
-    def _drafter(self, request: Request, prompt: Sequence[int]) -> Any:
-        if self.proposer is None or self.config.speculative_tokens == 0 or self.limits.n_values:
+    def _drafter(self, request: Request, prompt: Sequence[int]) -> Drafter | None:
+        if self.config.speculative_tokens == 0 or self.limits.n_values:
             return None  # a draft is an id; a model that decodes values beside it needs more
         return self.proposer.drafter([*prompt, *request.resume_token_ids])
 
     def _adapter_key(self, request: Request) -> str | None:
-        if request.adapter is None or self.adapter_key is None:
-            return request.adapter
+        if request.adapter is None:
+            return None
         key, begun_with = self.adapter_key(request.adapter), request.resume_adapter_key
         if begun_with is not None and begun_with != key:
             tokens = len(request.resume_token_ids)

@@ -162,12 +162,8 @@ class ModelLimits:
 
 
 class Runtime(Protocol):
-    """Computes steps, in launch order, on one compute stream. Owned by the engine thread.
-
-    A runtime may also have `adapter_key(adapter: str) -> str`, which returns a key for the adapter's content. It
-    is called on preparation threads and may raise AdapterError. The key is used for adapter slots and cached KV,
-    and passed to `load_adapter`. Without this method, the adapter's name is the key. If it may take long, as a
-    download does, `adapter_at_hand(adapter: str) -> bool` says whether it will not; that is called on any thread.
+    """Computes steps, in launch order, on one compute stream. Owned by the engine thread, which makes all calls,
+    except where noted.
 
     `launch_forward` and `launch_sampling` enqueue work and return without waiting for the device. A slot's buffers
     belong to a step from `launch_forward` until its transfer has been waited for. The slots are 0 and 1; both
@@ -181,8 +177,17 @@ class Runtime(Protocol):
 
     def launch_sampling(self, slot_id: int, batch: StepBatch, mask: TokenMask | None) -> Transfer: ...
 
+    def adapter_key(self, adapter: str) -> str:
+        """A key for the content of an adapter, for adapter slots, cached KV and `load_adapter`. May read or
+        download the adapter. Raises AdapterError. Called on preparation threads."""
+        ...
+
+    def adapter_at_hand(self, adapter: str) -> bool:
+        """Whether `adapter_key` returns at once. Called on any thread."""
+        ...
+
     def load_adapter(self, adapter: str, slot: int) -> None:
-        """Put a LoRA adapter into a device slot (slot 0 is "no adapter"). Raises AdapterError."""
+        """Put the LoRA adapter with this key into a device slot (slot 0 is "no adapter"). Raises AdapterError."""
         ...
 
     def reload(self, model: str) -> None:

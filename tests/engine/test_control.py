@@ -115,8 +115,8 @@ def test_cancel_in_the_middle_of_a_prefill() -> None:
 def test_cancel_while_it_is_prepared() -> None:
     engine = toy_engine().start()
     gate = threading.Event()
-    engine._preparation.put(gate.wait)
-    engine._preparation.put(gate.wait)
+    engine._intake._preparation.put(gate.wait)
+    engine._intake._preparation.put(gate.wait)
     handle = engine.submit(LONG)
     handle.cancel()
     engine._call(lambda: None)

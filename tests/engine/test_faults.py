@@ -107,7 +107,7 @@ def test_a_detokenizer_that_raises_fails_its_request_alone(fails: str, error: ty
             return lambda *_: ""
 
     with toy_engine() as engine:
-        prepare = engine._preparer.prepare
+        prepare = engine._intake.preparer.prepare
 
         def sabotage(stream: Any, arrival: int, arrival_s: float) -> Any:
             seq = prepare(stream, arrival, arrival_s)
@@ -117,7 +117,7 @@ def test_a_detokenizer_that_raises_fails_its_request_alone(fails: str, error: ty
                     raise error("a broken detokenizer")
             return seq
 
-        engine._preparer.prepare = sabotage  # type: ignore[method-assign]
+        engine._intake.preparer.prepare = sabotage  # type: ignore[method-assign]
         bad = request([3], 60, ignore_eos=True, request_id="bad")
         handles = [engine.submit(r) for r in (GOOD[0], bad, bad, bad, GOOD[1])]
         assert outcomes([handles[0], handles[-1]]) == [expected(r) for r in GOOD[:2]]
@@ -131,7 +131,7 @@ def test_a_detokenizer_that_raises_fails_its_request_alone(fails: str, error: ty
 
 def test_a_result_that_cannot_be_made_fails_its_request_alone() -> None:
     with toy_engine() as engine:
-        prepare = engine._preparer.prepare
+        prepare = engine._intake.preparer.prepare
 
         def sabotage(stream: Any, arrival: int, arrival_s: float) -> Any:
             seq = prepare(stream, arrival, arrival_s)
@@ -139,7 +139,7 @@ def test_a_result_that_cannot_be_made_fails_its_request_alone() -> None:
                 stream.texts.append(None)
             return seq
 
-        engine._preparer.prepare = sabotage  # type: ignore[method-assign]
+        engine._intake.preparer.prepare = sabotage  # type: ignore[method-assign]
         others_are_unharmed(engine, request([3], 5, request_id="bad"))
 
 

@@ -188,7 +188,7 @@ def open_engine(workload: Workload, pipeline: str, delays: float) -> Engine:
         (engine._text, "_next"),
         (engine._loop, "_launch"),
         (engine._loop, "_commit_oldest"),
-        (engine._preparer, "prepare"),
+        (engine._intake.preparer, "prepare"),
     ):
         setattr(owner, name, Delays(workload.seed + 1, delays).before(getattr(owner, name)))
     return engine

@@ -129,6 +129,12 @@ class ToyRuntime:
         sources = {name: getattr(slot.staging, name) for name in lengths}
         return slot.render.start_transfer(slot.compute_stream.record(), sources, lengths)
 
+    def adapter_key(self, adapter: str) -> str:
+        return adapter
+
+    def adapter_at_hand(self, adapter: str) -> bool:
+        return True
+
     def load_adapter(self, adapter: str, slot: int) -> None:
         self.adapters[slot] = adapter
 
