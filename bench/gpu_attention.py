@@ -14,7 +14,8 @@ from bench.cuda import QWEN3_8B, SMALL, Card, release, seconds
 from bench.report import Report
 from gpu_worker.models.config import parse_decoder_config
 from gpu_worker.runtime.attention import flashinfer as attention
-from gpu_worker.runtime.device import CudaDevice, staged, upload
+from gpu_worker.runtime.cuda_device import CudaDevice
+from gpu_worker.runtime.device import staged, upload
 from gpu_worker.runtime.graphs import cuda_capture
 from gpu_worker.runtime.kv import new_kv_cache
 

@@ -17,7 +17,7 @@ from gpu_worker.models.decoder import Forward
 from gpu_worker.models.layers import Rotation
 from gpu_worker.models.loading import LoadOptions, read_decoder
 from gpu_worker.runtime.attention.flashinfer import FlashInferKernels
-from gpu_worker.runtime.device import CudaDevice
+from gpu_worker.runtime.cuda_device import CudaDevice
 from gpu_worker.runtime.graphs import Layers, cuda_capture
 
 LAYERS = 8

@@ -16,16 +16,14 @@ current, and the kernels it launches are asynchronous. On the CPU, the stream's 
 Errors are sticky, as on CUDA: after a task has raised, the stream runs no more tasks, its events complete, and
 every `synchronize` of the stream or of an event recorded after the failure raises `DeviceError`.
 
-This module imports torch only for a CUDA device and for `host_buffer`.
+This module imports torch only for host buffers and for a CUDA device, which `cuda_device` has.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -206,151 +204,7 @@ class CpuDevice:
         self._streams.clear()
 
 
-# ---------------------------------------------------------------- CUDA
-
-
-class CudaEvent:
-    """A `torch.cuda.Event` whose failed wait raises `DeviceError`."""
-
-    __slots__ = ("raw",)
-
-    def __init__(self, raw: torch.cuda.Event) -> None:
-        self.raw = raw
-
-    def query(self) -> bool:
-        return bool(self.raw.query())  # type: ignore[no-untyped-call]
-
-    def synchronize(self) -> None:
-        try:
-            self.raw.synchronize()
-        except RuntimeError as error:
-            raise DeviceError(f"the CUDA device failed: {error}") from error
-
-
-class CudaStream:
-    """A CUDA stream. `enqueue` runs the task at once, with the stream current."""
-
-    def __init__(self, name: str, raw: torch.cuda.Stream, device: CudaDevice) -> None:
-        self.name = name
-        self.raw = raw
-        self._device = device
-
-    def enqueue(self, task: Task, label: str | None = None) -> None:
-        import torch
-
-        timed = self._device.timed_span(self, label) if label is not None else _NOTHING
-        before = torch.cuda.current_stream(self._device.index)
-        torch.cuda.set_stream(self.raw)  # the context manager, torch.cuda.stream, takes more than twice as long
-        try:
-            with timed:
-                task()
-        finally:
-            torch.cuda.set_stream(before)
-
-    def record(self) -> CudaEvent:
-        import torch
-
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(self.raw)
-        return CudaEvent(event)
-
-    def wait_event(self, event: Event) -> None:
-        assert isinstance(event, CudaEvent)
-        self.raw.wait_event(event.raw)
-
-    def synchronize(self) -> None:
-        try:
-            self.raw.synchronize()
-        except RuntimeError as error:
-            raise DeviceError(f"the CUDA device failed: {error}") from error
-
-
-_NOTHING: AbstractContextManager[None] = nullcontext()
-
-
-class _TimedSpan:
-    """A pair of timing events around a task, read once the device has passed them."""
-
-    def __init__(self, device: CudaDevice, stream: CudaStream, label: str) -> None:
-        import torch
-
-        self.stream, self.label, self._device = stream, label, device
-        self.start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        self.end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-    def __enter__(self) -> None:
-        self.start.record(self.stream.raw)
-
-    def __exit__(self, *_: object) -> None:
-        self.end.record(self.stream.raw)
-        self._device._spans.append(self)
-
-
-class CudaDevice:
-    """The current CUDA device."""
-
-    kind: Literal["cpu", "cuda"] = "cuda"
-
-    def __init__(self, index: int = 0) -> None:
-        import torch
-
-        self.index = index
-        self.torch_device = torch.device("cuda", index)
-        torch.cuda.set_device(self.torch_device)
-        self.on_span: SpanHook | None = None
-        self._spans: deque[_TimedSpan] = deque()
-        self._origin: tuple[torch.cuda.Event, float] | None = None
-
-    def new_stream(self, name: str) -> CudaStream:
-        import torch
-
-        raw = torch.cuda.Stream(device=self.torch_device)  # type: ignore[no-untyped-call]
-        return CudaStream(name, raw, self)
-
-    def timed_span(self, stream: CudaStream, label: str) -> AbstractContextManager[Any]:
-        """Time a labelled task if tracing is on, and pass on the spans that have ended. The first call aligns the
-        clocks of device and host."""
-        import torch
-
-        if self.on_span is None or torch.cuda.is_current_stream_capturing():
-            return _NOTHING
-        if self._origin is None:
-            torch.cuda.synchronize(self.torch_device)
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record(stream.raw)
-            event.synchronize()
-            self._origin = (event, time.perf_counter())
-        self._pass_spans_on()
-        return _TimedSpan(self, stream, label)
-
-    def _pass_spans_on(self) -> None:
-        """Pass the spans that have ended to the hook, oldest first. Does not wait."""
-        while self._spans and self._spans[0].end.query():  # type: ignore[no-untyped-call]
-            span = self._spans.popleft()
-            assert self.on_span is not None
-            assert self._origin is not None
-            event, host = self._origin
-            start, end = (host + event.elapsed_time(at) / 1e3 for at in (span.start, span.end))
-            self.on_span(span.stream.name, span.label, start, end)
-
-    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        import torch
-
-        return torch.zeros(shape, dtype=dtype, pin_memory=True)
-
-    def synchronize(self) -> None:
-        import torch
-
-        try:
-            torch.cuda.synchronize(self.torch_device)
-            self._pass_spans_on()
-        except RuntimeError as error:
-            raise DeviceError(f"the CUDA device failed: {error}") from error
-
-    def close(self) -> None:
-        if self._spans:  # of a trace
-            with suppress(DeviceError):
-                self.synchronize()
+# ---------------------------------------------------------------- both
 
 
 def staged(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
@@ -374,6 +228,8 @@ def open_device(kind: Literal["auto", "cpu", "cuda"]) -> Device:
     import torch
 
     if torch.cuda.is_available():
+        from gpu_worker.runtime.cuda_device import CudaDevice
+
         return CudaDevice()
     if kind == "cuda":
         why = "sees no GPU" if torch.version.cuda else "was built without CUDA"

@@ -35,7 +35,8 @@ from gpu_worker.runtime.attention.flashinfer import (
     Geometry,
     host_page_counts,
 )
-from gpu_worker.runtime.device import CudaStream, Device, Stream
+from gpu_worker.runtime.cuda_device import CudaStream
+from gpu_worker.runtime.device import Device, Stream
 from gpu_worker.runtime.inputs import StepInputs, StepStates
 from gpu_worker.runtime.interface import NO_UPDATES, PageUpdates
 

@@ -36,8 +36,9 @@ from gpu_worker.models.registry import Architecture, architecture
 from gpu_worker.runtime.attention.flashinfer import FlashInferKernels
 from gpu_worker.runtime.cpu import CpuExecutor
 from gpu_worker.runtime.cuda import CudaExecutor, require_flashinfer, working_bytes
+from gpu_worker.runtime.cuda_device import CudaStream
 from gpu_worker.runtime.derived import max_model_len, n_threads, quantization, same_shape, weights_dtype
-from gpu_worker.runtime.device import CudaStream, Device, open_device, upload
+from gpu_worker.runtime.device import Device, open_device, upload
 from gpu_worker.runtime.graphs import cuda_capture, eager
 from gpu_worker.runtime.inputs import StepInputs, StepStates, lay_out
 from gpu_worker.runtime.interface import ModelLimits, StepBatch, TokenMask, Transfer

@@ -12,7 +12,8 @@ import pytest
 from support.toy_engine import request, toy_engine
 
 from gpu_worker.errors import ModelError
-from gpu_worker.runtime.device import CpuDevice, CudaDevice, DeviceError, open_device
+from gpu_worker.runtime.cuda_device import CudaDevice
+from gpu_worker.runtime.device import CpuDevice, DeviceError, open_device
 from gpu_worker.runtime.transfer import RenderBuffer
 from gpu_worker.tracing import NO_TRACE, Tracer
 
