@@ -23,16 +23,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from json.encoder import encode_basestring_ascii as quote
-from typing import Any, Protocol
+from typing import Protocol
 
 import redis
 
 from gpu_worker.request import Delta
 from tasks.connections import LOST
 from tasks.schemas import INTEREST_TTL_S, stream_keys
-from tasks.worker import scripts
-from tasks.worker.results import Outcome, Written, logprobs_json
+from tasks.worker import scripts, wire
+from tasks.worker.results import Outcome, Written
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +95,7 @@ class Stream:
         keys = stream_keys(task_id)
         self._keys = keys.log, keys.state
         self._attempt = str(attempt)
-        self._prefix = f'{{"task_id":{quote(task_id)},"attempt":{attempt},"index":'
+        self._opening = wire.opening(task_id, attempt)
         # Pieces of earlier attempts are kept as sent, so that they can be sent again if Redis loses the log.
         self.pieces: list[Delta] = list(before.deltas)
         self.sent = len(self.pieces)
@@ -156,7 +155,9 @@ class Stream:
         count, entries, payload = len(self.pieces), self.entries, ""
         if count > self.sent or final is not None:
             entries += 1
-            payload = self._payload(self.pieces[self.sent : count], final)
+            pieces = self.pieces[self.sent : count]
+            index = pieces[0].index if pieces else self.end
+            payload = wire.merged(self._opening, index, pieces, None if final is None else final[0])
         if payload and not self.entries and self.adapter and final is None:
             operations += " adapter"
         if operations:
@@ -176,37 +177,6 @@ class Stream:
         read = look and now >= self.reader_since
         words = {"admitted": admitted, "last": last, "released": released, "look": look, "read": read}
         return " ".join(word for word, true in words.items() if true)
-
-    def _payload(self, chunk: Sequence[Delta], final: tuple[Outcome, str] | None) -> str:
-        """One log entry as JSON. Formatted by hand for speed: this is the hot path."""
-        ids: list[int] = []
-        text, extras = "", final is not None
-        for delta in chunk:
-            ids += delta.token_ids
-            text += delta.text
-            extras = extras or delta.logprobs is not None or delta.values is not None
-        tokens = str(ids[0]) if len(ids) == 1 else ",".join(map(str, ids))
-        index = chunk[0].index if chunk else self.end
-        reason = "null" if final is None else quote(final[0].finish_reason)
-        return (
-            f'{self._prefix}{index},"token_ids":[{tokens}],"text":{quote(text)},'
-            f'"finish_reason":{reason}{_extras(chunk, final) if extras else ""}}}'
-        )
-
-
-def _extras(chunk: Sequence[Delta], final: tuple[Outcome, str] | None) -> str:
-    extras = ""
-    if any(delta.logprobs is not None for delta in chunk):
-        extras += f',"logprobs":{json.dumps([e for delta in chunk for e in logprobs_json(delta.logprobs or ())])}'
-    if any(delta.values is not None for delta in chunk):
-        values = [value for delta in chunk for value in delta.values or [None] * len(delta.token_ids)]
-        extras += f',"values":{json.dumps(values)}'
-    if final is not None:
-        record = final[0].record
-        extras += f',"stop_reason":{json.dumps(final[0].stop_reason)}'
-        if "error" in record:
-            extras += f',"error":{json.dumps(record["error"])}'
-    return extras
 
 
 class Publisher:
@@ -359,13 +329,3 @@ class Publisher:
         if self._failing_since is not None:
             logger.warning("streams: Redis takes them again, after %.1f s", self.behind_s)
             self._failing_since = None
-
-
-def closing_delta(task_id: str, error: dict[str, Any]) -> list[str]:
-    """Arguments of `close.lua`: the last delta of a stream without a worker. The script adds attempt and index."""
-    return [
-        f'{{"task_id":{quote(task_id)},"attempt":',
-        ',"index":',
-        f',"token_ids":[],"text":"","finish_reason":"error","stop_reason":null,"error":{json.dumps(error)}}}',
-        json.dumps({"finish_reason": "error", "error": error}),
-    ]

@@ -19,8 +19,7 @@ from tasks.errors import InvalidRequest, describe
 from tasks.fleet import QUARANTINE_KEY
 from tasks.schemas import stream_keys
 from tasks.settings import settings
-from tasks.worker import scripts
-from tasks.worker.publisher import closing_delta
+from tasks.worker import scripts, wire
 
 logger = logging.getLogger(__name__)
 
@@ -61,4 +60,4 @@ def end_stream(client: redis.Redis, task_id: str, ttl_ms: int, error: dict[str, 
     """Write the last delta of a stream without a worker, because its readers wait for one."""
     keys = stream_keys(task_id)
     script = scripts.load(client, "close")
-    script([keys.log, keys.state], [ttl_ms, *closing_delta(task_id, error)])
+    script([keys.log, keys.state], [ttl_ms, *wire.closing(task_id, error)])
