@@ -9,6 +9,7 @@ import redis
 from support.site import RedisServer
 
 from tasks.connections import connect
+from tasks.worker.publisher import Publisher
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +25,9 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
     client.flushall()
     yield client
     client.close()
+
+
+@pytest.fixture
+def publisher(client: redis.Redis) -> Publisher:
+    """One that is not started: tests flush by hand."""
+    return Publisher(client, ttl_s=60)

@@ -3,73 +3,18 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import redis
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from support.publishing import END, KEYS, TASK, Flaky, attempt, begin, log, written
 
 from gpu_worker.request import Delta, FinishReason, TokenLogprobs
-from tasks.schemas import stream_keys
 from tasks.worker import publisher as module
-from tasks.worker import scripts
-from tasks.worker.attempts import Begun
-from tasks.worker.publisher import Publisher, Stream
-from tasks.worker.results import Outcome, Written
-
-TASK = "a-task"
-KEYS = stream_keys(TASK)
-END = Outcome({"finish_reason": "length", "stop_reason": "max_tokens"}, None, "length", "max_tokens")
-
-
-class Heard:
-    """A listener that remembers."""
-
-    def __init__(self) -> None:
-        self.words: list[str] = []
-        self.any = threading.Event()
-
-    def _hear(self, word: str) -> None:
-        self.words.append(word)
-        self.any.set()
-
-    def on_finished(self) -> None:
-        self._hear("finished")
-
-    def on_stale(self) -> None:
-        self._hear("stale")
-
-    def on_damaged(self) -> None:
-        self._hear("damaged")
-
-    def on_released(self) -> None:
-        self._hear("released")
-
-    def give_up(self) -> None:
-        self._hear("given up")
-
-    def on_cancel(self, *, flagged: bool) -> None:
-        self._hear("flagged" if flagged else "unread")
-
-
-def begin(client: redis.Redis, *, retries: int = 0, model: str = "m", at_once: int = 0, again: int = 1) -> Begun:
-    keys = [KEYS.log, KEYS.state]
-    return Begun.parse(scripts.load(client, "begin")(keys, [60_000, model, at_once, retries, again])[0])
-
-
-@pytest.fixture
-def publisher(client: redis.Redis) -> Publisher:
-    """One that is not started: tests flush by hand."""
-    return Publisher(client, ttl_s=60)
-
-
-def attempt(publisher: Publisher, client: redis.Redis, **options: Any) -> tuple[Stream, Heard]:
-    begun, heard = begin(client), Heard()
-    return Stream(publisher, TASK, begun.attempt, begun.written, heard, **options), heard
+from tasks.worker.publisher import Publisher
 
 
 def test_a_connection_that_was_closed_while_it_was_idle_is_made_anew_without_a_word(
@@ -82,14 +27,6 @@ def test_a_connection_that_was_closed_while_it_was_idle_is_made_anew_without_a_w
     stream.push(Delta(1, (2,), "b"))
     publisher.flush([stream])
     assert (written(client), publisher.behind_s, caplog.records) == ([1, 2], 0.0, [])
-
-
-def log(client: redis.Redis) -> list[dict[str, Any]]:
-    return [json.loads(entry) for entry in client.lrange(KEYS.log, 0, -1)]
-
-
-def written(client: redis.Redis) -> list[int]:
-    return Written.of(client.lrange(KEYS.log, 0, -1)).token_ids
 
 
 def test_a_delta_has_the_fields_of_the_wire_format(publisher: Publisher, client: redis.Redis) -> None:
@@ -136,16 +73,6 @@ def test_an_older_attempt_cannot_write_and_is_told(publisher: Publisher, client:
     publisher.flush([old, new])
     assert (old_heard.words, new_heard.words) == (["stale"], ["finished"])
     assert [delta["text"] for delta in log(client)] == ["a", "b"]
-
-
-def test_a_finished_task_stays_finished(publisher: Publisher, client: redis.Redis) -> None:
-    stream, _ = attempt(publisher, client)
-    stream.finish(END)
-    publisher.flush([stream])
-    again = begin(client)
-    assert again.attempt == 0
-    assert again.verdict(model="m", max_attempts=3) == "finished"
-    assert again.record == END.record
 
 
 def test_a_call_whose_reply_was_lost_is_repeated_without_harm(publisher: Publisher, client: redis.Redis) -> None:
@@ -209,87 +136,6 @@ def test_a_failover_may_cost_the_log_the_end_of_an_earlier_attempt(
     assert written(client) == [0, 1, 2, 3, 4]
 
 
-def test_a_running_task_that_is_begun_again_counts_a_death(publisher: Publisher, client: redis.Redis) -> None:
-    stream, _ = attempt(publisher, client)
-    stream.admit("")
-    publisher.flush([stream])
-    assert begin(client).deaths == 1
-
-
-def test_a_task_that_runs_at_once_is_marked_before_the_engine_sees_it(client: redis.Redis) -> None:
-    assert begin(client, at_once=1).deaths == 0
-    assert begin(client, at_once=1).deaths == 1
-
-
-def test_a_message_that_nobody_had_before_counts_no_death(client: redis.Redis) -> None:
-    begin(client, at_once=1)
-    begun = begin(client, at_once=1, again=0)
-    assert (begun.attempt, begun.deaths) == (2, 0)
-
-
-@pytest.mark.parametrize("admitted", [False, True])
-def test_a_task_handed_back_or_never_admitted_counts_none(
-    publisher: Publisher, client: redis.Redis, admitted: bool
-) -> None:
-    stream, heard = attempt(publisher, client)
-    if admitted:
-        stream.admit("")
-        stream.push(Delta(0, (1,), "a"))
-        publisher.flush([stream])
-        stream.push(Delta(1, (2,), "b"))
-        stream.release()
-        publisher.flush([stream])
-        publisher.flush([stream])
-        assert heard.words == ["released"]
-    begun = begin(client)
-    assert (begun.attempt, begun.deaths) == (2, 0)
-    assert begun.written.token_ids == ([1, 2] if admitted else [])
-
-
-def test_a_retry_of_celerys_begins_a_new_stream(publisher: Publisher, client: redis.Redis) -> None:
-    stream, _ = attempt(publisher, client)
-    stream.push(Delta(0, (1,), "a"))
-    stream.finish(END)
-    publisher.flush([stream])
-    client.set(KEYS.completion, "done")
-    begun = begin(client, retries=1)
-    assert (begun.attempt, begun.written.token_ids, begun.record) == (2, [], None)
-    assert not client.exists(KEYS.completion)
-
-
-def test_the_model_is_the_one_that_wrote_the_first_token(publisher: Publisher, client: redis.Redis) -> None:
-    begin(client, model="first")
-    assert begin(client, model="second").model == "first"
-    stream, _ = attempt(publisher, client)
-    assert client.hget(KEYS.state, "model") == b"m"
-    stream.push(Delta(0, (1,), "a"))
-    publisher.flush([stream])
-    begun = begin(client, model="other")
-    assert begun.verdict(model="other", max_attempts=3) == "model_changed"
-    assert begun.verdict(model="m", max_attempts=3) == "generate"
-
-
-@pytest.mark.parametrize("marked", [False, True])
-def test_the_adapter_is_the_one_that_made_the_first_token(
-    publisher: Publisher, client: redis.Redis, marked: bool
-) -> None:
-    stream, _ = attempt(publisher, client, marked=marked)
-    stream.admit("first")
-    publisher.flush([stream])
-    assert begin(client).adapter == ""
-    stream, _ = attempt(publisher, client, marked=marked)
-    stream.admit("second")
-    stream.push(Delta(0, (1,), "a"))
-    publisher.flush([stream])
-    assert begin(client).adapter == "second"
-    stream, _ = attempt(publisher, client, marked=marked)
-    stream.admit("third")
-    stream.push(Delta(1, (2,), "b"))
-    publisher.flush([stream])
-    assert begin(client).adapter == "second"
-    assert begin(client, retries=1).adapter == ""
-
-
 def test_the_cancel_flag_reaches_the_listener(publisher: Publisher, client: redis.Redis) -> None:
     stream, heard = attempt(publisher, client)
     client.hset(KEYS.state, "cancel", 1)
@@ -313,18 +159,6 @@ def test_a_stream_that_nobody_reads_is_cancelled_after_a_grace(
     stream.push(Delta(1, (2,), "b"))
     publisher.flush([stream])
     assert heard.words == ["unread"]
-
-
-def test_a_task_that_nobody_ran_gets_a_last_delta(client: redis.Redis) -> None:
-    from tasks.worker.quarantine import end_stream
-
-    error = {"type": "InvalidRequest", "message": "no request"}
-    end_stream(client, TASK, 60_000, error)
-    end_stream(client, TASK, 60_000, error)
-    (delta,) = log(client)
-    assert (delta["attempt"], delta["index"], delta["finish_reason"]) == (1, 0, "error")
-    assert delta["error"] == error
-    assert begin(client).record == {"finish_reason": "error", "error": error}
 
 
 @pytest.fixture
@@ -362,28 +196,6 @@ def test_closing_flushes_what_is_there(client: redis.Redis) -> None:
         stream.push(Delta(i, (i,), "x"))
     publisher.close()
     assert written(client) == [0, 1, 2]
-
-
-class Flaky:
-    """A pipe whose calls may happen without an answer, or not at all."""
-
-    def __init__(self, pipe: Any, faults: list[str]) -> None:
-        self.pipe, self.faults = pipe, faults
-
-    def send(self, keys: Any, args: Any) -> None:
-        fault = self.faults.pop() if self.faults else ""
-        if fault == "before":
-            raise redis.ConnectionError("cut before the call")
-        self.pipe.send(keys, args)
-        if fault == "after":
-            self.pipe.receive()
-            raise redis.ConnectionError("cut after the call")
-
-    def receive(self) -> Any:
-        return self.pipe.receive()
-
-    def close(self) -> None:
-        self.pipe.close()
 
 
 @hypothesis_settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
