@@ -44,9 +44,10 @@ def converse(number: int, turns: int) -> list[Turn]:
         question = f"{number} {turn}: " + " ".join(draw.choices(WORDS, k=QUESTION_WORDS))
         messages.append({"role": "user", "content": question})
         time.sleep(draw.uniform(0, PAUSE_S))  # somebody reads, and writes
-        options = {"max_tokens": ANSWER_TOKENS, "ignore_eos": True, "seed": number}
         began = time.perf_counter()
-        with chat.stream(messages=messages, timeout_s=PATIENCE_S, **options) as deltas:
+        with chat.stream(
+            messages=messages, timeout_s=PATIENCE_S, max_tokens=ANSWER_TOKENS, ignore_eos=True, seed=number
+        ) as deltas:
             next(deltas)
             ttft_ms = 1e3 * (time.perf_counter() - began)
             answer = deltas.result.get(timeout=PATIENCE_S)

@@ -7,6 +7,7 @@ measured over a working set of the model's own size, with the threads that the e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -52,7 +53,8 @@ def read_bandwidth(n_bytes: int) -> float:
     """The better of a sum and a dot product over an array of this size, capped at 512 MB."""
     array = torch.ones(max(1, min(n_bytes, 1 << 29) // 4))
     number = max(1, int(5e7 // (4 * len(array))))
-    fastest = min(best_of(work, rounds=12, number=number) for work in (array.sum, lambda: torch.dot(array, array)))
+    works = array.sum, partial(torch.dot, array, array)
+    fastest = min(best_of(work, rounds=12, number=number) for work in works)
     return 4 * len(array) / fastest
 
 
@@ -60,4 +62,4 @@ def matrix_rate(dtype: str) -> float:
     """The better of torch's products in `dtype` and in float32: without units for bfloat16, whoever is fast
     widens it."""
     sides = [torch.randn(_SIDE, _SIDE).to(kind) for kind in {getattr(torch, dtype), torch.float32}]
-    return 2.0 * _SIDE**3 / min(best_of(lambda a=a: a @ a, rounds=12) for a in sides)
+    return 2.0 * _SIDE**3 / min(best_of(partial(torch.matmul, a, a), rounds=12) for a in sides)

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -164,7 +165,7 @@ def kernels(report: Report, runtime: ModelRuntime, shape: Shape, batch: int, ste
     spent: Counter[str] = Counter()
     calls: Counter[str] = Counter()
     for event in profile.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        if event.device_type.name == "CUDA":
             spent[event.name] += event.time_range.elapsed_us()
             calls[event.name] += 1
     name = f"{shape.name}, batch {batch}"
@@ -221,7 +222,7 @@ def sampling(report: Report, card: Card) -> None:
 
 
 def large(report: Report, card: Card) -> None:
-    settings = {"max_num_seqs": 64, "max_num_batched_tokens": 8192, "max_model_len": 9216}
+    settings: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 8192, "max_model_len": 9216}
     with opened(QWEN3_8B, graph_batch_sizes=(1, 16, 64), **settings) as runtime:
         decode(report, runtime, QWEN3_8B, card, {1: 1.2, 16: 1.2, 64: 1.2})
         prefill(report, runtime, QWEN3_8B, card)
@@ -243,7 +244,7 @@ def idle(report: Report, card: Card) -> None:
 
 def large_fp8(report: Report, card: Card) -> None:
     """Weights of eight bits: the floor is theirs."""
-    settings = {"max_num_seqs": 64, "max_model_len": 4096, "weight_quantization": "fp8"}
+    settings: dict[str, Any] = {"max_num_seqs": 64, "max_model_len": 4096, "weight_quantization": "fp8"}
     shape = dataclasses.replace(QWEN3_8B, name="Qwen3-8B shape, fp8 weights")
     with opened(shape, graph_batch_sizes=(1, 64), **settings) as runtime:
         for batch in (1, 64):

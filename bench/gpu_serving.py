@@ -19,7 +19,12 @@ from bench.report import NotAvailableError, Report, compare
 from gpu_worker.engine import Engine
 from gpu_worker.request import Request, SamplingParams
 
-SETTINGS = {"max_num_seqs": 256, "max_num_batched_tokens": 16_384, "chunk_size": 4096, "max_model_len": 4096}
+SETTINGS: dict[str, Any] = {
+    "max_num_seqs": 256,
+    "max_num_batched_tokens": 16_384,
+    "chunk_size": 4096,
+    "max_model_len": 4096,
+}
 
 
 def published(seed: int = 0) -> list[Request]:

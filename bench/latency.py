@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from bench.report import Report, arguments
 from bench.writer import writing
@@ -27,7 +28,7 @@ TOGETHER = 100
 def first_delta(report: Report, tasks_count: int) -> None:
     from tasks import generate, stream
 
-    options = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}
+    options: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}
 
     def delay_then_stream() -> tuple[float, float]:
         began = time.perf_counter()
@@ -80,7 +81,7 @@ def readers(report: Report, deltas: int, rounds: int) -> None:
     from tasks.schemas import stream_keys
 
     def bare() -> float:
-        subscription = connections.streams().pubsub()  # type: ignore[no-untyped-call]
+        subscription = connections.streams().pubsub()
         subscription.subscribe(stream_keys("bench").channel)
         subscription.get_message(timeout=5)
 

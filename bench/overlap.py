@@ -111,7 +111,7 @@ def main(argv: list[str] | None = None) -> None:
                 target=1.05 if pipeline == "on" else None,
                 better="lower",
             )
-    modes = {mode: EngineConfig(device="cpu", pipeline=mode, prefix_cache="off") for mode in ("on", "off")}  # type: ignore[arg-type]
+    modes = {mode: EngineConfig(device="cpu", pipeline=mode, prefix_cache="off") for mode in ("on", "off")}
     with Engine(modes["on"]) as pipelined, Engine(modes["off"]) as blocking:
         load.settle()
         for batch in (1,) if options.quick else BATCHES:

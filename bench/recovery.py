@@ -51,8 +51,9 @@ async def waits(n: int, tokens: int, end: Any) -> list[float]:
 
     async def read(i: int) -> None:
         attempt, seen = 0, 0
-        options = {"max_tokens": tokens, "ignore_eos": True, "seed": i}
-        async for delta in generate.astream(prompt=f"Count from {i} to 99.", timeout_s=PATIENCE_S, **options):
+        async for delta in generate.astream(
+            prompt=f"Count from {i} to 99.", timeout_s=PATIENCE_S, max_tokens=tokens, ignore_eos=True, seed=i
+        ):
             if not attempt:
                 begun.release()
             elif delta.attempt > attempt:

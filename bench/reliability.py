@@ -56,7 +56,7 @@ class Held:
     def on_stale(self) -> None:
         raise AssertionError("nobody else has this task")
 
-    on_released = on_stale
+    on_released = on_damaged = give_up = on_stale
 
     def on_cancel(self, *, flagged: bool) -> None:
         raise AssertionError("nobody cancels it")
@@ -106,6 +106,7 @@ class Bench:
         args = [60_000, self.engine.limits.fingerprint, BATCH, *([0, 0] * BATCH)]
         begun = [Begun.parse(reply) for reply in scripts.load(self.client, "begin")(keys, args)]
         for request, message, begins in zip(requests, taken, begun, strict=True):
+            assert begins is not None
             held = Held(self, request.request_id, message.tag, begins)
             self.engine.submit(request, on_admitted=held.on_admitted, on_delta=held.on_delta, on_done=held.on_done)
         for _ in requests:

@@ -16,9 +16,11 @@ from functools import partial
 from typing import Any
 
 import redis
-from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu import transport as transports
 from kombu.asynchronous import Hub, set_event_loop
+from kombu.connection import Connection
+from kombu.entity import Exchange, Queue
+from kombu.messaging import Consumer, Producer
 from kombu.transport import redis as stock
 
 from bench.report import Report, arguments, compare
@@ -77,7 +79,7 @@ class Nobody:
     def on_finished(self) -> None:
         raise AssertionError("nobody ends it")
 
-    on_stale = on_released = on_finished
+    on_stale = on_released = on_damaged = give_up = on_finished
 
     def on_cancel(self, *, flagged: bool) -> None:
         raise AssertionError("nobody cancels it")
