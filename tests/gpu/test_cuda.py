@@ -9,7 +9,7 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
-from families import FAMILIES
+from families import FAMILIES, write_adapter
 from support.values import WithValues
 from test_logits import ALL, reference, relative_error, table, tokens
 
@@ -206,14 +206,8 @@ def test_a_linear_map_in_eight_bits(n):
 
 
 def test_adapters_share_a_captured_batch_with_rows_that_have_none(checkpoint, open_runtime, tmp_path):
-    peft = pytest.importorskip("peft")
     folder, base = checkpoint("qwen3")
-    torch.manual_seed(0)
-    model = peft.get_peft_model(copy.deepcopy(base), peft.LoraConfig(r=4, target_modules="all-linear")).eval()
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            parameter.data.normal_(0, 0.2)
-    model.save_pretrained(tmp_path)
+    model = write_adapter(base, tmp_path, spread=0.2)
     runtime = open_runtime(folder, lora_slots=2, lora_max_rank=8)
     runtime.load_adapter(str(tmp_path), 2)
     driver = Driver(runtime)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,4 +58,17 @@ def build_model(name: str, **changes: Any) -> Any:
         for parameter_name, parameter in model.named_parameters():
             spread = 0.3 if parameter.dim() > 1 else 0.2
             parameter.normal_(1.0 if "norm" in parameter_name else 0.0, spread)
+    return model
+
+
+def write_adapter(base: Any, folder: Path, *, seed: int = 0, spread: float = 0.3, **settings: Any) -> Any:
+    """`base` with a random adapter of PEFT, saved in `folder`; by default of rank 4, on all linear maps."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(seed)
+    config = peft.LoraConfig(**(settings or {"r": 4, "target_modules": "all-linear"}))
+    model = peft.get_peft_model(copy.deepcopy(base), config).eval()
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data.normal_(0, spread)
+    model.save_pretrained(folder)
     return model

@@ -12,6 +12,7 @@ import types
 import numpy as np
 import pytest
 import torch
+from families import write_adapter
 from support import fake_flashinfer
 from support.values import WithValues
 from test_generation import MIN_TOKENS, N_TOKENS, PROMPTS, oracle, oracle_of_min_tokens
@@ -120,16 +121,8 @@ def test_an_append_after_a_shared_prefix_and_a_verify(checkpoint, open_cuda):
 
 
 def test_decodes_with_and_without_adapters(checkpoint, open_cuda, tmp_path):
-    peft = pytest.importorskip("peft")
-    import copy
-
     folder, base = checkpoint("qwen3")
-    torch.manual_seed(0)
-    model = peft.get_peft_model(copy.deepcopy(base), peft.LoraConfig(r=4, target_modules="all-linear")).eval()
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            parameter.data.normal_(0, 0.3)
-    model.save_pretrained(tmp_path)
+    model = write_adapter(base, tmp_path)
     runtime = open_cuda(folder, lora_slots=1, lora_max_rank=8)
     runtime.load_adapter(str(tmp_path), 1)
     driver = Driver(runtime)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import json
 
 import numpy as np
 import pytest
-import torch
+from families import write_adapter
 from test_logits import ALL, reference, relative_error, table, tokens
 
 from bench.driver import Driver
 from gpu_worker.errors import AdapterError
-
-peft = pytest.importorskip("peft")
 
 KINDS = {
     "attention": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]},
@@ -28,14 +25,8 @@ def adapters(checkpoint, tmp_path_factory):
     _, base = checkpoint("qwen3")
     made = {}
     for seed, (kind, settings) in enumerate(KINDS.items()):
-        torch.manual_seed(seed)
-        model = peft.get_peft_model(copy.deepcopy(base), peft.LoraConfig(**settings)).eval()
-        for name, parameter in model.named_parameters():
-            if "lora_" in name:
-                parameter.data.normal_(0, 0.3)
         folder = tmp_path_factory.mktemp(kind)
-        model.save_pretrained(folder)
-        made[kind] = (folder, model)
+        made[kind] = (folder, write_adapter(base, folder, seed=seed, **settings))
     return made
 
 
