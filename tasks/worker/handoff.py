@@ -21,7 +21,7 @@ HANDBACK_S = 5.0
 
 def hand_off(pool: EnginePool, drain_s: float) -> None:
     """Drain for up to `drain_s`, then hand back. Runs on the consumer's thread; further calls do nothing."""
-    if not hasattr(pool, "engine"):
+    if not pool.started:
         return
     if not pool.draining:
         pool.draining = True

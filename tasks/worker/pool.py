@@ -51,7 +51,7 @@ EX_SOFTWARE = 70
 
 
 class EnginePool(BasePool):  # type: ignore[misc]
-    """The pool: one engine and its jobs."""
+    """The pool: one engine and its jobs. `started`: the model is loaded, and the engine and all threads exist."""
 
     signal_safe = False
     task_join_will_block = True
@@ -67,7 +67,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self.tally = Tally()
         self.reporter: Reporter | None = None
         self.hub: Any = None
-        self.draining = self.load_abandoned = self.failed = False
+        self.started = self.draining = self.load_abandoned = self.failed = False
 
     # ------------------------------------------------------------ start
 
@@ -95,6 +95,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         threading.Thread(target=self._ask_servers, name="petiole-limits", daemon=True).start()
         self.publisher.start()
         self.intake.start()
+        self.started = True
 
     def _load(self) -> EngineLike:
         engine = load_engine(self.settings)
@@ -175,14 +176,13 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     def _get_info(self) -> dict[str, Any]:
         info: dict[str, Any] = super()._get_info()
-        engine = self.engine.stats() if hasattr(self, "engine") else {}
         return {
             **info,
             "processes": [os.getpid()],
             "jobs": len(self.jobs),
             "draining": self.draining,
-            "streams_behind_s": round(self.publisher.behind_s, 3) if hasattr(self, "publisher") else 0.0,
-            "engine": engine,
+            "streams_behind_s": round(self.publisher.behind_s, 3) if self.started else 0.0,
+            "engine": self.engine.stats() if self.started else {},
         }
 
     # ------------------------------------------------------------ end
@@ -206,10 +206,10 @@ class EnginePool(BasePool):  # type: ignore[misc]
     @property
     def abandoned(self) -> bool:
         """Whether threads are left that cannot be stopped: of an unfinished load, or of the app's other tasks."""
-        return self.load_abandoned or (hasattr(self, "foreign") and bool(self.foreign.running))
+        return self.load_abandoned or (self.started and bool(self.foreign.running))
 
     def _serving(self) -> bool:
-        return hasattr(self, "engine") and self.engine.healthy and not self.failed
+        return self.started and self.engine.healthy and not self.failed
 
     def fail(self, error: BaseException) -> None:
         """End the worker after a fatal error of the engine or a shared thread: its supervisor restarts it, and
