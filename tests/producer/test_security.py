@@ -21,7 +21,7 @@ import pytest
 import redis
 from celery import Celery
 
-from tasks import embedded, fleet
+from tasks import fleet
 from tasks.settings import verified
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "settings.md").read_text()
@@ -99,12 +99,17 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureRedis]:
     process = subprocess.Popen(
         [server, *options, *files, "--unixsocket", "r.sock", "--save", ""], cwd=folder, stdout=subprocess.DEVNULL
     )
-    while not embedded.listens(folder / "r.sock"):
+    while not listens(folder / "r.sock"):
         if process.poll() is not None:
             pytest.skip("this redis-server was built without TLS")
     yield SecureRedis(port, folder / "cert.pem")
     process.kill()
     process.wait()
+
+
+def listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
 
 
 def produce(url: str, *, writes_results: bool = True) -> subprocess.CompletedProcess[str]:
