@@ -37,8 +37,17 @@ class OutcomeNotStoredError(Exception):
 
 def linked(request: Any) -> bool:
     """Whether other tasks are sent when this one, Celery's `request`, ends."""
+    return linked_on_success(request) or _embeds(request, "errbacks")
+
+
+def linked_on_success(request: Any) -> bool:
+    """Whether other tasks are sent when this one succeeds."""
+    return _embeds(request, "callbacks", "chain", "chord")
+
+
+def _embeds(request: Any, *names: str) -> bool:
     _, _, embed = request._payload
-    return any((embed or {}).get(name) for name in ("callbacks", "errbacks", "chain", "chord"))
+    return any((embed or {}).get(name) for name in names)
 
 
 def claim(request: Any) -> bool:

@@ -52,7 +52,6 @@ logger = logging.getLogger(__name__)
 FEW_LOGPROBS = 1_000
 """Most positions with log probabilities of a result that is stored in a batch: larger ones would block Redis."""
 
-
 GIVE_UP_S = 1.0
 """Delay until the message of a given-up task is requeued, because the same error may happen again."""
 
@@ -218,10 +217,8 @@ class Job:
         assert outcome is not None
         if outcome.result is None or outcome.revoked or self.limits.failed(outcome) or request.ignore_result:
             return False
-        if len(outcome.result.get("logprobs", ())) > FEW_LOGPROBS:
-            return False
-        _, _, embed = request._payload
-        return not any((embed or {}).get(name) for name in ("callbacks", "chain", "chord"))
+        small = len(outcome.result.get("logprobs", ())) <= FEW_LOGPROBS
+        return small and not completing.linked_on_success(request)
 
     @property
     def success(self) -> Success:
