@@ -48,9 +48,10 @@ T = TypeVar("T")
 class Engine:
     """Serves requests from one model on one device. Thread-safe.
 
-    `runtime` and `tokenizer` replace the ones loaded from `config.model` (used by tests). A runtime passed without
-    a tokenizer serves token ids only. `tracer` collects a Chrome trace. `on_fatal` is called once, on the engine
-    thread, after a device failure and after every request has received its error.
+    `runtime`, `tokenizer` and `compile_constraint` replace what is loaded from `config.model` (used by tests). A
+    runtime passed without a tokenizer serves token ids only. `proposer` drafts tokens in place of prompt lookup.
+    `tracer` collects a Chrome trace. `on_fatal` is called once, on the engine thread, after a device failure and
+    after every request has received its error.
     """
 
     def __init__(

@@ -165,7 +165,7 @@ class TextThread:
                 self._changed.notify()
 
     def refuse(self, stream: OutputStream, error: BaseException) -> None:
-        """End a request with an error, after everything posted so far. For requests without a sequence."""
+        """End a request with an error, after everything posted so far, unless it has ended."""
         self._call(lambda: self._end_with_error(stream, error))
 
     def flush(self) -> None:

@@ -41,9 +41,7 @@ class Tracer:
             self._counts.clear()
             self._slot_of.clear()
 
-    def span(
-        self, name: str, slot_id: int | None = None, step_id: int | None = None
-    ) -> AbstractContextManager[None]:
+    def span(self, name: str, slot_id: int | None = None, step_id: int | None = None) -> Span:
         """A context manager that records a span on the calling thread."""
         if not self.enabled:
             return _NOTHING

@@ -48,7 +48,8 @@ class InvalidSettings(PetioleError, ClickException, ValueError):  # noqa: N818
 
 
 class GenerationFailed(PetioleError, RuntimeError):  # noqa: N818
-    """The engine failed while it processed this request. Another attempt may succeed."""
+    """The request is valid, and nothing came of it: the engine failed, or what earlier attempts left in Redis is
+    damaged. Another submission may succeed."""
 
 
 class ModelChanged(PetioleError, RuntimeError):  # noqa: N818

@@ -69,7 +69,7 @@ class WorkerReport(BaseModel):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     worker: str
-    state: str = "ready"  # starting, ready, draining
+    state: str = "ready"  # ready, draining
     model: str = ""
     device: str = ""
     queues: list[str] = []  # it takes tasks from

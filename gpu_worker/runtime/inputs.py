@@ -30,8 +30,8 @@ _NONE = np.empty(0, np.int64)
 class StepInputs:
     """rows, positions, token_ids: [T]; PENDING if a token comes from its row's pending buffer. pending_inputs: the
     indices of those. output_inputs: [O], indices of the inputs whose logits are sampled. known_pending_rows,
-    known_pending, pending_values: [B'], next inputs to write to the pending buffers of these rows. adapters: [B],
-    the adapter slot of each sequence. pages, values: as in `StepBatch`."""
+    known_pending, pending_values: [B'], next inputs to write to the pending buffers of these rows. batch_rows,
+    starts, lengths: [B], and pages, values: as in `StepBatch`. adapters: [B], each sequence's slot."""
 
     kind: StepKind
     rows: Int64Array
