@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Protocol
 
 from gpu_worker.config import EngineConfig
 from gpu_worker.errors import InvalidRequest
@@ -29,7 +29,7 @@ class EngineLike(Protocol):
     @property
     def healthy(self) -> bool: ...
 
-    def start(self) -> Any: ...
+    def start(self) -> object: ...
 
     def submit(
         self,

@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 FEW_LOGPROBS = 1_000
 """Most positions with log probabilities of a result that is stored in a batch: larger ones would block Redis."""
 
-GIVE_UP_S = 1.0
+REQUEUE_AFTER_S = 1.0
 """Delay until the message of a given-up task is requeued, because the same error may happen again."""
 
 
@@ -376,7 +376,7 @@ class Job:
     def _requeue_later(self) -> None:
         """Without effect at shutdown, when all unacknowledged messages go back."""
         self._forget()
-        self.pool.hub.call_later(GIVE_UP_S, self.delivery.requeue)
+        self.pool.hub.call_later(REQUEUE_AFTER_S, self.delivery.requeue)
 
     def _forget(self) -> None:
         self.over = True

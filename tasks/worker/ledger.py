@@ -18,7 +18,6 @@ Two threads use a ledger, each with its own client: the consumer takes and ackno
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -29,8 +28,6 @@ from typing import Any, NamedTuple
 import redis
 
 from tasks.worker import scripts
-
-logger = logging.getLogger(__name__)
 
 RESTORED_A_CALL = 200
 UNLIMITED = 2**31
