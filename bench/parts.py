@@ -1,7 +1,8 @@
 """A benchmark in parts, each in a process of its own: what fails, hangs or breaks the device ends with its part.
 
 Every figure is in the file as soon as it is measured, under its part, so that a run that is cut off still tells
-something, and a later call measures the parts that are missing.
+something, and a later call measures the parts that are missing. A file holds one commit on one card: what it had
+of another lies beside it from then on, under that card's name.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import faulthandler
 import json
 import multiprocessing
 import os
+import re
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +29,8 @@ TARGET_CARD = "H200"
 @dataclass
 class Parts(Report):
     """What is known of all parts, and figures for one of them, each written to `path` when it is added. Targets
-    hold on a card whose name has `TARGET_CARD` in it; another's figures stand without a verdict. A `variant` ends
-    the names of parts and figures: those of another way to run the same parts stay beside them."""
+    hold on a card with the word `TARGET_CARD` in its name; another's figures stand without a verdict. A `variant`
+    ends the names of parts and figures: those of another way to run the same parts stay beside them."""
 
     path: str = ""
     part: str = ""
@@ -37,7 +39,7 @@ class Parts(Report):
 
     def add(self, name: str, value: float, unit: str, **more: Any) -> Measurement:
         target = more.get("target")
-        if target is not None and TARGET_CARD not in card_name():
+        if target is not None and TARGET_CARD not in card_name().split():
             notes = [more.get("note"), f"an {TARGET_CARD}'s target is {target:g}"]
             more |= {"target": None, "note": "; ".join(filter(None, notes))}
         result = super().add(name + self.variant, value, unit, **more)
@@ -55,9 +57,13 @@ class Parts(Report):
         return {**super().as_json(), "parts": self.names}
 
     def resume(self, without: Sequence[str]) -> None:
-        """Take over what the file has of this commit on this card, but for the parts that are measured now."""
+        """Take over what is known of this commit on this card, but for the parts that are measured now."""
         record = read(self.path)
-        if (record.get("commit"), record.get("machine", {}).get("gpu", "")) != (commit(), card_name()):
+        if record and measured_on(record) != (commit(), card_name()):
+            Path(self.path).replace(beside(self.path, *measured_on(record)))
+            record = {}
+        record = record or read(beside(self.path, commit(), card_name()))
+        if not record:
             return
         dropped = {part + self.variant for part in without}
         self.names = {part: names for part, names in record["parts"].items() if part not in dropped}
@@ -74,6 +80,17 @@ class Parts(Report):
 
 def card_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+
+
+def measured_on(record: dict[str, Any]) -> tuple[str, str]:
+    """(commit, card)"""
+    return record["commit"], record["machine"].get("gpu", "")
+
+
+def beside(path: str, commit: str, card: str) -> str:
+    """Where a file's figures of this commit and card lie once it has others."""
+    place = Path(path)
+    return str(place.with_stem("-".join([place.stem, *re.findall(r"[\w.]+", f"{card} {commit}")])))
 
 
 def read(path: str) -> dict[str, Any]:

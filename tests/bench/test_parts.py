@@ -15,7 +15,7 @@ import pytest
 from bench import gpu, parts, report
 from bench.cuda import Card
 from bench.gpu_serving import peer_rate
-from bench.parts import Parts, apart, failed, read
+from bench.parts import Parts, apart, beside, failed, read
 from bench.report import Report
 
 
@@ -79,19 +79,28 @@ def test_a_variant_of_the_same_parts_stays_beside_them(path: str, card: Callable
 
 
 @pytest.mark.parametrize("now", [("NVIDIA H100 80GB HBM3", "abc"), ("NVIDIA H200", "def")])
-def test_figures_of_another_card_or_commit_are_dropped(
+def test_figures_of_another_card_or_commit_are_kept_beside(
     now: tuple[str, str], path: str, card: Callable[..., None]
 ) -> None:
     measured(path, "8b", "step")
     card(*now)
     assert names(measured(path, "sampling", "draw")) == ["draw"]
+    first, second = Path(path).with_stem("gpu-NVIDIA-H200-abc"), beside(path, now[1], now[0])
+    assert [r["name"] for r in read(str(first))["results"]] == ["step"]
+    card("NVIDIA H200")
+    assert names(measured(path, "layers", "layer")) == ["step", "layer"]
+    assert [r["name"] for r in read(second)["results"]] == ["draw"]
+    card(*now)
+    assert names(measured(path, "idle", "wait")) == ["draw", "wait"]
+    assert [r["name"] for r in read(str(first))["results"]] == ["step", "layer"]
 
 
 def test_a_target_is_judged_on_the_card_it_was_set_for(path: str, card: Callable[..., None]) -> None:
     assert measured(path, "8b", "step").results[0].met is True
-    card("NVIDIA H100 80GB HBM3")
-    (result,) = measured(path, "8b", "step").results
-    assert (result.target, result.met, result.note) == (None, None, "step; an H200's target is 3")
+    for other in ("NVIDIA H100 80GB HBM3", "NVIDIA GH200 480GB"):
+        card(other)
+        (result,) = measured(path, "8b", "step").results
+        assert (result.target, result.met, result.note) == (None, None, "step; an H200's target is 3")
 
 
 def test_half_a_file_counts_as_none(path: str, card: Callable[..., None]) -> None:
