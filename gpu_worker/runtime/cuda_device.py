@@ -114,14 +114,16 @@ class CudaDevice:
         return _TimedSpan(self, stream, label)
 
     def _pass_spans_on(self) -> None:
-        """Pass the spans that have ended to the hook, oldest first. Does not wait."""
+        """Pass the spans that have ended to the hook, oldest first. Does not wait. CUDA tells a time between two
+        events as 32 bits of milliseconds: a span's length is its own, not the difference of two times since the
+        first span, which after an hour are known to a quarter of a millisecond."""
         while self._spans and self._spans[0].end.query():  # type: ignore[no-untyped-call]
             span = self._spans.popleft()
             assert self.on_span is not None
             assert self._origin is not None
             event, host = self._origin
-            start, end = (host + event.elapsed_time(at) / 1e3 for at in (span.start, span.end))
-            self.on_span(span.stream.name, span.label, start, end)
+            start = host + event.elapsed_time(span.start) / 1e3
+            self.on_span(span.stream.name, span.label, start, start + span.start.elapsed_time(span.end) / 1e3)
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, pin_memory=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import threading
 from pathlib import Path
 from typing import Any
@@ -149,11 +150,13 @@ class CardEvent:
         self.card.synchronize()
 
     def elapsed_time(self, other: CardEvent) -> float:
-        return float(other.at - self.at)
+        (milliseconds,) = struct.unpack("f", struct.pack("f", other.at - self.at))
+        return float(milliseconds)
 
 
-def test_spans_of_cuda_are_passed_on_as_the_device_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    card, seen = Card(), list[str]()
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+    card = Card()
     for name, fake in {
         "set_device": lambda device: None,
         "Stream": lambda device: None,
@@ -164,6 +167,11 @@ def test_spans_of_cuda_are_passed_on_as_the_device_ends_them(monkeypatch: pytest
         "Event": card.event,
     }.items():
         monkeypatch.setattr(f"torch.cuda.{name}", fake)
+    return card
+
+
+def test_spans_of_cuda_are_passed_on_as_the_device_ends_them(card: Card) -> None:
+    seen = list[str]()
     device = CudaDevice()
     device.on_span = lambda stream, label, start, end: seen.append(label)
     stream = device.new_stream("compute")
@@ -178,6 +186,17 @@ def test_spans_of_cuda_are_passed_on_as_the_device_ends_them(monkeypatch: pytest
     stream.enqueue(lambda: None, "d")
     device.close()
     assert seen == ["a", "b", "c", "d"]
+
+
+def test_spans_of_cuda_are_as_long_on_a_worker_that_has_run_for_days(card: Card) -> None:
+    lengths = list[float]()
+    device = CudaDevice()
+    device.on_span = lambda stream, label, start, end: lengths.append(end - start)
+    for days in (0, 3):
+        card.recorded = days * 86_400_000
+        device.new_stream("compute").enqueue(lambda: None, "a step of a millisecond")
+        device.synchronize()
+    assert lengths == pytest.approx([1e-3, 1e-3])
 
 
 def test_cuda_without_a_gpu_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
