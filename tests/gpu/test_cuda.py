@@ -58,11 +58,9 @@ def outputs_of_all(driver, sequence):
 def decodes_agree(driver, model, prompts):
     """A prefill and four decodes of all prompts, together."""
     sequences = [driver.sequence(prompt, ALL) for prompt in prompts]
-    got, expected = [table(driver.prefill(sequences))], [reference(model, s.prompt)[-1] for s in sequences]
-    for _ in range(4):
-        got.append(table(driver.decode(sequences)))
-        expected += [reference(model, s.prompt + s.output[:-1])[-1] for s in sequences]
-    agree(np.concatenate(got), expected, model)
+    steps = [table(driver.prefill(sequences)), *(table(driver.decode(sequences)) for _ in range(4))]
+    expected = [reference(model, s.prompt + s.output[:-1])[-len(steps) :] for s in sequences]
+    agree(np.concatenate(np.stack(steps, axis=1)), np.concatenate(expected), model)
 
 
 @pytest.mark.parametrize(
