@@ -1,12 +1,13 @@
 """Loads and runs the Lua scripts in `lua/`.
 
 Redis runs a script atomically, so every invariant that workers could break by a race is enforced in a script.
+All are read when the worker starts: after an upgrade of the installed package they might not fit the arguments of
+this process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from importlib.resources import files
 from typing import Any, Protocol
 
@@ -20,14 +21,16 @@ class Script(Protocol):
     def __call__(self, keys: Sequence[Any], args: Sequence[Any]) -> Any: ...
 
 
-@cache
-def source(name: str) -> str:
-    return (files("tasks.worker") / "lua" / f"{name}.lua").read_text()
+SOURCES = {
+    file.name.removesuffix(".lua"): file.read_text()
+    for file in (files("tasks.worker") / "lua").iterdir()
+    if file.name.endswith(".lua")
+}
 
 
 def load(client: redis.Redis, name: str) -> Script:
     """`lua/NAME.lua` as a callable, which is sent to the server again if the server has lost it."""
-    script = client.register_script(source(name))
+    script = client.register_script(SOURCES[name])
     return lambda keys, args: script(keys, args, client)
 
 
@@ -40,7 +43,7 @@ class Pipe:
 
     def __init__(self, client: redis.Redis, name: str) -> None:
         self._client = client
-        self._text = source(name)
+        self._text = SOURCES[name]
         self._sha = ""
         self._connection: Any = None
         self.sent = 0

@@ -56,7 +56,7 @@ class Scripts:
                     pipe.hset(key, mapping=dict(value))
                 case _:
                     pipe.sadd(key, *value)
-        pipe.eval(scripts.source(name), len(keys), *keys, *args)
+        pipe.eval(scripts.SOURCES[name], len(keys), *keys, *args)
         pipe.eval(DUMP, 0)
         *_, reply, after = pipe.execute()
         return tuple(sorted((_text(key), _value(kind, value)) for key, kind, value in after)), _text(reply)

@@ -12,6 +12,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
+import redis
 from celery.result import AsyncResult
 from support.fake_engine import expected, token
 from support.reader import Reader
@@ -27,6 +28,7 @@ from tasks import affinity, connections
 from tasks.app import configuration
 from tasks.schemas import FinishReason
 from tasks.settings import Settings, settings
+from tasks.worker import scripts
 from tasks.worker.requests import seed_of
 from upgrade.recording import CHAT, LENGTH, OPTIONS, QUEUES, Recording, load, record, recording_site
 from upgrade.shapes import messages, paths
@@ -153,6 +155,17 @@ def test_rabbitmq_has_the_queues_that_the_previous_version_declared() -> None:
         "task_default_queue_type": "quorum",
         "task_default_exchange_type": "topic",
     }
+
+
+# ------------------------------------------------------------ installed over a version that runs
+
+
+def test_scripts_are_those_of_the_code_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would not fit its arguments, if they were read after another version was installed in its place."""
+    client = redis.Redis()
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: pytest.fail("read when it is needed"))
+    for file in (Path(scripts.__file__).parent / "lua").iterdir():
+        scripts.load(client, file.stem)
 
 
 # ------------------------------------------------------------ either way: the same tokens, the same text
