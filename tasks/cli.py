@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 import redis
 from celery.states import PENDING, READY_STATES
@@ -98,10 +97,8 @@ def _port(text: str) -> int:
 
 class Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        try:
-            print(f"petiole {version('petiole')}")
-        except PackageNotFoundError:
-            print("petiole, not installed")
+        version = fleet.version()
+        print(f"petiole {version}" if version else "petiole, not installed")
         parser.exit()
 
 
@@ -158,7 +155,7 @@ def show_status(options: argparse.Namespace) -> int:
 
 
 STATUS_COLUMNS = (
-    *("worker", "state", "model", "device", "running", "waiting", "slots"),
+    *("worker", "state", "version", "model", "device", "running", "waiting", "slots"),
     *("pages used", "hit rate", "tokens/s", "lease", "seen"),
 )
 
@@ -180,10 +177,12 @@ def _status(workers: list[fleet.WorkerReport]) -> str:
 def _status_row(worker: fleet.WorkerReport) -> tuple[str, ...]:
     seen = f"{worker.age_s or 0:.0f} s ago"
     if worker.lost:  # its last figures are out of date
-        return (worker.worker, "lost", worker.model, worker.device, *[""] * (len(STATUS_COLUMNS) - 5), seen)
+        known = (worker.worker, "lost", worker.version, worker.model, worker.device)
+        return (*known, *[""] * (len(STATUS_COLUMNS) - len(known) - 1), seen)
     return (
         worker.worker,
         worker.state,
+        worker.version,
         worker.model,
         worker.device,
         str(worker.running),

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
 from typing import Any
 
 import redis
@@ -49,6 +51,14 @@ redis.call('EXPIRE', KEYS[1], ARGV[3])
 """
 
 
+def version() -> str:
+    """Petiole's version; "" if it is not installed."""
+    try:
+        return installed("petiole")
+    except PackageNotFoundError:
+        return ""
+
+
 class Distribution(BaseModel):
     """A histogram: `counts[i]` values are above `bounds[i - 1]` and at most `bounds[i]`; `sum` adds up all."""
 
@@ -70,6 +80,7 @@ class WorkerReport(BaseModel):
 
     worker: str
     state: str = "ready"  # ready, draining
+    version: str = ""  # Petiole's
     model: str = ""
     device: str = ""
     queues: list[str] = []  # it takes tasks from

@@ -18,7 +18,7 @@ from celery import bootsteps
 from celery.exceptions import WorkerShutdown
 
 from tasks import connections
-from tasks.fleet import WorkerReport
+from tasks.fleet import WorkerReport, version
 from tasks.settings import settings
 from tasks.worker import heartbeat, transport
 from tasks.worker.leases import LeaseKeeper
@@ -70,10 +70,13 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         if path := settings().heartbeat_file:
             heartbeat.Heartbeat(Path(path), pool.engine.heartbeat_age_s).start()
 
+        at_start = version()
+
         def report(tokens_per_s: float) -> WorkerReport:
             return WorkerReport(
                 worker=worker.hostname,
                 state="draining" if pool.draining else "ready",
+                version=at_start,
                 queues=sorted(worker.app.amqp.queues.consume_from),
                 tokens_per_s=round(tokens_per_s, 1),
                 lease_age_s=round(leases.lease_age_s, 1),

@@ -81,7 +81,15 @@ def test_no_redis_is_one_clear_line(run: Run, monkeypatch: pytest.MonkeyPatch) -
 
 def test_status_shows_who_works_and_who_is_lost(run: Run, client: redis.Redis) -> None:
     report(
-        client, "b@host", model="petiole-tiny", slots=8, running=3, pages_total=100, pages_free=25, pages_cached=50
+        client,
+        "b@host",
+        version="1.2.3",
+        model="petiole-tiny",
+        slots=8,
+        running=3,
+        pages_total=100,
+        pages_free=25,
+        pages_cached=50,
     )
     lost = WorkerReport(worker="a@host", running=5).model_dump_json()
     client.hset(WORKERS_KEY, "a@host", f"{client.time()[0] - 60}.0 {lost}")
@@ -89,8 +97,8 @@ def test_status_shows_who_works_and_who_is_lost(run: Run, client: redis.Redis) -
     assert status == 0
     header, first, second = out.splitlines()
     assert re.fullmatch(r"a@host  lost +\d+ s ago", first), "no figures that are no longer so"
-    assert header.split()[:3] == ["worker", "state", "model"]
-    assert second.split()[:2] == ["b@host", "ready"]
+    assert header.split()[:3] == ["worker", "state", "version"]
+    assert second.split()[:4] == ["b@host", "ready", "1.2.3", "petiole-tiny"]
     assert "25%" in second
 
 
@@ -197,7 +205,7 @@ def test_bare_petiole_prints_its_help(run: Run) -> None:
 
 
 def test_version(run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "version", lambda name: "1.2.3")
+    monkeypatch.setattr(fleet, "installed", lambda name: "1.2.3")
     with pytest.raises(SystemExit) as ended:
         run("--version")
     assert ended.value.code == 0
