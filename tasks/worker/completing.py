@@ -22,6 +22,7 @@ import redis
 from celery import states
 
 from tasks import connections
+from tasks.backend import RedisBackend
 from tasks.schemas import stream_keys
 from tasks.settings import settings
 from tasks.worker.ledger import lease_ms
@@ -68,6 +69,17 @@ def mark(request: Any) -> None:
 def completed(request: Any) -> bool:
     """Whether nothing is left to do."""
     return connections.streams().get(stream_keys(request.id).completion) == b"done" or _shown(request)
+
+
+def chord_returned(request: Any, status: str, result: Any) -> bool:
+    """Count the task in its chord. False if another worker has claimed to send the chord's body, and may have died
+    before it did: Celery lets such a claim expire, but nobody would look again."""
+    backend, context = request.task.backend, request._context
+    backend.on_chord_part_return(context, status, result)
+    if not isinstance(backend, RedisBackend):
+        return True
+    redis_backend: Any = backend
+    return redis_backend.client.get(redis_backend.get_key_for_group(context.group, ".c")) in (None, b"done")
 
 
 def _shown(request: Any) -> bool:

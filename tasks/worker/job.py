@@ -41,7 +41,7 @@ from tasks.worker.limits import TimeLimits
 from tasks.worker.publisher import Stream
 from tasks.worker.results import Outcome, Success, at_hand, ended, failed, recorded, succeeded, within
 from tasks.worker.revoking import Ending
-from tasks.worker.standby import Standby
+from tasks.worker.standby import LOOK_S, Standby
 from tasks.worker.started import store_started
 
 if TYPE_CHECKING:
@@ -271,9 +271,17 @@ class Job:
             return
         backend = request.task.backend
         stored = backend.get_task_meta(self.task_id, cache=False)
-        if request.chord and stored["status"] in states.READY_STATES:  # may be counted twice, but must be counted
-            backend.on_chord_part_return(request._context, stored["status"], stored["result"])
-        self.pool.mailbox.post(self.leave)
+        if (
+            request.chord
+            and stored["status"] in states.READY_STATES  # may be counted twice, but must be counted
+            and not completing.chord_returned(request, stored["status"], stored["result"])
+        ):
+            self.pool.mailbox.post(self._replay_later)
+        else:
+            self.pool.mailbox.post(self.leave)
+
+    def _replay_later(self) -> None:
+        self.pool.hub.call_later(LOOK_S, lambda: self.pool.completions.run(self._replay))
 
     def _store_started(self) -> None:
         request = self.delivery.request

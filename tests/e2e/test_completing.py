@@ -6,6 +6,7 @@ import signal
 from typing import Any
 
 import pytest
+from celery import chord
 from celery.result import AsyncResult
 from support.doomed import MET
 from support.site import Site, eventually
@@ -72,4 +73,17 @@ def test_when_a_worker_dies_while_it_completes_another_does_it_again(own_site: S
     assert site.get(result)["finish_reason"] == "length"
     eventually(lambda: site.unfinished() == 0, "acknowledged")
     assert sent(site) == 2
+    assert "Traceback" not in second.output
+
+
+def test_a_chord_whose_last_worker_dies_before_it_sends_the_body_is_finished(own_site: Site) -> None:
+    """It had claimed to send it, for longer than a lease: its message comes again before the claim has expired."""
+    site = own_site
+    worker = site.worker(PETIOLE_ENGINE_FACTORY="support.doomed:DoomedEngine", DOOM="body to be sent KILL")
+    header = [site.signature(prompt, max_tokens=2) for prompt in ("a", "b")]
+    body = chord(header, app=site.app)(site.signature("body", max_tokens=1))
+    eventually(lambda: MET in worker.output, "claimed, but not sent")
+    second = site.worker()
+    assert site.get(body)["finish_reason"] == "length"
+    eventually(lambda: site.unfinished() == 0, "acknowledged")
     assert "Traceback" not in second.output

@@ -68,13 +68,17 @@ OF_A_FAILURE = {
     "errors to be linked": Point("celery.backends.base", "Backend._call_task_errbacks", True),
 }
 
+OF_A_CHORD = {
+    "body to be sent": Point("celery.backends.redis", "RedisBackend._chord_publish_claim_expires", True),
+}
+
 
 class DoomedEngine(FakeEngine):
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
         name, _, how = os.environ["DOOM"].rpartition(" ")
         if name:
-            install((POINTS | OF_A_REVOCATION | OF_A_FAILURE)[name], how)
+            install((POINTS | OF_A_REVOCATION | OF_A_FAILURE | OF_A_CHORD)[name], how)
 
 
 def install(point: Point, how: str) -> None:
