@@ -207,6 +207,15 @@ class KVCacheManager:
         """The number of KV positions that `start` would reuse now.  Changes nothing."""
         return self._peek(tokens, namespace).kv_length
 
+    def pages_to_start(
+        self, tokens: TokensLike, namespace: CacheNamespace | None = None, kv_length: int | None = None
+    ) -> int:
+        """The number of available pages that `start` would use up now: new ones, and cached ones that it would
+        lock.  Changes nothing."""
+        tokens = as_tokens(tokens)
+        cached = self._peek(tokens, namespace)
+        return self._use(cached, self._target(tokens.kv_length, cached.kv_length, kv_length, None))
+
     def can_start(
         self,
         tokens: TokensLike,
@@ -302,11 +311,11 @@ class KVCacheManager:
         return max(reused, target if first_chunk is None else min(target, reused + first_chunk))
 
     def _fits(self, cached: Peek, target: int) -> bool:
-        pages = self.pages_needed(target)
-        new_pages = pages - self.pages_needed(cached.kv_length)
-        evictable = self.cache.evictable_page_count() - cached.reclaimable_pages
         return (
             self.table.rows_available > 0
-            and pages <= self.table.max_pages_per_row
-            and new_pages <= self.table.pages_available + evictable
+            and self.pages_needed(target) <= self.table.max_pages_per_row
+            and self._use(cached, target) <= self.pages_available
         )
+
+    def _use(self, cached: Peek, target: int) -> int:
+        return self.pages_needed(target) - self.pages_needed(cached.kv_length) + cached.reclaimable_pages

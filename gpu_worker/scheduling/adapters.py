@@ -9,7 +9,7 @@ while loading an adapter fails the request that names it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from gpu_worker.errors import AdapterError
 
@@ -28,9 +28,11 @@ class AdapterSlots:
         """Number of sequences that hold a slot."""
         return sum(self._holders.values())
 
-    def must_wait(self, key: str | None) -> bool:
-        """Whether the adapter is in no slot and all slots are held."""
-        return key is not None and key not in self._slot_of and len(self._holders) >= max(self._n_slots, 1)
+    def must_wait(self, key: str | None, others: Set[str] = frozenset()) -> bool:
+        """Whether the adapter is in no slot, and all slots are held once the adapters `others` have theirs."""
+        if key is None or key in self._slot_of or key in others:
+            return False
+        return len(self._holders.keys() | others) >= max(self._n_slots, 1)
 
     def acquire(self, key: str | None, adapter: str | None) -> int | None:
         """Take a reference to the adapter's slot, loading the adapter if needed. Returns the slot, or None if all

@@ -6,9 +6,9 @@ a step with a chunk of a *long* prompt (one that takes more than one chunk) no p
 is committed, and the next prefill step takes short prompts first. So a short prompt waits for at most one such
 step, and long prompts get at least every second prefill step.
 
-Memory: pages go to the best-ranked sequences first. A sequence without pages is left out of the plan. If a
-worse-ranked sequence holds a row, the worst-ranked one is preempted, one at a time. The best-ranked sequence
-always makes progress, so sequences cannot deadlock.
+Memory: pages go to the best-ranked sequences first. A sequence without pages is left out of the plan. As many of
+the worst-ranked sequences are preempted as those left out need, and those that the next prefill step could start
+(`preemption.py`). The best-ranked sequence always makes progress, so sequences cannot deadlock.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gpu_worker.errors import AdapterError
 from gpu_worker.scheduling.admission import can_reuse
 from gpu_worker.scheduling.batching import StepPlan
 from gpu_worker.scheduling.pipeline import PipelineState
+from gpu_worker.scheduling.preemption import Holder, Need, Room, giving_way
 from gpu_worker.scheduling.scheduled import ScheduledSequence
 from gpu_worker.scheduling.state import SchedulerState
 
@@ -37,14 +38,14 @@ class Planner:
     """Plans steps.
 
     `last_kind`: kind of the last launched step. `after_long`: whether the last prefill step contained a long
-    prompt. `left_out`: the best-ranked sequence that did not get pages in this plan.
+    prompt. `left_out`: the sequences that did not get pages in this plan, and how many they need.
     """
 
     def __init__(self, state: SchedulerState) -> None:
         self.state = state
         self.last_kind = "decode"
         self.after_long = False
-        self.left_out: ScheduledSequence | None = None
+        self.left_out: dict[ScheduledSequence, int] = {}
         self._chunk = min(state.config.chunk_size, state.config.max_num_batched_tokens)
         self._broken: list[tuple[ScheduledSequence, Exception]] = []
 
@@ -58,16 +59,14 @@ class Planner:
     def schedule_step(self, pipeline: PipelineState[ScheduledSequence], now: float) -> StepPlan | None:
         """The next step to launch; None when the oldest in-flight step must be committed first."""
         while True:
-            self.left_out = None
+            self.left_out.clear()
             plan = self._choose(pipeline, now)
             if self._broken:
                 for seq, error in self._broken:
                     self.state.fail(seq, error)
                 self._broken.clear()
                 continue
-            if self.left_out is None or not self._relieve(
-                self.left_out, stalled=pipeline.is_empty and plan is None
-            ):
+            if not self._relieve(pipeline, plan, now):
                 return plan
 
     def _choose(self, pipeline: PipelineState[ScheduledSequence], now: float) -> StepPlan | None:
@@ -152,7 +151,7 @@ class Planner:
                 available -= need
                 granted.add(seq)
             else:
-                self._leave_out(seq)
+                self.left_out[seq] = need
         return [seq for seq in sequences if seq in granted]
 
     def _new_pages(self, seq: ScheduledSequence, n_positions: int) -> int:
@@ -160,10 +159,6 @@ class Planner:
         return max(
             0, manager.pages_needed(seq.scheduled_position + n_positions) - manager.table.page_count(seq.row)
         )
-
-    def _leave_out(self, seq: ScheduledSequence) -> None:
-        if self.left_out is None or seq.rank < self.left_out.rank:
-            self.left_out = seq
 
     # ------------------------------------------------------------ prefill
 
@@ -187,9 +182,10 @@ class Planner:
         promised = 0
         for seq in self._prefilling(streams, now, budget, lengths, short_only):
             room = min(self._chunk, budget - sum(lengths), seq.prefill_target - seq.scheduled_position)
-            promised += self._new_pages(seq, room)
+            need = self._new_pages(seq, room)
+            promised += need
             if promised > self.state.manager.pages_available:
-                self._leave_out(seq)
+                self.left_out[seq] = need
                 break
             sequences.append(seq)
             lengths.append(room)
@@ -202,8 +198,8 @@ class Planner:
     ) -> Iterable[ScheduledSequence]:
         """Yield the sequences in prefill by rank, then admit waiting ones while the caller has budget left.
 
-        `lengths` is the caller's list of chunk sizes so far. `short_only` skips long prompts, but then admits no
-        sequence of a worse priority than a skipped one.
+        `lengths` is the caller's list of chunk sizes so far. `short_only` skips long prompts. Nobody is admitted
+        who has a worse priority than one that was skipped: it might have to give way at once.
         """
         state = self.state
         worst_priority = math.inf
@@ -218,10 +214,8 @@ class Planner:
         for seq in self._candidates():
             if seq.rank[0] > worst_priority:
                 return
-            if short_only and self._is_long(seq):
+            if (short_only and self._is_long(seq)) or self._awaits_chunks(seq, state.prefilling):
                 worst_priority = seq.rank[0]
-                continue
-            if self._awaits_chunks(seq):
                 continue
             if not self._admit(seq, budget - sum(lengths), now, promised):
                 return
@@ -249,19 +243,19 @@ class Planner:
             seq.expected_reuse = self.state.manager.match_length(seq.cache_tokens, seq.namespace)
         return seq.prefill_target - seq.expected_reuse > self._chunk
 
-    def _awaits_chunks(self, seq: ScheduledSequence) -> bool:
-        """Whether to wait because a sequence in prefill is computing at least half of what this one would compute.
+    def _awaits_chunks(self, seq: ScheduledSequence, ahead: Sequence[ScheduledSequence]) -> bool:
+        """Whether to wait because one of those `ahead` computes at least half of what this one would compute.
 
         It then reuses those chunks. A short shared prefix, such as a chat template's, is not worth the wait.
         """
         state, target = self.state, seq.prefill_target
-        if state.config.prefix_cache == "off" or not state.prefilling:
+        if state.config.prefix_cache == "off" or not ahead:
             return False
         matched = state.manager.match_length(seq.cache_tokens, seq.namespace)
         shared_pages = state.manager.pages_needed(matched + (target - matched + 1) // 2)
         shared = shared_pages * state.limits.page_size
         # At least one position is always computed.
-        return shared < target and any(can_reuse(seq, other, shared) for other in state.prefilling)
+        return shared < target and any(can_reuse(seq, other, shared) for other in ahead)
 
     def _promised(self) -> int:
         """Pages that the sequences in prefill still need."""
@@ -276,9 +270,6 @@ class Planner:
         returns True."""
         state = self.state
         if state.num_allocated >= state.config.max_num_seqs or not self._fits(seq, promised):
-            worst = max(state.active, key=_rank, default=None)
-            if worst is not None and worst.rank[0] > seq.rank[0]:
-                self._leave_out(seq)
             return False
         try:
             return state.start(seq, min(state.config.chunk_size, budget), now)
@@ -291,31 +282,94 @@ class Planner:
 
         Always true for a sequence that runs alone.
         """
-        state, manager = self.state, self.state.manager
+        reserved = promised + len(self.state.running) * self._headroom
+        return self._pages_to_start(seq) + reserved <= self.state.manager.pages_available
+
+    def _pages_to_start(self, seq: ScheduledSequence) -> int:
+        state = self.state
         target = seq.max_positions if state.config.reserve == "full" else seq.prefill_target
-        spare = len(state.running) * manager.pages_needed(HEADROOM_TOKENS) + promised
-        wanted = target + spare * manager.table.page_size
-        limit = manager.table.max_pages_per_row * manager.table.page_size
-        if wanted > limit and manager.pages_available < manager.pages_needed(wanted):
-            return False
-        return manager.can_start(seq.cache_tokens, seq.namespace, kv_length=min(wanted, limit))
+        return state.manager.pages_to_start(seq.cache_tokens, seq.namespace, target)
+
+    @property
+    def _headroom(self) -> int:
+        """Pages to keep free for each running sequence."""
+        return self.state.manager.pages_needed(HEADROOM_TOKENS)
 
     # ------------------------------------------------------------ preemption
 
-    def _relieve(self, starving: ScheduledSequence, stalled: bool) -> bool:
-        """Preempt the worst-ranked sequence for one without pages. Returns True if pages were freed at once, so
-        that planning should be repeated. `stalled`: nothing is in flight and nothing can be planned."""
+    def _relieve(self, pipeline: PipelineState[ScheduledSequence], plan: StepPlan | None, now: float) -> bool:
+        """Preempt as many sequences as those that lack rows or pages need. Returns True if there were any, so that
+        planning should be repeated."""
         state = self.state
-        if state.num_zombies or any(seq.preempting for seq in state.active):
-            return False  # pages will be released soon
-        worst = max(state.active, key=_rank, default=None)
-        if worst is None or (worst.rank <= starving.rank and not stalled):
+        if not self.left_out and not len(state.waiting):
             return False
-        state.preempt(worst)
+        holders = [seq for seq in state.active if not seq.preempting]
+        needs = [Need(seq, pages) for seq, pages in self.left_out.items()]
+        needs += self._needs_to_start(holders, now)
+        if not needs or not holders:
+            return False
+        chosen = giving_way(needs, *self._room(pipeline, plan, holders))
+        stalled = plan is None and pipeline.is_empty
+        if stalled and not chosen:
+            chosen = [max(holders, key=_rank)]
+        for seq in chosen:
+            state.preempt(seq)
         if stalled and state.num_allocated == 0:
             # Short of pages without any other sequence: the cache holds copies of the row's own pages. Drop it.
             state.manager.flush()
-        return worst.blocks is None
+        return bool(chosen)
+
+    def _needs_to_start(self, holders: Sequence[ScheduledSequence], now: float) -> Iterator[Need]:
+        """The waiting sequences that the next prefill step would start if sequences of worse priority gave way."""
+        state, streams = self.state, bool(self.state.running)
+        first, worst = state.waiting.first(), max((seq.rank[0] for seq in holders), default=-math.inf)
+        if first is None or first.rank[0] >= worst or not state.gate.is_open(state.waiting, streams, now):
+            return
+        budget = self._chunk if streams else state.config.max_num_batched_tokens
+        ahead, adapters, slots_awaited = list(state.prefilling), set[str](), False
+        for seq in self._candidates():
+            if budget <= 0 or seq.rank[0] >= worst:
+                return
+            if self._awaits_chunks(seq, ahead) or (self._is_long(seq) and any(map(self._is_long, ahead))):
+                continue
+            if seq.adapter_key is not None:
+                slots_awaited |= state.adapters.must_wait(seq.adapter_key, adapters)
+                if slots_awaited:
+                    continue
+                adapters.add(seq.adapter_key)
+            yield Need(seq, self._pages_to_start(seq))
+            ahead.append(seq)
+            reused = state.manager.match_length(seq.cache_tokens, seq.namespace)
+            budget -= min(self._chunk, seq.prefill_target - reused)
+
+    def _room(
+        self,
+        pipeline: PipelineState[ScheduledSequence],
+        plan: StepPlan | None,
+        holders: Sequence[ScheduledSequence],
+    ) -> tuple[list[Holder], Room]:
+        """What the holders have, and what will be free beside them once this plan and the steps in flight are
+        completed."""
+        state, table = self.state, self.state.manager.table
+        taken: dict[ScheduledSequence, int] = {}
+        if plan is not None:
+            lengths = plan.lengths or [1] * len(plan.sequences)
+            taken = {seq: self._new_pages(seq, n) for seq, n in zip(plan.sequences, lengths, strict=True)}
+        held = []
+        for seq in holders:
+            more = taken.get(seq, 0)
+            reserved = self._missing_pages(seq) - more if seq.is_prefilling else self._headroom
+            held.append(Holder(seq, table.page_count(seq.row) + more, reserved))
+        ended = {seq for step in pipeline.steps() for seq in step.sequences if seq.finalized}
+        leaving = [*ended, *(seq for seq in state.active if seq.preempting)]
+        room = Room(
+            rows=state.config.max_num_seqs - state.num_allocated + len(leaving),
+            pages=state.manager.pages_available
+            + sum(table.page_count(seq.row) for seq in leaving)
+            - sum(taken.values()),
+            reserved=sum(holder.reserved for holder in held),
+        )
+        return held, room
 
 
 def _allowed(constraint: ConstraintState, drafts: Sequence[int]) -> int:

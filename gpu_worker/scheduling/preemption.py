@@ -1,0 +1,91 @@
+"""Who gives way when rows or pages run out: a decision over counts, without effects.
+
+Those in need are served by rank. For each, the worst-ranked sequences give way until it has room; if all of them
+together would not make enough, none does.
+
+    in need                                  gives way
+    a sequence with a row (of pages)         whoever ranks below it
+    a waiting one (of a row, or of pages)    whoever has a worse priority
+
+What ended and preempted sequences hold until their last step is committed is room already. A sequence is taken to
+release all pages of its row, although others may share some of them. So never do more give way than are needed;
+where they were too few, a later plan asks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from gpu_worker.scheduling.scheduled import ScheduledSequence
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A sequence that lacks `pages` for its next step, or, if it waits, for its whole prefill."""
+
+    seq: ScheduledSequence
+    pages: int
+
+    @property
+    def waits(self) -> bool:
+        return self.seq.blocks is None
+
+    def outranks(self, other: ScheduledSequence) -> bool:
+        rank, below = self.seq.rank, other.rank
+        return rank[0] < below[0] if self.waits else rank < below
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A sequence with a row. `pages`: what it holds; `reserved`: what is kept free for it."""
+
+    seq: ScheduledSequence
+    pages: int
+    reserved: int
+
+
+@dataclass(slots=True)
+class Room:
+    """Rows and pages that are free, now or soon. Only those that have a row already may use `reserved` ones."""
+
+    rows: int
+    pages: int
+    reserved: int
+
+    def fits(self, need: Need) -> bool:
+        if need.waits:
+            return self.rows > 0 and need.pages <= self.pages - self.reserved
+        return need.pages <= self.pages
+
+    def take(self, need: Need) -> None:
+        if need.waits:
+            self.rows -= 1
+        self.pages -= need.pages
+
+    def release(self, holder: Holder) -> None:
+        self.rows += 1
+        self.pages += holder.pages
+        self.reserved -= holder.reserved
+
+
+def giving_way(needs: Iterable[Need], holders: Iterable[Holder], room: Room) -> list[ScheduledSequence]:
+    """The sequences to preempt, worst-ranked first."""
+    keeping = sorted(holders, key=lambda holder: holder.seq.rank)
+    n_holders, n_keeping = len(keeping), len(keeping)
+    starved = False  # nobody who waits starts before those of better rank who wait
+    for need in sorted(needs, key=lambda need: need.seq.rank):
+        if starved and need.waits:
+            continue
+        if not need.waits and any(holder.seq is need.seq for holder in keeping[n_keeping:]):
+            break  # it gives way itself, and so does whoever of worse rank has a row
+        after, kept = replace(room), n_keeping
+        while not after.fits(need) and kept and need.outranks(keeping[kept - 1].seq):
+            kept -= 1
+            after.release(keeping[kept])
+        if after.fits(need):
+            after.take(need)
+            room, n_keeping = after, kept
+        else:
+            starved |= need.waits
+    return [holder.seq for holder in reversed(keeping[n_keeping:n_holders])]
