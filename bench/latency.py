@@ -1,8 +1,11 @@
-"""From `delay()` to the first delta in a reader's hands, on an idle machine; and what a reader costs.
+"""From `delay()` to the first delta in a reader's hands, on an idle machine and behind a full worker; and what a
+reader costs.
 
 A real worker with the tiny model, the embedded Redis, and one client that submits, waits for its first delta, and
-begins again only when that task has ended. The readers are measured without a worker: a process writes a stream
-as fast as Redis takes it, and one reader follows, beside a bare redis-py subscription that only receives.
+begins again only when that task has ended. Then many at once, in turns with nothing else to do for the worker and
+with all of its slots taken by tasks of a lower priority. The readers are measured without a worker: a process
+writes a stream as fast as Redis takes it, and one reader follows, beside a bare redis-py subscription that only
+receives.
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ from bench.writer import writing
 
 TARGET_MS = 15.0
 PROMPT = "What is 17 + 25?"
+FULL = 64
+"""The worker's slots."""
+
 TOGETHER = 100
 """Deltas that the writer sends at once: it must be faster than any reader."""
 
@@ -65,6 +71,52 @@ def first_delta(report: Report, tasks_count: int) -> None:
     add(report, "delay() to the first delta", [delay_then_stream() for _ in range(tasks_count)], TARGET_MS)
     add(report, "generate.stream() to the first delta", [submit_and_stream() for _ in range(tasks_count)])
     add(report, "generate.astream() to the first delta", asyncio.run(with_asyncio()))
+
+
+def burst(report: Report, n: int, rounds: int) -> None:
+    """`n` tasks at once: from the submission of the first to the first delta of each."""
+    from tasks import fleet, generate, stream
+    from tasks.types import GenerateOptions
+
+    urgent: GenerateOptions = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+    patient: GenerateOptions = {
+        "prompt": "Count from 1 to 500.",
+        "max_tokens": 1900,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    taken: dict[str, list[float]] = {"an idle worker": [], "a worker full of tasks at priority 9": []}
+
+    async def first_deltas() -> list[float]:
+        began = time.perf_counter()
+
+        async def first_delta() -> float:
+            deltas = generate.astream(timeout_s=60, **urgent)
+            await anext(deltas)
+            seconds = time.perf_counter() - began
+            async for _ in deltas:
+                pass
+            return seconds
+
+        return await asyncio.gather(*(first_delta() for _ in range(n)))
+
+    for _ in range(rounds):
+        taken["an idle worker"] += asyncio.run(first_deltas())
+        batch = [generate.apply_async(kwargs=patient, priority=9) for _ in range(FULL)]
+        with stream(batch[-1], timeout_s=60) as deltas:
+            next(deltas)
+        taken["a worker full of tasks at priority 9"] += asyncio.run(first_deltas())
+        for result in batch:
+            fleet.cancel(result)
+        for result in batch:
+            result.get(timeout=60, propagate=False)
+    idle = statistics.median(taken["an idle worker"]) * 1e3
+    for where, seconds in taken.items():
+        first = sorted(1000 * s for s in seconds)
+        peer = None if where == "an idle worker" else idle
+        name = f"{n} at once, {where}: to the first delta, median"
+        report.add(name, statistics.median(first), "ms", peer=peer, better="lower", samples=first)
+        report.add("  95 of 100", first[int(0.95 * len(first))], "ms", better="lower")
 
 
 def add(report: Report, name: str, samples: list[tuple[float, float]], target: float | None = None) -> None:
@@ -158,6 +210,7 @@ def main(argv: list[str] | None = None) -> int:
     report = Report("From delay() to the first delta, and what a reader costs (embedded Redis, tiny model)")
     with demo.worker():
         first_delta(report, 20 if options.quick else 300)
+        burst(report, 30, 1 if options.quick else 5)
     readers(report, 2_000 if options.quick else 20_000, 1 if options.quick else 5)
     report.extra["settings"] = json.loads(settings().model_dump_json(exclude={"broker_url"}))
     report.finish(options.json)

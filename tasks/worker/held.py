@@ -14,8 +14,9 @@ from kombu.transport import virtual
 if TYPE_CHECKING:
     from tasks.worker.transport import Channel
 
-URGENT = 2
-"""How many messages beyond the prefetch count may wait for a slot, each more urgent than one of those held."""
+URGENT, URGENT_SHARE = 2, 1 / 4
+"""How many messages beyond the prefetch count may wait for a slot, each more urgent than one of those held: a
+share of the prefetch count, and no fewer than two. The engine gives them their slots together."""
 
 _stock: Any = stock  # kombu is only partly typed
 _base: Any = virtual.QoS  # kombu's own methods, without those of its Redis transport
@@ -60,7 +61,8 @@ class HeldMessages(_stock.QoS):  # type: ignore[misc]
 
     def _urgent_room(self, step: int) -> int:
         uncounted = sum(tag in self._begun or other > step for tag, other in self._beyond.items())
-        return URGENT - max(0, self._excess - uncounted)
+        most = max(URGENT, int(URGENT_SHARE * self.prefetch_count))
+        return most - max(0, self._excess - uncounted)
 
     @property
     def _excess(self) -> int:

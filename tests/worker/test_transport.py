@@ -101,19 +101,19 @@ def test_the_least_urgent_message_that_is_held_is_known(
 
 
 class Full:
-    """A channel that takes from `petiole`, with a prefetch count of 4, full of messages of priority 9."""
+    """A channel that takes from `petiole`, full of messages of priority 9."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, prefetch: int = 4) -> None:
         self.connection = Connection(url)
         self.connection.transport_cls = Transport
         self.channel = self.connection.channel()
         self.channel.deferred = True
-        self.channel.basic_qos(0, 4, False)
+        self.channel.basic_qos(0, prefetch, False)
         self.held: list[Any] = []
         self.consumer = Consumer(self.channel, [Queue("petiole")], on_message=self.held.append)
         self.consumer.consume()
-        self.publish(9, 9, 9, 9, 9)
-        assert self.take() == [9, 9, 9, 9]
+        self.publish(*[9] * (prefetch + 1))
+        assert self.take() == [9] * prefetch
 
     def publish(self, *priorities: int) -> None:
         with self.connection.Producer() as producer:
@@ -155,6 +155,17 @@ def test_a_burst_of_urgent_messages_is_taken_as_fast_as_they_get_a_slot(full: Fu
         assert full.ticked() == [0, 0]
     full.begin(full.held[-1])
     assert full.ticked() == [0]
+
+
+def test_a_large_worker_takes_many_urgent_messages_together(server: RedisServer, client: redis.Redis) -> None:
+    """Since its engine gives them their slots together. The rest is for others, until these have begun."""
+    full = Full(server.url, prefetch=32)
+    full.publish(*[0] * 12)
+    assert full.take() == [0] * 8
+    assert full.ticked() == []
+    full.begin(*full.held[-8:])
+    assert full.ticked() == [0] * 4
+    full.connection.release()
 
 
 def test_urgent_messages_that_wait_do_not_keep_out_more_urgent_ones(full: Full) -> None:
