@@ -60,9 +60,9 @@ class OutputSampler:
             logits = apply_penalties(logits, self._states.penalties(rows, numbers, pairs))
         if mask is not None and len(mask.outputs):
             logits = apply_bits(logits, self._up(mask.outputs).long(), self._up(mask.bits))
-        if len(plan.early):
-            early = self._up(plan.early)
-            logits = bar(logits, early, self._states.ends(rows[early]))
+        if len(plan.ends):
+            narrowed = plan.narrowed(mask)
+            logits = bar(logits, self._up(plan.ends), self._up(narrowed) if len(narrowed) else None)
         return logits
 
     def _verify(self, plan: OutputPlan, batch: StepBatch, rows: Tensor, token_ids: Tensor) -> Tensor:

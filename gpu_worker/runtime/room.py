@@ -34,6 +34,6 @@ def row_bytes(engine: EngineConfig, model: ModelConfig, max_model_len: int) -> i
 
 
 def state_bytes(model: ModelConfig) -> int:
-    """Bytes of a row's penalty counts, seen mask, bias and end tokens, which the first request that needs them
-    allocates for all rows."""
-    return model.vocab_size * (4 + 1 + 4 + 1)
+    """Bytes of a row's penalty counts, seen mask and bias, which the first request that needs them allocates for
+    all rows."""
+    return model.vocab_size * (4 + 1 + 4)

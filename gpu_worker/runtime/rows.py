@@ -1,14 +1,13 @@
 """Sampling state of each row: parameters, penalty counts and logit bias.
 
 Parameters are stored on the host and copied into a step at launch, so a row can be rebound while steps of its last
-sequence are in flight. State that depends on sampled tokens (penalty counts), the dense bias of rows that bias,
-ban or allow tokens, and the end tokens of rows with `min_tokens` are stored on the device and accessed in stream
-order only. All three are allocated on first use.
+sequence are in flight. State that depends on sampled tokens (penalty counts) and the dense bias of rows that bias,
+ban or allow tokens are stored on the device and accessed in stream order only. Both are allocated on first use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor
 from cache import ragged_arange
 from gpu_worker.request import SamplingParams
 from gpu_worker.runtime.device import upload
-from gpu_worker.runtime.interface import Int32Array, RowBinding, StepBatch
+from gpu_worker.runtime.interface import Int32Array, RowBinding, StepBatch, TokenMask
 from gpu_worker.runtime.noise import noise_keys
 from gpu_worker.runtime.sampling import NEG_INF, Choice, Penalties
 
@@ -49,7 +48,7 @@ class Uses:
 
 
 _COLDEST = 1e-6
-_NO_DRAFTS = _NO_OUTPUTS = np.empty(0, np.int64)
+_NO_DRAFTS = _NO_TOKENS = np.empty(0, np.int64)
 _NO_PAIRS = np.empty((0, 2), np.int64)
 
 
@@ -59,7 +58,8 @@ class OutputPlan:
 
     rows: int64 [O]. positions: int64 [O], of the tokens to be sampled. drafts: int64 [O], the draft that each
     output is compared with, -1 for a row's last output. draft_pairs: int64 [n, 2], (output, token) for each draft
-    that precedes an output in its row, for its penalties. early: int64 [n], the outputs before `min_tokens`.
+    that precedes an output in its row, for its penalties. ends: int64 [n, 2], (output, token) for each end token
+    of an output before `min_tokens`.
     """
 
     rows: npt.NDArray[np.int64]
@@ -67,9 +67,10 @@ class OutputPlan:
     positions: npt.NDArray[np.int64]
     drafts: npt.NDArray[np.int64]
     draft_pairs: npt.NDArray[np.int64]
-    early: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
     verifies: bool
     uses: int
+    vocab_size: int
 
     @property
     def n(self) -> int:
@@ -79,6 +80,14 @@ class OutputPlan:
     def top_logprobs(self) -> int | None:
         """The largest k that an output requests, or None."""
         return int(self.parameters["logprobs"].max()) if self.uses & Uses.LOGPROBS else None
+
+    def narrowed(self, mask: TokenMask | None) -> npt.NDArray[np.int64]:
+        """int64 [m]: the outputs of `ends` that may have no other tokens: masked, biased, or with ends alone."""
+        outputs, counts = np.unique(self.ends[:, 0], return_counts=True)
+        limited = self.parameters["biased"][outputs] | (counts >= self.vocab_size)
+        if mask is not None:
+            limited |= np.isin(outputs, mask.outputs)
+        return outputs[limited]
 
 
 class RowStates:
@@ -93,10 +102,10 @@ class RowStates:
         self._parameters = np.zeros(n_rows, dtype=_PARAMETERS)
         self._uses = np.zeros(n_rows, dtype=np.uint8)
         self._adapters = np.zeros(n_rows, dtype=np.int32)
+        self._ends = [_NO_TOKENS] * n_rows
         self._seen: Tensor | None = None
         self._counts: Tensor | None = None
         self._bias: Tensor | None = None
-        self._ends: Tensor | None = None
         self.pending = torch.zeros(n_rows, dtype=torch.int64, device=device)
         self.pending_values = torch.zeros((n_rows, n_values), dtype=torch.float32, device=device)
 
@@ -121,6 +130,7 @@ class RowStates:
             )
             self._uses[binding.row] = uses_of(s)
             self._adapters[binding.row] = binding.adapter_slot
+            self._ends[binding.row] = self._known(binding.end_token_ids) if s.min_tokens else _NO_TOKENS
 
     def adapters(self, rows: Int32Array) -> Int32Array:
         return self._adapters[rows]
@@ -136,10 +146,21 @@ class RowStates:
             if verifies:
                 drafts, pairs = _drafts(batch)
         uses = int(np.bitwise_or.reduce(self._uses[rows]))
-        parameters, early = self._parameters[rows], _NO_OUTPUTS
+        parameters, ends = self._parameters[rows], _NO_PAIRS
         if uses & Uses.MIN_TOKENS:
-            early = np.flatnonzero(positions < parameters["first_end"])
-        return OutputPlan(rows, parameters, positions, drafts, pairs, early, verifies, uses)
+            ends = self._early_ends(rows, np.flatnonzero(positions < parameters["first_end"]))
+        return OutputPlan(rows, parameters, positions, drafts, pairs, ends, verifies, uses, self._vocab_size)
+
+    def _early_ends(self, rows: npt.NDArray[np.int64], early: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """`OutputPlan.ends` of the outputs `early`."""
+        tokens = [self._ends[row] for row in rows[early].tolist()]
+        if not tokens:
+            return _NO_PAIRS
+        return np.stack([np.repeat(early, [len(ids) for ids in tokens]), np.concatenate(tokens)], axis=1)
+
+    def _known(self, token_ids: Iterable[int]) -> npt.NDArray[np.int64]:
+        """int64 [n], sorted: distinct ids that the model has; some are only the tokenizer's."""
+        return np.array(sorted({t for t in token_ids if 0 <= t < self._vocab_size}), dtype=np.int64)
 
     # -- device, in stream order
 
@@ -149,18 +170,11 @@ class RowStates:
                 self._set_counts(binding)
             if is_biased(binding.sampling):
                 self._set_bias(binding.row, binding.sampling)
-            if binding.sampling.min_tokens:
-                self._set_ends(binding)
 
     def bias(self, rows: Tensor, biased: Tensor) -> Tensor:
         """float32 [O, V]; zero for rows without a bias."""
         assert self._bias is not None
         return self._bias[rows].masked_fill(~biased[:, None], 0.0)
-
-    def ends(self, rows: Tensor) -> Tensor:
-        """bool [n, V]: the end tokens of rows with `min_tokens`."""
-        assert self._ends is not None
-        return self._ends[rows]
 
     def penalties(self, rows: Tensor, numbers: Tensor, draft_pairs: Tensor | None) -> Penalties:
         """The penalties of O outputs. numbers: float32 [3, O], repetition, presence, frequency; neutral for rows
@@ -186,7 +200,9 @@ class RowStates:
             self._seen = torch.zeros(shape, dtype=torch.bool, device=self._device)
         counts = np.bincount(binding.output_token_ids, minlength=self._vocab_size)[: self._vocab_size]
         self._counts[binding.row] = upload(counts.astype(np.int32), self._device)
-        self._mark(self._seen[binding.row], binding.prompt_token_ids.astype(np.int64))
+        prompt = binding.prompt_token_ids.astype(np.int64)  # ids that only the tokenizer has are left out
+        known = prompt[(prompt >= 0) & (prompt < self._vocab_size)]
+        self._seen[binding.row].zero_().index_fill_(0, upload(known, self._device), True)
 
     def _set_bias(self, row: int, sampling: SamplingParams) -> None:
         if self._bias is None:
@@ -199,16 +215,6 @@ class RowStates:
             dense[token] += value
         dense[np.asarray(sampling.banned_token_ids, dtype=np.int64)] = NEG_INF
         self._bias[row] = upload(dense, self._device)
-
-    def _set_ends(self, binding: RowBinding) -> None:
-        if self._ends is None:
-            self._ends = torch.zeros((self._n_rows, self._vocab_size), dtype=torch.bool, device=self._device)
-        self._mark(self._ends[binding.row], np.fromiter(binding.end_token_ids, np.int64))
-
-    def _mark(self, row: Tensor, token_ids: npt.NDArray[np.int64]) -> None:
-        """Set a bool [V] at these tokens, and clear it elsewhere. Ids that only the tokenizer has are left out."""
-        known = token_ids[(token_ids >= 0) & (token_ids < self._vocab_size)]
-        row.zero_().index_fill_(0, upload(known, self._device), True)
 
 
 def write_rows(target: Tensor, rows: Tensor, values: Tensor) -> None:

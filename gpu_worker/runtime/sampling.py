@@ -75,12 +75,20 @@ def apply_bits(logits: Tensor, outputs: Tensor, bits: Tensor) -> Tensor:
     return logits
 
 
-def bar(logits: Tensor, outputs: Tensor, tokens: Tensor) -> Tensor:
-    """Ban tokens, in place, but where an output has no others left. outputs: int64 [M]. tokens: bool [M, V]."""
-    before = logits[outputs]
-    rest = before.masked_fill(tokens, NEG_INF)
-    some_left = rest.amax(-1, keepdim=True) > NEG_INF
-    logits[outputs] = torch.where(some_left, rest, before)
+def bar(logits: Tensor, banned: Tensor, narrowed: Tensor | None = None) -> Tensor:
+    """Ban tokens, in place, but where an output has no others left. banned: int64 [n, 2], (output, token).
+
+    narrowed: int64 [m], the outputs that may have no others left; None: no output. Only their rows are read.
+    """
+    at = banned[:, 0], banned[:, 1]
+    if narrowed is None:
+        logits[at] = NEG_INF
+        return logits
+    before = logits[at]
+    logits[at] = NEG_INF
+    none_left = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
+    none_left[narrowed] = logits[narrowed].amax(-1) == NEG_INF
+    logits[at] = torch.where(none_left[at[0]], before, NEG_INF)
     return logits
 
 

@@ -218,9 +218,9 @@ def test_working_memory_grows_with_the_batch(checkpoint, open_runtime):
 def test_working_memory_has_room_for_the_states_of_rows_that_later_requests_allocate(checkpoint, open_runtime):
     config, model = (runtime := open_runtime(checkpoint("qwen3")[0])).config, runtime._model_config
     states = RowStates(config.max_num_seqs + 1, model.vocab_size, torch.device("cpu"))
-    sampling = SamplingParams(presence_penalty=1.0, logit_bias={1: 1.0}, min_tokens=1)
+    sampling = SamplingParams(presence_penalty=1.0, logit_bias={1: 1.0})
     states.apply_bindings([RowBinding(1, sampling, 1, np.ones(1, np.int32), np.empty(0, np.int32))])
-    allocated = sum(t.nbytes for t in (states._counts, states._seen, states._bias, states._ends))
+    allocated = sum(t.nbytes for t in (states._counts, states._seen, states._bias))
     assert allocated == (config.max_num_seqs + 1) * state_bytes(model)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpu_worker.request import SamplingParams
-from gpu_worker.runtime.interface import PENDING, PageUpdates, RowBinding, StepBatch
+from gpu_worker.runtime.interface import PENDING, PageUpdates, RowBinding, StepBatch, TokenMask
 from gpu_worker.runtime.native.draw import draw as compiled_draw
 from gpu_worker.runtime.noise import gumbel, noise_keys
 from gpu_worker.runtime.rows import RowStates, choice_of
@@ -252,28 +255,65 @@ def test_packed_masks_forbid_the_rest():
     assert logits[1].isfinite().nonzero().flatten().tolist() == [0, 31, 32, 69]
 
 
+def ending(row, prompt, ends, **sampling):
+    return replace(bind(row, SamplingParams(**sampling), prompt=[0] * prompt), end_token_ids=ends)
+
+
 def test_an_output_is_early_by_its_own_position():
     states = RowStates(4, 10, torch.device("cpu"))
     rows = enumerate([(5, 3), (7, 1), (5, 0)], 1)
-    states.bind([bind(row, SamplingParams(min_tokens=n), prompt=[0] * n_prompt) for row, (n_prompt, n) in rows])
-    for starts, early in [((4, 6, 4), [0, 1]), ((6, 7, 9), [0]), ((7, 7, 4), [])]:
-        assert states.plan_outputs(batch([1, 2, 3], starts)).early.tolist() == early
+    states.bind([ending(row, n_prompt, [row, 9], min_tokens=n) for row, (n_prompt, n) in rows])
+    first, second = [[0, 1], [0, 9]], [[1, 2], [1, 9]]
+    for starts, ends in [((4, 6, 4), first + second), ((6, 7, 9), first), ((7, 7, 4), [])]:
+        assert states.plan_outputs(batch([1, 2, 3], starts)).ends.tolist() == ends
     verify = replace(batch([1, 3], [5, 5], outputs=[4, 1], token_ids=[PENDING, 1, 2, 3, PENDING]), kind="verify")
-    assert states.plan_outputs(verify).early.tolist() == [0, 1]
+    assert states.plan_outputs(verify).ends.tolist() == [*first, [1, 1], [1, 9]]
 
 
 def test_end_tokens_are_those_of_the_rows_last_sequence():
     states = RowStates(3, 10, torch.device("cpu"))
-    for ends in ([1, 2], [4, 9, 10]):  # the tokenizer's token 10 is none of the model's
-        states.apply_bindings([replace(bind(2, SamplingParams(min_tokens=1)), end_token_ids=ends)])
-    assert states.ends(torch.tensor([1, 2])).nonzero().tolist() == [[1, 4], [1, 9]]
+    for ends in ([1, 2], [9, 4, 10]):  # the tokenizer's token 10 is none of the model's
+        states.bind([ending(1, 1, [], min_tokens=1), ending(2, 1, ends, min_tokens=1)])
+    assert states.plan_outputs(batch([1, 2], [0, 0])).ends.tolist() == [[1, 4], [1, 9]]
+    states.bind([ending(2, 1, [3])])
+    assert states.plan_outputs(batch([1, 2], [0, 0])).ends.tolist() == []
 
 
-def test_barred_tokens_are_spared_where_they_are_all_that_is_left():
-    inf, yes, no = float("inf"), True, False
-    logits = torch.tensor([[1.0, 2, 3], [1, -inf, 3], [-inf, -inf, 3], [1, 2, 3]])
-    got = bar(logits, torch.tensor([0, 1, 2]), torch.tensor([[no, yes, yes], [yes, no, yes], [no, no, yes]]))
-    assert got.tolist() == [[1, -inf, -inf], [1, -inf, 3], [-inf, -inf, 3], [1, 2, 3]]
+def test_whole_rows_are_read_only_where_nothing_but_ends_may_be_left():
+    states = RowStates(6, 4, torch.device("cpu"))
+    limited = [{}, {"logit_bias": {0: 1.0}}, {"allowed_token_ids": [1, 2]}, {}]
+    bindings = [ending(row, 1, [1, 3], min_tokens=1, **options) for row, options in enumerate(limited, 1)]
+    states.bind([*bindings, ending(5, 1, range(4), min_tokens=1)])
+    plan = states.plan_outputs(batch([1, 2, 3, 4, 5], [0] * 5))
+    assert plan.narrowed(None).tolist() == [1, 2, 4]
+    mask = TokenMask(np.array([3], np.int32), np.zeros((1, 1), np.int32))
+    assert plan.narrowed(mask).tolist() == [1, 2, 3, 4]
+    free = states.plan_outputs(batch([1, 4], [0, 0]))
+    assert free.narrowed(None).tolist() == []
+
+
+@given(
+    vocab=st.integers(1, 6),
+    rows=st.lists(st.tuples(st.sets(st.integers(0, 5)), st.sets(st.integers(0, 5))), min_size=1, max_size=5),
+)
+def test_banned_tokens_are_spared_where_they_are_all_that_is_left(vocab, rows):
+    """`rows`: the tokens that a mask has taken, and those banned."""
+    logits = torch.arange(1.0, 1 + len(rows) * vocab).view(-1, vocab)
+    expected, banned = logits.tolist(), []
+    for i, (masked, ends) in enumerate(rows):
+        for token in (t for t in masked if t < vocab):
+            logits[i, token] = expected[i][token] = -math.inf
+        ends = [t for t in ends if t < vocab]
+        banned += [[i, token] for token in ends]
+        if not set(range(vocab)) <= masked.union(ends):
+            for token in ends:
+                expected[i][token] = -math.inf
+    pairs = torch.tensor(banned, dtype=torch.int64).view(-1, 2)
+    narrowed = torch.tensor([i for i, (masked, ends) in enumerate(rows) if masked or ends], dtype=torch.int64)
+    assert bar(logits.clone(), pairs, narrowed).tolist() == expected
+    free = torch.full((len(rows), vocab + 1), 0.5)
+    without = bar(free.clone(), pairs)
+    assert (without == -math.inf).nonzero().tolist() == sorted(banned)
 
 
 def test_compiled_drawing_gives_the_tokens_of_torch():
