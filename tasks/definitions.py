@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -21,7 +22,7 @@ from kombu.exceptions import OperationalError
 from tasks import affinity, sentinels, streaming
 from tasks.app import app
 from tasks.errors import GenerationFailed, InvalidRequest, Unavailable
-from tasks.schemas import ChatRequest, GenerateRequest, StreamDelta, validate
+from tasks.schemas import SENT, ChatRequest, GenerateRequest, StreamDelta, validate
 from tasks.settings import redacted
 from tasks.types import (
     AsyncGeneration,
@@ -63,9 +64,10 @@ class GenerationTask(Task):  # type: ignore[misc]
         receives them: their errors must not fail the task before them.
         """
         sent_on = "parent_id" in options or isinstance(self.app.current_worker_task, GenerationTask)
+        options["headers"] = {**(options.get("headers") or {}), SENT: round(time.time(), 3)}
         try:
             ours = affinity.headers(parse(self.name, args or (), kwargs or {}))
-            options["headers"] = {**ours, **(options.get("headers") or {})}
+            options["headers"] = {**ours, **options["headers"]}
         except InvalidRequest:
             if not sent_on:
                 raise

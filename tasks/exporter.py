@@ -66,9 +66,11 @@ class FleetCollector(Collector):
         up.add_metric((), 1)
         yield up
         yield GaugeMetricFamily("petiole_quarantine_messages", "Messages that were put aside.", value=quarantined)
-        waiting = GaugeMetricFamily("petiole_queue_messages", "Tasks that no worker has taken.", labels=("queue",))
-        for queue, length in queues.items():
-            waiting.add_metric((queue,), length)
+        waiting = GaugeMetricFamily(
+            "petiole_queue_messages", "Tasks that no worker has taken.", labels=("queue", "priority")
+        )
+        for (queue, priority), length in queues.items():
+            waiting.add_metric((queue, "" if priority is None else str(priority)), length)
         yield waiting
         yield from _states(workers)
         yield from _figures([worker for worker in workers if not worker.lost])
@@ -104,6 +106,13 @@ def _figures(workers: list[WorkerReport]) -> Iterator[Metric]:
             if (distribution := worker.distributions.get(field)) is not None:
                 histogram.add_metric(_labels(worker), _buckets(distribution), distribution.sum)
         yield histogram
+    labels = (*_LABELS, "priority")
+    what = "From a task's submission to a worker's taking it."
+    waits = HistogramMetricFamily("petiole_broker_time_seconds", what, labels=labels)
+    for worker in workers:
+        for priority, distribution in worker.broker_s.items():
+            waits.add_metric((*_labels(worker), priority), _buckets(distribution), distribution.sum)
+    yield waits
     pages = GaugeMetricFamily("petiole_kv_cache_pages", "Pages of the KV cache.", labels=(*_LABELS, "state"))
     ends = CounterMetricFamily(
         "petiole_requests", "Ends of generations; error: a failed task.", labels=(*_LABELS, "finish_reason")

@@ -17,10 +17,12 @@ import redis
 from celery import Celery
 from celery.result import AsyncResult
 from celery.states import PENDING, RECEIVED
+from kombu.transport.redis import Channel as RedisChannel
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from tasks import connections
 from tasks.app import app as celery_app
+from tasks.masters import wrong_type
 from tasks.schemas import stream_keys
 from tasks.settings import settings
 
@@ -102,6 +104,7 @@ class WorkerReport(BaseModel):
     finished: dict[str, int] = {}  # ended generations, by finish reason
     cached_prompt_tokens: int = 0  # of ended generations
     distributions: dict[str, Distribution] = {}  # seconds and tokens of ended generations
+    broker_s: dict[str, Distribution] = {}  # seconds that tasks waited in the broker, by priority
     age_s: float | None = None
 
     @property
@@ -156,24 +159,44 @@ def _in_a_line(error: ValueError) -> str:
     return str(error)
 
 
-def queue_lengths(app: Celery = celery_app, others: Iterable[str] = ()) -> dict[str, int]:
-    """Messages in the broker, by queue: the default queue, one for each tenant with a weight, and `others`."""
+def queue_lengths(app: Celery = celery_app, others: Iterable[str] = ()) -> dict[tuple[str, int | None], int]:
+    """Messages in the broker, by queue and priority: in the default queue, one for each tenant with a weight, and
+    `others`. The priority is None on RabbitMQ, which counts them together."""
     configured = settings()
     names = [configured.queue, *(f"{configured.queue}.{tenant}" for tenant in configured.weights)]
     names += sorted(set(others).difference(names))
     with app.connection_for_read(transport_options=_TIMEOUTS) as connection:
         connection.connect()
-        return {name: _length(connection, name) for name in names}
+        return {
+            (name, priority): length for name in names for priority, length in _lengths(connection, name).items()
+        }
 
 
-def _length(connection: Any, queue: str) -> int:
+def _lengths(connection: Any, queue: str) -> dict[int | None, int]:
+    """A queue's messages, by priority."""
     with connection.channel() as channel:
+        if isinstance(channel, RedisChannel):
+            return _lists(channel, queue)
         try:
-            return int(channel.queue_declare(queue, passive=True).message_count)
-        except redis.RedisError:  # some are channel_errors in kombu, too, such as a missing permission
-            raise
+            return {None: int(channel.queue_declare(queue, passive=True).message_count)}
         except connection.channel_errors:  # the queue does not exist yet
-            return 0
+            return {None: 0}
+
+
+def _lists(channel: Any, queue: str) -> dict[int | None, int]:
+    """The lengths of a queue's lists, one for each priority. A key that is no list is left out."""
+    lists = {int(priority): channel._q_for_pri(queue, priority) for priority in channel.priority_steps}
+    with channel.conn_or_acquire() as client, client.pipeline(transaction=False) as pipe:
+        for key in lists.values():
+            pipe.llen(key)
+        found = dict(zip(lists, pipe.execute(raise_on_error=False), strict=True))
+    for priority, length in list(found.items()):
+        if wrong_type(length):
+            logger.warning("queue %s: key %r cannot be counted: %s", queue, lists[priority], length)
+            del found[priority]
+        elif isinstance(length, Exception):
+            raise length
+    return found  # type: ignore[return-value]
 
 
 def state_of(task_id: str, app: Celery = celery_app) -> str:

@@ -32,6 +32,11 @@ def refuses_writes(error: ResponseError) -> bool:
     return isinstance(error, OutOfMemoryError) or demoted(error) or any(code in str(error) for code in codes)
 
 
+def wrong_type(error: object) -> bool:
+    """Whether a command met a key of another type than it expects: somebody else has written into it."""
+    return isinstance(error, ResponseError) and "WRONGTYPE" in str(error)
+
+
 class _CheckedConnection:
     """When the server was last known to be a master. `lost_at` is a class attribute: each pool has a subclass."""
 

@@ -36,6 +36,8 @@ RESERVED_VARIABLES = frozenset(
 
 INTEREST_TTL_S = 15  # TTL of a reader's interest key; when it expires, the reader is gone
 
+SENT = "petiole-sent"  # a message's header: when its task was submitted, by the producer's `time.time()`
+
 FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,6 +12,7 @@ from billiard.einfo import ExceptionInfo
 from celery.exceptions import Ignore, Reject
 from celery.worker.state import revoked
 
+from tasks.schemas import SENT
 from tasks.worker.revoking import Ending
 from tasks.worker.transport import Channel
 
@@ -48,6 +50,22 @@ class Delivery:
     def redelivered(self) -> bool:
         """Whether the message was given back to its queue before."""
         return (self.message.get("delivery_info") or {}).get("redelivered") is True
+
+    @property
+    def priority_step(self) -> int:
+        """The message's priority; on Redis, that of the list that it was in."""
+        priority = (self.message.get("delivery_info") or {}).get("priority")
+        priority = priority if type(priority) is int else 0
+        channel = self.request.message.channel
+        return int(channel.priority(priority)) if isinstance(channel, Channel) else priority
+
+    def broker_s(self, taken_at: float) -> float | None:
+        """Seconds from submission to `taken_at` (of `time.monotonic`), by the producer's clock and this host's.
+        None for a task that was to wait, or whose message does not say when it was sent."""
+        sent = self.message.get(SENT)
+        if not isinstance(sent, int | float) or isinstance(sent, bool) or self.message.get("eta") is not None:
+            return None
+        return time.time() - (time.monotonic() - taken_at) - sent
 
     @property
     def ending(self) -> Ending | None:

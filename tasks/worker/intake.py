@@ -143,6 +143,8 @@ class Intake:
         deadline = job.limits.earliest
         needs_reader = isinstance(request, TaskRequest) and request.cancel_on_disconnect
         job.begin(begun, needs_reader=needs_reader, marked=marked)
+        if begun.attempt == 1 and (seconds := job.delivery.broker_s(job.taken_at)) is not None:
+            pool.tally.waited(job.delivery.priority_step, seconds)
         if job.ending is not None:
             job.end(ended(job.ending))
         elif isinstance(request, PetioleError):

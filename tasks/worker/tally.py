@@ -1,10 +1,11 @@
-"""Histograms of the times and tokens of generations that ended on this worker: see `tasks.exporter`."""
+"""Histograms of how long tasks waited in the broker, and of the times and tokens of generations that ended on this
+worker: see `tasks.exporter`."""
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from tasks.fleet import Distribution
 from tasks.worker.results import Outcome
 
 WAITS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0, 300.0, 900.0)
+BROKER_S = (*WAITS_S, 3600.0, 4 * 3600.0, 12 * 3600.0)
 PAUSES_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 TOKENS = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
 
@@ -26,13 +28,19 @@ BOUNDS = {
 
 
 class Tally:
-    """Counts ended generations. Thread-safe."""
+    """Counts taken tasks and ended generations. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._finished: Counter[str] = Counter()
         self._cached_prompt_tokens = 0
         self._buckets = {name: _Buckets(bounds) for name, bounds in BOUNDS.items()}
+        self._broker: defaultdict[int, _Buckets] = defaultdict(lambda: _Buckets(BROKER_S))
+
+    def waited(self, priority: int, seconds: float) -> None:
+        """A task waited so long in the broker. Less than nothing, by clocks that differ, counts as nothing."""
+        with self._lock:
+            self._broker[priority].add(max(0.0, seconds))
 
     def count(self, outcome: Outcome) -> None:
         with self._lock:
@@ -51,6 +59,7 @@ class Tally:
                 "distributions": {
                     name: buckets.distribution() for name, buckets in self._buckets.items() if buckets
                 },
+                "broker_s": {str(step): buckets.distribution() for step, buckets in self._broker.items()},
             }
 
 

@@ -6,7 +6,9 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.scraping import Figures, exporting
@@ -14,6 +16,7 @@ from support.site import REPOSITORY, RedisServer, Site, eventually
 
 from tasks import exporter
 from tasks.fleet import LOST_AFTER_S, WORKERS_KEY, WorkerReport, report, workers
+from tasks.schemas import SENT
 
 pytestmark = pytest.mark.e2e
 
@@ -23,11 +26,13 @@ def test_a_fleet_is_scraped(own_site: Site) -> None:
         assert scrape() == {
             ("petiole_redis_up", ""): 1,
             ("petiole_quarantine_messages", ""): 0,
-            ("petiole_queue_messages", "petiole"): 0,
+            **{("petiole_queue_messages", f"{step} petiole"): 0 for step in (0, 3, 6, 9)},
         }
-        results = [own_site.generate(f"prompt {i}", max_tokens=5) for i in range(3)]
-        results.append(own_site.generate("too long", max_tokens=10**6))
-        assert scrape()["petiole_queue_messages", "petiole"] == 4
+        now: dict[str, Any] = {"headers": {SENT: time.time()}}
+        results = [own_site.generate(f"prompt {i}", max_tokens=5, submission=now) for i in range(3)]
+        results.append(own_site.generate("too long", max_tokens=10**6, submission={"priority": 7, **now}))
+        waiting = scrape()
+        assert [waiting["petiole_queue_messages", f"{step} petiole"] for step in (0, 3, 6, 9)] == [3, 0, 1, 0]
         worker = own_site.worker()
         for result in results[:3]:
             own_site.get(result)
@@ -50,7 +55,10 @@ def test_a_fleet_is_scraped(own_site: Site) -> None:
         assert figures["petiole_e2e_request_latency_seconds_bucket", "+Inf"] == 3
         assert figures["petiole_num_requests_running", ""] == 0
         assert figures["petiole_kv_cache_pages", "used"] == 0
-        assert figures["petiole_queue_messages", "petiole"] == 0
+        assert figures["petiole_queue_messages", "0 petiole"] == 0
+        assert figures["petiole_broker_time_seconds_count", "0"] == 3
+        assert figures["petiole_broker_time_seconds_count", "6"] == 1
+        assert figures["petiole_broker_time_seconds_bucket", "0.005 0"] == 0, "no worker ran when they were sent"
         assert figures["petiole_worker_up", ""] == figures["petiole_worker_ready", ""] == 1
         assert worker.stop() == 0
         assert ("petiole_worker_up", "") not in scrape()
@@ -60,11 +68,21 @@ def test_the_queues_of_all_workers_are_counted(own_site: Site) -> None:
     """Another model has a queue of its own, and its waiting tasks count beyond its last worker's death."""
     worker = own_site.worker("-Q", "other,petiole")
     with exporting(own_site) as scrape:
-        eventually(lambda: scrape().get(("petiole_queue_messages", "other")) == 0, "it is reported")
+        eventually(lambda: scrape().get(("petiole_queue_messages", "0 other")) == 0, "it is reported")
         worker.kill()
         own_site.generate("waits", submission={"queue": "other"})
         queues = {queue: value for (name, queue), value in scrape().items() if name == "petiole_queue_messages"}
-        assert queues == {"petiole": 0, "other": 1}
+        assert {queue for queue, value in queues.items() if value} == {"0 other"}
+        assert set(queues) == {f"{step} {queue}" for queue in ("petiole", "other") for step in (0, 3, 6, 9)}
+
+
+def test_a_queue_that_is_no_list_hides_no_other(own_site: Site) -> None:
+    own_site.generate("waits", submission={"priority": 3})
+    own_site.redis.set("petiole", "somebody's")
+    with exporting(own_site) as scrape:
+        figures = scrape()
+        assert figures["petiole_redis_up", ""] == figures["petiole_queue_messages", "3 petiole"] == 1
+        assert ("petiole_queue_messages", "0 petiole") not in figures
 
 
 def test_a_lost_worker_is_down_and_has_no_figures(own_site: Site) -> None:

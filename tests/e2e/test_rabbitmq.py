@@ -146,9 +146,9 @@ def test_the_length_of_a_queue(rabbit: Site, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PETIOLE_QUEUE", "elsewhere")
     settings.cache_clear()
     try:
-        assert queue_lengths(rabbit.app) == {"elsewhere": 0}
+        assert queue_lengths(rabbit.app) == {("elsewhere", None): 0}
         rabbit.generate("waits", submission={"queue": "elsewhere"})
-        eventually(lambda: queue_lengths(rabbit.app) == {"elsewhere": 1}, "it is counted")
+        eventually(lambda: queue_lengths(rabbit.app) == {("elsewhere", None): 1}, "it is counted")
     finally:
         settings.cache_clear()
 

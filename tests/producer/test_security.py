@@ -141,9 +141,8 @@ def test_a_producer_needs_no_more_than_the_documented_rights(secure: SecureRedis
     ran = produce(url, writes_results=False)
     assert ran.returncode == 0, ran.stderr
     admin.lpush("petiole", "waits")
-    assert fleet.queue_lengths(Celery(broker=verified(url), set_as_current=False)) == {
-        "petiole": admin.llen("petiole")
-    }
+    lengths = fleet.queue_lengths(Celery(broker=verified(url), set_as_current=False))
+    assert lengths == {("petiole", 0): admin.llen("petiole"), **{("petiole", step): 0 for step in (3, 6, 9)}}
     webapp = redis.Redis.from_url(url)
     for command in (
         ["FLUSHALL"],

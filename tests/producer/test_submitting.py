@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tasks.app import CALLERS_PATIENCE, make_app
 from tasks.backend import RedisBackend
 from tasks.definitions import GenerationTask
 from tasks.errors import GenerationFailed
+from tasks.schemas import SENT
 from tasks.settings import settings
 
 BAD = {"prompt": "hello", "max_tokens": 0}
@@ -77,6 +79,17 @@ def test_a_message_says_where_its_task_belongs(monkeypatch: pytest.MonkeyPatch) 
     key = headers[0][affinity.HEADER]
     assert [found[affinity.HEADER] for found in headers] == [key, key, key, "mine"]
     assert headers[1]["trace"] == "5"
+
+
+def test_a_message_says_when_it_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anew each time: a retry passes on the headers of the message that it is a retry of."""
+    headers = []
+    monkeypatch.setattr(type(generate.app), "send_task", lambda *_, **options: headers.append(options["headers"]))
+    before = round(time.time(), 3)
+    generate.delay(prompt="text")
+    generate.apply_async(kwargs={"prompt": "text"}, headers={SENT: 5.0})
+    generate.apply_async(kwargs={"prompt": ""}, parent_id="t")
+    assert all(before <= found[SENT] <= time.time() + 0.001 for found in headers)
 
 
 # ---------------------------------------------------------------- Redis is away

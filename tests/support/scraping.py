@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.site import REPOSITORY, Site
 
 Figures = dict[tuple[str, str], float]
-"""By sample name, and by the value of the label that matters, of which there is one or none."""
+"""By sample name, and by the values of its labels, but for the worker and its model."""
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def exporting(site: Site, *arguments: str) -> Iterator[Callable[[], Figures]]:
             with urllib.request.urlopen(url[0], timeout=30) as answer:
                 families = text_string_to_metric_families(answer.read().decode())
                 samples = [sample for family in families for sample in family.samples]
-            return {(sample.name, "".join(_telling(sample.labels))): sample.value for sample in samples}
+            return {(sample.name, " ".join(_telling(sample.labels))): sample.value for sample in samples}
 
         try:
             yield scrape

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.schemas import SENT
+from tasks.worker.delivery import Delivery
 from tasks.worker.results import Outcome, ended
 from tasks.worker.tally import BOUNDS, Tally
+from tasks.worker.transport import Channel
 
 
 def outcome(
@@ -49,3 +55,50 @@ def test_no_pauses_without_a_second_token_or_with_somebody_elses() -> None:
     found = taken(outcome(completion_tokens=1), outcome(ttft_ms=None), outcome(attempt=2))["distributions"]
     assert "per_output_token_s" not in found
     assert sum(found["ttft_s"].counts) == 2
+
+
+def test_waits_are_told_apart_by_priority_and_are_never_less_than_nothing() -> None:
+    tally = Tally()
+    for priority, seconds in [(0, 0.02), (9, 4000.0), (9, 0.0), (0, -3.0)]:
+        tally.waited(priority, seconds)
+    found = tally.report()["broker_s"]
+    assert set(found) == {"0", "9"}
+    assert [(sum(found[step].counts), found[step].sum) for step in "09"] == [(2, 0.02), (2, 4000.0)]
+    assert found["0"].counts[0] == 1
+
+
+class FakeChannel(Channel):
+    def __init__(self) -> None:
+        pass
+
+    def __del__(self, *_: object) -> None:
+        pass
+
+
+def delivery(message: dict[str, Any], channel: object = None) -> Delivery:
+    request = SimpleNamespace(message=SimpleNamespace(channel=channel))
+    accept = SimpleNamespace(__self__=request)
+    return Delivery(print, ("tasks.generate", "id", message), accept, print, print, None, None)  # type: ignore[arg-type]
+
+
+def test_a_wait_is_from_the_producers_clock_to_the_time_of_taking() -> None:
+    taken_at = time.monotonic() - 5
+    waited = delivery({SENT: time.time() - 12}).broker_s(taken_at)
+    assert waited is not None
+    assert 6.9 < waited < 7.1
+
+
+@pytest.mark.parametrize("sent", [None, "1", True, [], {}])
+def test_a_message_that_does_not_say_when_it_was_sent_counts_for_nothing(sent: object) -> None:
+    assert delivery({SENT: sent}).broker_s(0.0) is None
+
+
+def test_a_task_for_later_does_not_wait_in_the_broker() -> None:
+    assert delivery({SENT: 1.0, "eta": "2030-01-01T00:00:00"}).broker_s(0.0) is None
+
+
+@pytest.mark.parametrize(("priority", "step"), [(None, 0), (2, 0), (3, 3), (7, 6), (9, 9)])
+def test_on_redis_a_priority_is_that_of_its_list(priority: int | None, step: int) -> None:
+    message = {"delivery_info": {"priority": priority}}
+    assert delivery(message, FakeChannel()).priority_step == step
+    assert delivery(message).priority_step == (priority or 0)
