@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sortedcontainers import SortedDict
+from sortedcontainers import SortedDict, SortedSet
 
 from gpu_worker.scheduling.scheduled import ScheduledSequence
 
@@ -15,6 +15,7 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._by_rank: SortedDict[tuple[int, int], ScheduledSequence] = SortedDict()
+        self._arrivals: SortedSet[tuple[float, tuple[int, int]]] = SortedSet()
 
     def __len__(self) -> int:
         return len(self._by_rank)
@@ -29,16 +30,18 @@ class WaitingQueue:
 
     def push(self, seq: ScheduledSequence) -> None:
         self._by_rank[seq.rank] = seq
+        self._arrivals.add((seq.arrival_s, seq.rank))
 
     def remove(self, seq: ScheduledSequence) -> None:
         """Remove a sequence at any position."""
         del self._by_rank[seq.rank]
+        self._arrivals.remove((seq.arrival_s, seq.rank))
 
     def first(self) -> ScheduledSequence | None:
         return self._by_rank.peekitem(0)[1] if self._by_rank else None
 
     def earliest_arrival_s(self) -> float:
-        return float(min(seq.arrival_s for seq in self._by_rank.values()))
+        return float(self._arrivals[0][0])
 
 
 @dataclass(slots=True)

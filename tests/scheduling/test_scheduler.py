@@ -16,6 +16,7 @@ from gpu_worker.runtime.interface import PENDING
 from gpu_worker.scheduling.adapters import AdapterSlots
 from gpu_worker.scheduling.admission import DelayGate, WaitingQueue, can_reuse
 from gpu_worker.scheduling.batching import page_updates
+from gpu_worker.scheduling.scheduled import ScheduledSequence
 from gpu_worker.scheduling.state import Extras
 from gpu_worker.scheduling.stopping import Finish, StopRules
 
@@ -218,6 +219,44 @@ def test_the_delay_gate_opens_with_time_and_when_nothing_runs() -> None:
     assert [gate.is_open(queue, True, now) for now in (10.5, 11.0, 11.1)] == [False, False, True]
     assert gate.is_open(queue, False, 10.0)
     assert DelayGate(0.0, 2.0).is_open(queue, True, 10.0)
+
+
+@given(st.lists(st.tuples(st.integers(-1, 1), st.floats(0, 9), st.booleans())))
+def test_the_earliest_arrival_is_that_of_all_who_wait(steps: list[tuple[int, float, bool]]) -> None:
+    """`steps`: the priority and the arrival of who comes, and whether somebody leaves then."""
+    queue, waiting = WaitingQueue(), []
+    for arrival, (priority, arrival_s, leaves) in enumerate(steps):
+        seq = sequence([1], arrival, priority=priority)
+        seq.arrival_s = arrival_s
+        queue.push(seq)
+        waiting.append(seq)
+        if leaves:
+            queue.remove(waiting.pop(len(waiting) // 2))
+        if waiting:
+            assert queue.earliest_arrival_s() == min(other.arrival_s for other in waiting)
+
+
+def test_the_gate_does_not_look_at_all_who_wait() -> None:
+    looked = 0
+
+    class Watched(ScheduledSequence):
+        @property
+        def arrival_s(self) -> float:
+            nonlocal looked
+            looked += 1
+            return 10.0
+
+        @arrival_s.setter
+        def arrival_s(self, value: float) -> None:
+            pass
+
+    queue = WaitingQueue()
+    for arrival in range(1000):
+        seq = sequence([1], arrival)
+        queue.push(Watched(seq.request, [1], seq.rules, arrival=arrival))
+    looked = 0
+    assert not DelayGate(0.5, last_prefill_s=2.0).is_open(queue, True, 10.5)
+    assert looked == 0
 
 
 @given(
