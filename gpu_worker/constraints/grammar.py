@@ -14,6 +14,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cache
 from typing import Self
 from weakref import WeakKeyDictionary
 
@@ -172,12 +173,9 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
         return found
 
 
+@cache
 def _executor() -> LLExecutor:
-    global _shared_executor
-    with _lock:
-        if _shared_executor is None:
-            _shared_executor = LLExecutor()
-        return _shared_executor
+    return LLExecutor()
 
 
 def _try_one_token(matcher: LLMatcher, vocabulary: Vocabulary) -> None:
@@ -208,4 +206,3 @@ _NOTHING_FOLLOWS = "no token can begin what it allows, or go on with it (a rule 
 _DRAWING = re.compile(r"\d* *\||\^+$|<.*/?>$")
 _lock = threading.Lock()
 _vocabularies: WeakKeyDictionary[Tokenizer, Vocabulary] = WeakKeyDictionary()
-_shared_executor: LLExecutor | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -403,3 +404,25 @@ def test_a_grammar_that_becomes_too_complex_fails_its_request_and_is_not_kept() 
     again = compiled("regex", "(a{1,1000}){1,1000}")
     assert "a" in allowed_texts(again)
     assert again.consume(a)
+
+
+def test_masks_are_filled_while_a_vocabulary_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes about a second with a large vocabulary, on a preparation thread; masks are the engine's."""
+    states = [compiled("regex", pattern) for pattern in ("[a-z]+", "[0-9]+")]
+    begun, done = threading.Event(), threading.Event()
+
+    def slow(made: Tokenizer) -> None:
+        begun.set()
+        done.wait(60)
+
+    monkeypatch.setattr(grammars, "Vocabulary", slow)
+    grammars._executor.cache_clear()
+    with ThreadPoolExecutor(2) as threads:
+        making = threads.submit(vocabulary_of, Tokenizer(samples.byte_level(), eos_token_ids=[0]))
+        begun.wait(60)
+        filled = threads.submit(fill_masks, states, np.zeros((2, WORDS), np.int32))
+        try:
+            filled.result(timeout=60)
+        finally:
+            done.set()
+        making.result(timeout=60)
