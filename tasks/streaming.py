@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
+import redis
 from celery.backends.base import DisabledBackend
 from celery.result import EagerResult
 from kombu.exceptions import OperationalError
@@ -18,7 +19,9 @@ from kombu.exceptions import OperationalError
 from tasks import connections, fleet, subscriptions
 from tasks.app import app as celery_app
 from tasks.async_subscriptions import Subscription
+from tasks.errors import StreamError
 from tasks.following import Following, Lost, Step, read
+from tasks.masters import wrong_type
 from tasks.schemas import INTEREST_TTL_S, StreamDelta, stream_keys
 
 if TYPE_CHECKING:
@@ -69,6 +72,9 @@ class _Reader:
         self._step = None
         self._complete = delta.finish_reason is not None
         return delta
+
+    def _damaged(self) -> StreamError:
+        return StreamError(f"task {self.task_id}: its stream in Redis is damaged: {self._keys.log} must be a list")
 
     def _interest_is_due(self) -> bool:
         if not self._cancel_on_disconnect or time.monotonic() - self._interest_renewed_at < INTEREST_TTL_S / 3:
@@ -125,6 +131,10 @@ class Stream(_Reader, Iterator[StreamDelta]):
                 self._pubsub.close()
                 self._pubsub = None
             return Lost(error)
+        except redis.ResponseError as error:
+            if not wrong_type(error):
+                raise
+            raise self._damaged() from error
 
     def _subscribe(self) -> None:
         self._pubsub = subscriptions.subscribe(self._keys.channel)
@@ -219,6 +229,10 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
         except connections.LOST as error:
             await self._unsubscribe()
             return Lost(error)
+        except redis.ResponseError as error:
+            if not wrong_type(error):
+                raise
+            raise self._damaged() from error
 
     async def _subscribe(self) -> None:
         self._subscription = Subscription(self._keys.channel)

@@ -9,7 +9,7 @@ import redis
 from celery import Celery
 
 import tasks
-from tasks import following, streaming
+from tasks import errors, following, streaming
 from tasks.schemas import StreamDelta, stream_keys
 
 from .conftest import Read, Writer, text, token_ids
@@ -193,3 +193,11 @@ def test_what_is_no_delta_is_an_error_of_the_stream(read: Read, client: redis.Re
     client.rpush(stream_keys("t").log, "garbage")
     with pytest.raises(tasks.StreamError, match="task t: a delta of its stream cannot be read: Invalid JSON"):
         read("t")
+
+
+def test_a_log_that_is_no_list_is_an_error_of_the_stream_that_names_it(read: Read, client: redis.Redis) -> None:
+    client.set(stream_keys("task").log, "somebody's")
+    with pytest.raises(
+        errors.StreamError, match=r"task task: its stream in Redis is damaged: petiole:\{task\}:log must be"
+    ):
+        read("task")
