@@ -24,7 +24,7 @@ STORE_RETRIES = 40
 
 def configure(app: Any) -> None:
     """Configure `app` to run Petiole's worker."""
-    from tasks.worker import limits, prefetch, program, transport  # noqa: F401 - a control command is one once imported
+    from tasks.worker import damage, limits, prefetch, program, transport  # noqa: F401 - a control command is one once imported
     from tasks.worker.fairness import tenant_queues
     from tasks.worker.quarantine import put_aside
     from tasks.worker.steps import EngineStep
@@ -50,4 +50,4 @@ def configure(app: Any) -> None:
         logging.getLogger(name).addFilter(program.figures_for_text)
     transport.install()
     prefetch.install()
-    transport.quarantine = partial(put_aside, app)
+    damage.quarantine = partial(put_aside, app)

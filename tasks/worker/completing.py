@@ -23,8 +23,10 @@ from celery import states
 
 from tasks import connections
 from tasks.backend import RedisBackend
+from tasks.masters import wrong_type
 from tasks.schemas import stream_keys
 from tasks.settings import settings
+from tasks.worker import scripts
 from tasks.worker.ledger import lease_ms
 
 logger = logging.getLogger(__name__)
@@ -56,7 +58,9 @@ def claim(request: Any) -> bool:
     if not linked(request):
         return True
     key, valid_ms = stream_keys(request.id).completion, lease_ms(settings().visibility_timeout_s)
-    claimed = connections.streams().set(key, "claimed", nx=True, px=valid_ms)
+    claimed = scripts.load(connections.streams(), "claim")([key], [valid_ms])
+    if claimed == 2:
+        logger.error("task %s: its key %s held something else, and was written anew", request.id, key)
     return bool(claimed) and not _shown(request)  # by one that died before it could record that
 
 
@@ -68,7 +72,13 @@ def mark(request: Any) -> None:
 
 def completed(request: Any) -> bool:
     """Whether nothing is left to do."""
-    return connections.streams().get(stream_keys(request.id).completion) == b"done" or _shown(request)
+    try:
+        done = connections.streams().get(stream_keys(request.id).completion) == b"done"
+    except redis.ResponseError as error:
+        if not wrong_type(error):
+            raise
+        done = False  # whoever claims it next writes the key anew
+    return done or _shown(request)
 
 
 def chord_returned(request: Any, status: str, result: Any) -> bool:

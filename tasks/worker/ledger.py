@@ -22,12 +22,13 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import redis
 
-from tasks.worker import scripts
+from tasks.masters import wrong_type
+from tasks.worker import damage, scripts
 
 RESTORED_A_CALL = 200
 UNLIMITED = 2**31
@@ -98,10 +99,16 @@ class Ledger:
             [self.names.owners, self.lease, self.unacked, *queues],
             [self.owner, ttl_ms, new, self._next_tag, most, *affinity],
         )
-        if reply[0] == 0:
+        if reply[0] < 1:
+            if reply[0] < 0:
+                damage.report(self.unacked, "a hash: what it held is lost")
             return None
-        self.registered, self.left = True, reply[1]
-        taken = [Taken(str(reply[i]), queues[reply[i + 1]], reply[i + 2]) for i in range(2, len(reply), 3)]
+        self.registered, self.left, taken = True, reply[1], []
+        for tag, position, item in triples(reply[2:]):
+            if tag:
+                taken.append(Taken(str(tag), queues[position], item))
+            else:
+                damage.report(queues[position], "a list: its messages are not taken")
         self._next_tag += len(taken)
         return taken
 
@@ -123,7 +130,13 @@ class Ledger:
         repeated after an error: what Redis has done already is not done again."""
         with self._mutex:
             if self._acknowledged:
-                client.hdel(self.unacked, *self._acknowledged)
+                try:
+                    client.hdel(self.unacked, *self._acknowledged)
+                except redis.ResponseError as error:
+                    if not wrong_type(error):
+                        raise
+                    damage.report(self.unacked, "a hash: what it held is lost")
+                    self.lost = True
                 self._acknowledged.clear()
             if self._rejected:
                 self._restore(client, forget=False, tags=self._rejected)
@@ -170,10 +183,19 @@ def restore(
     script, total = scripts.load(client, "restore"), 0
     while True:
         args: list[Any] = [names.lease, names.unacked, RESTORED_A_CALL, owner, int(forget), *tags]
-        restored = int(script([names.owners], args))
+        answer: tuple[int, list[bytes], list[bytes]] = script([names.owners], args)
+        restored, damaged, strange = answer
+        for key in damaged:
+            damage.report(key, "a hash" if key.startswith(names.unacked.encode()) else "a list")
+        for key, tag, entry in triples(strange):
+            damage.put_aside(entry, key, f"the entry {damage.text(tag)} is no message")
         total += restored
         if restored < RESTORED_A_CALL:
             return total
+
+
+def triples(flat: Sequence[Any]) -> Iterator[tuple[Any, Any, Any]]:
+    return zip(flat[::3], flat[1::3], flat[2::3], strict=True)
 
 
 def new_owner() -> str:

@@ -18,7 +18,10 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+import redis
+
 from tasks import connections
+from tasks.masters import wrong_type
 from tasks.schemas import stream_keys
 from tasks.worker.completing import completed
 
@@ -72,14 +75,21 @@ class Standby:
         """Whether the TTL of the task's state has not been refreshed for longer than one lease an attempt, or for
         longer than one lease since the task ended: as long as a claim to complete it is valid."""
         state = stream_keys(self._job.task_id).state
-        with connections.streams().pipeline(transaction=False) as pipe:
-            pipe.pttl(state)
-            pipe.hmget(state, "attempt", "done")
-            ttl_ms, (attempt, done) = pipe.execute()
+        try:
+            with connections.streams().pipeline(transaction=False) as pipe:
+                pipe.pttl(state)
+                pipe.hmget(state, "attempt", "done")
+                ttl_ms, (attempt, done) = pipe.execute()
+            attempts = int(attempt or 1)
+        except (redis.ResponseError, ValueError) as error:
+            if isinstance(error, redis.ResponseError) and not wrong_type(error):
+                raise
+            logger.error("task %s: its key %s is damaged: %s", self._job.task_id, state, error)
+            return True  # no attempt can go on, and the next one fails
         now = time.monotonic()
         expires_at = now + ttl_ms / 1000
         if ttl_ms > 0 and expires_at > self._expires_at + JITTER_S:
             self._alive_at = now
         self._expires_at = expires_at
-        leases = 1 if done else int(attempt or 1)
+        leases = 1 if done else attempts
         return now - self._alive_at > self._job.pool.settings.visibility_timeout_s * leases

@@ -41,9 +41,10 @@ from kombu import transport as transports
 from kombu.transport import redis as stock
 
 from tasks.connections import CONNECT_TIMEOUT_S
-from tasks.masters import demoted, refuses_writes
+from tasks.masters import demoted, refuses_writes, wrong_type
 from tasks.sentinels import DEFAULT_PORT, SCHEME, SYNC, SentinelUrl, netloc
 from tasks.settings import settings
+from tasks.worker import damage
 from tasks.worker.fairness import FairShares, tenant_queues
 from tasks.worker.held import HeldMessages
 from tasks.worker.ledger import Ledger, Taken
@@ -62,16 +63,11 @@ TAKEN_A_CALL = 64
 LEFT_PAUSE_S = 0.005
 """Before queues are looked at again that still have messages, left to the workers that they belong to."""
 
-Quarantine = Callable[[bytes, str, str], None]
-
 channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 """The open channels of this process, for the lease keeper."""
 
 orphans: list[Ledger] = []
 """Ledgers of closed channels that could not give their messages back, because Redis failed."""
-
-quarantine: Quarantine | None = None
-"""Called with an envelope that cannot be parsed, its queue and the reason."""
 
 
 def install() -> None:
@@ -131,8 +127,11 @@ class Channel(_stock.Channel):  # type: ignore[misc]
             try:
                 self.client.parse_response(self.client.connection, "BLMOVE", **options)
             except redis.ResponseError as error:
-                self._refused(error)
-                raise Empty from None
+                if not wrong_type(error):
+                    self._refused(error)
+                    raise Empty from None
+                self._full_until = time.monotonic() + WAIT_S  # the take names the key, and finds other queues
+                self.connection.turn_after(WAIT_S)
             except self.connection_errors:
                 self.client.connection.disconnect()
                 raise
@@ -216,9 +215,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
                 raise TypeError("headers must be an object and body a string")
             self.connection._callbacks[queue]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            logger.error("queue %s: a malformed message was put aside: %s", queue, error)
-            if quarantine is not None:
-                quarantine(taken.item, queue, f"{type(error).__name__}: {error}")
+            damage.put_aside(taken.item, queue, f"{type(error).__name__}: {error}")
             self.ledger.ack(taken.tag)
             self.acknowledged()
             return
@@ -258,6 +255,17 @@ class Channel(_stock.Channel):  # type: ignore[misc]
     def queue_bind(self, *args: Any, **options: Any) -> Any:
         with self._writable():
             return super().queue_bind(*args, **options)
+
+    def _size(self, queue: str) -> int:
+        """How many messages a queue has. A list that is none counts for nothing: the take names it."""
+        with self.conn_or_acquire() as client, client.pipeline(transaction=False) as pipe:
+            for priority in self.priority_steps:
+                pipe.llen(self._q_for_pri(queue, priority))
+            lengths = pipe.execute(raise_on_error=False)
+        for length in lengths:
+            if isinstance(length, Exception) and not wrong_type(length):
+                raise length
+        return sum(length for length in lengths if isinstance(length, int))
 
     @contextmanager
     def _writable(self) -> Iterator[None]:

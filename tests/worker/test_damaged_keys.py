@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import redis
 
 from gpu_worker.request import Delta
 from tasks.schemas import stream_keys
-from tasks.worker import scripts
+from tasks.worker import scripts, standby
 from tasks.worker.attempts import Begun
 from tasks.worker.publisher import Publisher, Stream
 from tasks.worker.results import Written
@@ -89,3 +90,18 @@ def test_a_server_that_takes_no_writes_damages_no_stream(client: redis.Redis) ->
     assert (listener.heard, publisher.behind_s > 0) == (False, True)
     publisher.flush([stream])
     assert Written.of(client.lrange(stream_keys("a").log, 0, -1)).token_ids == [5]
+
+
+@pytest.mark.parametrize("damage", [WRONG_TYPES[1], WRONG_TYPES[2]])
+def test_who_stands_by_a_task_whose_state_is_damaged_requeues_it(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, damage: Damage
+) -> None:
+    monkeypatch.setattr(standby.connections, "streams", lambda: client)
+    monkeypatch.setattr(standby, "completed", lambda request: False)
+    damage(client, "b")
+    posted: list[object] = []
+    pool = SimpleNamespace(mailbox=SimpleNamespace(post=posted.append))
+    job = SimpleNamespace(task_id="b", pool=pool, delivery=SimpleNamespace(request=None), requeue="requeue")
+    standby.Standby(job)._look()  # type: ignore[arg-type]
+    assert posted == ["requeue"]
+    assert f"its key {stream_keys('b').state} is damaged" in caplog.text

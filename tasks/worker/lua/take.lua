@@ -5,8 +5,8 @@
 -- ARGV  owner, ttl_ms, 1 to register a new owner, first tag, most messages to take, then for affinity: how long a
 --       message is left to its home in ms (0: there are no homes), how many messages an owner holds at most,
 --       prefixes of lease keys, of unacked keys and of home keys
--- reply {0} if the owner has lost its lease and its messages, else {1, messages left to others, then for each one
---       taken: tag, queue position, item}
+-- reply {0} if the owner has lost its lease and its messages, {-1} if its hash is none, else {1, messages left to
+--       others, then for each one taken: tag, queue position, item; for a queue that is no list: 0, its position, ''}
 --
 -- Affinity is delay scheduling (Zaharia et al., EuroSys 2010) with bounded loads: of messages with one affinity the
 -- owner that took the last is the home, and gets the next one if it lives, has room, and takes it soon. A home key
@@ -24,6 +24,19 @@ local function milliseconds()
   return now
 end
 
+-- The answer, or nil where the key has another type than the command expects.
+local function unless_damaged(answer)
+  if type(answer) ~= 'table' or not answer.err then
+    return answer
+  elseif not string.find(answer.err, 'WRONGTYPE') then
+    error(answer.err, 0)
+  end
+end
+
+local function held_by(unacked)
+  return unless_damaged(redis.pcall('HLEN', unacked)) or 0
+end
+
 local function home_of(queue, item)
   local at = patience > 0 and string.find(item, HEADER, 1, true)
   local affinity = at and string.match(item, '^%s*:%s*"([%w_-]+)"', at + #HEADER)
@@ -31,11 +44,11 @@ local function home_of(queue, item)
 end
 
 local function is_left_to(home)
-  local since, other = string.match(redis.call('GET', home) or '', '^(%d+) (.+)$')
+  local since, other = string.match(unless_damaged(redis.pcall('GET', home)) or '', '^(%d+) (.+)$')
   if not other or other == owner or redis.call('EXISTS', leases .. other) == 0 then
     return false
   end
-  local theirs, mine = redis.call('HLEN', held .. other), redis.call('HLEN', KEYS[3])
+  local theirs, mine = held_by(held .. other), held_by(KEYS[3])
   if theirs >= limit or theirs > 2 * mine + limit / 4 then
     return false
   end
@@ -56,8 +69,11 @@ local taken = {1, 0}
 for position = 4, #KEYS do
   local queue, index = KEYS[position], -1
   while most > 0 and left < LOOK_AHEAD do
-    local item = redis.call('LINDEX', queue, index)
+    local item = unless_damaged(redis.pcall('LINDEX', queue, index))
     if not item then
+      if item == nil then
+        taken[#taken + 1], taken[#taken + 2], taken[#taken + 3] = 0, position - 4, ''
+      end
       break
     end
     local home = home_of(queue, item)
@@ -65,7 +81,9 @@ for position = 4, #KEYS do
       left = left + 1
       index = index - 1
     else
-      redis.call('HSET', KEYS[3], tag, #queue .. ':' .. queue .. item)
+      if not unless_damaged(redis.pcall('HSET', KEYS[3], tag, #queue .. ':' .. queue .. item)) then
+        return {-1}
+      end
       if home then
         redis.call('SET', home, '0 ' .. owner, 'PX', HOME_MS)
       end
