@@ -54,7 +54,7 @@ def killed_and_delivered_again(site: Site, ending: str, step: str) -> None:
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_task_that_was_completed_and_comes_again_sends_nothing(own_site: Site, ending: str) -> None:
-    killed_and_delivered_again(own_site, ending, "to be acknowledged")
+    killed_and_delivered_again(own_site, ending, "completed")
     assert sent(own_site) == 1
 
 

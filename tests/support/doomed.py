@@ -33,6 +33,12 @@ def _of_a_result(backend: Any, key: Any, value: Any, *_: Any) -> bool:
     return b'"STARTED"' not in (value if isinstance(value, bytes) else value.encode())
 
 
+def _has_links(request: Any, _: Any) -> bool:
+    from tasks.worker.completing import linked
+
+    return linked(request)
+
+
 def _ends(pipe: Any, keys: Any, args: Any, *_: Any) -> bool:
     return any("last" in arg.split() for arg in args if isinstance(arg, str))
 
@@ -68,6 +74,10 @@ OF_A_FAILURE = {
     "errors to be linked": Point("celery.backends.base", "Backend._call_task_errbacks", True),
 }
 
+OF_A_LINK = {
+    "completed": Point("tasks.worker.completing", "mark", False, _has_links),
+}
+
 OF_A_CHORD = {
     "body to be sent": Point("celery.backends.redis", "RedisBackend._chord_publish_claim_expires", True),
 }
@@ -78,7 +88,7 @@ class DoomedEngine(FakeEngine):
         super().__init__(config)
         name, _, how = os.environ["DOOM"].rpartition(" ")
         if name:
-            install((POINTS | OF_A_REVOCATION | OF_A_FAILURE | OF_A_CHORD)[name], how)
+            install((POINTS | OF_A_REVOCATION | OF_A_FAILURE | OF_A_LINK | OF_A_CHORD)[name], how)
 
 
 def install(point: Point, how: str) -> None:
