@@ -6,6 +6,7 @@ and the worker's other extensions. A producer never imports that package: the po
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -20,6 +21,7 @@ from celery.app.backends import by_url
 from celery.app.utils import Settings as StockConfiguration
 from celery.exceptions import ImproperlyConfigured
 from celery.signals import celeryd_after_setup, celeryd_init
+from kombu import pools
 
 from tasks.rabbitmq import EXCHANGE_TYPE, QUEUE_TYPE, Amqp, whole_second
 from tasks.sentinels import SCHEME as SENTINEL
@@ -56,6 +58,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "broker_url": celery_url(settings.broker_url),
         "result_backend": celery_url(settings.results_url),
         "broker_transport_options": settings.sentinel_options(settings.broker_url),
+        "result_backend_thread_safe": True,  # one for all threads; see `tasks.backend`
         "result_backend_transport_options": {
             "retry_policy": CALLERS_PATIENCE,
             **settings.sentinel_options(settings.results_url),
@@ -131,16 +134,23 @@ class Configuration(StockConfiguration):  # type: ignore[misc]
 
 class App(Celery):  # type: ignore[misc]
     """Celery shows other threads a configuration before its defaults are set, so that of two concurrent first
-    submissions one could use the default broker URL. Here other threads see only the complete configuration."""
+    submissions one could use the default broker URL. Here other threads see only the complete configuration.
+
+    Celery's pools of connections hear of no forks but billiard's. A web server that loads the app and then forks
+    its workers (`gunicorn --preload`, uWSGI) would have them share RabbitMQ's connections, and mix their messages.
+    """
 
     _conf: Any  # Celery's
     _pending_defaults: Any
     configured: bool
     _complete = False
     amqp_cls = Amqp
+    control_cls = "tasks.control:Control"
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._configuring = threading.RLock()
+        self._process = os.getpid()
+        self._inherited: list[Any] = []
         super().__init__(*args, **options)
         object.__setattr__(self._conf, "__class__", Configuration)  # a plain assignment would be a setting
 
@@ -166,6 +176,27 @@ class App(Celery):  # type: ignore[misc]
                 published.swap_with(loaded)
             self._conf, self._complete = published or loaded, True
             return self._conf
+
+    @property
+    def pool(self) -> Any:
+        self._leave_to_parent()
+        return Celery.pool.fget(self)
+
+    @property
+    def producer_pool(self) -> Any:
+        self._leave_to_parent()
+        return Celery.producer_pool.fget(self)
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child, make new pools. The inherited ones are kept: when amqp's connections are collected,
+        they close the parent's, too."""
+        if self._process != os.getpid():
+            self._inherited += [self._pool, self.amqp._producer_pool]
+            for group in (pools.producers, pools.connections):
+                with contextlib.suppress(KeyError):
+                    del group[self.connection_for_write()]
+            self._after_fork()
+            self._process = os.getpid()
 
     def send_task(
         self,

@@ -52,8 +52,7 @@ def redis_url(url: str) -> str:
 
 def connect(url: str) -> redis.Redis:
     """A client with its own connection pool."""
-    options = {**_OPTIONS, "max_connections": 2**31}  # each reader holds one; redis-py 8 limits the pool to 100
-    return redis.Redis.from_pool(_pool(MasterPool, SYNC, url, retry=Retry(NoBackoff(), 0), **options))
+    return redis.Redis.from_pool(_pool(MasterPool, SYNC, url, retry=Retry(NoBackoff(), 0), **_OPTIONS))
 
 
 def _pool(kind: Any, classes: tuple[type, type], url: str, **options: Any) -> Any:

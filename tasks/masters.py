@@ -87,8 +87,13 @@ class _AsyncConnection(_CheckedConnection):
 
 
 class MasterPool(redis.ConnectionPool):
-    def __init__(self, connection_class: type = redis.Connection, **options: Any) -> None:
-        super().__init__(connection_class=type("Connection", (_Connection, connection_class), {}), **options)
+    """Without `max_connections` as large as it must be: redis-py 8 limits a pool to 100, and then raises."""
+
+    def __init__(
+        self, connection_class: type = redis.Connection, max_connections: int | None = None, **options: Any
+    ) -> None:
+        checked = type("Connection", (_Connection, connection_class), {})
+        super().__init__(connection_class=checked, max_connections=max_connections or 2**31, **options)
 
     def get_connection(self, *args: Any, **options: Any) -> Any:
         connection: Any = super().get_connection(*args, **options)

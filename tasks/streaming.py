@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Self
@@ -51,6 +52,7 @@ class _Reader:
         self._cancel_on_disconnect = cancel_on_disconnect
         self._interest_renewed_at = 0.0
         self._complete = self._closed = False
+        self._process = os.getpid()
         self._steps = (
             Following(self.task_id, timeout_s).end_as(task.state, task.result)
             if isinstance(task, EagerResult)
@@ -125,6 +127,7 @@ class Stream(_Reader, Iterator[StreamDelta]):
     def _perform(self, step: Step) -> Any:
         name, *arguments = step
         try:
+            self._make_own()
             return getattr(self, f"_{name}")(*arguments)
         except connections.LOST as error:
             if self._pubsub is not None:
@@ -135,6 +138,12 @@ class Stream(_Reader, Iterator[StreamDelta]):
             if not wrong_type(error):
                 raise
             raise self._damaged() from error
+
+    def _make_own(self) -> None:
+        """In a forked child, lose the subscription, which is the parent's, and go on with another."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            raise redis.ConnectionError("the process has forked")
 
     def _subscribe(self) -> None:
         self._pubsub = subscriptions.subscribe(self._keys.channel)
@@ -177,12 +186,16 @@ class Stream(_Reader, Iterator[StreamDelta]):
             subscriptions.unsubscribe(pubsub, self._keys.channel)
 
     def close(self) -> None:
-        """Release the connection. With `cancel_on_disconnect`, cancel the task if it is unfinished."""
+        """Release the connection. With `cancel_on_disconnect`, cancel the task if it is unfinished.
+
+        A forked child that has not read it leaves all this to its parent.
+        """
         if not self._closed:
             self._closed = True
             self._steps.close()
-            self._unsubscribe()
-            self._cancel_if_abandoned()
+            if self._process == os.getpid():
+                self._unsubscribe()
+                self._cancel_if_abandoned()
 
     def __enter__(self) -> Self:
         return self

@@ -32,7 +32,7 @@ _JOBS_A_CALL = 16
 
 
 class Completions:
-    """`app.backend` is a separate backend in each thread. Only Petiole's Redis backend stores batches."""
+    """Only Petiole's Redis backend stores batches."""
 
     def __init__(self, app: Any) -> None:
         self._app = app

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from celery.exceptions import TaskRevokedError
+from support.client import client
 from support.fake_engine import expected
 from support.site import REPOSITORY, Site, Worker, eventually
 
@@ -53,20 +54,6 @@ def runtime_folder() -> Iterator[str]:
     """For an embedded Redis of one's own; a short path, because it must hold a socket."""
     with tempfile.TemporaryDirectory(prefix="p", dir="/tmp") as folder:
         yield folder
-
-
-def client(site: Site, code: str) -> Any:
-    """Run a producer of its own; what it prints last is JSON."""
-    ran = subprocess.run(
-        [sys.executable, "-c", f"import json, asyncio\nimport tasks\nfrom tasks import *\n{code}"],
-        env={**os.environ, **site.environment, "PYTHONPATH": str(REPOSITORY / "tests")},
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout)
 
 
 def tokens_of(deltas: list[StreamDelta]) -> list[int]:
