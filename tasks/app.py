@@ -41,6 +41,8 @@ POOL = "tasks.worker.pool:EnginePool"
 # Callers retry for about 3 s: long enough for a restart of Redis, without blocking a web app for Celery's 20 s.
 # Workers keep Celery's defaults.
 CALLERS_PATIENCE = {"max_retries": 6, "interval_start": 0, "interval_step": 0.2, "interval_max": 1.0}
+# As many of a process connect to the broker at once; Celery's ten would wait for an unreachable one in turns.
+CALLERS_AT_ONCE = 64
 BACKENDS = {
     "redis": "tasks.backend:RedisBackend",
     "rediss": "tasks.backend:RedisBackend",
@@ -58,6 +60,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "broker_url": celery_url(settings.broker_url),
         "result_backend": celery_url(settings.results_url),
         "broker_transport_options": settings.sentinel_options(settings.broker_url),
+        "broker_pool_limit": CALLERS_AT_ONCE,
         "result_backend_thread_safe": True,  # one for all threads; see `tasks.backend`
         "result_backend_transport_options": {
             "retry_policy": CALLERS_PATIENCE,

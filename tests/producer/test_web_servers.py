@@ -148,6 +148,12 @@ def test_on_message_hears_of_its_own_results_whoever_else_waits(site: Site, app:
     assert consumer._listeners == []
 
 
+def test_as_many_connect_to_the_broker_at_once_as_a_web_server_has_threads(app: Any) -> None:
+    held = [app.pool.acquire() for _ in range(64)]
+    for connection in held:
+        connection.release()
+
+
 def test_a_command_is_sent_with_the_last_connection_of_the_pool(app: Any) -> None:
     """As many callers as the pool has connections, each in need of two, would wait for ever."""
     held = [app.pool.acquire(block=True) for _ in range(app.pool.limit - 1)]
