@@ -29,8 +29,7 @@ from bench.observed import Watch
 from bench.profiling import environment, taken
 from bench.stand_ins import TimedRuntime
 from gpu_worker import Engine, EngineConfig
-from gpu_worker.models.loading import resolve_model
-from gpu_worker.text import load_tokenizer
+from gpu_worker.loading import load_text
 from gpu_worker.tracing import NO_TRACE
 
 LETTERS = range(40, 900)
@@ -104,11 +103,7 @@ def engine(config: EngineConfig) -> Engine:
     watch = PacedWatch(NO_TRACE)
     watch.device = runtime
     watch.start()
-    return Engine(config, runtime=runtime, tokenizer=tokenizer(config))
-
-
-def tokenizer(config: EngineConfig) -> Any:
-    return load_tokenizer(resolve_model(config.model, config.revision))
+    return Engine(config, runtime=runtime, tokenizer=load_text(config)[0])
 
 
 # ---------------------------------------------------------------- the workload
@@ -123,7 +118,7 @@ def measure(result: report.Report, pace: Pace) -> None:
         os.mkfifo(pipe := folder / "pipe")
         factory = {"BENCH_PIPE": str(pipe), "PETIOLE_ENGINE_FACTORY": "bench.pace:engine"}
         stack.enter_context(environment(**factory, BENCH_PACE=json.dumps(vars(pace))))
-        beside = stack.enter_context(Engine(config, runtime=timed(pace), tokenizer=tokenizer(config)))
+        beside = stack.enter_context(Engine(config, runtime=timed(pace), tokenizer=load_text(config)[0]))
         load.settle()
         stack.enter_context(serving.fleet("petiole-tiny", TINY, pace.rows, 1))
         asyncio.run(serving.read_all(load.Case(TINY, pace.rows, 8, 4, pace.rows, 1), 99))

@@ -211,7 +211,7 @@ class KVCacheManager:
         self, tokens: TokensLike, namespace: CacheNamespace | None = None, kv_length: int | None = None
     ) -> int:
         """The number of available pages that `start` would use up now: new ones, and cached ones that it would
-        lock.  Changes nothing."""
+        lock. Changes nothing."""
         tokens = as_tokens(tokens)
         cached = self._peek(tokens, namespace)
         return self._use(cached, self._target(tokens.kv_length, cached.kv_length, kv_length, None))

@@ -32,8 +32,7 @@ from tasks.settings import redacted
 POLL_S = 2.0
 """How often results that are waited for are also polled: pub/sub may lose messages."""
 
-
-RECONNECTED_FOR_ALL_S = 1.0
+FAILED_FOR_ALL_S = 1.0
 """For so long after one thread has failed to reconnect the others do not try again, one after the other."""
 
 
@@ -143,7 +142,7 @@ class ResultConsumer(stock.ResultConsumer):  # type: ignore[misc]
         except TimeoutError:  # the caller's own timeout
             raise
         except self._connection_errors as lost:
-            if time.monotonic() - self._failed_at < RECONNECTED_FOR_ALL_S:
+            if time.monotonic() - self._failed_at < FAILED_FOR_ALL_S:
                 raise Unavailable(redacted(self.backend.url), str(lost)) from lost
             try:
                 self._reconnect()

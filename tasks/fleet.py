@@ -176,27 +176,29 @@ def _lengths(connection: Any, queue: str) -> dict[int | None, int]:
     """A queue's messages, by priority."""
     with connection.channel() as channel:
         if isinstance(channel, RedisChannel):
-            return _lists(channel, queue)
+            return list_lengths(channel, queue)
         try:
             return {None: int(channel.queue_declare(queue, passive=True).message_count)}
         except connection.channel_errors:  # the queue does not exist yet
             return {None: 0}
 
 
-def _lists(channel: Any, queue: str) -> dict[int | None, int]:
-    """The lengths of a queue's lists, one for each priority. A key that is no list is left out."""
-    lists = {int(priority): channel._q_for_pri(queue, priority) for priority in channel.priority_steps}
+def list_lengths(channel: Any, queue: str) -> dict[int | None, int]:
+    """The lengths of a queue's lists on Redis, by priority. A key that is no list is left out."""
+    lists = {priority: channel._q_for_pri(queue, priority) for priority in channel.priority_steps}
     with channel.conn_or_acquire() as client, client.pipeline(transaction=False) as pipe:
         for key in lists.values():
             pipe.llen(key)
-        found = dict(zip(lists, pipe.execute(raise_on_error=False), strict=True))
-    for priority, length in list(found.items()):
+        lengths = pipe.execute(raise_on_error=False)
+    found: dict[int | None, int] = {}
+    for (priority, key), length in zip(lists.items(), lengths, strict=True):
         if wrong_type(length):
-            logger.warning("queue %s: key %r cannot be counted: %s", queue, lists[priority], length)
-            del found[priority]
+            logger.warning("queue %s: key %r cannot be counted: %s", queue, key, length)
         elif isinstance(length, Exception):
             raise length
-    return found  # type: ignore[return-value]
+        else:
+            found[int(priority)] = length
+    return found
 
 
 def state_of(task_id: str, app: Celery = celery_app) -> str:

@@ -72,7 +72,7 @@ class Room:
 def giving_way(needs: Iterable[Need], holders: Iterable[Holder], room: Room) -> list[ScheduledSequence]:
     """The sequences to preempt, worst-ranked first."""
     keeping = sorted(holders, key=lambda holder: holder.seq.rank)
-    n_holders, n_keeping = len(keeping), len(keeping)
+    n_keeping = len(keeping)
     starved = False  # nobody who waits starts before those of better rank who wait
     for need in sorted(needs, key=lambda need: need.seq.rank):
         if starved and need.waits:
@@ -88,4 +88,4 @@ def giving_way(needs: Iterable[Need], holders: Iterable[Holder], room: Room) -> 
             room, n_keeping = after, kept
         else:
             starved |= need.waits
-    return [holder.seq for holder in reversed(keeping[n_keeping:n_holders])]
+    return [holder.seq for holder in reversed(keeping[n_keeping:])]

@@ -41,6 +41,7 @@ from kombu import transport as transports
 from kombu.transport import redis as stock
 
 from tasks.connections import CONNECT_TIMEOUT_S
+from tasks.fleet import list_lengths
 from tasks.masters import demoted, refuses_writes, wrong_type
 from tasks.sentinels import DEFAULT_PORT, SCHEME, SYNC, SentinelUrl, netloc
 from tasks.settings import settings
@@ -257,15 +258,8 @@ class Channel(_stock.Channel):  # type: ignore[misc]
             return super().queue_bind(*args, **options)
 
     def _size(self, queue: str) -> int:
-        """How many messages a queue has. A list that is none counts for nothing: the take names it."""
-        with self.conn_or_acquire() as client, client.pipeline(transaction=False) as pipe:
-            for priority in self.priority_steps:
-                pipe.llen(self._q_for_pri(queue, priority))
-            lengths = pipe.execute(raise_on_error=False)
-        for length in lengths:
-            if isinstance(length, Exception) and not wrong_type(length):
-                raise length
-        return sum(length for length in lengths if isinstance(length, int))
+        """How many messages a queue has. A key that is no list counts for nothing."""
+        return sum(list_lengths(self, queue).values())
 
     @contextmanager
     def _writable(self) -> Iterator[None]:

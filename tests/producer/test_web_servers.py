@@ -115,7 +115,7 @@ def test_one_thread_reconnects_for_all_that_wait(consumer: Any, monkeypatch: pyt
         with pytest.raises(Unavailable), consumer.reconnect_on_error():
             raise redis.ConnectionError("closed")
     assert len(attempts) == 1
-    consumer._failed_at -= backend.RECONNECTED_FOR_ALL_S
+    consumer._failed_at -= backend.FAILED_FOR_ALL_S
     with pytest.raises(Unavailable), consumer.reconnect_on_error():
         raise redis.ConnectionError("closed")
     assert len(attempts) == 2
