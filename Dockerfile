@@ -1,5 +1,6 @@
 # syntax=docker/dockerfile:1
-# Two images from one file: --target gpu (CUDA) and --target cpu.
+# Two images from one file: --target gpu (CUDA) and --target cpu. Both hold a checkout, installed where it lies:
+# `tasks` and `petiole.tasks` are the same modules there.
 
 # --- cpu ------------------------------------------------------------------------------------------
 FROM python:3.12-slim AS cpu
@@ -17,9 +18,10 @@ COPY pyproject.toml README.md LICENSE ./
 COPY cache cache
 COPY gpu_worker gpu_worker
 COPY tasks tasks
+COPY petiole petiole
 COPY bench bench
 # hadolint ignore=DL3013
-RUN PIP_EXTRA_INDEX_URL="${PIP_EXTRA_INDEX_URL}" pip install '.[worker,cli,metrics]'
+RUN PIP_EXTRA_INDEX_URL="${PIP_EXTRA_INDEX_URL}" pip install --editable '.[worker,cli,metrics]'
 USER 10001
 # Made here so that a volume mounted on it belongs to the worker's user.
 RUN mkdir -p /home/petiole/.cache/huggingface
@@ -41,9 +43,10 @@ COPY pyproject.toml README.md LICENSE ./
 COPY cache cache
 COPY gpu_worker gpu_worker
 COPY tasks tasks
+COPY petiole petiole
 COPY bench bench
 # hadolint ignore=DL3013
-RUN pip install '.[gpu,cli,metrics]'
+RUN pip install --editable '.[gpu,cli,metrics]'
 USER 10001
 # Made here so that a volume mounted on it belongs to the worker's user.
 RUN mkdir -p /home/petiole/.cache/huggingface

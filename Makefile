@@ -28,10 +28,12 @@ demo: $(VENV)/.demo  ## eight prompts at once through an embedded Redis and a re
 test: $(VENV)/.dev  ## all tests that this machine can run
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
-lint: $(VENV)/.dev  ## ruff, and mypy in strict mode
+lint: $(VENV)/.dev  ## ruff, mypy in strict mode, and who may import whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest --quiet tests/project/test_structure.py
 
 format: $(VENV)/.dev  ## let ruff fix what it can
 	$(BIN)/ruff check --fix .
@@ -47,5 +49,5 @@ wheelhouse: $(VENV)/.dev  ## what a CUDA machine without internet needs beside t
 	$(BIN)/python -m bench.wheelhouse wheelhouse
 
 clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -35,7 +35,7 @@ class Turn(NamedTuple):
 
 def converse(number: int, turns: int) -> list[Turn]:
     """The second and later turns of one conversation."""
-    from tasks import GenerationResult, chat
+    from petiole.tasks import GenerationResult, chat
 
     draw = random.Random(number)
     messages: list[dict[str, str]] = []
@@ -59,7 +59,7 @@ def converse(number: int, turns: int) -> list[Turn]:
 
 @contextmanager
 def fleet(size: int, **settings: str) -> Iterator[None]:
-    from tasks import demo
+    from petiole.tasks.commands import demo
 
     with ExitStack() as stack:
         for _ in range(size):
@@ -90,8 +90,8 @@ def measure(report: Report, size: int, conversations: int, turns: int) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     options = arguments(__doc__).parse_args(argv)
-    from tasks import demo
-    from tasks.settings import settings
+    from petiole.tasks.commands import demo
+    from petiole.tasks.settings import settings
 
     os.environ.update(demo.environment())
     settings.cache_clear()

@@ -1,61 +1,155 @@
-"""A whole load at once, beside what others make of it: one padded batch of `generate`, and continuous batching.
+"""A whole load at once, beside what others make of it: output tokens a second, prompts included.
 
-Sides alternate in one process on the same threads. A peer that is not installed, or that refuses this device, is
-named below the table with its reason.
+On the CPU, beside transformers (one padded batch of `generate`, and its continuous batching), llama.cpp, OpenVINO
+GenAI and vLLM; on CUDA beside transformers. Sides take turns on the same threads. The peer of a row is the best of
+the others. One that is not installed, or that refuses this device, is named below the table with its reason;
+`bench/peers/outside.py` says how to install those that want an environment of their own.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from bench import load
-from bench.checkpoints import QWEN3_06B, SMALL, checkpoint
+from bench.checkpoints import QWEN3_06B, SMALL, Shape, checkpoint
 from bench.load import Case
+from bench.peers.llama_cpp import LlamaCpp, open_peer
+from bench.peers.outside import NAMES, Outside
 from bench.peers.transformers_peer import Transformers
 from bench.report import NotAvailableError, progress
 from bench.runs import Bench, arguments, opened
 
-PEERS = {"generate": "transformers' generate", "continuous_batching": "transformers' continuous batching"}
+OURS = "petiole"
+_TARGET = 1.3
+
+Side = Callable[[list[list[int]], int], float]
+"""Output tokens a second of (prompts, output tokens of each)."""
 
 
-CASES = {"small": Case(SMALL, 32, 64, 32, 32, 3), "large": Case(QWEN3_06B, 8, 32, 16, 8, 2)}
-TINIEST = Case(SMALL, 2, 64, 4, 2, 1)
+@dataclass(frozen=True)
+class Loads:
+    """Loads on one model. `outside`: with peers in processes of their own."""
+
+    shape: Shape
+    cases: tuple[Case, ...]
+    outside: bool = False
+    target: float | None = None
 
 
-def measure(bench: Bench, case: Case) -> None:
+def _large(n: int, prompt: int, output: int) -> Case:
+    return Case(QWEN3_06B, n, prompt, output, n, 3)
+
+
+LOADS = {
+    "small": Loads(SMALL, (Case(SMALL, 32, 64, 32, 32, 3),)),
+    "large": Loads(
+        QWEN3_06B,
+        (
+            _large(1, 128, 48),
+            _large(8, 128, 32),
+            _large(16, 128, 32),
+            _large(32, 32, 24),
+            _large(64, 64, 64),
+            _large(8, 512, 1),
+        ),
+        outside=True,
+        target=_TARGET,
+    ),
+}
+TINIEST = Loads(SMALL, (Case(SMALL, 2, 64, 4, 2, 1),))
+
+
+def measure(bench: Bench, loads: Loads) -> None:
     with ExitStack() as stack:
-        model = stack.enter_context(checkpoint(case.shape))
+        model = stack.enter_context(checkpoint(loads.shape))
+        sides = peers(bench, loads, model, stack)
+        most = max(case.n for case in loads.cases)
+        engine = stack.enter_context(bench.engine(model, loads.shape, prefix_cache="off", max_num_seqs=most))
+
+        def ours(prompts: list[list[int]], output: int) -> float:
+            asked = load.requests(len(prompts), len(prompts[0]), output)
+            return load.at_concurrency(engine, asked, len(prompts)).tokens_per_s
+
+        for case in progress(loads.cases, "beside others"):
+            compare(bench, case, {OURS: ours, **sides}, loads.target)
+
+
+def peers(bench: Bench, loads: Loads, model: str, stack: ExitStack) -> dict[str, Side]:
+    """Those that this machine has, by name."""
+    sides: dict[str, Side] = {}
+    try:
+        peer = Transformers(model, loads.shape.dtype, bench.device)
+        sides["transformers' generate"] = peer.generate
+        sides["transformers' continuous batching"] = peer.continuous_batching
+    except NotAvailableError as error:
+        bench.report.absent["transformers"] = str(error)
+    if bench.device != "cpu":
+        return sides
+    threads = bench.threads or torch.get_num_threads()
+    llama = open_peer(model, loads.shape, threads)
+    if llama is None:
+        bench.report.absent["llama.cpp"] = "not installed"
+    else:
+        stack.enter_context(closing(llama))
+        sides["llama.cpp"] = partial(_llama, llama)
+    most = (max(case.n for case in loads.cases), max(case.prompt + case.output for case in loads.cases))
+    for kind, name in NAMES.items() if loads.outside else ():
         try:
-            peer = Transformers(model, case.shape.dtype, bench.device)
+            outside = stack.enter_context(closing(Outside(kind, model, threads=threads, most=most)))
+            sides[name] = outside.tokens_per_s
         except NotAvailableError as error:
-            bench.report.absent["transformers"] = str(error)
-            return
-        engine = stack.enter_context(bench.engine(model, case.shape, prefix_cache="off"))
-        asked = load.prompts(case.n, case.prompt)
+            bench.report.absent[name] = str(error)
+    return sides
 
-        def ours() -> float:
-            return load.at_concurrency(
-                engine, load.requests(case.n, case.prompt, case.output), case.n
-            ).tokens_per_s
 
-        for method, name in PEERS.items():
-            theirs: Callable[[], float] = partial(getattr(peer, method), asked, case.output)
+def _llama(peer: LlamaCpp, prompts: list[list[int]], output: int) -> float:
+    return len(prompts) * output / peer.whole(prompts, output)
+
+
+def compare(bench: Bench, case: Case, sides: dict[str, Side], target: float | None) -> None:
+    """Rounds in turns, every other one in the opposite order. A peer that gives up is left out."""
+    prompts = load.prompts(case.n, case.prompt)
+    by_prompt = case.output == 1
+    scale, unit = (case.prompt, "prompt tokens/s") if by_prompt else (1, "tokens/s")
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for i in range(case.rounds):
+        for name in list(reversed(rates) if i % 2 else rates):
             try:
-                bench.report.compare(f"{case.name}, against {name}", "tokens/s", ours, theirs, rounds=case.rounds)
+                rates[name].append(scale * sides[name](prompts, case.output))
             except NotAvailableError as error:
                 bench.report.absent[name] = str(error)
+                del rates[name]
+    medians = {name: statistics.median(found) for name, found in rates.items()}
+    others = {name: rate for name, rate in medians.items() if name != OURS}
+    if not others:
+        return
+    best = max(others, key=lambda name: others[name])
+    ratios = [a / b for a, b in zip(rates[OURS], rates[best], strict=True)]
+    bench.report.add(
+        case.name,
+        medians[OURS],
+        unit,
+        peer=others[best],
+        spread=(min(ratios), max(ratios)),
+        target=target,
+        note=", ".join(f"{name} {rate:,.1f}" for name, rate in others.items()),
+    )
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = arguments(__doc__, "cpu", "cuda")
-    parser.add_argument("--only", choices=list(CASES))
+    parser.add_argument("--only", choices=list(LOADS))
     options = parser.parse_args(argv)
-    bench = opened("A whole load at once, beside transformers", options)
-    chosen = [TINIEST] if options.quick else [case for key, case in CASES.items() if options.only in (None, key)]
-    for case in progress(chosen, "beside transformers"):
-        measure(bench, case)
+    bench = opened("A whole load at once, beside others", options)
+    for loads in [TINIEST] if options.quick else [v for k, v in LOADS.items() if options.only in (None, k)]:
+        measure(bench, loads)
+        bench.report.save(options.json)
     bench.report.finish(options.json)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from bench.cache_peer import PeerCache, PeerToken
 from bench.report import Report, arguments
-from cache import BlockManager, CacheTokens, KVCacheManager, PageTable, RadixPrefixCache
+from petiole.cache import BlockCache, CacheTokens, KVCacheManager, PageTable, RadixPrefixCache
 
 MICRO = 1e6
 
@@ -163,10 +163,9 @@ def page_table(report: Report, rounds: int) -> None:
     rng = np.random.default_rng(3)
     running = [manager.start(text(rng, length)) for _ in range(n)]
     allocations = [a for a in running if a is not None]
-    rows, lengths = np.array([a.row for a in allocations]), np.full(n, length, dtype=np.int64)
+    lengths = np.full(n, length, dtype=np.int64)
     long_row = table.allocate()
     table.reserve(long_row, 8192)
-    positions = np.arange(8192)
 
     def step() -> float:
         nonlocal lengths
@@ -180,13 +179,9 @@ def page_table(report: Report, rounds: int) -> None:
         return timed(lambda: [a.reserve(kv) for a, kv in zip(allocations, wanted, strict=True)])
 
     figures: list[tuple[str, Callable[[], float], float, str, float | None]] = [
-        ("slot mapping of 8,192 positions of a row", lambda: timed(
-            lambda: table.build_slot_mapping(long_row, positions)), 1, "us", None),
         ("page list of a row of 8,192", lambda: timed(lambda: table.get_pages(long_row, 0, 8192)), 1, "us", None),
         ("one more position each for 256 rows, batched", step, n, "us/sequence", 0.5),
         ("one more position each for 256 rows, singly", one_by_one, n, "us/sequence", None),
-        ("slot mapping of one position each of 256 rows", lambda: timed(
-            lambda: table.build_slot_mapping(rows, lengths - 1)), n, "us/sequence", None),
     ]  # fmt: skip
     for name, work, share, unit, target in figures:
         value = min(work() for _ in range(max(rounds, 3))) * MICRO / share
@@ -198,7 +193,7 @@ def sequences(report: Report, rounds: int, count: int) -> None:
     rng = np.random.default_rng(4)
     shared = text(rng, 1024)
     prompts = [np.concatenate([shared, text(rng, 128)]) for _ in range(count)]
-    kinds = {"radix": (RadixPrefixCache, 1), "block": (BlockManager, 16)}
+    kinds = {"radix": (RadixPrefixCache, 1), "block": (BlockCache, 16)}
     for kind, (build, page_size) in kinds.items():
 
         def life(build: Callable[[PageTable], object] = build, page_size: int = page_size) -> float:
@@ -225,7 +220,7 @@ def sequences(report: Report, rounds: int, count: int) -> None:
 def blocks(report: Report, rounds: int) -> None:
     n = 8192
     table = PageTable(2 * n // 16 + 1, 16, 4)
-    cache = BlockManager(table)
+    cache = BlockCache(table)
     table.set_prefix_cache(cache)
     tokens = CacheTokens.from_text(text(np.random.default_rng(5), n))
     cache.insert(tokens, table.allocate_pages(n // 16))

@@ -21,16 +21,16 @@ from typing import Any
 from celery import Celery
 
 from bench.report import Report, arguments
-from tasks import embedded
-from tasks.app import configuration
-from tasks.demo import python_path
-from tasks.settings import Settings
+from petiole.tasks.app.application import configuration
+from petiole.tasks.commands.demo import python_path
+from petiole.tasks.servers import embedded
+from petiole.tasks.settings import Settings
 
 TARGET = 0.8
 NOOP = """
 from celery import Celery
-from tasks.app import configuration
-from tasks.settings import settings
+from petiole.tasks.app.application import configuration
+from petiole.tasks.settings import settings
 app = Celery("noop", set_as_current=False)
 app.conf.update({**configuration(settings()), "worker_pool": "threads"})
 @app.task(name="noop")

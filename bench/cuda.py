@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from bench.checkpoints import QWEN3_06B, Shape, config
-from gpu_worker.config import EngineConfig
-from gpu_worker.runtime.runtime import ModelRuntime
+from bench.load import settle
+from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.runtime.runtime import ModelRuntime
 
 QWEN3_8B = Shape("Qwen3-8B shape, bf16", "bfloat16", 151_936, 4096, 12_288, 36, 32, 8, 128, max_positions=16_384)
 SMALL = dataclasses.replace(QWEN3_06B, max_positions=4096)
@@ -61,6 +62,7 @@ class opened:  # noqa: N801 - reads as what it is, a context
         self._runtime = ModelRuntime(engine, source=RandomWeights())
 
     def __enter__(self) -> ModelRuntime:
+        settle()
         return self._runtime
 
     def __exit__(self, *_: object) -> None:

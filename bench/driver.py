@@ -13,8 +13,8 @@ from itertools import chain
 
 import numpy as np
 
-from gpu_worker.request import SamplingParams
-from gpu_worker.runtime.interface import (
+from petiole.gpu_worker.request import SamplingParams
+from petiole.gpu_worker.runtime.interface import (
     PENDING,
     PageUpdates,
     RowBinding,

@@ -24,8 +24,8 @@ from bench import floors, load
 from bench.checkpoints import QWEN3_06B, SMALL, SMALL_LONG, TINY, Shape, checkpoint, write_adapter
 from bench.report import percentile, progress
 from bench.runs import Bench, arguments, opened
-from gpu_worker import Constraint, Engine, Request, SamplingParams
-from gpu_worker.tracing import Tracer
+from petiole.gpu_worker import Constraint, Engine, Request, SamplingParams
+from petiole.gpu_worker.tracing import Tracer
 
 PREFIX_TARGET = 5.0
 SHARED = 0.9

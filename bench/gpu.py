@@ -27,15 +27,16 @@ from bench.driver import Driver, Stream
 from bench.gpu_attention import attending
 from bench.gpu_layers import layering
 from bench.gpu_serving import beside_transformers, beside_vllm, workload
-from bench.parts import Parts, apart, failed, read
+from bench.parts import Parts, apart, failed, measured, read
 from bench.report import Report, arguments, table
-from gpu_worker.engine import Engine
-from gpu_worker.request import Request, SamplingParams
-from gpu_worker.runtime.runtime import ModelRuntime
+from petiole.gpu_worker.engine import Engine
+from petiole.gpu_worker.request import Request, SamplingParams
+from petiole.gpu_worker.runtime.runtime import ModelRuntime
 
 CONTEXT = 512
 CEILINGS = "ceilings"
 VARIANT = "" if GRAPHS == "on" else ", eager"
+CUT_OFF = "cut off"
 BANDWIDTH, RATE = "copy on the device", "bf16 matrix product"
 
 
@@ -45,15 +46,26 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--limit", type=float, default=180, metavar="S", help="seconds for each part (default 180)"
     )
+    parser.add_argument(
+        "--within", type=float, default=float("inf"), metavar="S", help="seconds for all parts together"
+    )
+    parser.add_argument("--missing", action="store_true", help="only the parts that the file does not have yet")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         raise SystemExit("bench.gpu needs a CUDA device")
+    began = time.monotonic()
     chosen = options.only or (["0.6b"] if options.quick else list(PARTS))
     with tempfile.TemporaryDirectory() as folder:
         path = options.json or f"{folder}/gpu.json"
+        if options.missing:
+            chosen = [part for part in chosen if not measured(path, part + VARIANT)]
         lost = {}
         for part in (CEILINGS, *chosen):
-            why = apart(options.limit, measure, part, path, (part,) if part in chosen else (part, *chosen))
+            left = options.within - (time.monotonic() - began)
+            without = (part,) if part in chosen else (part, *chosen)
+            why = f"not begun: the {options.within:g} s are over"
+            if left > 1:
+                why = apart(min(options.limit, left), measure, part, path, without)
             if why:
                 failed(path, part + VARIANT, why)
                 lost[part] = why
@@ -71,6 +83,7 @@ def measure(part: str, path: str, without: tuple[str, ...]) -> None:
     start = time.perf_counter()
     report = Parts("Models on a CUDA device", path=path, part=part, variant=VARIANT)
     report.resume(without)
+    report.absent[part + VARIANT] = CUT_OFF
     report.save(path)
     try:
         if part == CEILINGS:
@@ -78,6 +91,8 @@ def measure(part: str, path: str, without: tuple[str, ...]) -> None:
             report.add(RATE, matrix_rate() / 1e12, "TFLOP/s")
         else:
             PARTS[part](report, Card(report.value(BANDWIDTH) * 1e12, report.value(RATE) * 1e12))
+        if report.absent[part + VARIANT] == CUT_OFF:
+            del report.absent[part + VARIANT]
     finally:
         report.save(path)
         print(f"\n{part}, {time.perf_counter() - start:.0f} s\n{table(report.new)}", flush=True)
@@ -86,10 +101,10 @@ def measure(part: str, path: str, without: tuple[str, ...]) -> None:
 # ---------------------------------------------------------------- steps
 
 
-def prefilled(runtime: ModelRuntime, batch: int) -> tuple[Driver, list[Stream]]:
-    """Sequences with `CONTEXT` tokens each, a few steps decoded."""
+def prefilled(runtime: ModelRuntime, batch: int, longest: int = CONTEXT) -> tuple[Driver, list[Stream]]:
+    """Sequences with `CONTEXT` tokens each, the first with `longest`; a few steps decoded."""
     driver = Driver(runtime)
-    sequences = [driver.sequence(tokens(CONTEXT)) for _ in range(batch)]
+    sequences = [driver.sequence(tokens(CONTEXT if i else longest)) for i in range(batch)]
     for sequence in sequences:
         driver.prefill([sequence])
     driver.decode_many(sequences, 20)
@@ -157,21 +172,42 @@ def prefill(report: Report, runtime: ModelRuntime, shape: Shape, card: Card, len
     report.add(name, rate / 1e12, "TFLOP/s", floor=card.rate / 1e12, target=0.55, samples=rounds)
 
 
-def kernels(report: Report, runtime: ModelRuntime, shape: Shape, batch: int, steps: int = 10) -> None:
-    """Where a decode step's time goes, kernel by kernel."""
+def skewed(report: Report, runtime: ModelRuntime, shape: Shape, card: Card, batch: int, longest: int) -> None:
+    """A decode step of one long sequence among short ones, on the device alone."""
+    driver, sequences = prefilled(runtime, batch, longest)
+    took = device_seconds(runtime, driver, sequences)
+    context = sum(sequence.length for sequence in sequences) / batch
+    floor = shape.decode_bytes(batch, round(context)) / card.bandwidth
+    name = f"{shape.name}: decode step on the device, batch {batch}, one of {longest:,} among {CONTEXT}"
+    report.add(name, took * 1e3, "ms", floor=floor * 1e3, better="lower")
+
+
+def decode_kernels(report: Report, runtime: ModelRuntime, shape: Shape, batch: int, steps: int = 10) -> None:
     driver, sequences = prefilled(runtime, batch)
+    name = f"{shape.name}, a decode step, batch {batch}"
+    kernels(report, name, lambda: driver.decode_many(sequences, steps), steps)
+
+
+def prefill_kernels(report: Report, runtime: ModelRuntime, shape: Shape, length: int) -> None:
+    driver = Driver(runtime)
+    driver.prefill([driver.sequence(tokens(length))])  # what is loaded once
+    sequence = driver.sequence(tokens(length))
+    kernels(report, f"{shape.name}, a prefill of {length}", lambda: driver.prefill([sequence]), 1)
+
+
+def kernels(report: Report, name: str, work: Callable[[], object], steps: int) -> None:
+    """Where a step's time goes, kernel by kernel."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        driver.decode_many(sequences, steps)
+        work()
     spent: Counter[str] = Counter()
     calls: Counter[str] = Counter()
     for event in profile.events():
         if event.device_type.name == "CUDA":
             spent[event.name] += event.time_range.elapsed_us()
             calls[event.name] += 1
-    name = f"{shape.name}, batch {batch}"
     rows = [(kernel, us / steps, calls[kernel] / steps) for kernel, us in spent.most_common()]
     report.extra.setdefault("kernels", {})[name] = rows
-    print(f"\n{name}: {sum(calls.values()) / steps:.0f} kernels, {sum(spent.values()) / steps:.0f} us a step")
+    print(f"\n{name}: {sum(calls.values()) / steps:.0f} kernels, {sum(spent.values()) / steps:.0f} us")
     for kernel, us, count in rows[:14]:
         print(f"{us:9.1f} us {count:6.1f} x  {kernel[:90]}")
 
@@ -200,11 +236,13 @@ def generation_seconds(engine: Engine, batch: int, n_tokens: int) -> float:
 
 
 def sampling(report: Report, card: Card) -> None:
-    """Drawing tokens on the device, against one read of the logits."""
-    from gpu_worker.runtime.sampling import Choice, choose
+    """Drawing tokens on the device, against one read of the logits, which are rounded as a model's are: many are
+    equal."""
+    from petiole.gpu_worker.runtime.cuda.executor import choose
+    from petiole.gpu_worker.runtime.step.sampling import Choice
 
     for batch in (1, 64, 256):
-        logits = torch.randn(batch, 151_936, device="cuda") * 3
+        logits = (torch.randn(batch, 151_936, device="cuda") * 3).bfloat16().float()
         keys = torch.randint(-(2**31), 2**31, (batch, 2), device="cuda", dtype=torch.int32)
         full = {
             "top_k": torch.full((batch,), 20, device="cuda"),
@@ -226,13 +264,16 @@ def large(report: Report, card: Card) -> None:
     with opened(QWEN3_8B, graph_batch_sizes=(1, 16, 64), **settings) as runtime:
         decode(report, runtime, QWEN3_8B, card, {1: 1.2, 16: 1.2, 64: 1.2})
         prefill(report, runtime, QWEN3_8B, card)
-        kernels(report, runtime, QWEN3_8B, 1)
+        decode_kernels(report, runtime, QWEN3_8B, 1)
+        prefill_kernels(report, runtime, QWEN3_8B, 512)
 
 
 def small(report: Report, card: Card) -> None:
     with opened(SMALL, graph_batch_sizes=(1, 16, 64), max_num_seqs=64, max_model_len=4096) as runtime:
         decode(report, runtime, SMALL, card, {1: None, 16: None, 64: 1.6})
-        kernels(report, runtime, SMALL, 64)
+        skewed(report, runtime, SMALL, card, 64, 3584)
+        decode_kernels(report, runtime, SMALL, 64)
+        prefill_kernels(report, runtime, SMALL, 512)
 
 
 def idle(report: Report, card: Card) -> None:

@@ -12,24 +12,30 @@ import torch
 from bench.checkpoints import Shape, config
 from bench.cuda import QWEN3_8B, SMALL, Card, release, seconds
 from bench.report import Report
-from gpu_worker.models.config import parse_decoder_config
-from gpu_worker.runtime.attention import flashinfer as attention
-from gpu_worker.runtime.cuda_device import CudaDevice
-from gpu_worker.runtime.device import staged, upload
-from gpu_worker.runtime.graphs import cuda_capture
-from gpu_worker.runtime.kv import new_kv_cache
+from petiole.gpu_worker.models.config import parse_decoder_config
+from petiole.gpu_worker.runtime.cuda.attention import flashinfer as attention
+from petiole.gpu_worker.runtime.cuda.graphs import cuda_capture
+from petiole.gpu_worker.runtime.device.cuda import CudaDevice
+from petiole.gpu_worker.runtime.device.interface import staged, upload
+from petiole.gpu_worker.runtime.memory.kv import new_kv_cache
 
 LAYERS = 8
 """One after another, so that no layer finds its keys and values in the card's cache."""
 
 
+SHORT = 128
+"""Positions of all rows of a skewed batch but one."""
+
+
 def attending(report: Report, card: Card, mean: int = 640) -> None:
-    """Rows of equal length, and of lengths between a tenth of the mean and nearly twice."""
+    """Rows of equal length, of lengths between a tenth of the mean and nearly twice, and of one long row among
+    short ones, which take as many positions altogether."""
     draw = random.Random(0)
     for shape in (SMALL, QWEN3_8B):
         for batch in (16, 64, 256):
             uneven = [draw.randint(mean // 10, 2 * mean - mean // 10) for _ in range(batch)]
-            for name, lengths in (("equal", [mean] * batch), ("uneven", uneven)):
+            skewed = [mean * batch - (batch - 1) * SHORT, *[SHORT] * (batch - 1)]
+            for name, lengths in (("equal", [mean] * batch), ("uneven", uneven), ("skewed", skewed)):
                 floor = sum(lengths) * shape.kv_bytes_per_token / shape.n_layers / card.bandwidth
                 for kernel, least in (("tensor cores", 1), ("CUDA cores", 1 + shape.n_heads)):
                     took = layer_seconds(shape, np.array(lengths, np.int32), least)

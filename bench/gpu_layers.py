@@ -12,13 +12,13 @@ from torch import Tensor
 from bench.checkpoints import config
 from bench.cuda import QWEN3_8B, SMALL, Card, RandomWeights, release, seconds
 from bench.report import Report
-from gpu_worker.models.config import parse_decoder_config
-from gpu_worker.models.decoder import Forward
-from gpu_worker.models.layers import Rotation
-from gpu_worker.models.loading import LoadOptions, read_decoder
-from gpu_worker.runtime.attention.flashinfer import FlashInferKernels
-from gpu_worker.runtime.cuda_device import CudaDevice
-from gpu_worker.runtime.graphs import Layers, cuda_capture
+from petiole.gpu_worker.models.config import parse_decoder_config
+from petiole.gpu_worker.models.decoder import Forward
+from petiole.gpu_worker.models.layers import Rotation
+from petiole.gpu_worker.models.loading import LoadOptions, read_decoder
+from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
+from petiole.gpu_worker.runtime.cuda.graphs import Layers, cuda_capture
+from petiole.gpu_worker.runtime.device.cuda import CudaDevice
 
 LAYERS = 8
 """One after another, so that no layer finds its weights in the card's cache."""
@@ -32,7 +32,7 @@ class _Nothing:
 
 
 def layering(report: Report, card: Card) -> None:
-    from gpu_worker.runtime.fused import products
+    from petiole.gpu_worker.runtime.cuda.fused import products
 
     on = CudaDevice().torch_device
     for shape in (SMALL, QWEN3_8B):

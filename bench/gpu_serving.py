@@ -16,8 +16,8 @@ from bench.cuda import SMALL, Card, opened, release, tokens
 from bench.load import settle
 from bench.peers import vllm_peer
 from bench.report import NotAvailableError, Report, compare
-from gpu_worker.engine import Engine
-from gpu_worker.request import Request, SamplingParams
+from petiole.gpu_worker.engine import Engine
+from petiole.gpu_worker.request import Request, SamplingParams
 
 SETTINGS: dict[str, Any] = {
     "max_num_seqs": 256,
@@ -54,7 +54,6 @@ def alone(requests: list[Request]) -> tuple[float, int]:
     context = opened(SMALL, **SETTINGS)
     with context as runtime, Engine(context.config, runtime=runtime) as engine:
         engine.generate(FIRST)
-        settle()
         return throughput(engine, requests)
 
 
@@ -117,6 +116,7 @@ def peer(prompts: list[list[int]], n_tokens: int) -> float:
     with torch.device("cuda"):
         model = Qwen3ForCausalLM(settings).to(torch.bfloat16).eval()
     model.set_attn_implementation("paged|sdpa")
+    settle()
     generation = GenerationConfig(max_new_tokens=n_tokens, do_sample=False, eos_token_id=-1)
     outputs = model.generate_batch(inputs=prompts, generation_config=generation).values()
     return peer_rate(list(outputs), len(prompts) * n_tokens)

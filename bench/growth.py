@@ -23,7 +23,7 @@ from bench.report import progress
 from bench.runs import Bench, arguments, opened
 from bench.scheduler import Harness, decoding
 from bench.writer import writing
-from cache import CacheTokens, PageTable, RadixPrefixCache
+from petiole.cache import CacheTokens, PageTable, RadixPrefixCache
 
 Point = tuple[float, float]
 Count = Callable[[float], float]
@@ -119,17 +119,18 @@ def operations(length: float) -> float:
 
 def readers(n: int) -> float:
     """Microseconds of this process for each reader and delta, with `n` readers of one stream in one event loop."""
-    from tasks import connections, streaming
-    from tasks.schemas import stream_keys
+    from petiole.tasks.requests.schemas import stream_keys
+    from petiole.tasks.servers import connections
+    from petiole.tasks.streams import readers
 
     task_id = f"bench-readers-{n}"
     connections.streams().delete(stream_keys(task_id).log)
 
-    async def follow(reader: streaming.AsyncStream) -> int:
+    async def follow(reader: readers.AsyncStream) -> int:
         return len([delta async for delta in reader])
 
     async def all_of_them() -> list[int]:
-        opened = [streaming.AsyncStream(task_id, timeout_s=PATIENCE_S) for _ in range(n)]
+        opened = [readers.AsyncStream(task_id, timeout_s=PATIENCE_S) for _ in range(n)]
         await asyncio.gather(*(reader.open() for reader in opened))
         with writing(task_id, DELTAS):
             return await asyncio.gather(*(follow(reader) for reader in opened))
@@ -144,8 +145,8 @@ def readers(n: int) -> float:
 def with_redis(sizes: Sequence[int]) -> Iterator[Point]:
     import os
 
-    from tasks import demo
-    from tasks.settings import settings
+    from petiole.tasks.commands import demo
+    from petiole.tasks.settings import settings
 
     os.environ.update(demo.environment())
     settings.cache_clear()

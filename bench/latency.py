@@ -32,7 +32,7 @@ TOGETHER = 100
 
 
 def first_delta(report: Report, tasks_count: int) -> None:
-    from tasks import generate, stream
+    from petiole.tasks import generate, stream
 
     options: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}
 
@@ -75,8 +75,9 @@ def first_delta(report: Report, tasks_count: int) -> None:
 
 def burst(report: Report, n: int, rounds: int) -> None:
     """`n` tasks at once: from the submission of the first to the first delta of each."""
-    from tasks import fleet, generate, stream
-    from tasks.types import GenerateOptions
+    from petiole.tasks import generate, stream
+    from petiole.tasks.fleet import control
+    from petiole.tasks.requests.types import GenerateOptions
 
     urgent: GenerateOptions = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
     patient: GenerateOptions = {
@@ -107,7 +108,7 @@ def burst(report: Report, n: int, rounds: int) -> None:
             next(deltas)
         taken["a worker full of tasks at priority 9"] += asyncio.run(first_deltas())
         for result in batch:
-            fleet.cancel(result)
+            control.cancel(result)
         for result in batch:
             result.get(timeout=60, propagate=False)
     idle = statistics.median(taken["an idle worker"]) * 1e3
@@ -129,8 +130,9 @@ def add(report: Report, name: str, samples: list[tuple[float, float]], target: f
 
 
 def readers(report: Report, deltas: int, rounds: int) -> None:
-    from tasks import connections, streaming
-    from tasks.schemas import stream_keys
+    from petiole.tasks.requests.schemas import stream_keys
+    from petiole.tasks.servers import connections
+    from petiole.tasks.streams import readers
 
     def bare() -> float:
         subscription = connections.streams().pubsub()
@@ -146,12 +148,12 @@ def readers(report: Report, deltas: int, rounds: int) -> None:
         return seconds
 
     def reader() -> float:
-        with streaming.Stream("bench") as stream:
+        with readers.Stream("bench") as stream:
             stream.open()
             return while_written(lambda: [None for _ in stream], deltas)
 
     async def follow() -> float:
-        stream = streaming.AsyncStream("bench")
+        stream = readers.AsyncStream("bench")
         await stream.open()
         writer = writing("bench", deltas, TOGETHER)
         await anext(stream)
@@ -182,7 +184,7 @@ def readers(report: Report, deltas: int, rounds: int) -> None:
         """A whole stream, late: the log of a task of four deltas."""
         began = time.perf_counter()
         for _ in range(count):
-            with streaming.Stream("late") as stream:
+            with readers.Stream("late") as stream:
                 list(stream)
         return (time.perf_counter() - began) / count * 1e6
 
@@ -202,8 +204,8 @@ def while_written(read: Callable[[], object], deltas: int) -> float:
 
 def main(argv: list[str] | None = None) -> int:
     options = arguments(__doc__).parse_args(argv)
-    from tasks import demo
-    from tasks.settings import settings
+    from petiole.tasks.commands import demo
+    from petiole.tasks.settings import settings
 
     os.environ.update(demo.environment())
     settings.cache_clear()

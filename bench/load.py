@@ -16,9 +16,9 @@ import numpy as np
 
 from bench.checkpoints import Shape
 from bench.report import percentile
-from gpu_worker import Engine, Request, SamplingParams
-from gpu_worker.handle import Handle
-from gpu_worker.request import Delta, Result
+from petiole.gpu_worker import Engine, Request, SamplingParams
+from petiole.gpu_worker.handle import Handle
+from petiole.gpu_worker.request import Delta, Result
 
 
 def settle() -> None:

@@ -21,8 +21,8 @@ from bench.checkpoints import QWEN3_06B, SMALL, Shape, checkpoint
 from bench.driver import Driver
 from bench.peers.llama_cpp import open_peer
 from bench.report import Report, arguments
-from gpu_worker.config import EngineConfig
-from gpu_worker.runtime.runtime import ModelRuntime
+from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.runtime.runtime import ModelRuntime
 
 Prompts = Sequence[Sequence[int]]
 Work = Callable[[], float]

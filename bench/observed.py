@@ -22,8 +22,8 @@ from typing import Any
 
 from bench.profiling import cpu_seconds
 from bench.report import percentile
-from gpu_worker import Engine, EngineConfig
-from gpu_worker.tracing import Tracer
+from petiole.gpu_worker import Engine, EngineConfig
+from petiole.gpu_worker.tracing import Tracer
 
 PROBE_S = 0.002
 

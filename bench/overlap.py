@@ -24,8 +24,8 @@ from pathlib import Path
 
 from bench import load, report
 from bench.stand_ins import TimedRuntime
-from gpu_worker import Engine, EngineConfig, Request, SamplingParams
-from gpu_worker.tracing import NO_TRACE, Tracer
+from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
+from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 DEVICE_S = 0.010
 RATIOS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)

@@ -28,9 +28,9 @@ from bench.checkpoints import TINY
 from bench.observed import Watch
 from bench.profiling import environment, taken
 from bench.stand_ins import TimedRuntime
-from gpu_worker import Engine, EngineConfig
-from gpu_worker.loading import load_text
-from gpu_worker.tracing import NO_TRACE
+from petiole.gpu_worker import Engine, EngineConfig
+from petiole.gpu_worker.loading import load_text
+from petiole.gpu_worker.tracing import NO_TRACE
 
 LETTERS = range(40, 900)
 """Token ids of petiole-tiny that have a text."""

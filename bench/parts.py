@@ -10,10 +10,12 @@ from __future__ import annotations
 import dataclasses
 import faulthandler
 import json
+import logging
 import multiprocessing
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Any, cast
 
 import torch
 
+from bench.load import settle
 from bench.report import Measurement, Report, commit, write
 
 TARGET_CARD = "H200"
@@ -102,6 +105,13 @@ def read(path: str) -> dict[str, Any]:
     return found
 
 
+def measured(path: str, part: str) -> bool:
+    """Whether the file has all of a part, for this commit on this card."""
+    record = read(path)
+    here = bool(record) and measured_on(record) == (commit(), card_name())
+    return here and part in record["parts"] and part not in record["absent"]
+
+
 def failed(path: str, part: str, why: str) -> None:
     """The record says what is missing in it."""
     record = read(path)
@@ -127,4 +137,7 @@ def apart(limit_s: float, work: Callable[..., None], *arguments: object) -> str:
 
 def _watched(work: Callable[..., None], *arguments: object) -> None:
     faulthandler.register(signal.SIGUSR1)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
+    logging.getLogger("petiole.gpu_worker").setLevel(logging.INFO)  # which products were chosen, and why
+    settle()
     work(*arguments)

@@ -25,7 +25,7 @@ from bench import load
 from bench.checkpoints import QWEN3_06B, SMALL, TINY, Shape, checkpoint
 from bench.report import progress
 from bench.runs import Bench, arguments, opened
-from gpu_worker.tracing import Tracer
+from petiole.gpu_worker.tracing import Tracer
 
 HOST = ("plan", "launch", "mask", "sample", "wait", "commit")
 NOTICED = 0.005

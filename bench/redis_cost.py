@@ -59,7 +59,7 @@ def streamed(case: Case) -> int:
 
 def unread(case: Case) -> int:
     """Tasks whose results are fetched, and whose streams nobody reads."""
-    from tasks import generate
+    from petiole.tasks import generate
 
     results = [generate.delay(**request) for request in requests(case)]
     for result in results:
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> None:
     short = Case(TINY, n, 16, 1, min(n, 32), 1)
     long = Case(TINY, n, 16, output, min(n, 32), 1)
     with checkpoint(TINY) as model, fleet(model, TINY, 32, 0):
-        from tasks import connections
+        from petiole.tasks.servers import connections
 
         client = connections.streams()
         streamed(Case(TINY, 4, 16, 4, 4, 1))

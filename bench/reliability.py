@@ -14,20 +14,20 @@ import time
 import redis
 
 from bench.report import Report, arguments
-from gpu_worker.config import EngineConfig
-from gpu_worker.engine import Engine
-from gpu_worker.handle import Handle
-from gpu_worker.request import Delta, Request, SamplingParams
-from tasks import embedded
-from tasks.connections import connect
-from tasks.schemas import stream_keys
-from tasks.settings import Settings
-from tasks.worker import scripts
-from tasks.worker.attempts import Begun
-from tasks.worker.leases import LeaseKeeper
-from tasks.worker.ledger import Ledger
-from tasks.worker.publisher import Publisher, Stream
-from tasks.worker.results import succeeded
+from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.engine import Engine
+from petiole.gpu_worker.handle import Handle
+from petiole.gpu_worker.request import Delta, Request, SamplingParams
+from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.servers import embedded
+from petiole.tasks.servers.connections import connect
+from petiole.tasks.settings import Settings
+from petiole.tasks.worker import scripts
+from petiole.tasks.worker.broker.leases import LeaseKeeper
+from petiole.tasks.worker.broker.ledger import Ledger
+from petiole.tasks.worker.generation.attempts import Begun
+from petiole.tasks.worker.output.outcomes import succeeded
+from petiole.tasks.worker.output.publisher import Outbox, Publisher
 
 BATCH = 64
 QUEUE = "petiole-bench"
@@ -38,16 +38,16 @@ class Held:
 
     def __init__(self, bench: Bench, task_id: str, tag: str, begun: Begun) -> None:
         self.bench, self.tag, self.begun = bench, tag, begun
-        self.stream = Stream(bench.publisher, task_id, begun.attempt, begun.written, self, marked=True)
+        self.outbox = Outbox(bench.publisher, task_id, begun.attempt, begun.written, self, marked=True)
 
     def on_admitted(self, handle: Handle) -> None:
-        self.stream.admit("")
+        self.outbox.admit("")
 
     def on_delta(self, handle: Handle, delta: Delta) -> None:
-        self.stream.push(delta)
+        self.outbox.push(delta)
 
     def on_done(self, handle: Handle) -> None:
-        self.stream.finish(succeeded(handle.result(), self.begun.attempt, self.begun.written))
+        self.outbox.finish(succeeded(handle.result(), self.begun.attempt, self.begun.written))
 
     def on_finished(self) -> None:
         self.bench.ledger.ack(self.tag)
@@ -103,7 +103,8 @@ class Bench:
         assert taken is not None
         names = [stream_keys(request.request_id) for request in requests]
         keys = [key for name in names for key in (name.log, name.state)]
-        args = [60_000, self.engine.limits.fingerprint, BATCH, *([0, 0] * BATCH)]
+        facts = [fact for message in taken for fact in (0, message.name, 0)]
+        args = [60_000, self.engine.limits.fingerprint, BATCH, str(self.runs), *facts]
         begun = [Begun.parse(reply) for reply in scripts.load(self.client, "begin")(keys, args)]
         for request, message, begins in zip(requests, taken, begun, strict=True):
             assert begins is not None

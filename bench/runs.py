@@ -13,8 +13,8 @@ import torch
 from bench import load, report
 from bench.checkpoints import Shape
 from bench.report import Report
-from gpu_worker import Engine, EngineConfig
-from gpu_worker.tracing import NO_TRACE, Tracer
+from petiole.gpu_worker import Engine, EngineConfig
+from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 
 @dataclass

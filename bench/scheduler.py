@@ -15,14 +15,14 @@ import numpy as np
 
 from bench import report
 from bench.stand_ins import NullRuntime
-from cache import KVCacheManager, PageTable
-from cache.factory import build_prefix_cache
-from gpu_worker import EngineConfig, Request, SamplingParams
-from gpu_worker.scheduling.batching import StepPlan
-from gpu_worker.scheduling.pipeline import PipelineState
-from gpu_worker.scheduling.scheduled import ScheduledSequence
-from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.stopping import StopRules
+from petiole.cache import KVCacheManager, PageTable
+from petiole.cache.prefix.factory import build_prefix_cache
+from petiole.gpu_worker import EngineConfig, Request, SamplingParams
+from petiole.gpu_worker.scheduling.batching import StepPlan
+from petiole.gpu_worker.scheduling.pipeline import PipelineState
+from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.scheduler import Scheduler
+from petiole.gpu_worker.scheduling.stopping import StopRules
 
 PROMPT_TOKENS = 100
 MARK_US = 4.0
@@ -74,7 +74,7 @@ class Harness:
             self.launch(plan)
         if plan is None or self.pipeline.is_full:
             self.commit()
-        self.scheduler.state.outbox = []
+        self.scheduler.state.emissions = []
 
 
 def decoding(n: int, cache: str = "radix") -> Harness:

@@ -57,8 +57,8 @@ class Seen:
 @contextmanager
 def fleet(model: str, shape: Shape, concurrency: int, threads: int) -> Iterator[None]:
     """A worker with this model on the embedded Redis, as `celery -A tasks worker` starts it."""
-    from tasks import demo
-    from tasks.settings import settings
+    from petiole.tasks.commands import demo
+    from petiole.tasks.settings import settings
 
     os.environ.update(demo.environment())
     os.environ.update(
@@ -78,7 +78,7 @@ def fleet(model: str, shape: Shape, concurrency: int, threads: int) -> Iterator[
 
 async def read_all(case: Case, seed: int) -> Seen:
     """Submit and stream every task from one event loop, as a web app would."""
-    from tasks import generate
+    from petiole.tasks import generate
 
     seen, free = Seen(), asyncio.Semaphore(case.concurrency)
 
@@ -98,7 +98,7 @@ async def read_all(case: Case, seed: int) -> Seen:
 
 def read_in_threads(case: Case, seed: int) -> Seen:
     """The same from as many threads as there are open streams."""
-    from tasks import generate
+    from petiole.tasks import generate
 
     seen, lock, waiting = Seen(), threading.Lock(), iter(requests(case, seed))
 
@@ -135,7 +135,7 @@ CLIENTS: dict[str, Callable[[Case, int], Seen]] = {
 
 def through_broker(report: Report, case: Case, client: str, threads: int) -> Seen:
     """Tokens a second at the readers, beside the same engine without Celery. Returns the last round."""
-    from gpu_worker import Engine, EngineConfig, Request, SamplingParams
+    from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
 
     config = EngineConfig(
         device="cpu",
@@ -201,7 +201,7 @@ def all_at_once(submit: Callable[[dict[str, Any]], Any], case: Case) -> Round:
 
 def against_others(report: Report, case: Case, threads: int) -> None:
     """In turns, on the same Redis; whoever does not have the turn is idle. The target is for the plain worker."""
-    from tasks import generate
+    from petiole.tasks import generate
 
     with ExitStack() as stack:
         model = stack.enter_context(checkpoint(case.shape))

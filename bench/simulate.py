@@ -4,9 +4,9 @@
                 (bench/steps.py) is measured in the same loads, and in others in turns with them
     fleet       workers that take tasks from one queue, as Celery's do: throughput, TTFT, and the load on Redis
 
-Everything happens in virtual time. A worker is the loop of `gpu_worker.loop` over the real `Scheduler`, two steps
-deep; its device is a queue of steps that begin one after the other. Only the figures of a single worker can be
-checked here; those of fleets follow from them as long as Redis keeps up, so its share stands beside them.
+Everything happens in virtual time. A worker is the loop of `gpu_worker.threads.loop` over the real `Scheduler`,
+two steps deep; its device is a queue of steps that begin one after the other. Only the figures of a single worker
+can be checked here; those of fleets follow from them as long as Redis keeps up, so its share stands beside them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from bench.report import percentile, progress
 from bench.runs import Bench, arguments, opened
 from bench.scheduler import Harness
 from bench.steps import Recorder, Step, TimedModel
-from gpu_worker import Engine, Request
-from gpu_worker.scheduling.scheduled import ScheduledSequence
-from gpu_worker.tracing import Tracer
+from petiole.gpu_worker import Engine, Request
+from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.tracing import Tracer
 
 WITHIN = 0.15
 SLOTS, LOOK_AHEAD = 64, 4
@@ -95,14 +95,14 @@ class Worker:
 
     def _ended(self) -> list[Task]:
         state, done = self.harness.scheduler.state, []
-        for seq, tokens, _, end in state.outbox:
+        for seq, tokens, _, end in state.emissions:
             task = self.held[number(seq)]
             if len(tokens) and not task.first:
                 task.first = self.now + self.model.out_s
             if end is not None:
                 task.ended = self.now + self.model.out_s
                 done.append(self.held.pop(number(seq)))
-        state.outbox = []
+        state.emissions = []
         return done
 
 

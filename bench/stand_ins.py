@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gpu_worker.runtime.device import SpanHook
-from gpu_worker.runtime.interface import ModelLimits, StepBatch, StepOutput, TokenMask, Transfer
+from petiole.gpu_worker.runtime.device.interface import SpanHook
+from petiole.gpu_worker.runtime.interface import ModelLimits, StepBatch, StepOutput, TokenMask, Transfer
 
 
 class _Due:
@@ -66,6 +66,9 @@ class NullRuntime:
     def _output(self, batch: StepBatch) -> StepOutput:
         tokens = np.full(int(batch.outputs.sum()), self._token_id, np.int32)
         return StepOutput(tokens, np.minimum(batch.outputs, 1))
+
+    def forget_images(self, keys: Sequence[int]) -> None:
+        pass
 
     def adapter_key(self, adapter: str) -> str:
         return adapter

@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from gpu_worker import Engine
-from gpu_worker.runtime.interface import Runtime, StepBatch
-from gpu_worker.tracing import Tracer
+from petiole.gpu_worker import Engine
+from petiole.gpu_worker.runtime.interface import Runtime, StepBatch
+from petiole.gpu_worker.tracing import Tracer
 
 DECODE_KNOTS = (1, 2, 4, 8, 16, 32, 64)
 PREFILL_KNOTS = (64, 512, 2048)

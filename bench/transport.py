@@ -24,13 +24,13 @@ from kombu.messaging import Consumer, Producer
 from kombu.transport import redis as stock
 
 from bench.report import Report, arguments, compare
-from gpu_worker.request import Delta
-from tasks import embedded
-from tasks.connections import connect
-from tasks.schemas import stream_keys
-from tasks.worker import transport as leased
-from tasks.worker.publisher import Publisher, Stream
-from tasks.worker.results import Written
+from petiole.gpu_worker.request import Delta
+from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.servers import embedded
+from petiole.tasks.servers.connections import connect
+from petiole.tasks.worker.broker import transport as leased
+from petiole.tasks.worker.output.outcomes import Written
+from petiole.tasks.worker.output.publisher import Outbox, Publisher
 
 PREFETCH = 68
 BODY = {"prompt": "Count from 1 to 100.", "max_tokens": 64}
@@ -85,14 +85,14 @@ class Nobody:
         raise AssertionError("nobody cancels it")
 
 
-def open_streams(publisher: Publisher, streams: int) -> list[Stream]:
-    return [Stream(publisher, f"bench-{i}", 1, Written(), Nobody()) for i in range(streams)]
+def open_outboxes(publisher: Publisher, streams: int) -> list[Outbox]:
+    return [Outbox(publisher, f"bench-{i}", 1, Written(), Nobody()) for i in range(streams)]
 
 
 def published(client: redis.Redis, streams: int, flushes: int, samples: list[float]) -> float:
     """Deltas a second: in each flush one of every stream, as the publisher's own thread writes them."""
     publisher = Publisher(client, ttl_s=60)
-    opened = open_streams(publisher, streams)
+    opened = open_outboxes(publisher, streams)
     elapsed = 0.0
     for step in range(flushes):
         delta = Delta(step, (1234,), " word")
@@ -133,13 +133,13 @@ def bare(client: redis.Redis, streams: int, flushes: int) -> float:
 
 def cpu_a_delta(client: redis.Redis, streams: int, steps: int) -> tuple[float, float]:
     """Processor time of a delta of one token, in us: its text and its way to the publisher, and publishing it."""
-    from gpu_worker.models.loading import resolve_model
-    from gpu_worker.text import TextStream, load_tokenizer
+    from petiole.gpu_worker.models.loading import resolve_model
+    from petiole.gpu_worker.text import TextAssembler, load_tokenizer
 
     tokenizer = load_tokenizer(resolve_model("petiole-tiny"))
     ids = tokenizer.encode(" ".join(map(str, range(200))))
     publisher = Publisher(client, ttl_s=60)
-    pairs = [(stream, TextStream(tokenizer)) for stream in open_streams(publisher, streams)]
+    pairs = [(stream, TextAssembler(tokenizer)) for stream in open_outboxes(publisher, streams)]
     making = publishing = 0.0
     for step in range(steps):
         token = ids[step % len(ids)]

@@ -72,7 +72,7 @@ if [ ! -d "$here/site/flashinfer" ]; then
 fi
 export PYTHONPATH=$here/site:$PWD${PYTHONPATH:+:$PYTHONPATH}
 export PATH=$(python3 -c 'import os, sys; print(os.path.dirname(sys.executable))'):$PATH  # where ninja may lie
-export FLASHINFER_WORKSPACE_BASE=$here FLASHINFER_USE_CUDA_NORM=1 FLASHINFER_NO_DOWNLOAD=1
+export FLASHINFER_WORKSPACE_BASE=$here FLASHINFER_NO_DOWNLOAD=1
 export MAX_JOBS=$(nproc) PYTHONUNBUFFERED=1
 """
 

@@ -9,8 +9,8 @@ import json
 import subprocess
 import sys
 
-from tasks import connections
-from tasks.schemas import stream_keys
+from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.servers import connections
 
 
 def writing(task_id: str, deltas: int, together: int = 1) -> subprocess.Popen[bytes]:

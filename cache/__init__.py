@@ -1,12 +1,19 @@
 """KV page ownership: a page table, two prefix caches over it, and the allocations of running sequences.
 
-Engines use `KVCacheManager`; the other classes are its parts.  Pure Python and numpy.
+Engines use `KVCacheManager`, by the names of this package; the rooms are its parts. Pure Python and numpy. Each
+line may import what stands below it.
+
+    allocation  the KV of running sequences: takes and releases locks, rows and pages
+    prefix/     the prefix caches: which cached pages a prompt can use again
+    pages/      the page pool and the page table: who owns a page, which row maps it
+    namespace   the inputs besides tokens on which KV depends
+    tokens      cache tokens: the identity of the input at a position
+    errors      what a caller's mistake or a broken invariant raises
 """
 
-from cache.allocation import KVAllocation, KVCacheManager, KVUsage, Published
-from cache.block_cache import BlockCache, BlockChain
-from cache.blocks import Block, BlockManager, BlockSequence
-from cache.errors import (
+from petiole import _alias
+from petiole.cache.allocation import KVAllocation, KVCacheManager, KVUsage, Published
+from petiole.cache.errors import (
     CacheError,
     CacheStateError,
     CacheValueError,
@@ -25,20 +32,25 @@ from cache.errors import (
     TokenError,
     UnlockWithoutLockError,
 )
-from cache.factory import CacheKind, build_prefix_cache
-from cache.namespace import CacheNamespace
-from cache.page_table import PageTable, ragged_arange
-from cache.prefix import CacheStats, InsertResult, MatchResult, NoPrefixCache, Peek, PrefixCache
-from cache.radix import RadixPrefixCache
-from cache.tokens import CacheToken, CacheTokens, CoordToken, ImageToken, SizeToken, TextToken, as_tokens
-from cache.tree import TreeNode
+from petiole.cache.namespace import CacheNamespace
+from petiole.cache.pages.page_table import PageTable, ragged_arange
+from petiole.cache.prefix.block_cache import BlockCache, BlockChain
+from petiole.cache.prefix.factory import CacheKind, build_prefix_cache
+from petiole.cache.prefix.interface import (
+    CacheStats,
+    InsertResult,
+    MatchResult,
+    NoPrefixCache,
+    Peek,
+    PrefixCache,
+)
+from petiole.cache.prefix.radix import RadixPrefixCache
+from petiole.cache.prefix.tree import TreeNode
+from petiole.cache.tokens import CacheToken, CacheTokens, CoordToken, ImageToken, SizeToken, TextToken, as_tokens
 
 __all__ = [
-    "Block",
     "BlockCache",
     "BlockChain",
-    "BlockManager",
-    "BlockSequence",
     "CacheError",
     "CacheKind",
     "CacheNamespace",
@@ -81,3 +93,5 @@ __all__ = [
     "build_prefix_cache",
     "ragged_arange",
 ]
+
+_alias.claim(__name__)

@@ -1,6 +1,6 @@
 """KV allocation of running sequences: takes and releases their locks, rows and pages.
 
-The scheduler starts, grows and ends sequences and handles no locks or free lists.  `KVCacheManager.start` is a
+The scheduler starts, grows and ends sequences and handles no locks or free lists. `KVCacheManager.start` is a
 transaction: match, lock, allocate a row, map the reused pages, reserve the rest; a failure rolls everything back.
 Ownership of the pages of a running row:
 
@@ -11,10 +11,12 @@ Ownership of the pages of a running row:
                                 had equal pages already
 
 `published` grows at each launch (`publish`): KV is matchable as soon as its kernels are enqueued, because later
-steps run after them on the stream.  A row frees exactly the pages that it owns.
+steps run after them on the stream. A row frees exactly the pages that it owns.
 
 Not thread-safe: one thread owns the manager and all allocations.
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -24,11 +26,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cache.errors import MisalignedError, ReleasedError
-from cache.namespace import CacheNamespace
-from cache.page_table import PageTable
-from cache.prefix import CacheStats, Peek, PrefixCache
-from cache.tokens import CacheTokens, TokensLike, as_tokens, kept_tokens, page_boundary, reuse_limit
+from petiole.cache.errors import MisalignedError, ReleasedError
+from petiole.cache.namespace import CacheNamespace
+from petiole.cache.pages.page_table import PageTable
+from petiole.cache.prefix.interface import CacheStats, Peek, PrefixCache
+from petiole.cache.tokens import CacheTokens, TokensLike, as_tokens, kept_tokens, page_boundary, reuse_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +55,9 @@ class Published:
     start: int
     end: int
 
-    @property
-    def kv_taken(self) -> int:
-        return self.end - self.start
-
 
 class KVAllocation:
-    """The row and pages of a running sequence.  Made by `KVCacheManager.start`, released by `finish` or `discard`.
+    """The row and pages of a running sequence. Made by `KVCacheManager.start`, released by `finish` or `discard`.
 
     `reused`: positions matched at the start. `published`: positions that are matchable now.
     """
@@ -67,7 +65,7 @@ class KVAllocation:
     __slots__ = ("_generation", "_manager", "_node", "namespace", "published", "reused", "row")
 
     def __init__(
-        self, manager: "KVCacheManager", row: int, reused: int, node: Any, namespace: CacheNamespace | None
+        self, manager: KVCacheManager, row: int, reused: int, node: Any, namespace: CacheNamespace | None
     ) -> None:
         self._manager = manager
         self._node = node  # the locked node, which ends at position `published`
@@ -89,21 +87,21 @@ class KVAllocation:
     @property
     def stale(self) -> bool:
         """Whether the reused or published KV may be invalid: after a `flush`, or after another sequence withdrew
-        pages that this one builds on.  A stale row publishes nothing."""
+        pages that this one builds on. A stale row publishes nothing."""
         if self._generation != self._manager.generation:
             return True
         return self._node is not None and not self._manager.cache.is_attached(self._node)
 
     def reserve(self, kv_length: int) -> bool:
-        """Reserve pages for the first `kv_length` positions, evicting if needed.  Returns False, with nothing
+        """Reserve pages for the first `kv_length` positions, evicting if needed. Returns False, with nothing
         changed, if pages do not suffice."""
         self._require_running()
         return self._manager.table.reserve(self.row, kv_length)
 
     def publish(self, tokens: TokensLike, kv_length: int) -> Published:
-        """Make the first `kv_length` positions matchable.  Their kernels must be launched already or next.
+        """Make the first `kv_length` positions matchable. Their kernels must be launched already or next.
 
-        `tokens` are the sequence's tokens, at least up to there.  Only whole pages and whole images are published.
+        `tokens` are the sequence's tokens, at least up to there. Only whole pages and whole images are published.
         A later call continues where this one stopped.
         """
         self._require_running()
@@ -132,8 +130,8 @@ class KVAllocation:
     def unpublish(self, keep_kv: int | None = None) -> bool:
         """Withdraw the positions published beyond `keep_kv` (default: all) after a launch failed before dispatch.
 
-        Returns True if their pages are private again; the row may then be launched again.  Returns False if
-        another running sequence has matched them.  They are no longer matchable, but this allocation and the
+        Returns True if their pages are private again; the row may then be launched again. Returns False if
+        another running sequence has matched them. They are no longer matchable, but this allocation and the
         others are `stale`: their KV was never computed, so they must be discarded and restarted.
         """
         self._require_running()
@@ -151,7 +149,7 @@ class KVAllocation:
         return True
 
     def trim(self, kv_length: int) -> int:
-        """Free the pages beyond `kv_length` positions (rejected drafts).  Returns their number."""
+        """Free the pages beyond `kv_length` positions (rejected drafts). Returns their number."""
         self._require_running()
         if kv_length < self.published:
             raise MisalignedError(f"cannot trim to {kv_length}: positions below {self.published} are published")
@@ -159,7 +157,7 @@ class KVAllocation:
 
     def finish(self, tokens: TokensLike, kv_length: int) -> Published:
         """Publish the first `kv_length` positions (which must be committed; whole pages only), then release the
-        allocation.  For the end or the preemption of a sequence."""
+        allocation. For the end or the preemption of a sequence."""
         published = self.publish(tokens, kv_length)
         self.discard()
         return published
@@ -167,7 +165,7 @@ class KVAllocation:
     def discard(self) -> None:
         """Release the lock, the row and its private pages without publishing more.
 
-        Published positions stay matchable.  If their KV may be invalid, `unpublish` or `flush` the manager first.
+        Published positions stay matchable. If their KV may be invalid, `unpublish` or `flush` the manager first.
         """
         self._require_running()
         node, self._node = self._node, None
@@ -197,14 +195,14 @@ class KVCacheManager:
 
     @property
     def pages_available(self) -> int:
-        """Free pages plus evictable pages.  O(1)."""
+        """Free pages plus evictable pages. O(1)."""
         return self.table.pages_available + self.cache.evictable_page_count()
 
     def pages_needed(self, kv_length: int) -> int:
         return self.table.pages_for(kv_length)
 
     def match_length(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> int:
-        """The number of KV positions that `start` would reuse now.  Changes nothing."""
+        """The number of KV positions that `start` would reuse now. Changes nothing."""
         return self._peek(tokens, namespace).kv_length
 
     def pages_to_start(
@@ -223,7 +221,7 @@ class KVCacheManager:
         kv_length: int | None = None,
         first_chunk: int | None = None,
     ) -> bool:
-        """Whether `start` with the same arguments would succeed.  Changes nothing."""
+        """Whether `start` with the same arguments would succeed. Changes nothing."""
         tokens = as_tokens(tokens)
         cached = self._peek(tokens, namespace)
         return self._fits(cached, self._target(tokens.kv_length, cached.kv_length, kv_length, first_chunk))
@@ -236,9 +234,9 @@ class KVCacheManager:
         first_chunk: int | None = None,
     ) -> KVAllocation | None:
         """Allocate a row with the cached prefix of `tokens` and pages up to `kv_length` positions (default: all of
-        `tokens`).  `first_chunk` limits the new positions to that many beyond the reused ones.
+        `tokens`). `first_chunk` limits the new positions to that many beyond the reused ones.
 
-        Reuse leaves at least one position to compute, ends at a page boundary and splits no image.  Returns None,
+        Reuse leaves at least one position to compute, ends at a page boundary and splits no image. Returns None,
         with nothing changed, if rows or pages do not suffice.
         """
         tokens = as_tokens(tokens)
@@ -263,15 +261,15 @@ class KVCacheManager:
         return KVAllocation(self, row, reused, node, namespace)
 
     def reserve_many(self, allocations: Sequence[KVAllocation], kv_lengths: NDArray[np.integer]) -> int:
-        """`reserve` for distinct allocations, in order.  Returns the number of leading ones that succeeded.
+        """`reserve` for distinct allocations, in order. Returns the number of leading ones that succeeded.
 
-        `kv_lengths` has one entry per allocation.  The other allocations are unchanged.
+        `kv_lengths` has one entry per allocation. The other allocations are unchanged.
         """
         rows = np.array([allocation.row for allocation in allocations], dtype=np.int64)
         return self.table.reserve_many(rows, kv_lengths)
 
     def flush(self) -> int:
-        """Empty the prefix cache (new weights, or KV that may be invalid).  Returns the number of pages freed.
+        """Empty the prefix cache (new weights, or KV that may be invalid). Returns the number of pages freed.
 
         Running sequences keep their rows and become `stale`: they may continue, but publish nothing.
         """
@@ -293,7 +291,7 @@ class KVCacheManager:
         )
 
     def check(self) -> None:
-        """Check the invariants of the table and the cache.  Raises `ConservationError`."""
+        """Check the invariants of the table and the cache. Raises `ConservationError`."""
         self.cache.check()
         self.table.check()
 

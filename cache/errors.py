@@ -1,9 +1,11 @@
 """The errors of the cache package.
 
-Every message names the problem, the limit and the value; the state is unchanged.  An invalid argument is a
-`ValueError`; a call in the wrong state or a shortage is a `RuntimeError`.  A broken invariant of the package is an
+Every message names the problem, the limit and the value; the state is unchanged. An invalid argument is a
+`ValueError`; a call in the wrong state or a shortage is a `RuntimeError`. A broken invariant of the package is an
 `AssertionError`, which should not be caught.
 """
+
+from __future__ import annotations
 
 
 class CacheError(Exception):

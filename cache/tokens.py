@@ -1,6 +1,6 @@
 """Cache tokens: the identity of the input at each KV position, encoded as one int64.
 
-A sequence is a numpy array of *codes* with exactly one code per KV position.  So offsets in the array are KV
+A sequence is a numpy array of *codes* with exactly one code per KV position. So offsets in the array are KV
 positions, and comparing two prompts is comparing two arrays.
 
     code >= 0                       a text token: the code is its id
@@ -8,10 +8,10 @@ positions, and comparing two prompts is comparing two arrays.
                 kind 2              a size: both bins
                 kind 3              one position of an image: serial of the image, offset inside it
 
-An image has one code per KV position.  The offset in a code gives the start of the image, so one code is enough to
-check whether a cut splits it.  The 128-bit content hash does not fit into a code.  Instead, each distinct live
-(hash, length) has a serial number, which is never reused.  Code that stores codes of an image must also store its
-`ImageIdentity`, which keeps the serial alive.  Equal codes therefore mean equal content.
+An image has one code per KV position. The offset in a code gives the start of the image, so one code is enough to
+check whether a cut splits it. The 128-bit content hash does not fit into a code. Instead, each distinct live
+(hash, length) has a serial number, which is never reused. Code that stores codes of an image must also store its
+`ImageIdentity`, which keeps the serial alive. Equal codes therefore mean equal content.
 
 The typed tokens below are the public input format, with a `cache_key()` and a `kv_length()` each.
 """
@@ -19,14 +19,14 @@ The typed tokens below are the public input format, with a `cache_key()` and a `
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cache.errors import MisalignedError, TokenError
+from petiole.cache.errors import MisalignedError, TokenError
 
 Codes: TypeAlias = NDArray[np.int64]
 
@@ -107,7 +107,7 @@ class ImageIdentity:
 
 
 class _ImageRegistry:
-    """Serial numbers of live images.  Thread-safe: preparation threads call it."""
+    """Serial numbers of live images. Thread-safe: preparation threads call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -183,8 +183,8 @@ def reuse_limit(codes: Codes, page_size: int) -> int:
 class CacheTokens:
     """An append-only sequence of cache tokens: codes, and the identities of their images.
 
-    `len()` counts tokens, `kv_length` counts KV positions; they differ for images.  Appending is amortised O(1).
-    Existing entries never change, so prefixes and suffixes share the memory.
+    `len()` counts tokens, `kv_length` counts KV positions; they differ for images. Appending is amortised O(1).
+    Existing entries never change, so prefixes share the memory.
     """
 
     __slots__ = ("_buffer", "_images", "_kv_length")
@@ -196,8 +196,29 @@ class CacheTokens:
 
     @classmethod
     def from_text(cls, ids: NDArray[np.integer] | Iterable[int]) -> CacheTokens:
-        """Text token ids.  An int64 array is used without a copy and must not be modified afterwards."""
+        """Text token ids. An int64 array is used without a copy and must not be modified afterwards."""
         return cls(_text_codes(ids))
+
+    @classmethod
+    def from_ids(cls, ids: NDArray[np.int64], typed: Mapping[int, CacheToken | int]) -> CacheTokens:
+        """One id per KV position, int64 [kv_length]; `typed` are the tokens that begin at some of the positions,
+        whose ids do not count."""
+        codes = ids.copy()
+        images: list[ImageIdentity] = []
+        for at, token in typed.items():
+            if isinstance(token, ImageToken):
+                images.append(_images.identity(token))
+                codes[at : at + token.kv_length_] = 0
+            else:
+                codes[at] = 0
+        codes = _text_codes(codes)
+        kept = iter(images)
+        for at, token in typed.items():
+            if isinstance(token, ImageToken):
+                codes[at : at + token.kv_length_] = _image_codes(next(kept))
+            else:
+                codes[at] = _single_code(token)
+        return cls(codes, tuple(images))
 
     @classmethod
     def from_tokens(cls, tokens: Iterable[CacheToken | int]) -> CacheTokens:
@@ -252,16 +273,12 @@ class CacheTokens:
         self._images += other.images
 
     def prefix(self, kv_length: int) -> CacheTokens:
-        """The tokens of the first `kv_length` positions, sharing memory.  MisalignedError if that splits one."""
+        """The tokens of the first `kv_length` positions, sharing memory. MisalignedError if that splits one."""
         if not 0 <= kv_length <= self._kv_length:
             raise MisalignedError(f"prefix of {kv_length} positions asked of {self._kv_length}")
         if self._images and boundary(self.codes, kv_length) != kv_length:
             raise MisalignedError(f"position {kv_length} lies inside an image")
         return CacheTokens(self._buffer[:kv_length], self._images)
-
-    def suffix(self, kv_start: int) -> CacheTokens:
-        """The tokens from position `kv_start` on, sharing memory."""
-        return CacheTokens(self.codes[kv_start:], self._images)
 
     def token_index(self, kv: int) -> int:
         """The number of tokens in the first `kv` positions."""
@@ -269,15 +286,6 @@ class CacheTokens:
             return kv
         codes = self._buffer[:kv]
         return kv - int(np.count_nonzero((codes < 0) & (codes >= _FIRST_IMAGE_CODE) & (codes & _OFFSET_MASK != 0)))
-
-    def kv_offset(self, token_index: int) -> int:
-        """The number of positions of the first `token_index` tokens."""
-        if not self._images:
-            return min(token_index, self._kv_length)
-        codes = self.codes
-        first = (codes >= 0) | (codes < _FIRST_IMAGE_CODE) | (codes & _OFFSET_MASK == 0)
-        starts = np.flatnonzero(first)
-        return int(starts[token_index]) if token_index < len(starts) else self._kv_length
 
     def cache_keys(self) -> list[tuple[int, ...]]:
         """The `cache_key()` of each token, for tests and debugging."""

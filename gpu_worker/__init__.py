@@ -1,8 +1,25 @@
-"""The engine: scheduling, runtime, models. It knows no Celery and no Redis.
+"""The engine: it serves requests from one model on one device. It knows no Celery and no Redis.
 
-    from gpu_worker import Engine, EngineConfig, Request, SamplingParams
+    from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
 
-`Engine` is imported when it is first used, so that reading a configuration or building a request is cheap.
+Each line may import what stands below it. Callers use the names of this package. `Engine` is imported when it is
+first used, so that reading a configuration or building a request is cheap.
+
+    engine        `Engine`: puts cache, runtime, scheduler and threads together
+    loading       loads and warms up what an engine serves
+    threads/      the engine's threads: preparation, the loop, text
+    scheduling/   what is computed next and what becomes of it: decisions, no tensor
+    constraints/  output that must match a schema, a pattern or a grammar
+    runtime/      launching a step on a device: memory, kernels, sampling
+    speculation/  drafts that a verify step accepts or rejects
+    text/         tokenizer, chat templates, incremental text, stop strings
+    models/       reading a checkpoint; the decoder and its layers
+    handle        what `submit` returns: a request's output and result
+    tracing       timelines of host and device
+    request/      requests, parameters, results: the engine's inputs and outputs; images and values in them
+    config        the engine's settings
+    protocols     what a constraint or a skill must be able to do; callers may bring their own
+    errors        the engine's errors
 """
 
 from __future__ import annotations
@@ -13,8 +30,9 @@ from typing import TYPE_CHECKING, Any
 # On a CPU, a compute thread that waits gives its core to the engine's thread soon. libgomp reads this with torch.
 os.environ.setdefault("GOMP_SPINCOUNT", "100")
 
-from gpu_worker.config import EngineConfig
-from gpu_worker.errors import (
+from petiole import _alias
+from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.errors import (
     AdapterError,
     EngineBusy,
     EngineClosed,
@@ -23,7 +41,7 @@ from gpu_worker.errors import (
     InvalidRequest,
     ModelError,
 )
-from gpu_worker.request import (
+from petiole.gpu_worker.request import (
     Constraint,
     Delta,
     FinishReason,
@@ -36,8 +54,8 @@ from gpu_worker.request import (
 )
 
 if TYPE_CHECKING:
-    from gpu_worker.engine import Engine
-    from gpu_worker.handle import Handle
+    from petiole.gpu_worker.engine import Engine
+    from petiole.gpu_worker.handle import Handle
 
 __all__ = [
     "AdapterError",
@@ -64,11 +82,14 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "Engine":
-        from gpu_worker.engine import Engine
+        from petiole.gpu_worker.engine import Engine
 
         return Engine
     if name == "Handle":
-        from gpu_worker.handle import Handle
+        from petiole.gpu_worker.handle import Handle
 
         return Handle
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+_alias.claim(__name__)

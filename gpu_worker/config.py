@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gpu_worker.errors import require
+from petiole.gpu_worker.errors import require
 
 _INT32 = 2**31 - 1  # page tables and row indices are int32
 

@@ -4,9 +4,9 @@
         handle = engine.submit(Request(prompt=[1, 2, 3], sampling=SamplingParams(max_tokens=8, temperature=0)))
         for delta in handle: ...
 
-    submit --> preparation pool --inbox--> engine thread --outbox--> text thread --> handles, callbacks
-               validate, tokenize          plan, launch,             detokenize, match stop strings,
-                                           sample, commit            end each request exactly once
+    submit --> preparation pool --inbox--> engine thread --emissions--> text thread --> handles, callbacks
+               validate, tokenize          plan, launch,                detokenize, match stop strings,
+                                           sample, commit               end each request exactly once
 
 One thread, the engine thread, owns the device, the page table and the scheduler. All work reaches it through its
 inbox; it sleeps on a condition variable while it is idle. `docs/engine.md` describes the loop, its invariants and
@@ -22,27 +22,30 @@ from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import TypeVar
 
-from cache import KVCacheManager, PageTable
-from cache.factory import build_prefix_cache
-from gpu_worker.config import EngineConfig
-from gpu_worker.errors import EngineBusy, EngineClosed, EngineError, HandedBack
-from gpu_worker.handle import Handle
-from gpu_worker.intake import Intake
-from gpu_worker.loading import load_parts
-from gpu_worker.loop import EngineLoop
-from gpu_worker.preparation import ConstraintCompiler, Preparer
-from gpu_worker.request import Delta, FinishReason, Request, Result
-from gpu_worker.runtime.interface import ModelLimits, Runtime
-from gpu_worker.scheduling.pipeline import PipelineState
-from gpu_worker.scheduling.scheduled import ScheduledSequence
-from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.stopping import End, Finish
-from gpu_worker.speculation import NgramProposer, Proposer
-from gpu_worker.text import Tokenizer
-from gpu_worker.text_thread import OutputStream, TextThread
-from gpu_worker.tracing import NO_TRACE, Tracer
+from petiole.cache import KVCacheManager, PageTable
+from petiole.cache.prefix.factory import build_prefix_cache
+from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.errors import EngineBusy, EngineClosed, EngineError, HandedBack, ModelError
+from petiole.gpu_worker.handle import Handle
+from petiole.gpu_worker.loading import load_parts, memory_that_suffices, warm_up
+from petiole.gpu_worker.request import Delta, FinishReason, Request, Result
+from petiole.gpu_worker.runtime.interface import ModelLimits, Runtime
+from petiole.gpu_worker.scheduling.pipeline import PipelineState
+from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.scheduler import Scheduler
+from petiole.gpu_worker.scheduling.stopping import End, Finish
+from petiole.gpu_worker.speculation import NgramProposer, Proposer
+from petiole.gpu_worker.text import Tokenizer
+from petiole.gpu_worker.threads.intake import Intake
+from petiole.gpu_worker.threads.loop import EngineLoop
+from petiole.gpu_worker.threads.preparation import ConstraintCompiler, Preparer
+from petiole.gpu_worker.threads.text import OutputStream, TextThread
+from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 T = TypeVar("T")
+
+HISTORY_LENGTH = 64
+"""Transitions of a sequence that a failed invariant, a fatal error (with `debug`) and a trace show."""
 
 
 class Engine:
@@ -83,8 +86,8 @@ class Engine:
         runtime, tokenizer, compiler = self._given
         parts = load_parts(self.config, runtime, tokenizer, self.tracer)
         self.runtime, self.tokenizer = parts.runtime, parts.tokenizer
-        self.tracer.reset()
         limits = self.runtime.limits
+        _check_regions(self.config, limits)
         table = PageTable(
             limits.n_pages, limits.page_size, limits.max_batch_size, -(-limits.max_model_len // limits.page_size)
         )
@@ -97,6 +100,7 @@ class Engine:
             compile_constraint=compiler or parts.compile_constraint,
             proposer=self._proposer,
             adapter_key=self.runtime.adapter_key,
+            history_length=HISTORY_LENGTH if self.config.debug or self.tracer.enabled else 0,
         )
         interval_s = self.config.stream_interval_ms / 1000
         self._text = TextThread(
@@ -110,7 +114,18 @@ class Engine:
         self._text.start()
         self._thread.start()
         self._closed = False
+        if runtime is None:
+            self._warm_up()
+        self.tracer.reset()
         return self
+
+    def _warm_up(self) -> None:
+        try:
+            with memory_that_suffices():
+                self._call(lambda: warm_up(self.runtime))
+        except BaseException:
+            self.shutdown(drain=False)
+            raise
 
     def __enter__(self) -> Engine:
         return self.start()
@@ -300,7 +315,7 @@ class Engine:
 
     def check_invariants(self) -> None:
         """Run the conservation and pipeline checks on the engine thread; raises AssertionError."""
-        self._call(lambda: self.scheduler.check_invariants(self._loop.pipeline))
+        self._call(self._loop.check_invariants)
 
     def _call(self, function: Callable[[], T]) -> T:
         """Run `function` on the engine thread, between two rounds, and return its result.
@@ -373,3 +388,17 @@ class Engine:
             "draft_tokens": counters.speculation.drafted,
             "accepted_draft_tokens": counters.speculation.accepted,
         }
+
+
+def _check_regions(config: EngineConfig, limits: ModelLimits) -> None:
+    """A prefill step must hold the largest region, which no chunk may split. Raises ModelError."""
+    if limits.images is None:
+        return
+    region = limits.images.max_region
+    for name, value, needed in (
+        ("chunk_size", config.chunk_size, region),
+        ("max_num_batched_tokens", config.max_num_batched_tokens, region),
+        ("max_model_len", limits.max_model_len, region + 2),  # a token of the question, one of the answer
+    ):
+        if value < needed:
+            raise ModelError(f"{name}: must be at least {needed}, to hold an image of {limits.model}, got {value}")

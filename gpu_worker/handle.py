@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import suppress
 from typing import Protocol
 
-from gpu_worker.request import Delta, FinishReason, Request, Result
+from petiole.gpu_worker.request import Delta, FinishReason, Request, Result
 
 logger = logging.getLogger(__name__)
 

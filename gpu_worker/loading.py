@@ -1,4 +1,4 @@
-"""Loads and warms up the runtime, tokenizer and constraint compiler of the configured model."""
+"""Loads the runtime, tokenizer and constraint compiler of the configured model, and warms a runtime up."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpu_worker import constraints
-from gpu_worker.config import EngineConfig
-from gpu_worker.errors import InvalidRequest, ModelError
-from gpu_worker.preparation import ConstraintCompiler
-from gpu_worker.request import Constraint, SamplingParams
-from gpu_worker.runtime.device import open_device
-from gpu_worker.runtime.interface import (
+from petiole.gpu_worker import constraints
+from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.errors import InvalidRequest, ModelError
+from petiole.gpu_worker.request import Constraint, SamplingParams
+from petiole.gpu_worker.runtime.device.opening import open_device
+from petiole.gpu_worker.runtime.interface import (
     NO_UPDATES,
     PENDING,
     Int32Array,
@@ -25,8 +24,9 @@ from gpu_worker.runtime.interface import (
     Runtime,
     StepBatch,
 )
-from gpu_worker.text import Tokenizer, load_tokenizer
-from gpu_worker.tracing import Tracer
+from petiole.gpu_worker.text import Tokenizer, load_tokenizer
+from petiole.gpu_worker.threads.preparation import ConstraintCompiler
+from petiole.gpu_worker.tracing import Tracer
 
 _NO_MEMORY = ("out of memory", "allocate memory")
 """Texts in torch's RuntimeErrors for exhausted GPU and host memory."""
@@ -40,7 +40,7 @@ class Parts(NamedTuple):
 
 def load_runtime(config: EngineConfig, tracer: Tracer) -> Runtime:
     """Load the model and allocate its memory on the configured device. Raises ModelError."""
-    from gpu_worker.runtime.runtime import ModelRuntime
+    from petiole.gpu_worker.runtime.runtime import ModelRuntime
 
     device = open_device(config.device)
     if tracer.enabled:
@@ -50,7 +50,7 @@ def load_runtime(config: EngineConfig, tracer: Tracer) -> Runtime:
 
 def load_text(config: EngineConfig) -> tuple[Tokenizer, ConstraintCompiler]:
     """The model's tokenizer and constraint compiler. A thread warms up the compiler while the weights load."""
-    from gpu_worker.models.loading import resolve_model
+    from petiole.gpu_worker.models.loading import resolve_model
 
     tokenizer = load_tokenizer(resolve_model(config.model, config.revision))
     Thread(target=constraints.warm_up, args=(tokenizer,), name="constraints").start()
@@ -68,16 +68,16 @@ def load_parts(
     else:
         tokenizer, compiler = load_text(config)
     if runtime is None:
-        with _memory_that_suffices():
+        with memory_that_suffices():
             runtime = load_runtime(config, tracer)
-            warm_up(runtime)
         with suppress(InvalidRequest):  # some models do not support constraints
             compiler(Constraint("choice", ["a"]))
     return Parts(runtime, tokenizer, compiler)
 
 
 @contextmanager
-def _memory_that_suffices() -> Iterator[None]:
+def memory_that_suffices() -> Iterator[None]:
+    """Raises ModelError for want of memory."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -88,15 +88,22 @@ def _memory_that_suffices() -> Iterator[None]:
 
 def warm_up(runtime: Runtime, prompt_tokens: int = 16, decodes: int = 3) -> None:
     """Run a prefill and some decodes in both slots, so that one-time costs (kernels, buffers, caches) do not delay
-    the first request. Uses row 1 and the first pages, which are unused yet and are written before they are
-    read."""
+    the first request, with log probabilities and without. Raises ModelError if what the model computes is no
+    number. Uses row 1 and the first pages, which are unused yet and are written before they are read. Called on
+    the thread that serves: cuBLAS has a handle for each thread, made at its first product."""
     limits = runtime.limits
     n = min(prompt_tokens, limits.max_model_len - decodes, (limits.n_pages - 1) * limits.page_size - decodes)
     if n < 1:
         return
+    for logprobs in (0, None):
+        _run(runtime, n, decodes, SamplingParams(temperature=1.0, top_p=0.9, logprobs=logprobs))
+    runtime.synchronize()
+
+
+def _run(runtime: Runtime, n: int, decodes: int, sampling: SamplingParams) -> None:
+    limits = runtime.limits
     pages = np.arange(-(-(n + decodes) // limits.page_size), dtype=np.int32)
     updates = PageUpdates(np.full_like(pages, 1), pages, pages + 1)
-    sampling = SamplingParams(temperature=1.0, top_p=0.9)
     binding = RowBinding(1, sampling, 1, np.ones(n, np.int32), np.empty(0, np.int32))
     for step in range(1 + decodes):
         start, length = (0, n) if step == 0 else (n + step - 1, 1)
@@ -112,8 +119,9 @@ def warm_up(runtime: Runtime, prompt_tokens: int = 16, decodes: int = 3) -> None
             pages=updates if step == 0 else NO_UPDATES,
         )
         runtime.launch_forward(step % 2, batch)
-        runtime.launch_sampling(step % 2, batch, None).wait()
-    runtime.synchronize()
+        logprobs = runtime.launch_sampling(step % 2, batch, None).wait().logprobs
+        if logprobs is not None and not np.isfinite(logprobs).all():
+            raise ModelError(f"{limits.model}: its logits must be finite numbers, got {logprobs.tolist()}")
 
 
 def _one(value: int) -> Int32Array:

@@ -4,6 +4,7 @@ Host spans (plan, launch, mask, sample, wait, commit) come from the engine threa
 copy) from the streams. Each thread and each stream is one line of the trace; every span has its slot and step.
 Device spans do not record their step. But streams are FIFO and each step enqueues one forward (named by the step's
 kind), one sampling and one copy, so the n-th of each belongs to step n. All other device spans belong to no step.
+A mark shows where a sequence ended, with its last transitions.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Tracer:
         self.enabled = enabled
         self._origin = time.perf_counter()
         self._events: list[dict[str, Any]] = []
+        self._marks: list[dict[str, Any]] = []
         self._lines: dict[str, int] = {}
         self._lock = threading.Lock()
         self._counts: dict[tuple[str, str], int] = {}
@@ -38,6 +40,7 @@ class Tracer:
         """Drop all spans, such as those of a warm-up, and count steps from 0."""
         with self._lock:
             self._events.clear()
+            self._marks.clear()
             self._counts.clear()
             self._slot_of.clear()
 
@@ -55,6 +58,17 @@ class Tracer:
             step_id = self._counts.get((stream, stage), 0)
             self._counts[stream, stage] = step_id + 1
         self.record(stream, label, start, end, {"step": step_id})
+
+    def mark(self, name: str, args: dict[str, str]) -> None:
+        """An instant on the calling thread."""
+        if not self.enabled:
+            return
+        with self._lock:
+            line = self._lines.setdefault(threading.current_thread().name, len(self._lines))
+            at = (time.perf_counter() - self._origin) * 1e6
+            self._marks.append(
+                {"name": name, "ph": "i", "s": "t", "pid": os.getpid(), "tid": line, "ts": at, "args": args}
+            )
 
     def record(
         self, line: str, name: str, start: float, end: float, args: dict[str, int | None] | None = None
@@ -100,7 +114,7 @@ class Tracer:
             {"name": "thread_name", "ph": "M", "pid": os.getpid(), "tid": tid, "args": {"name": line}}
             for line, tid in self._lines.items()
         ]
-        document = {"traceEvents": [*lines, *spans], "displayTimeUnit": "ms"}
+        document = {"traceEvents": [*lines, *spans, *self._marks], "displayTimeUnit": "ms"}
         Path(path).write_text(json.dumps(document), encoding="utf-8")
 
 

@@ -17,25 +17,37 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from celery import Task
 from celery.canvas import Signature
+from celery.local import PromiseProxy
 from kombu.exceptions import OperationalError
 
-from tasks import affinity, sentinels, streaming
-from tasks.app import app
-from tasks.errors import GenerationFailed, InvalidRequest, Unavailable
-from tasks.schemas import SENT, ChatRequest, GenerateRequest, StreamDelta, validate
-from tasks.settings import redacted
-from tasks.types import (
-    AsyncGeneration,
+from petiole.tasks import worker_side
+from petiole.tasks.app import two_apps
+from petiole.tasks.app.application import app
+from petiole.tasks.app.signatures import GenerationSignature, OwnQueue
+from petiole.tasks.errors import GenerationFailed, InvalidRequest, Unavailable
+from petiole.tasks.fleet.serving import Router, Watch
+from petiole.tasks.handover import take_result
+from petiole.tasks.requests import affinity
+from petiole.tasks.requests.hints import SUBMISSION
+from petiole.tasks.requests.messages import check_submission
+from petiole.tasks.requests.schemas import SENT, ChatRequest, GenerateRequest, StreamDelta, in_json, validate
+from petiole.tasks.requests.types import (
+    ChatCall,
     ChatOptions,
+    GenerateCall,
     GenerateOptions,
     PartialChatOptions,
     PartialGenerateOptions,
 )
+from petiole.tasks.servers import sentinels
+from petiole.tasks.settings import warn_a_producer
+from petiole.tasks.streams import readers
+from petiole.tasks.streams.readers import AsyncGeneration, EagerGeneration
+from petiole.tasks.urls import redacted
 
 GENERATE, CHAT = "tasks.generate", "tasks.chat"
 SCHEMAS: dict[str, type[GenerateRequest] | type[ChatRequest]] = {GENERATE: GenerateRequest, CHAT: ChatRequest}
 
-Submission = Mapping[str, Any]
 T = TypeVar("T", bound="GenerationTask")
 
 
@@ -48,6 +60,7 @@ class GenerationTask(Task):  # type: ignore[misc]
 
     abstract = True
     acks_late = reject_on_worker_lost = acks_on_failure = acks_on_timeout = True
+    typing = False  # `parse` checks the arguments, and names them
     resultrepr_maxsize = 256  # characters of a result in events, which Celery formats even if events are off
     throws = (InvalidRequest,)  # the caller's mistake: a worker logs one line at INFO, and no traceback
 
@@ -63,44 +76,81 @@ class GenerationTask(Task):  # type: ignore[misc]
         The next link of a chain and the body of a chord, which a worker submits, are validated by the worker that
         receives them: their errors must not fail the task before them.
         """
+        kwargs = in_json(kwargs or {})
+        if self.app.current_worker_task is None:
+            warn_a_producer()
+        require_worker = options.pop("require_worker", False)
+        two_apps.check(self.app, options)
+        if isinstance(options.get("queue"), OwnQueue):  # this app's router knows better
+            del options["queue"]
         sent_on = "parent_id" in options or isinstance(self.app.current_worker_task, GenerationTask)
+        if not sent_on:
+            given = {**options, "task_id": more[0]} if more else options
+            check_submission(given, self.app.conf.accept_content)
         options["headers"] = {**(options.get("headers") or {}), SENT: round(time.time(), 3)}
         try:
-            ours = affinity.headers(parse(self.name, args or (), kwargs or {}))
+            ours = affinity.headers(parse(self.name, args or (), kwargs))
             options["headers"] = {**ours, **options["headers"]}
         except InvalidRequest:
             if not sent_on:
                 raise
+        router = options["router"] = Router(options.get("router") or self.app.amqp.router, require_worker)
         try:
             submitted: AsyncGeneration = super().apply_async(args, kwargs, *more, **options)
+            if isinstance(submitted, AsyncGeneration):  # not an eager one
+                submitted.submitted_to = router.queue
             return submitted
         except OperationalError as error:
             url = str(self.app.conf.broker_url)
             reason = sentinels.why(error, url, self.app.conf.broker_transport_options)
             raise Unavailable(redacted(url), reason) from None
 
-    def stream(
-        self, *, timeout_s: float | None = None, submission: Submission | None = None, **options: Any
-    ) -> streaming.Stream:
-        """Submit the task and iterate over its deltas.
+    def signature(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Signature:
+        return GenerationSignature(self, args, in_json(kwargs or {}), *more, **{"app": self.app, **options})
 
-        Invalid options raise `InvalidRequest` at once. `submission` holds arguments of `apply_async`, such as
-        `{"priority": 3}`; `timeout_s` limits the wait for each delta.
+    def __call__(self, /, *args: object, **options: Any) -> Any:
+        """Celery's takes no option called `self`. Here it is refused like any other unknown one."""
+        return self.run(*args, **options)
+
+    subtask = signature
+
+    def delay(self, /, *given: object, **options: Any) -> AsyncGeneration:
+        """Submit the task. Beside its own options these may be some of the submission's, such as `priority`."""
+        request, submission = apart(options)
+        return self.apply_async(given, request, **submission)
+
+    async def adelay(self, /, *given: object, **options: Any) -> AsyncGeneration:
+        """`delay` for asyncio: in a thread, because it may block on the broker."""
+        return await asyncio.to_thread(self.delay, *given, **options)
+
+    def stream(
+        self, /, *, timeout_s: float | None = None, heartbeat_s: float | None = None, **options: Any
+    ) -> readers.Stream:
+        """Submit the task, as `delay` does, and iterate over its deltas.
+
+        Invalid options raise `InvalidRequest` at once. `timeout_s` limits the wait for each delta; with
+        `heartbeat_s` there is an empty delta, whose `is_heartbeat` is true, after so long without one.
         """
-        result = self.apply_async(kwargs=options, **(submission or {}))
-        reader = streaming.Stream(result, timeout_s, bool(options.get("cancel_on_disconnect")), self.app)
+        cancel = bool(options.get("cancel_on_disconnect"))
+        reader = readers.Stream(self.delay(**options), timeout_s, cancel, self.app, heartbeat_s)
         reader.open()  # subscribe while the engine works
         return reader
 
     async def astream(
-        self, *, timeout_s: float | None = None, submission: Submission | None = None, **options: Any
+        self, /, *, timeout_s: float | None = None, heartbeat_s: float | None = None, **options: Any
     ) -> AsyncGenerator[StreamDelta, None]:
-        """`stream` for asyncio. The task is submitted in a thread, because that may block on the broker."""
-        result = await asyncio.to_thread(self.apply_async, kwargs=options, **(submission or {}))
-        deltas = streaming.AsyncStream(result, timeout_s, bool(options.get("cancel_on_disconnect")), self.app)
+        """`stream` for asyncio."""
+        cancel = bool(options.get("cancel_on_disconnect"))
+        result = await self.adelay(**options)
+        deltas = readers.AsyncStream(result, timeout_s, cancel, self.app, heartbeat_s)
         async with contextlib.aclosing(deltas):
             async for delta in deltas:
                 yield delta
+
+    def apply(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+        result = super().apply(args, in_json(kwargs or {}), *more, **options)
+        result.__class__ = EagerGeneration
+        return result
 
     if TYPE_CHECKING:
 
@@ -111,12 +161,10 @@ class GenerationTask(Task):  # type: ignore[misc]
         if self.request.called_directly:
             raise GenerationFailed(f"{self.name} runs in a worker: submit it with delay, apply_async or stream")
         if self.request.is_eager:
-            from tasks.worker import local
-
-            result: dict[str, Any] = local.run(parse(self.name, given, options), self.request.id)
+            result: dict[str, Any] = worker_side.load(worker_side.RUN_HERE)(
+                parse(self.name, given, options), self.request.id
+            )
             return result
-        from tasks.worker.results import take_result
-
         return take_result(self.request.id)
 
 
@@ -125,7 +173,8 @@ class GenerateTask(GenerationTask):
 
     if TYPE_CHECKING:
 
-        def delay(self, **options: Unpack[GenerateOptions]) -> AsyncGeneration: ...
+        def delay(self, **options: Unpack[GenerateCall]) -> AsyncGeneration: ...
+        async def adelay(self, **options: Unpack[GenerateCall]) -> AsyncGeneration: ...
         def s(self, **options: Unpack[PartialGenerateOptions]) -> Signature: ...
         def si(self, **options: Unpack[GenerateOptions]) -> Signature: ...
         def apply_async(
@@ -139,15 +188,15 @@ class GenerateTask(GenerationTask):
             self,
             *,
             timeout_s: float | None = None,
-            submission: Submission | None = None,
-            **options: Unpack[GenerateOptions],
-        ) -> streaming.Stream: ...
+            heartbeat_s: float | None = None,
+            **options: Unpack[GenerateCall],
+        ) -> readers.Stream: ...
         def astream(
             self,
             *,
             timeout_s: float | None = None,
-            submission: Submission | None = None,
-            **options: Unpack[GenerateOptions],
+            heartbeat_s: float | None = None,
+            **options: Unpack[GenerateCall],
         ) -> AsyncGenerator[StreamDelta, None]: ...
 
 
@@ -156,7 +205,8 @@ class ChatTask(GenerationTask):
 
     if TYPE_CHECKING:
 
-        def delay(self, **options: Unpack[ChatOptions]) -> AsyncGeneration: ...
+        def delay(self, **options: Unpack[ChatCall]) -> AsyncGeneration: ...
+        async def adelay(self, **options: Unpack[ChatCall]) -> AsyncGeneration: ...
         def s(self, **options: Unpack[PartialChatOptions]) -> Signature: ...
         def si(self, **options: Unpack[ChatOptions]) -> Signature: ...
         def apply_async(
@@ -170,27 +220,53 @@ class ChatTask(GenerationTask):
             self,
             *,
             timeout_s: float | None = None,
-            submission: Submission | None = None,
-            **options: Unpack[ChatOptions],
-        ) -> streaming.Stream: ...
+            heartbeat_s: float | None = None,
+            **options: Unpack[ChatCall],
+        ) -> readers.Stream: ...
         def astream(
             self,
             *,
             timeout_s: float | None = None,
-            submission: Submission | None = None,
-            **options: Unpack[ChatOptions],
+            heartbeat_s: float | None = None,
+            **options: Unpack[ChatCall],
         ) -> AsyncGenerator[StreamDelta, None]: ...
 
 
+class _Lazily(PromiseProxy):  # type: ignore[misc]
+    """A task that is made when it is first used, because Celery then reads the configuration. A signature does not
+    use it: a module may have some at its top."""
+
+    __slots__ = ()
+
+    def signature(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Signature:
+        name = object.__getattribute__(self, "task_name")
+        return GenerationSignature(name, args, in_json(kwargs or {}), *more, **{"app": app, **options})
+
+    subtask = signature
+
+    def s(self, /, *args: Any, **options: Any) -> Signature:
+        return self.signature(args, options)
+
+    def si(self, /, *args: Any, **options: Any) -> Signature:
+        return self.signature(args, options, immutable=True)
+
+
 def _task(name: str, base: type[T]) -> Callable[[Callable[..., dict[str, Any]]], T]:
-    """`app.task`, with the type of what it makes."""
-    decorator: Callable[[Callable[..., dict[str, Any]]], T] = app.task(base=base, bind=True, name=name)
+    """`app.task`, for signatures that read no setting, and with the type of what it makes."""
+
+    def decorator(body: Callable[..., dict[str, Any]]) -> T:
+        made = {"name": name, "base": base, "bind": True}
+        lazily: Any = _Lazily(app._task_from_fun, (body,), made, __doc__=body.__doc__)
+        object.__setattr__(lazily, "task_name", name)
+        app._pending.append(lazily)
+        return lazily  # type: ignore[no-any-return]
+
     return decorator
 
 
 @_task(GENERATE, GenerateTask)
-def generate(self: GenerationTask, *given: object, **options: Any) -> dict[str, Any]:
-    """Continue `prompt`, text or token ids. The options are the fields of `tasks.schemas.GenerateRequest`.
+def generate(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
+    """Continue `prompt`, text or token ids. The options are the fields of `schemas.GenerateRequest`.
 
     In a chain the text of the previous result is appended to `prompt`, which may be omitted; in the body of a
     chord the texts of all results are appended, one a line.
@@ -199,12 +275,18 @@ def generate(self: GenerationTask, *given: object, **options: Any) -> dict[str, 
 
 
 @_task(CHAT, ChatTask)
-def chat(self: GenerationTask, *given: object, **options: Any) -> dict[str, Any]:
-    """Answer `messages`. The options are the fields of `tasks.schemas.ChatRequest`.
+def chat(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
+    """Answer `messages`. The options are the fields of `schemas.ChatRequest`.
 
     In a chain the text of the previous result is appended as a user message.
     """
     return self.finished(given, options)
+
+
+def apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of a request and those of its submission."""
+    request = {name: value for name, value in options.items() if name not in SUBMISSION}
+    return request, {name: options[name] for name in options.keys() - request.keys()}
 
 
 def parse(name: str, given: Sequence[object], options: Mapping[str, Any]) -> GenerateRequest | ChatRequest:
@@ -215,6 +297,9 @@ def parse(name: str, given: Sequence[object], options: Mapping[str, Any]) -> Gen
             raise InvalidRequest(
                 "args", "must be empty, or the result of the task before", f"{len(given)} of them"
             )
+        if _is_conversation(given[0]):
+            limit = "must be named: chat.delay(messages=[...])"
+            raise InvalidRequest("messages", limit, given[0])
         if SCHEMAS[name] is ChatRequest:
             messages = options.get("messages", [])
             if not isinstance(messages, list):
@@ -228,6 +313,10 @@ def parse(name: str, given: Sequence[object], options: Mapping[str, Any]) -> Gen
     return validate(SCHEMAS[name], options)
 
 
+def _is_conversation(given: object) -> bool:
+    return isinstance(given, list) and any(isinstance(one, dict) and "role" in one for one in given)
+
+
 def text_of(result: object) -> str:
     """The text of a previous task's result: text, a generation's result, or a list of either."""
     match result:
@@ -238,3 +327,7 @@ def text_of(result: object) -> str:
         case list():
             return "\n".join(map(text_of, result))
     raise InvalidRequest("args[0]", "must be text, a generation's result, or a list of these", result)
+
+
+two_apps.watch(app, SCHEMAS)
+app.watcher = Watch

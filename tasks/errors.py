@@ -94,6 +94,17 @@ class Unavailable(PetioleError, OperationalError):  # noqa: N818
         return f"{self.url} is not available: {self.reason}"
 
 
+class NoWorker(PetioleError, RuntimeError):  # noqa: N818
+    """Submitted with `require_worker`, and no worker of the queue has been seen for `limit_s`."""
+
+    def __init__(self, missing: str, limit_s: float) -> None:
+        super().__init__(missing, limit_s)
+        self.missing, self.limit_s = missing, limit_s
+
+    def __str__(self) -> str:
+        return f"require_worker: a worker must have been seen within {self.limit_s:g} s, but {self.missing}"
+
+
 class StreamError(PetioleError):
     """The stream cannot be read any further. The task may have any state."""
 

@@ -8,6 +8,7 @@ no side effects.
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import re
 import sys
@@ -17,18 +18,40 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from tasks import sentinels
-from tasks.errors import InvalidSettings
+from petiole.tasks.errors import InvalidSettings
+from petiole.tasks.urls import (
+    DEFAULT_MASTER,
+    EMBEDDED,
+    RABBITMQ,
+    SENTINEL,
+    TLS_FILES,
+    SentinelUrl,
+    redacted,
+    scheme,
+)
 
 PREFIX = "PETIOLE_"
 LONGEST_S, LONGEST_MS = 10**9, 10**6  # limits of Redis and of locks; largest sensible pause
-EMBEDDED = "embedded"
-RABBITMQ = ("amqp", "amqps")
 _LOCAL_REDIS = "redis://localhost:6379/0"
-_REDIS_SCHEMES = ("redis", "rediss", "redis+socket", sentinels.SCHEME, "unix", EMBEDDED)
-_BROKER_SCHEMES = ("redis", "rediss", "redis+socket", sentinels.SCHEME, *RABBITMQ, EMBEDDED)
+_REDIS_SCHEMES = ("redis", "rediss", "redis+socket", SENTINEL, "unix", EMBEDDED)
+_BROKER_SCHEMES = ("redis", "rediss", "redis+socket", SENTINEL, *RABBITMQ, EMBEDDED)
 _UNSHARED_BACKENDS = {"disabled", "cache+memory", "rpc"}
-_NOT_SETTINGS = {"PETIOLE_NATIVE", "PETIOLE_NO_PROGRESS"}  # read by the engine where they are used
+_NOT_SETTINGS = {
+    "PETIOLE_EXACT",
+    "PETIOLE_NATIVE",
+    "PETIOLE_NO_PROGRESS",
+    "PETIOLE_PRODUCTS",
+}  # read by the engine where they are used
+
+
+NOT_HEEDED = {
+    "CELERY_BROKER_URL": "PETIOLE_BROKER_URL",  # also what `celery -b` and BROKER_URL become
+    "CELERY_BROKER_READ_URL": "PETIOLE_BROKER_URL",
+    "CELERY_BROKER_WRITE_URL": "PETIOLE_BROKER_URL",
+    "CELERY_RESULT_BACKEND": "PETIOLE_RESULT_BACKEND",
+}
+
+logger = logging.getLogger(__name__)
 
 
 class EngineSettings(BaseModel):
@@ -107,7 +130,9 @@ class EngineSettings(BaseModel):
 class Settings(EngineSettings, BaseSettings):
     """The settings of one process. URLs may contain passwords: use `redacted` to display them."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True, protected_namespaces=())
+    model_config = SettingsConfigDict(
+        defer_build=True, env_prefix=PREFIX, extra="ignore", frozen=True, protected_namespaces=()
+    )
 
     broker_url: str = Field(
         default=_LOCAL_REDIS,
@@ -116,12 +141,17 @@ class Settings(EngineSettings, BaseSettings):
     redis_url: str = Field(default="", description="Redis of streams and fleet view; empty: the broker's")
     result_backend: str = Field(default="", description="Celery's result backend; empty: the Redis of the streams")
     sentinel_master: str = Field(
-        default=sentinels.DEFAULT_MASTER, min_length=1, description="sentinel://: the name of the master"
+        default=DEFAULT_MASTER, min_length=1, description="sentinel://: the name of the master"
     )
     sentinel_password: SecretStr = Field(
         default=SecretStr(""), description="sentinel://: the sentinels' own; the master's is in the URL"
     )
     queue: str = Field(default="petiole", min_length=1, description="the Celery queue of generation tasks")
+    linked_queue: str = Field(
+        default="celery",
+        min_length=1,
+        description="queue of your own app, for linked tasks that Petiole's workers do not know",
+    )
     result_expires_s: int = Field(default=86_400, ge=1, le=LONGEST_S, description="seconds that results are kept")
     result_max_bytes: int = Field(
         default=64 * 2**20,
@@ -155,7 +185,7 @@ class Settings(EngineSettings, BaseSettings):
         default="", description="file that a worker touches while its engine makes progress; empty: none"
     )
     engine_factory: str = Field(
-        default="gpu_worker.engine:Engine", description="the engine that a worker runs, as module:callable"
+        default="petiole.gpu_worker.engine:Engine", description="the engine that a worker runs, as module:callable"
     )
 
     @field_validator("broker_url")
@@ -190,13 +220,6 @@ class Settings(EngineSettings, BaseSettings):
         """The keyword arguments of `EngineConfig`."""
         ours = {"max_waiting": sys.maxsize, "stream_interval_ms": self.stream_interval_ms}
         return {name: getattr(self, name) for name in EngineSettings.model_fields} | ours
-
-    def sentinel_options(self, url: str) -> dict[str, Any]:
-        """Celery's transport options for the sentinels of `url`; empty for other schemes."""
-        if scheme(url) != sentinels.SCHEME:
-            return {}
-        tls = sentinels.SentinelUrl.parse(url).tls
-        return sentinels.options(self.sentinel_master, self.sentinel_password.get_secret_value(), tls)
 
     @property
     def streams_url(self) -> str:
@@ -239,6 +262,23 @@ def misspelt() -> list[str]:
     return lines
 
 
+def not_heeded(*, unless_set: bool = False) -> list[str]:
+    """A warning for each of Celery's own variables for URLs. They may be meant for another app of the process:
+    with `unless_set` only where Petiole's own is missing."""
+    return [
+        f"{theirs} is not heeded, set here or on the command line: use {ours}"
+        for theirs, ours in NOT_HEEDED.items()
+        if theirs in os.environ and not (unless_set and ours in os.environ)
+    ]
+
+
+@cache
+def warn_a_producer() -> None:
+    """Log, once, what its environment says in vain. A worker, which logs later, has done so by itself."""
+    for line in [*misspelt(), *not_heeded(unless_set=True)]:
+        logger.warning(line)
+
+
 def parse_weights(text: str) -> dict[str, float]:
     """`acme=2,initech=0.5` as a dictionary."""
     weights: dict[str, float] = {}
@@ -257,38 +297,14 @@ def _must_be_one_of(schemes: tuple[str, ...], url: str) -> str:
 
 
 def _checked(url: str) -> str:
-    if scheme(url) == sentinels.SCHEME:
-        tls = sentinels.SentinelUrl.parse(url).tls
-        for option in sentinels.TLS_FILES:
+    if scheme(url) == SENTINEL:
+        tls = SentinelUrl.parse(url).tls
+        for option in TLS_FILES:
             if option in tls and not os.access(str(tls[option]), os.R_OK):
                 raise ValueError(f"{option} must be a file that can be read")
     return url
 
 
-def scheme(url: str) -> str:
-    return url.partition("://")[0].lower()
-
-
 def shared(result_backend: str) -> bool:
     """Whether all workers and producers find each other's results there. An empty URL is another setting's."""
     return scheme(result_backend) not in _UNSHARED_BACKENDS
-
-
-def verified(url: str) -> str:
-    """`url`; if it is `rediss://`, with `ssl_cert_reqs` in redis-py's spelling, "required" if missing.
-
-    Without that option Celery's result backend refuses the URL and its broker checks no certificates, and Celery
-    and redis-py spell the values differently.
-    """
-    if scheme(url) != "rediss":
-        return url
-    url = re.sub(r"(?<=ssl_cert_reqs=)(?:CERT_)?(\w+)", lambda match: match[1].lower(), url)
-    return url if "ssl_cert_reqs=" in url else f"{url}{'&' if '?' in url else '?'}ssl_cert_reqs=required"
-
-
-def redacted(url: str) -> str:
-    """`url` without its passwords, for display."""
-    url = re.sub(r"(://[^:/@]*):[^/]*?@(?=[^@]*(;|/|$))", r"\1:***@", url)
-    url = re.sub(r"(;[^:/@;]*):[^/@;]*@", r"\1:***@", url)  # a host without a scheme
-    url = re.sub(r"(\?[^;]*)(?=;.*\1)", "", url)  # options that are repeated for another host
-    return re.sub(r"([?&]password=)[^&]*", r"\1***", url)

@@ -67,6 +67,15 @@ class LlamaCpp:
         tried = [_Batch(self, [prompt], flash) for flash in (False, True)]
         return self._faster(tried, [batch.fill() for batch in tried]).fill
 
+    def whole(self, prompts: Sequence[Sequence[int]], n_tokens: int) -> float:
+        """Seconds from the first prompt to the last of `n_tokens` for each; the better of both attentions."""
+        found = []
+        for flash in (False, True):
+            batch = _Batch(self, prompts, flash)
+            found.append(batch.fill() + batch.decode(n_tokens - 1))
+            batch.close()
+        return min(found)
+
     def _faster(self, tried: list[_Batch], seconds: list[float]) -> _Batch:
         best = seconds.index(min(seconds))
         tried[1 - best].close()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.report import NotAvailableError
-from gpu_worker.request import Request
+from petiole.gpu_worker.request import Request
 
 
 def require() -> None:

@@ -45,7 +45,7 @@ def server(model: str, shape: Shape, threads: int) -> Iterator[Any]:
 @contextmanager
 def worker(settings: dict[str, str], *options: str) -> Iterator[Any]:
     """The app of a running worker of bench/peers/plain_celery.py."""
-    from tasks import embedded
+    from petiole.tasks.servers import embedded
 
     broker = f"redis+socket://{embedded.socket_path()}?virtual_host=5"
     os.environ["PLAIN_BROKER"] = broker
@@ -61,7 +61,7 @@ def worker(settings: dict[str, str], *options: str) -> Iterator[Any]:
 
 @contextmanager
 def process(module: list[str], settings: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    from tasks.demo import python_path
+    from petiole.tasks.commands.demo import python_path
 
     started = subprocess.Popen(
         [sys.executable, "-m", *module],
@@ -78,6 +78,6 @@ def process(module: list[str], settings: dict[str, str]) -> Iterator[subprocess.
 
 
 def folder(model: str) -> str:
-    from gpu_worker.models.loading import resolve_model
+    from petiole.gpu_worker.models.loading import resolve_model
 
     return str(resolve_model(model))

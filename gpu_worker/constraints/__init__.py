@@ -1,12 +1,22 @@
-"""Output constraints: JSON schemas, regular expressions, choices, grammars and skills."""
+"""Output constraints: JSON schemas, regular expressions, choices, grammars and skills.
 
-from gpu_worker.constraints.compile import compile_constraint, warm_up
-from gpu_worker.constraints.masks import fill_draft_masks, fill_masks
-from gpu_worker.constraints.skills import SkillConstraint
-from gpu_worker.constraints.state import ConstraintState, SkillState
+Preparation compiles them, the scheduler asks for masks. `protocols` has their interface.
+
+    compile  a request's constraint as the initial state of its sequence
+    grammar  schemas, patterns, choices and grammars, by llguidance
+    skills   a skill as a constraint
+    masks    the packed masks of a step
+"""
+
+from petiole.gpu_worker.constraints.compile import compile_constraint, warm_up
+from petiole.gpu_worker.constraints.masks import fill_draft_masks, fill_masks
+from petiole.gpu_worker.constraints.skills import PositionalConstraint, SkillConstraint
+from petiole.gpu_worker.protocols import ConstraintState, PositionalSkill, SkillState
 
 __all__ = [
     "ConstraintState",
+    "PositionalConstraint",
+    "PositionalSkill",
     "SkillConstraint",
     "SkillState",
     "compile_constraint",

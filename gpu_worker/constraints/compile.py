@@ -12,11 +12,11 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from gpu_worker.constraints.grammar import GrammarState, vocabulary_of
-from gpu_worker.errors import InvalidRequest
-from gpu_worker.request import Constraint
-from gpu_worker.text import Tokenizer
-from gpu_worker.text.checks import check_text, plain_data
+from petiole.gpu_worker.constraints.grammar import GrammarState, vocabulary_of
+from petiole.gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.request import Constraint
+from petiole.gpu_worker.text import Tokenizer
+from petiole.gpu_worker.text.checks import check_text, plain_data
 
 MAX_BYTES = 128 * 1024
 """Maximum size of a constraint as JSON text."""

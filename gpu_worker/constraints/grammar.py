@@ -21,9 +21,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
-from gpu_worker.constraints.state import Int32Array, set_bits
-from gpu_worker.errors import InvalidRequest
-from gpu_worker.text import Tokenizer
+from petiole.gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.protocols import Int32Array, set_bits
+from petiole.gpu_worker.text import Tokenizer
 
 KEPT_GRAMMARS = 64
 """Maximum number of cached grammars per tokenizer."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy as copy_of
 from typing import Any, Self
 
-from gpu_worker.constraints.state import Int32Array, SkillState, set_bits, set_first_bits
+from petiole.gpu_worker.protocols import Int32Array, PositionalSkill, SkillState, set_bits, set_first_bits
 
 
 class SkillConstraint:
@@ -31,10 +32,7 @@ class SkillConstraint:
 
     def fill_mask(self, out: Int32Array) -> None:
         allowed = self._skill.allowed_token_ids()
-        if allowed is None:
-            set_first_bits(out, self._vocab_size)
-        else:
-            set_bits(out, allowed)
+        _fill(out, allowed, self._vocab_size)
 
     def consume(self, token_id: int, values: Sequence[float] = ()) -> bool:
         allowed = self._skill.allowed_token_ids()
@@ -52,7 +50,8 @@ class SkillConstraint:
             self._skill.consume_step(token_id, values)
 
     def fork(self) -> Self:
-        copy = type(self)(self._start, self._eos, self._vocab_size)
+        copy = copy_of(self)
+        copy._start = self._start
         copy._skill = self._skill.fork()
         copy._steps = list(self._steps)
         return copy
@@ -60,3 +59,46 @@ class SkillConstraint:
     def finalize(self) -> Any:
         """The skill's answer."""
         return self._skill.finalize()
+
+
+class PositionalConstraint(SkillConstraint):
+    """The constraint of a positional skill. Its masks need no commit of earlier steps."""
+
+    __slots__ = ("_positional",)
+
+    def __init__(self, skill: PositionalSkill, eos_token_ids: Iterable[int], vocab_size: int) -> None:
+        super().__init__(_Counted(skill), eos_token_ids, vocab_size)
+        self._positional = skill.fork()
+
+    def fill_mask_at(self, index: int, out: Int32Array) -> None:
+        """The mask at this index of the output, whatever has been consumed."""
+        _fill(out, self._positional.allowed_at(index), self._vocab_size)
+
+
+class _Counted:
+    """A positional skill as a `SkillState`: the index is the number of consumed tokens."""
+
+    __slots__ = ("_index", "_skill")
+
+    def __init__(self, skill: PositionalSkill, index: int = 0) -> None:
+        self._skill, self._index = skill, index
+
+    def allowed_token_ids(self) -> Sequence[int] | None:
+        return self._skill.allowed_at(self._index)
+
+    def consume_step(self, token_id: int, values: Sequence[float] = ()) -> None:
+        self._skill.consume_step(token_id, values)
+        self._index += 1
+
+    def finalize(self) -> Any:
+        return self._skill.finalize()
+
+    def fork(self) -> _Counted:
+        return _Counted(self._skill.fork(), self._index)
+
+
+def _fill(out: Int32Array, allowed: Sequence[int] | None, vocab_size: int) -> None:
+    if allowed is None:
+        set_first_bits(out, vocab_size)
+    else:
+        set_bits(out, allowed)

@@ -11,28 +11,45 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from gpu_worker.errors import AdapterError, ModelError
-from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.loading import resolve_model
-from gpu_worker.models.lora import ADAPTER_FILES, Adapter, read_adapter
+import torch
 
+from petiole.gpu_worker.errors import AdapterError, ModelError
+from petiole.gpu_worker.models.config import ModelConfig
+from petiole.gpu_worker.models.loading import resolve_model
+from petiole.gpu_worker.models.lora import ADAPTER_FILES, Adapter, read_adapter
+
+K = TypeVar("K")
+V = TypeVar("V")
 Signature = tuple[tuple[int, int, int], ...]
+
+_REMEMBERED = 20_000
+"""Names, folders and keys: more than may wait (`max_waiting`), so that none is forgotten that a request needs."""
 
 
 class AdapterStore:
     """The adapters named by requests. Thread-safe; reading one does not block other threads.
 
     `kept`: maximum number of adapters in host memory, least recently used ones dropped first. A hub id is resolved
-    once; a folder is checked for changes each time.
+    once; a folder is checked for changes each time. What is known of adapters is kept for the `_REMEMBERED` that
+    were used last. `dtype`, `pinned`: as the device wants to copy them.
     """
 
-    def __init__(self, config: ModelConfig, max_rank: int, kept: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        max_rank: int,
+        kept: int,
+        dtype: torch.dtype = torch.float32,
+        pinned: bool = False,
+    ) -> None:
         self._config, self._max_rank, self._kept = config, max_rank, kept
-        self._folders: dict[str, Path] = {}
-        self._keys: dict[Path, tuple[Signature, str]] = {}
-        self._names: dict[str, str] = {}  # of each key, under which it was last seen
-        self._adapters: OrderedDict[str, Adapter] = OrderedDict()  # least recently used first
+        self._dtype, self._pinned = dtype, pinned
+        self._folders: OrderedDict[str, Path] = OrderedDict()  # each of them: least recently used first
+        self._keys: OrderedDict[Path, tuple[Signature, str]] = OrderedDict()
+        self._names: OrderedDict[str, str] = OrderedDict()  # of each key, under which it was last seen
+        self._adapters: OrderedDict[str, Adapter] = OrderedDict()
         self._lock = threading.Lock()
 
     def key(self, name: str) -> str:
@@ -41,8 +58,10 @@ class AdapterStore:
 
     def at_hand(self, name: str) -> bool:
         """Whether the adapter is in memory, as far as is known without its files. Does not block."""
-        folder = self._folders.get(name)
-        return folder in self._keys and self._keys[folder][1] in self._adapters
+        with self._lock:
+            folder = self._folders.get(name)
+            known = self._keys.get(folder) if folder is not None else None
+            return known is not None and known[1] in self._adapters
 
     def take(self, adapter: str) -> Adapter:
         """The adapter with this content key or name. Raises AdapterError, also if its files have changed."""
@@ -68,29 +87,41 @@ class AdapterStore:
         before = _signature(files)
         signature, key = self._keys.get(folder, ((), ""))
         if signature == before and (cached := self._cached(key)) is not None:
+            self._remember(name, folder, before, key)
             return key, cached
-        adapter = read_adapter(name, folder, self._config, self._max_rank)
+        adapter = read_adapter(name, folder, self._config, self._max_rank, self._dtype, self._pinned)
         key = _digest(files)
         if _signature(files) != before:
             raise AdapterError(f"adapter {name}: its files change while they are read")
+        self._remember(name, folder, before, key)
         with self._lock:
-            self._keys[folder], self._names[key] = (before, key), name
-            self._adapters[key] = adapter
-            while len(self._adapters) > self._kept:
-                self._adapters.popitem(last=False)
+            _put(self._adapters, key, adapter, self._kept)
         return key, adapter
 
+    def _remember(self, name: str, folder: Path, signature: Signature, key: str) -> None:
+        with self._lock:
+            _put(self._folders, name, folder, _REMEMBERED)
+            _put(self._keys, folder, (signature, key), _REMEMBERED)
+            _put(self._names, key, name, _REMEMBERED)
+
     def _folder(self, name: str) -> Path:
-        folder = self._folders.get(name)
-        if folder is None:
-            folder = self._folders[name] = resolve_model(name)
-        return folder
+        with self._lock:
+            folder = self._folders.get(name)
+        return resolve_model(name) if folder is None else folder
 
     def _cached(self, key: str) -> Adapter | None:
         with self._lock:
             if key in self._adapters:
                 self._adapters.move_to_end(key)
             return self._adapters.get(key)
+
+
+def _put(into: OrderedDict[K, V], key: K, value: V, limit: int) -> None:
+    """As the one used last. What is above the limit goes, least recently used first."""
+    into[key] = value
+    into.move_to_end(key)
+    while len(into) > limit:
+        into.popitem(last=False)
 
 
 def _signature(files: Sequence[Path]) -> Signature:

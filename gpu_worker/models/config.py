@@ -14,9 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_worker.errors import ModelError
+from petiole.gpu_worker.errors import ModelError
 
 JsonObject = Mapping[str, Any]
+
+MAX_VOCAB = MAX_POSITION = 2**24
+MAX_LAYERS = 10_000
+MAX_WIDTH = 2**20
+"""Far above every model: beyond them, what a folder says is a mistake or an attack, and is refused unread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,8 @@ class RopeConfig:
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The parameters of a decoder. `windows[i]`: positions that layer i attends to, including its own; 0: all.
-    `dtype`: that of the weights, empty if config.json does not name it."""
+    `dtype`: that of the weights, empty if config.json does not name it. `eos_token_ids`: the family's, for a model
+    whose files name none."""
 
     architecture: str
     vocab_size: int
@@ -79,6 +85,7 @@ class ModelConfig:
     qk_norm: bool
     windows: tuple[int, ...]
     dtype: str = ""
+    eos_token_ids: tuple[int, ...] = ()
 
     @property
     def q_size(self) -> int:
@@ -138,27 +145,51 @@ def parse_decoder_config(raw: JsonObject) -> ModelConfig:
 
 def architecture_of(raw: JsonObject) -> str:
     names = raw.get("architectures") or ["(none named)"]
-    return str(names[0])
+    return str(names[0] if isinstance(names, list) else names)
+
+
+def _whole(raw: JsonObject, key: str, high: int, default: int | None = None) -> int:
+    """A whole number from 1 to `high`. KeyError where it is missing and there is no default."""
+    value = raw[key] if default is None else raw.get(key, default)
+    number = int(value) if isinstance(value, float) and value.is_integer() else value
+    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= high:
+        raise ModelError(f"config.json: {key} must be a whole number from 1 to {high}, got {_shown(value)}")
+    return number
+
+
+def _number(given: JsonObject, key: str, default: float, low: float = 0.0) -> float:
+    """A finite number from `low`; the default where it is missing or null."""
+    value = given.get(key)
+    value = default if value is None else value
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not low <= value <= 1e30:
+        raise ModelError(f"config.json: {key} must be a number from {low:g} to 1e+30, got {_shown(value)}")
+    return float(value)
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 100 else f"{shown[:100]}…"
 
 
 def _parse(architecture: str, family: Family, raw: JsonObject) -> ModelConfig:
     _check_computable(architecture, raw)
-    n_heads = int(raw["num_attention_heads"])
-    n_kv_heads = int(raw.get("num_key_value_heads") or n_heads)
+    n_heads = _whole(raw, "num_attention_heads", MAX_WIDTH)
+    n_kv_heads = _whole(raw, "num_key_value_heads", MAX_WIDTH) if raw.get("num_key_value_heads") else n_heads
     if n_heads % n_kv_heads:
         raise ModelError(f"config.json: num_key_value_heads must divide {n_heads} heads, got {n_kv_heads}")
     rope = _parse_rope(raw)
     return ModelConfig(
         architecture=architecture,
-        vocab_size=int(raw["vocab_size"]),
-        hidden_size=int(raw["hidden_size"]),
-        intermediate_size=int(raw["intermediate_size"]),
-        n_layers=int(raw["num_hidden_layers"]),
+        vocab_size=_whole(raw, "vocab_size", MAX_VOCAB),
+        hidden_size=_whole(raw, "hidden_size", MAX_WIDTH),
+        intermediate_size=_whole(raw, "intermediate_size", 2 * MAX_WIDTH),
+        n_layers=_whole(raw, "num_hidden_layers", MAX_LAYERS),
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
-        head_dim=int(raw.get("head_dim") or family.head_dim or raw["hidden_size"] // n_heads),
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        max_position=max(int(raw.get("max_position_embeddings", 2048)), rope.max_position),
+        head_dim=_head_dim(family, raw, n_heads),
+        rms_norm_eps=_number(raw, "rms_norm_eps", 1e-6),
+        max_position=_max_position(raw, rope),
         rope=rope,
         tied_head=bool(raw.get("tie_word_embeddings", False)),
         qkv_bias=family.qkv_bias(raw),
@@ -168,6 +199,25 @@ def _parse(architecture: str, family: Family, raw: JsonObject) -> ModelConfig:
         windows=_parse_windows(family, raw),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "").removeprefix("torch."),
     )
+
+
+def _head_dim(family: Family, raw: JsonObject, n_heads: int) -> int:
+    if raw.get("head_dim"):
+        head_dim = _whole(raw, "head_dim", MAX_WIDTH)
+    else:
+        head_dim = family.head_dim or _whole(raw, "hidden_size", MAX_WIDTH) // n_heads
+    if head_dim < 2 or head_dim % 2:
+        raise ModelError(f"config.json: head_dim must be even, for the rotation of pairs, got {head_dim}")
+    return head_dim
+
+
+def _max_position(raw: JsonObject, rope: RopeConfig) -> int:
+    longest = max(_whole(raw, "max_position_embeddings", MAX_POSITION, 2048), rope.max_position)
+    if longest > MAX_POSITION:
+        raise ModelError(
+            f"config.json: the scaled context must be at most {MAX_POSITION} positions, got {longest}"
+        )
+    return longest
 
 
 def _check_computable(architecture: str, raw: JsonObject) -> None:
@@ -194,9 +244,9 @@ def _parse_rope(raw: JsonObject) -> RopeConfig:
         raise ModelError("config.json: partial_rotary_factor must be 1")
     attention_factor = given.get("attention_factor")
     return RopeConfig(
-        theta=float(given.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
+        theta=_number(given if given.get("rope_theta") else raw, "rope_theta", 10_000.0, low=1.0),
         kind=kind,
-        factor=1.0 if kind == "default" else float(given["factor"]),
+        factor=1.0 if kind == "default" else _number({"factor": float(given["factor"])}, "factor", 1.0, low=1e-3),
         original_max_position=int(
             given.get("original_max_position_embeddings") or raw.get("max_position_embeddings", 2048)
         ),
@@ -212,8 +262,9 @@ def _parse_rope(raw: JsonObject) -> RopeConfig:
 
 
 def _parse_windows(family: Family, raw: JsonObject) -> tuple[int, ...]:
-    n_layers = int(raw["num_hidden_layers"])
-    window = int(raw.get("sliding_window", 4096) or 0) if family.windowed(raw) else 0
+    n_layers = _whole(raw, "num_hidden_layers", MAX_LAYERS)
+    windowed = family.windowed(raw) and raw.get("sliding_window", 4096)
+    window = _whole(raw, "sliding_window", 2**31 - 1, 4096) if windowed else 0
     kinds = raw.get("layer_types")
     if kinds:
         unknown = set(kinds) - {"full_attention", "sliding_attention"}
@@ -234,6 +285,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path.parent} has no {path.name}") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from None
+    except RecursionError:
+        raise ModelError(f"{path} cannot be read: it is nested too deep") from None
     if not isinstance(loaded, dict):
         raise ModelError(f"{path} must hold a JSON object")
     return loaded
@@ -245,7 +298,10 @@ def end_token_ids(folder: Path) -> frozenset[int]:
     for path in (folder / "config.json", folder / "generation_config.json"):
         ids = read_json(path).get("eos_token_id") if path.exists() else None
         ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
-        if not all(isinstance(token_id, int) for token_id in ids):
-            raise ModelError(f"{path}: eos_token_id must be token ids, got {ids!r}")
+        for token_id in ids:
+            known = isinstance(token_id, int) and not isinstance(token_id, bool)
+            if not known or not 0 <= token_id < MAX_VOCAB:
+                limit = f"must be token ids from 0 to {MAX_VOCAB - 1}"
+                raise ModelError(f"{path}: eos_token_id {limit}, got {_shown(token_id)}")
         token_ids.update(ids)
     return frozenset(token_ids)

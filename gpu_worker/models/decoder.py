@@ -7,28 +7,42 @@ up from another.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.layers import Kernels, Linear, Rotation
+from petiole.gpu_worker.models.config import ModelConfig
+from petiole.gpu_worker.models.layers import Kernels, Linear, Rotation
+from petiole.gpu_worker.request.images import ImageLimits
+from petiole.gpu_worker.request.values import ValueTokens
 
 LinearName = Literal["qkv", "out", "gate_up", "down"]
 
 
 class ValueDecoder(Protocol):
-    """A decoder with `n_values` > 0: it decodes numbers (coordinates, sizes) with each token, and embeds those of
-    its input tokens; they are 0 for prompt tokens. Neither method may wait for the device."""
+    """A decoder with `value_tokens`: it decodes bins with each token, and embeds the values of its input tokens
+    from their bins. Those that a token does not use have any value; a value token with
+    NO_BIN is text. Neither method may wait
+    for the device."""
 
-    def embed_values(self, token_ids: Tensor, values: Tensor) -> Tensor:
-        """int64 [T], float32 [T, n_values] -> [T, hidden]."""
+    def embed_bins(self, token_ids: Tensor, bins: Tensor) -> Tensor:
+        """int64 [T], int32 [T, N_BINS] -> [T, hidden]."""
         ...
 
-    def decode_values(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
-        """Hidden states whose logits gave `token_ids`: [O, hidden], int [O] -> float32 [O, n_values]."""
+    def decode_bins(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+        """Hidden states whose logits gave `token_ids`: [O, hidden], int [O] -> int32 [O, N_BINS]."""
+        ...
+
+
+class ImageDecoder(Protocol):
+    """A decoder with `images`: its encoder makes inputs of crops. It may not wait for the device."""
+
+    def encode(self, images: Sequence[tuple[Tensor, tuple[int, int]]]) -> Sequence[Tensor]:
+        """Crops uint8 [crops, height, width, 3] with their tiling -> for each image its features, [1 + extra,
+        positions, hidden]: the input embeddings, then what the decoder adds after early layers, if it does."""
         ...
 
 
@@ -61,7 +75,8 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """The arguments of a forward besides its hidden states. positions: int64 [T]."""
+    """The arguments of a forward besides its hidden states. positions: int64 [T], rotary positions; [axes, T] in a
+    step with images that have several axes."""
 
     positions: Tensor
     attention: Attention
@@ -72,7 +87,7 @@ class Forward:
 class Decoder:
     """A model's weights and its forward pass. rotary: see `rotary_table`.
 
-    embedding: [vocab, hidden]; `n_values`: numbers decoded with each token (0 here).
+    embedding: [vocab, hidden]; `value_tokens` and `images`: None for a model of text.
     """
 
     config: ModelConfig
@@ -82,7 +97,8 @@ class Decoder:
     head: Linear
     rotary: Tensor
     kernels: Kernels
-    n_values: int = 0
+    value_tokens: ValueTokens | None = None
+    images: ImageLimits | None = None
 
     @property
     def dtype(self) -> torch.dtype:

@@ -6,6 +6,7 @@ code on a CPU) is selected once, when the runtime is created.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,17 +52,16 @@ class Int8Linear:
 class Fp8Linear:
     """8-bit float weights (e4m3) with one scale per output; inputs are quantized with one scale per position.
 
-    weight: float8 [out, in]; scale: float32 [1, out]. CUDA only.
+    weight: float8 [out, in]; scale: float32 [1, out]. CUDA only. quantize_rows: see `Kernels`.
     """
 
     weight: Tensor
     scale: Tensor
+    quantize_rows: Callable[[Tensor], tuple[Tensor, Tensor]]
     bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        from gpu_worker.runtime.fused.layers import quantize_rows
-
-        values, scale = quantize_rows(x)
+        values, scale = self.quantize_rows(x)
         y: Tensor = torch._scaled_mm(
             values,
             self.weight.t(),
@@ -118,6 +118,10 @@ class Kernels(Protocol):
         """silu of the first half of the last dimension, times the second half."""
         ...
 
+    def quantize_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(float8_e4m3fn [T, in], float32 [T, 1]) whose product is x [T, in]."""
+        ...
+
 
 class TorchKernels:
     """Plain torch: runs anywhere, and is what the others are compared with."""
@@ -132,6 +136,10 @@ class TorchKernels:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
+
+    def quantize_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        values, scale = quantize_fp8(x)
+        return values, scale[:, None]
 
 
 def rotated(q: Tensor, k: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:

@@ -20,10 +20,11 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from gpu_worker.errors import ModelError
-from gpu_worker.models.config import ModelConfig, read_json
-from gpu_worker.models.decoder import Decoder, DecoderLayer
-from gpu_worker.models.layers import (
+from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models import formats
+from petiole.gpu_worker.models.config import ModelConfig, read_json
+from petiole.gpu_worker.models.decoder import Decoder, DecoderLayer
+from petiole.gpu_worker.models.layers import (
     DenseLinear,
     Fp8Linear,
     Int8Linear,
@@ -33,8 +34,8 @@ from gpu_worker.models.layers import (
     quantize_fp8,
     quantize_int8,
 )
-from gpu_worker.models.rotary import rotary_table
-from gpu_worker.models.safetensors import DTYPES, Checkpoint
+from petiole.gpu_worker.models.rotary import rotary_table
+from petiole.gpu_worker.models.safetensors import DTYPES, Checkpoint
 
 PETIOLE_TINY = "petiole-tiny"
 EMBEDDING = "model.embed_tokens.weight"
@@ -57,7 +58,10 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
     try:
         path = Path(model).expanduser()
         if path.is_dir():
+            formats.refuse(path)
             return path
+        if path.is_file():
+            formats.refuse_file(path)
     except (OSError, RuntimeError) as error:  # a folder that may not be read, a name too long, "~" of nobody
         raise ModelError(f"model folder {model}: {error}") from error
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
@@ -71,11 +75,12 @@ def _download(model: str, revision: str | None) -> Path:
     atexit.register(_remove_unfinished_downloads)
     try:
         found = snapshot_download(model, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES)
-        return Path(found)
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         where = f"{model}@{revision}" if revision else model
         raise ModelError(f"model {where} is no local folder and the hub does not give it: {reason}") from error
+    formats.refuse(Path(found))
+    return Path(found)
 
 
 def _remove_unfinished_downloads() -> None:
@@ -182,7 +187,11 @@ def load_decoder(folder: Path, config: ModelConfig, options: LoadOptions) -> Dec
     with Checkpoint(folder) as checkpoint:
         if config.tied_head and head in checkpoint and not checkpoint.same(EMBEDDING, head):
             config = replace(config, tied_head=False)
-        n_bytes = 0 if options.device.type == "meta" else checkpoint.n_bytes()
+        if options.device.type == "meta":
+            return read_decoder(checkpoint, config, options)
+        # All names and shapes, before memory of a size that only the configuration claims is asked for.
+        read_decoder(checkpoint, config, replace(options, device=torch.device("meta"), storage=Storage()))
+        n_bytes = checkpoint.n_bytes()
         with _progress(n_bytes, folder.name) as advance:
             return read_decoder(checkpoint, config, options, advance)
 
@@ -215,6 +224,8 @@ class _Loader:
 
     def _rotary(self) -> Tensor:
         config, options = self.config, self.options
+        if options.device.type == "meta":
+            return options.empty((options.max_positions, config.head_dim), torch.float32)
         table = rotary_table(config.rope, config.head_dim, options.max_positions, options.device)
         return options.empty(table.shape, table.dtype).copy_(table)
 
@@ -271,7 +282,10 @@ class _Loader:
             quantized, scales = (quantize_int8 if int8 else quantize_fp8)(full)
             weight_part.copy_(quantized)
             scale_part.copy_(scales)
-        return Int8Linear(weight, scale, bias) if int8 else Fp8Linear(weight, scale[None, :], bias)
+        if int8:
+            return Int8Linear(weight, scale, bias)
+        kernels = self.options.kernels or TorchKernels()
+        return Fp8Linear(weight, scale[None, :], kernels.quantize_rows, bias)
 
 
 @contextmanager

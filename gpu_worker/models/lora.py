@@ -1,4 +1,4 @@
-"""LoRA adapters: read from PEFT's format, held in device slots, applied to mixed batches.
+"""LoRA adapters: read from PEFT's format, held in device slots. Each kind of device applies them to mixed batches:
 
     y[t] += B[slot(t)] · (A[slot(t)] · x[t])          slot 0 is "no adapter" and stays zero
 
@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.errors import AdapterError, ModelError
-from gpu_worker.models.config import ModelConfig, read_json
-from gpu_worker.models.decoder import LinearName
-from gpu_worker.models.safetensors import SafetensorsFile
-from gpu_worker.runtime.device import upload
+from petiole.gpu_worker.errors import AdapterError, ModelError
+from petiole.gpu_worker.models.config import ModelConfig, read_json
+from petiole.gpu_worker.models.decoder import LinearName
+from petiole.gpu_worker.models.safetensors import SafetensorsFile
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
@@ -33,7 +31,7 @@ _PARTS: dict[LinearName, tuple[str, ...]] = {
     "down": ("down_proj",),
 }
 _PLACE = {part: (name, i) for name, parts in _PARTS.items() for i, part in enumerate(parts)}
-_TENSOR = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)\.lora_([AB])(?:\.default)?\.weight$")
+_TENSOR = re.compile(r"(?:.*\.)?layers\.(\d{1,9})\.(?:self_attn|mlp)\.(\w+)\.lora_([AB])(?:\.default)?\.weight$")
 _UNSUPPORTED = (
     "use_dora",
     "modules_to_save",
@@ -44,17 +42,23 @@ _UNSUPPORTED = (
     "layer_replication",
     "alora_invocation_tokens",
 )
+_MAX_ALPHA = 1e30
+_ALIGNED = 64
+"""Elements at a multiple of which each tensor begins."""
+
 _CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations (`init_lora_weights`) that also change the weights that the adapter is added to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """weights[layer, part]: (A float32 [r, in], B float32 [out, r] with the scale in it)."""
+    """weights[layer, part]: (A [r, in], B [out, r] with the scale in it), views of `flat`, which is copied to the
+    device as one."""
 
     name: str
     rank: int
     weights: Mapping[tuple[int, str], tuple[Tensor, Tensor]]
+    flat: Tensor
 
 
 def part_sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -76,13 +80,21 @@ def rank_bytes(config: ModelConfig, itemsize: int) -> int:
     return itemsize * config.n_layers * sum(outputs + inputs for outputs, inputs in part_sizes(config).values())
 
 
-def read_adapter(name: str, folder: Path, config: ModelConfig, max_rank: int) -> Adapter:
-    """Read a PEFT adapter from its folder. Raises AdapterError."""
+def read_adapter(
+    name: str,
+    folder: Path,
+    config: ModelConfig,
+    max_rank: int,
+    dtype: torch.dtype = torch.float32,
+    pinned: bool = False,
+) -> Adapter:
+    """Read a PEFT adapter from its folder, into memory that CUDA copies from if `pinned`. Raises AdapterError."""
     settings, weights = ADAPTER_FILES
     try:
         rank, scale = _rank_and_scale(name, read_json(folder / settings), max_rank)
         file = SafetensorsFile(folder / weights, mapped=False)  # it may be overwritten at any time
-        return Adapter(name, rank, _read_weights(name, file, config, rank, scale))
+        found = _read_weights(name, file, config, rank, scale)
+        return Adapter(name, rank, *_packed(found, dtype, pinned))
     except AdapterError:
         raise
     except ModelError as error:
@@ -102,10 +114,13 @@ def _rank_and_scale(name: str, raw: Mapping[str, Any], max_rank: int) -> tuple[i
             "(path_initial_model_for_weight_conversion)"
         )
     rank, alpha = raw.get("r"), raw.get("lora_alpha", raw.get("r"))
-    if not isinstance(rank, int):
+    if not isinstance(rank, int) or isinstance(rank, bool):
         raise AdapterError(f"adapter {name}: r must be a whole number, got {rank!r}")
-    if not isinstance(alpha, int | float):
-        raise AdapterError(f"adapter {name}: lora_alpha must be a number, got {alpha!r}")
+    number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
+    if not number or not abs(alpha) <= _MAX_ALPHA:
+        raise AdapterError(
+            f"adapter {name}: lora_alpha must be a number to {_MAX_ALPHA:g}, got {str(alpha)[:100]}"
+        )
     if not 1 <= rank <= max_rank:
         raise AdapterError(f"adapter {name}: rank must be 1 to {max_rank} (lora_max_rank), got {rank}")
     return rank, alpha / (rank**0.5 if raw.get("use_rslora") else rank)
@@ -129,11 +144,30 @@ def _read_weights(
     halves = [place for place, pair in found.items() if len(pair) != 2]
     if halves or not found:
         raise AdapterError(f"adapter {name}: lora_A or lora_B is missing for {halves or 'every layer'}")
-    return {place: (pair["A"], pair["B"] * scale) for place, pair in found.items()}
+    weights = {place: (pair["A"], pair["B"] * scale) for place, pair in found.items()}
+    for (layer, part), pair in weights.items():
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in pair):
+            raise AdapterError(f"adapter {name}: {part} of layer {layer} must have finite numbers, got inf or NaN")
+    return weights
+
+
+def _packed(
+    weights: Mapping[tuple[int, str], tuple[Tensor, Tensor]], dtype: torch.dtype, pinned: bool
+) -> tuple[dict[tuple[int, str], tuple[Tensor, Tensor]], Tensor]:
+    """`Adapter.weights` and `Adapter.flat`, in another type."""
+    sizes = [-(-tensor.numel() // _ALIGNED) * _ALIGNED for pair in weights.values() for tensor in pair]
+    flat = torch.zeros(sum(sizes), dtype=dtype, pin_memory=pinned)
+    pieces = iter(torch.split(flat, sizes))
+
+    def put(tensor: Tensor) -> Tensor:
+        piece: Tensor = next(pieces)[: tensor.numel()].view(tensor.shape)
+        return piece.copy_(tensor)
+
+    return {place: (put(a), put(b)) for place, (a, b) in weights.items()}, flat
 
 
 @dataclass(frozen=True, slots=True)
-class _Slots:
+class AdapterSlots:
     """The adapter slots of one linear layer. a: [slots, parts * rank, in]; b[part]: [slots, out, rank]."""
 
     a: Tensor
@@ -150,11 +184,11 @@ class AdapterBank:
         self.dtype, self.device = dtype, device
         sizes = part_sizes(config)
 
-        def new(parts: Sequence[str]) -> _Slots:
+        def new(parts: Sequence[str]) -> AdapterSlots:
             rows = n_slots + 1
             a = torch.zeros((rows, len(parts) * max_rank, sizes[parts[0]][1]), dtype=dtype, device=device)
             b = (torch.zeros((rows, sizes[p][0], max_rank), dtype=dtype, device=device) for p in parts)
-            return _Slots(a, tuple(b))
+            return AdapterSlots(a, tuple(b))
 
         self._slots = {(i, name): new(parts) for i in range(config.n_layers) for name, parts in _PARTS.items()}
         self._ranks = [0] * (n_slots + 1)
@@ -162,21 +196,23 @@ class AdapterBank:
         self._versions = [0] * (n_slots + 1)
 
     def put(self, adapter: Adapter, slot: int) -> None:
-        """Replace the adapter in a slot. Called in stream order, because earlier steps still use the old one."""
+        """Replace the adapter in a slot. Called in stream order, because earlier steps still use the old one. One
+        copy to the device, whose parts are then spread over the layers; nothing waits for it."""
         r, most = adapter.rank, self.max_rank
+        flat = adapter.flat.to(self.device, non_blocking=True)
         self._ranks[slot] = r
         self.ranks[slot] = r
         self._versions[slot] += 1
-        for slots in self._slots.values():
-            for tensor in (slots.a, *slots.b):
-                tensor[slot].zero_()
-        for (layer, part), (a, b) in adapter.weights.items():
+        targets, sources = list[Tensor](), list[Tensor]()
+        for (layer, part), pair in adapter.weights.items():
             name, i = _PLACE[part]
             slots = self._slots[layer, name]
-            slots.a[slot, i * most : i * most + r].copy_(a)
-            slots.b[i][slot, :, :r].copy_(b)
+            targets += slots.a[slot, i * most : i * most + r], slots.b[i][slot, :, :r]
+            sources += (flat.as_strided(t.shape, t.stride(), t.storage_offset()) for t in pair)
+        torch._foreach_zero_([t[slot] for slots in self._slots.values() for t in (slots.a, *slots.b)])
+        torch._foreach_copy_(targets, sources)
 
-    def slots(self, layer: int, name: LinearName) -> _Slots:
+    def slots(self, layer: int, name: LinearName) -> AdapterSlots:
         return self._slots[layer, name]
 
     def version(self, slot: int) -> int:
@@ -187,39 +223,3 @@ class AdapterBank:
         """A [rank, in] and B [out, rank] of each part, at the adapter's own rank."""
         slots, rank = self._slots[layer, name], self._ranks[slot]
         return [a[:rank] for a in torch.split(slots.a[slot], self.max_rank)], [b[slot, :, :rank] for b in slots.b]
-
-
-class GroupedDeltas:
-    """The deltas of one step, grouped by adapter: one pair of products for all positions with the same adapter."""
-
-    def __init__(self, bank: AdapterBank, adapter_slots: np.ndarray) -> None:
-        self._bank = bank
-        self._groups = [
-            (int(slot), upload(np.flatnonzero(adapter_slots == slot), bank.device))
-            for slot in np.unique(adapter_slots)
-            if slot
-        ]
-
-    def add(self, layer: int, name: LinearName, x: Tensor, y: Tensor) -> None:
-        slots = self._bank.slots(layer, name)
-        for slot, positions in self._groups:
-            inner = x[positions].to(slots.a.dtype) @ slots.a[slot].T
-            parts = [h @ b[slot].T for h, b in zip(inner.chunk(len(slots.b), dim=-1), slots.b, strict=True)]
-            y.index_add_(0, positions, torch.cat(parts, dim=-1).to(y.dtype))
-
-
-class CapturedDeltas:
-    """The deltas of a decode step on CUDA, each position with its own adapter's matrices.
-
-    It makes no decision on the host, so it can be captured in a graph. adapter_slots: int32 [T].
-    """
-
-    def __init__(self, bank: AdapterBank, adapter_slots: Tensor) -> None:
-        self._bank = bank
-        self._of = adapter_slots
-
-    def add(self, layer: int, name: LinearName, x: Tensor, y: Tensor) -> None:
-        from gpu_worker.runtime.fused.adapters import add_deltas
-
-        slots = self._bank.slots(layer, name)
-        add_deltas(x, y, slots.a, slots.b, self._of, self._bank.ranks)

@@ -7,10 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_worker.errors import ModelError
-from gpu_worker.models.config import FAMILIES, ModelConfig, architecture_of, parse_decoder_config, read_json
-from gpu_worker.models.decoder import Decoder
-from gpu_worker.models.loading import LoadOptions, load_decoder
+from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.config import (
+    FAMILIES,
+    ModelConfig,
+    architecture_of,
+    parse_decoder_config,
+    read_json,
+)
+from petiole.gpu_worker.models.decoder import Decoder
+from petiole.gpu_worker.models.loading import LoadOptions, load_decoder
+from petiole.gpu_worker.models.moondream import config as moondream
+from petiole.gpu_worker.models.moondream.config import parse_moondream_config
+from petiole.gpu_worker.models.moondream.loading import load_moondream
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +30,7 @@ class Architecture:
 
 ARCHITECTURES: dict[str, Architecture] = {
     name: Architecture(parse_decoder_config, load_decoder) for name in FAMILIES
-}
+} | {name: Architecture(parse_moondream_config, load_moondream) for name in moondream.ARCHITECTURES}
 
 
 def architecture(folder: Path) -> tuple[Architecture, ModelConfig]:

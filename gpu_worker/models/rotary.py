@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from gpu_worker.models.config import RopeConfig
+from petiole.gpu_worker.models.config import RopeConfig
 
 
 def rotary_table(rope: RopeConfig, head_dim: int, n_positions: int, device: torch.device) -> torch.Tensor:

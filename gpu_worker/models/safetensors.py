@@ -11,6 +11,7 @@ import math
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_worker.errors import ModelError
+from petiole.gpu_worker.errors import ModelError
 
 DTYPES = {
     "F64": torch.float64,
@@ -29,6 +30,8 @@ DTYPES = {
 """Fewer bits mean scales beside them, which are not read."""
 
 _MAX_HEADER_BYTES = 100 * 2**20
+_MAX_DIMENSIONS = 8
+_MAX_SIZE = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +44,36 @@ class Entry:
 
 def _entry(raw: Any, data: int) -> Entry:
     """What a header says of a tensor; `data` is where its offsets count from. ValueError where that cannot be."""
-    entry = Entry(str(raw["dtype"]), tuple(raw["shape"]), *(data + offset for offset in raw["data_offsets"]))
+    shape, offsets = raw["shape"], raw["data_offsets"]
+    if not _are_sizes(shape) or len(shape) > _MAX_DIMENSIONS:
+        limit = f"at most {_MAX_DIMENSIONS} whole numbers from 0 to {_MAX_SIZE}"
+        raise ValueError(f"shape must be {limit}, got {_shown(shape)}")
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        limit = f"two whole numbers from 0 to {_MAX_SIZE} in order"
+        raise ValueError(f"data_offsets must be {limit}, got {_shown(offsets)}")
+    entry = Entry(str(raw["dtype"]), tuple(shape), *(data + offset for offset in offsets))
     dtype = DTYPES.get(entry.dtype)
     n_bytes = entry.end - entry.start
-    if entry.start < data or (dtype is not None and math.prod(entry.shape) * dtype.itemsize != n_bytes):
+    if dtype is not None and math.prod(entry.shape) * dtype.itemsize != n_bytes:
         raise ValueError(f"{n_bytes} bytes for {entry.dtype} {list(entry.shape)}")
     return entry
+
+
+def _are_sizes(values: object) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value <= _MAX_SIZE for value in values)
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 100 else f"{shown[:100]}…"
+
+
+def _check_disjoint(entries: dict[str, Entry]) -> None:
+    """Raises ValueError where two tensors lie in the same bytes."""
+    inside = sorted((entry.start, entry.end, name) for name, entry in entries.items() if entry.end > entry.start)
+    for (_, end, name), (start, _, other) in pairwise(inside):
+        if start < end:
+            raise ValueError(f"data_offsets of {name} and {other} overlap by {end - start} bytes")
 
 
 class SafetensorsFile:
@@ -74,12 +101,20 @@ class SafetensorsFile:
         length = int.from_bytes(self._map[:8], "little") if size >= 8 else -1
         if not 0 < length <= min(_MAX_HEADER_BYTES, size - 8):
             raise ModelError(f"{self.path} is no safetensors file or is truncated ({size} bytes)")
+        at = ""
         try:
             header: dict[str, Any] = json.loads(self._map[8 : 8 + length])
             header.pop("__metadata__", None)
-            entries = {name: _entry(raw, 8 + length) for name, raw in header.items()}
+            entries = {}
+            for name, raw in header.items():
+                at = f"tensor {_shown(name)}: "
+                entries[name] = _entry(raw, 8 + length)
+            at = ""
+            _check_disjoint(entries)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-            raise ModelError(f"{self.path} has a damaged header: {error!r}") from None
+            raise ModelError(f"{self.path} has a damaged header: {at}{error!r}") from None
+        except RecursionError:
+            raise ModelError(f"{self.path} has a damaged header: it is nested too deep") from None
         end = max((entry.end for entry in entries.values()), default=0)
         if end > size:
             raise ModelError(f"{self.path} is truncated: {size} bytes, its header promises {end}")
@@ -152,14 +187,23 @@ class Checkpoint:
         return sum(entry.end - entry.start for file in self.files for entry in file.entries.values())
 
     def copy(self, name: str, into: Tensor) -> int:
-        """Copy a tensor to `into`, converting its dtype. Returns its number of bytes in the file."""
+        """Copy a tensor to `into`, converting its dtype. Returns its number of bytes in the file. On the
+        "meta" device it only checks shape and dtype."""
         file, entry = self._owner(name), self.entry(name)
         if entry.shape != tuple(into.shape):
             raise ModelError(
                 f"{file.path}: tensor {name} must have shape {list(into.shape)}, got {list(entry.shape)}"
             )
-        into.copy_(file.tensor(name))
+        tensor = file.tensor(name)
+        if into.device.type == "meta":
+            return 0
+        into.copy_(tensor)
         file.release(name)
+        extremes = torch.stack(torch.aminmax(into)).tolist() if into.numel() else []  # reads once, copies nothing
+        if not all(map(math.isfinite, extremes)):
+            raise ModelError(
+                f"{file.path}: tensor {name} must have finite numbers in {into.dtype}, got inf or NaN"
+            )
         return entry.end - entry.start
 
     def same(self, name: str, other: str) -> bool:
@@ -184,9 +228,17 @@ def _weight_files(folder: Path) -> list[Path]:
     if index.exists():
         try:
             weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            return [folder / name for name in sorted(set(weight_map.values()))]
+            return [_inside(folder, name) for name in sorted(set(weight_map.values()))]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{index} cannot be read: {error!r}") from None
+        except RecursionError:
+            raise ModelError(f"{index} cannot be read: it is nested too deep") from None
     other = sorted(path.name for path in folder.glob("*.bin"))
     hint = f"; {other[0]} is a pickle, convert it to safetensors" if other else ""
     raise ModelError(f"{folder} has neither model.safetensors nor model.safetensors.index.json{hint}")
+
+
+def _inside(folder: Path, name: str) -> Path:
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ValueError(f"weight_map must name files of the folder, got {_shown(name)}")
+    return folder / name

@@ -1,1 +1,13 @@
-"""runtime."""
+"""Launching steps on a device. Engine and scheduler call `runtime` by the protocol in `interface`.
+
+Each line may import what stands below it.
+
+    runtime    `ModelRuntime`: a decoder, its KV pool and its sampler
+    cpu/       the CPU's forward: native code, or torch
+    cuda/      CUDA's forward: graphs, attention, fused kernels
+    derived    settings that follow from configuration, model and device
+    step/      what a step reads, and what is sampled from it
+    memory/    the KV pool, and whether all of it fits
+    device/    streams, events, transfers and slots
+    interface  what the scheduler says to a runtime, and gets back
+"""

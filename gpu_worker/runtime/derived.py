@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from gpu_worker.config import EngineConfig
-from gpu_worker.errors import ModelError
-from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.loading import Quantization
-from gpu_worker.runtime.container import cpu_quota
+from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.config import ModelConfig
+from petiole.gpu_worker.models.loading import Quantization
+from petiole.gpu_worker.runtime.memory.container import cpu_quota
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

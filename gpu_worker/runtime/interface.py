@@ -4,7 +4,8 @@ The scheduler describes a step in an immutable `StepBatch`; a `Runtime` computes
 requests, the prefix cache or stop conditions; the scheduler does not know tensors. All kinds of steps have the
 same form: *append `lengths[i]` positions to row `rows[i]`, starting at `starts[i]`, and sample `outputs[i]` tokens
 from the last of them*. A decode appends one position whose input is already on the device. A prefill appends a
-chunk of the prompt. A verify appends the pending token and its drafts, and samples all of them.
+chunk of the prompt. A verify appends the pending token and its drafts, and samples all of them. An encode appends
+nothing: it makes the embeddings of images, which later prefills take as inputs.
 
 `PENDING` stands for an input that only the device knows: it is read from the row's pending buffer, which the
 previous sampling of that row wrote. So there is no host round trip between two steps.
@@ -22,12 +23,14 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gpu_worker.request import SamplingParams
+from petiole.gpu_worker.request import SamplingParams
+from petiole.gpu_worker.request.images import ImageLimits, PreparedImage
+from petiole.gpu_worker.request.values import ValueTokens
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 
-StepKind = Literal["prefill", "decode", "verify"]
+StepKind = Literal["prefill", "decode", "verify", "encode"]
 
 PENDING = -1
 """In `StepBatch.token_ids`: read the row's pending input. In `StepBatch.pending`: keep the sampled input."""
@@ -39,6 +42,7 @@ class RowBinding:
 
     `prompt_token_ids` and `output_token_ids` (from before a preemption or an earlier attempt) initialize the
     penalty counts. `seed` is resolved, never None. `end_token_ids` are the tokens that `sampling.min_tokens` bars.
+    `rotary_offset`: by how much a decode's rotary position is above its KV index.
     """
 
     row: int
@@ -48,6 +52,7 @@ class RowBinding:
     output_token_ids: Int32Array
     end_token_ids: Collection[int] = ()
     adapter_slot: int = 0
+    rotary_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,24 @@ NO_UPDATES = PageUpdates(*(np.empty(0, np.int32) for _ in range(3)))
 
 
 @dataclass(frozen=True, slots=True)
+class EncodeInput:
+    """An image to encode. The runtime keeps its embeddings under `key` until a step has used them, or until
+    `forget_images`."""
+
+    key: int
+    image: PreparedImage
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingInput:
+    """The embeddings of a whole image are the inputs from index `at` on, of the step's T."""
+
+    key: int
+    at: int
+    n_positions: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
     """The inputs of one step; immutable. B sequences, T = lengths.sum() positions, O = outputs.sum().
 
@@ -77,9 +100,15 @@ class StepBatch:
     pending:    int32 [B], a known next input to write to the row's pending buffer (end of a recompute), or PENDING
     bindings:   bindings of rows whose first step this is, applied before it
     pages:      page-table updates, applied before it
-    values:     float32 [T, n_values], values of the input tokens (a recompute of coordinates); None if the model
-                has no values or all of them are in pending buffers
-    pending_values: float32 [B, n_values], the values of the known next inputs in `pending`, or None
+    bins:       int32 [T, N_BINS], bins of the input tokens, NO_BIN where a token has none; None if no token has
+                any but those in pending buffers
+    pending_bins: int32 [B, N_BINS], bins of the known next inputs in `pending`, or None
+    images:     the images of an encode
+    embeddings: inputs that are embeddings and not tokens; their token ids are IMAGE
+    regions:    int32 [R, 3], sequence index, begin and end of bidirectional regions: all positions of one see each
+                other. A step computes a region to its end. None if there are none
+    rotary:     int32 [axes, T], rotary positions, or None: the KV indices, in a decode plus each row's
+                `rotary_offset`
     """
 
     kind: StepKind
@@ -91,8 +120,12 @@ class StepBatch:
     pending: Int32Array
     bindings: Sequence[RowBinding]
     pages: PageUpdates
-    values: Float32Array | None = None
-    pending_values: Float32Array | None = None
+    bins: Int32Array | None = None
+    pending_bins: Int32Array | None = None
+    images: Sequence[EncodeInput] = ()
+    embeddings: Sequence[EmbeddingInput] = ()
+    regions: Int32Array | None = None
+    rotary: Int32Array | None = None
 
     @property
     def size(self) -> int:
@@ -120,7 +153,8 @@ class StepOutput:
                sampled; for a verify 1 + the number of leading drafts equal to the tokens sampled in their place
     logprobs:  float32 [O] of the sampled tokens, or None if no row requests them
     top_ids, top_logprobs: [O, k] with k the largest requested, or None
-    values:    float32 [O, n_values], values decoded with the tokens (coordinates, sizes), or None
+    bins:      int32 [O, N_BINS], bins decoded with the tokens; those that a token does not use mean nothing. None
+               if the model has no value tokens
     """
 
     token_ids: Int32Array
@@ -128,7 +162,7 @@ class StepOutput:
     logprobs: Float32Array | None = None
     top_ids: Int32Array | None = None
     top_logprobs: Float32Array | None = None
-    values: Float32Array | None = None
+    bins: Int32Array | None = None
 
 
 class Transfer(Protocol):
@@ -146,7 +180,8 @@ class Transfer(Protocol):
 class ModelLimits:
     """Properties of the model and its memory that the scheduler uses.
 
-    `n_pages` and `max_batch_size` include the reserved page 0 and row 0.
+    `n_pages` and `max_batch_size` include the reserved page 0 and row 0. `values`: its value tokens, or
+    None; `images`: the images that it takes, or None.
     """
 
     model: str
@@ -157,7 +192,8 @@ class ModelLimits:
     page_size: int
     max_batch_size: int
     eos_token_ids: frozenset[int] = field(default_factory=frozenset)
-    n_values: int = 0
+    values: ValueTokens | None = None
+    images: ImageLimits | None = None
     device: str = ""
 
 
@@ -176,6 +212,10 @@ class Runtime(Protocol):
     def launch_forward(self, slot_id: int, batch: StepBatch) -> None: ...
 
     def launch_sampling(self, slot_id: int, batch: StepBatch, mask: TokenMask | None) -> Transfer: ...
+
+    def forget_images(self, keys: Sequence[int]) -> None:
+        """Drop the embeddings under these keys, after all steps that have been launched."""
+        ...
 
     def adapter_key(self, adapter: str) -> str:
         """A key for the content of an adapter, for adapter slots, cached KV and `load_adapter`. May read or

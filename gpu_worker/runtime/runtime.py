@@ -7,7 +7,7 @@ The enqueued work reads no shared host state. Prefill, decode and verify steps d
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, cast
@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.config import EngineConfig
-from gpu_worker.errors import AdapterError, ModelError
-from gpu_worker.models.adapters import AdapterStore
-from gpu_worker.models.config import ModelConfig, end_token_ids
-from gpu_worker.models.decoder import Decoder, ValueDecoder
-from gpu_worker.models.layers import TorchKernels
-from gpu_worker.models.loading import (
+from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.errors import AdapterError, ModelError
+from petiole.gpu_worker.models.adapters import AdapterStore
+from petiole.gpu_worker.models.config import ModelConfig, end_token_ids
+from petiole.gpu_worker.models.decoder import Decoder, ImageDecoder, ValueDecoder
+from petiole.gpu_worker.models.layers import TorchKernels
+from petiole.gpu_worker.models.loading import (
     LoadOptions,
     Storage,
     TensorSource,
@@ -31,23 +31,28 @@ from gpu_worker.models.loading import (
     resolve_model,
     stored_dtype,
 )
-from gpu_worker.models.lora import AdapterBank
-from gpu_worker.models.registry import Architecture, architecture
-from gpu_worker.runtime.attention.flashinfer import FlashInferKernels
-from gpu_worker.runtime.cpu import CpuExecutor
-from gpu_worker.runtime.cuda import CudaExecutor, require_flashinfer, working_bytes
-from gpu_worker.runtime.cuda_device import CudaStream
-from gpu_worker.runtime.derived import max_model_len, n_threads, quantization, same_shape, weights_dtype
-from gpu_worker.runtime.device import Device, open_device, upload
-from gpu_worker.runtime.graphs import cuda_capture, eager
-from gpu_worker.runtime.inputs import StepInputs, StepStates, lay_out
-from gpu_worker.runtime.interface import ModelLimits, StepBatch, TokenMask, Transfer
-from gpu_worker.runtime.kv import KVCache, decide_n_pages, free_bytes, new_kv_cache
-from gpu_worker.runtime.outputs import OutputSampler
-from gpu_worker.runtime.room import require_rows_and_adapters
-from gpu_worker.runtime.rows import OutputPlan, RowStates, write_rows
-from gpu_worker.runtime.slots import DecodeSlot, check_shared_stream
-from gpu_worker.runtime.transfer import RenderBuffer
+from petiole.gpu_worker.models.lora import AdapterBank
+from petiole.gpu_worker.models.registry import Architecture, architecture
+from petiole.gpu_worker.request.values import N_BINS
+from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor
+from petiole.gpu_worker.runtime.cpu.executor import choose as choose_on_cpu
+from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
+from petiole.gpu_worker.runtime.cuda.attention.installed import kernels_at_hand
+from petiole.gpu_worker.runtime.cuda.executor import CudaExecutor, require_flashinfer, working_bytes
+from petiole.gpu_worker.runtime.cuda.executor import choose as choose_on_cuda
+from petiole.gpu_worker.runtime.cuda.graphs import cuda_capture, eager
+from petiole.gpu_worker.runtime.derived import max_model_len, n_threads, quantization, same_shape, weights_dtype
+from petiole.gpu_worker.runtime.device.cuda import CudaStream
+from petiole.gpu_worker.runtime.device.interface import Device, upload
+from petiole.gpu_worker.runtime.device.opening import open_device
+from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
+from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
+from petiole.gpu_worker.runtime.interface import EncodeInput, ModelLimits, StepBatch, TokenMask, Transfer
+from petiole.gpu_worker.runtime.memory.kv import KVCache, decide_n_pages, free_bytes, new_kv_cache
+from petiole.gpu_worker.runtime.memory.room import require_rows_and_adapters
+from petiole.gpu_worker.runtime.step.inputs import ImageInputs, StepInputs, StepStates, lay_out
+from petiole.gpu_worker.runtime.step.outputs import OutputSampler
+from petiole.gpu_worker.runtime.step.rows import OutputPlan, RowStates, write_rows
 
 N_SLOTS = 2
 
@@ -55,7 +60,7 @@ N_SLOTS = 2
 class Executor(Protocol):
     """Runs the model on one kind of device. Called in stream order."""
 
-    def forward(self, slot_id: int, inputs: StepInputs) -> StepStates:
+    def forward(self, slot_id: int, inputs: StepInputs, images: ImageInputs = ()) -> StepStates:
         """Compute all positions and write their KV to the pool."""
         ...
 
@@ -63,7 +68,7 @@ class Executor(Protocol):
 class _NoWeights:
     """The executor while weights are being replaced. If that fails, it stays, and every step raises ModelError."""
 
-    def forward(self, slot_id: int, inputs: StepInputs) -> StepStates:
+    def forward(self, slot_id: int, inputs: StepInputs, images: ImageInputs = ()) -> StepStates:
         raise ModelError("the weights were lost when others were to replace them; start a new engine")
 
 
@@ -121,7 +126,8 @@ class ModelRuntime:
         if self._source is None and not config.dtype:
             config = replace(config, dtype=stored_dtype(folder))
         digest = fingerprint(folder) if self._source is None else "unknown"
-        return _ModelInfo(folder, family, config, (model, digest, end_token_ids(folder)))
+        ends = end_token_ids(folder) or frozenset(config.eos_token_ids)
+        return _ModelInfo(folder, family, config, (model, digest, ends))
 
     def _load(self, info: _ModelInfo) -> None:
         if self._device.kind == "cuda":
@@ -154,9 +160,17 @@ class ModelRuntime:
             if config.lora_slots
             else None
         )
-        self._adapters = AdapterStore(model, config.lora_max_rank, kept=2 * config.lora_slots)
-        self._states = RowStates(self._n_rows, model.vocab_size, device, self._decoder.n_values)
-        self._sampler = OutputSampler(self._states, self._up)
+        self._adapters = AdapterStore(
+            model,
+            config.lora_max_rank,
+            kept=2 * config.lora_slots,
+            dtype=self._decoder.dtype,
+            pinned=device.type == "cuda",
+        )
+        self._states = RowStates(self._n_rows, model.vocab_size, device, self._n_bins)
+        choose = choose_on_cuda if device.type == "cuda" else choose_on_cpu
+        self._sampler = OutputSampler(self._states, self._up, choose)
+        self._features: dict[int, Tensor] = {}  # of encoded images, by key; used in stream order
         self._slots = tuple(self._new_slot(slot_id) for slot_id in range(N_SLOTS))
         check_shared_stream(self._slots)
         n_pages = decide_n_pages(
@@ -196,21 +210,23 @@ class ModelRuntime:
         return free - working_bytes(self.config, self._model_config, self._decoder.dtype.itemsize)
 
     def _new_executor(self) -> Executor:
-        pending = (self._states.pending, self._states.pending_values)
+        pending = (self._states.pending, self._states.pending_bins)
         parts = (self._decoder, self._cache, self._bank, *pending)
         if not isinstance(self._stream, CudaStream):
             return CpuExecutor(*parts)
+        if self._decoder.images is not None:
+            raise ModelError(f"{self.config.model}: models that take images are served on a CPU only")
         capture = cuda_capture(self._stream) if self.config.cuda_graphs == "on" else eager
-        with torch.inference_mode():
+        with torch.inference_mode(), kernels_at_hand():
             return CudaExecutor(*parts, self.config, self._device, self._stream, capture)
 
     def _new_slot(self, slot_id: int) -> DecodeSlot[Staging]:
         """A slot. All kinds of steps share its staging, because a slot belongs to one step at a time."""
-        n_outputs, n_values = self._n_rows * (1 + self.config.speculative_tokens), self._decoder.n_values
+        n_outputs = self._n_rows * (1 + self.config.speculative_tokens)
         host = {
             "token_ids": self._device.host_buffer((n_outputs,), torch.int32),
             "accepted": self._device.host_buffer((self._n_rows,), torch.int32),
-            "values": self._device.host_buffer((n_outputs, n_values), torch.float32),
+            "bins": self._device.host_buffer((n_outputs, self._n_bins), torch.int32),
         }
         return DecodeSlot(slot_id, self._stream, RenderBuffer(host, self._copy_stream), Staging())
 
@@ -226,7 +242,8 @@ class ModelRuntime:
             page_size=self._cache.page_size,
             max_batch_size=self._n_rows,
             eos_token_ids=ends,
-            n_values=self._decoder.n_values,
+            values=self._decoder.value_tokens,
+            images=self._decoder.images,
             device=self._device.kind,
         )
 
@@ -234,18 +251,25 @@ class ModelRuntime:
 
     def launch_forward(self, slot_id: int, batch: StepBatch) -> None:
         staging = self._slots[slot_id].staging
+        if batch.kind == "encode":
+            staging.plan, staging.states = self._states.plan_outputs(batch), None
+            self._enqueue(lambda: self._encode(batch.images), batch.kind)
+            return
         self._states.bind(batch.bindings)
         staging.plan = self._states.plan_outputs(batch)
         inputs = lay_out(batch, self._states.adapters(batch.rows))
+        if self._decoder.images is not None and batch.kind == "decode":
+            inputs = replace(inputs, rotary=inputs.positions + self._states.rotary_offsets(batch.rows))
 
         def forward() -> None:
             self._states.apply_bindings(batch.bindings)
-            staging.states = self._executor.forward(slot_id, inputs)
+            images = [(one.at, self._features.pop(one.key)) for one in batch.embeddings]
+            staging.states = self._executor.forward(slot_id, inputs, images)
             if len(inputs.known_pending):
                 rows = self._up(inputs.known_pending_rows)
                 write_rows(self._states.pending, rows, self._up(inputs.known_pending))
-                if inputs.pending_values is not None:
-                    write_rows(self._states.pending_values, rows, self._up(inputs.pending_values))
+                if inputs.pending_bins is not None:
+                    write_rows(self._states.pending_bins, rows, self._up(inputs.pending_bins))
 
         self._enqueue(forward, batch.kind)
 
@@ -259,23 +283,38 @@ class ModelRuntime:
         known = {} if plan.verifies else {"accepted": batch.outputs}
         if plan.verifies:
             lengths["accepted"] = batch.size
-        if self._decoder.n_values:
-            lengths["values"] = plan.n
+        if self._n_bins:
+            lengths["bins"] = plan.n
         if plan.top_logprobs is not None:
             render = render.extended(self._logprobs_on_host(plan.n, plan.top_logprobs))
             lengths |= dict.fromkeys(("logprobs", "top_ids", "top_logprobs"), plan.n)
 
         def sample() -> None:
             states = staging.states
-            assert states is not None
             if plan.n:
+                assert states is not None
                 sources.update(self._sampler.sample(plan, batch, states.logits(), mask))
-                if "values" in lengths:
-                    sources["values"] = self._decode_values(states.hidden, plan, sources["token_ids"])
+                if "bins" in lengths:
+                    sources["bins"] = self._decode_bins(states.hidden, plan, sources["token_ids"])
 
         self._enqueue(sample, "sample")
         ready = None if self._copy_stream is self._stream else self._stream.record()
         return render.start_transfer(ready, sources, lengths, known)
+
+    def _encode(self, images: Sequence[EncodeInput]) -> None:
+        """Make the features of images, in stream order, from crops in pinned memory."""
+        crops = [(self._up(one.image.pixels), one.image.tiling) for one in images]
+        for one, features in zip(images, cast(ImageDecoder, self._decoder).encode(crops), strict=True):
+            self._features[one.key] = features
+
+    def forget_images(self, keys: Sequence[int]) -> None:
+        """Drop images that no step will use."""
+
+        def forget() -> None:
+            for key in keys:
+                self._features.pop(key, None)
+
+        self._enqueue(forget, "forget")
 
     def _enqueue(self, task: Callable[[], None], label: str) -> None:
         def run() -> None:
@@ -284,11 +323,15 @@ class ModelRuntime:
 
         self._stream.enqueue(run, label)
 
-    def _decode_values(self, hidden: Tensor, plan: OutputPlan, token_ids: Tensor) -> Tensor:
-        """The values of the sampled tokens: float32 [O, n_values]. Also writes them as the rows' next inputs."""
-        values = cast(ValueDecoder, self._decoder).decode_values(hidden, token_ids)
-        write_rows(self._states.pending_values, self._up(plan.rows), values)
-        return values
+    @property
+    def _n_bins(self) -> int:
+        return 0 if self._decoder.value_tokens is None else N_BINS
+
+    def _decode_bins(self, hidden: Tensor, plan: OutputPlan, token_ids: Tensor) -> Tensor:
+        """The bins of the sampled tokens: int32 [O, N_BINS]. Also writes them as the rows' next inputs."""
+        bins = cast(ValueDecoder, self._decoder).decode_bins(hidden, token_ids)
+        write_rows(self._states.pending_bins, self._up(plan.rows), bins)
+        return bins
 
     def _logprobs_on_host(self, n: int, k: int) -> dict[str, Tensor]:
         return {

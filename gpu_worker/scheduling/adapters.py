@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Set
 
-from gpu_worker.errors import AdapterError
+from petiole.gpu_worker.errors import AdapterError
 
 
 class AdapterSlots:

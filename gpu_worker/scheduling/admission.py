@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sortedcontainers import SortedDict, SortedSet
 
-from gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 
 
 class WaitingQueue:

@@ -10,20 +10,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from cache import PageTable, ragged_arange
-from gpu_worker.runtime.interface import (
+from petiole.cache import PageTable, ragged_arange
+from petiole.gpu_worker.request.values import N_BINS, NO_BIN
+from petiole.gpu_worker.runtime.interface import (
+    NO_UPDATES,
     PENDING,
-    Float32Array,
+    EmbeddingInput,
+    EncodeInput,
     Int32Array,
     PageUpdates,
     RowBinding,
     StepBatch,
     StepKind,
 )
-from gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 
 Drafts = Sequence[Sequence[int]]
 
@@ -32,6 +36,7 @@ Drafts = Sequence[Sequence[int]]
 class StepPlan:
     """The sequences of the next step and the number of positions to compute for each.
 
+    `images`: those of an encode, which has no sequences: whose they are, and the positions where they begin.
     `lengths`: chunk sizes of a prefill; 1 + number of drafts of a verify; None for a decode, where each is 1.
     `drafts`: draft tokens of a verify, empty for a sequence without drafts.
     """
@@ -40,6 +45,7 @@ class StepPlan:
     sequences: Sequence[ScheduledSequence]
     lengths: Sequence[int] | None = None
     drafts: Drafts | None = None
+    images: Sequence[tuple[ScheduledSequence, int]] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +76,12 @@ def make_batch(plan: StepPlan, starts: Int32Array, rows: Int32Array, table: Page
     token_ids = np.array([t for drafts in plan.drafts for t in (PENDING, *drafts)], np.int32)
     pages = page_updates(table, rows, starts, lengths, _constant(0, 0))
     return StepBatch("verify", rows, starts, lengths, token_ids, lengths, _constant(n, PENDING), [], pages)
+
+
+def encode_batch(images: Sequence[EncodeInput]) -> StepBatch:
+    """The batch of an encode: images, and no positions."""
+    none = _constant(0, 0)
+    return StepBatch("encode", none, none, none, none, none, none, [], NO_UPDATES, images=images)
 
 
 @lru_cache(maxsize=1024)
@@ -108,27 +120,63 @@ def _prefill_batch(
         pending=pending,
         bindings=bindings,
         pages=page_updates(table, rows, starts, lengths, bound_rows),
-        **_known_values(plan, starts, lengths),
+        **_known_bins(plan, starts, lengths),
+        **_images(plan, starts, lengths),
     )
 
 
-def _known_values(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> dict[str, Float32Array]:
-    """The values decoded with the tokens that a recompute feeds in again; zeros for prompt tokens."""
-    n_values = next((len(seq.values[0]) for seq in plan.sequences if seq.values), 0)
-    if not n_values:
+def _known_bins(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> dict[str, Any]:
+    """The bins of a prompt's value tokens, and of those that a recompute feeds in again."""
+    if not any(seq.bins for seq in plan.sequences):
         return {}
-    values = np.zeros((int(lengths.sum()), n_values), np.float32)
-    pending = np.zeros((len(plan.sequences), n_values), np.float32)
+    bins = np.full((int(lengths.sum()), N_BINS), NO_BIN, np.int32)
+    pending = np.full((len(plan.sequences), N_BINS), NO_BIN, np.int32)
     offset = 0
     for i, seq in enumerate(plan.sequences):
-        first = int(starts[i]) - seq.num_input_tokens
-        for at in range(int(lengths[i])):
-            if 0 <= first + at < len(seq.values):
-                values[offset + at] = seq.values[first + at]
-        if seq.values and seq.is_recompute:
-            pending[i] = seq.values[-1]
+        for position, known in seq.bins.items():
+            if 0 <= (at := position - int(starts[i])) < lengths[i]:
+                bins[offset + at, : len(known)] = known
+        last = seq.bins.get(seq.total_tokens - 1, ())
+        pending[i, : len(last)] = last
         offset += int(lengths[i])
-    return {"values": values, "pending_values": pending}
+    return {"bins": bins, "pending_bins": pending}
+
+
+def _images(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> dict[str, Any]:
+    """The embeddings of the images that begin in this step, and its bidirectional regions."""
+    if not any(seq.images for seq in plan.sequences):
+        return {}
+    embeddings, regions, offset = [], [], 0
+    for i, seq in enumerate(plan.sequences):
+        start, end = int(starts[i]), int(starts[i] + lengths[i])
+        for begin, image in seq.images.items():
+            if start <= begin < end:
+                at = offset + begin - start
+                embeddings.append(EmbeddingInput(seq.features[begin], at, image.n_positions))
+        regions += [
+            (i, r.begin, r.end) for r in seq.regions if r.bidirectional and start < r.end and r.begin < end
+        ]
+        offset += end - start
+    return {
+        "embeddings": embeddings,
+        "regions": np.array(regions, np.int32) if regions else None,
+        "rotary": _rotary(plan, starts, lengths),
+    }
+
+
+def _rotary(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> Int32Array | None:
+    axes = max(0 if seq.rotary is None else len(seq.rotary) for seq in plan.sequences)
+    if not axes:
+        return None
+    parts = []
+    for seq, start, end in zip(plan.sequences, starts.tolist(), (starts + lengths).tolist(), strict=True):
+        positions = np.tile(np.arange(start, end, dtype=np.int32), (axes, 1))
+        if seq.rotary is not None:
+            n = max(0, min(end, seq.num_input_tokens) - start)
+            positions[:, :n] = seq.rotary[:, start : start + n]
+            positions[:, n:] += seq.rotary_offset
+        parts.append(positions)
+    return np.concatenate(parts, axis=1)
 
 
 def _binding(seq: ScheduledSequence) -> RowBinding:
@@ -140,6 +188,7 @@ def _binding(seq: ScheduledSequence) -> RowBinding:
         output_token_ids=np.array(seq.generated, np.int32),
         end_token_ids=seq.rules.end_ids,
         adapter_slot=seq.adapter_slot,
+        rotary_offset=seq.rotary_offset,
     )
 
 

@@ -2,7 +2,8 @@
 
 The mask of an output depends on all tokens before it. Therefore a step's forward is launched first, then all
 earlier steps with one of its constrained sequences are committed, and then the mask is computed, while the device
-runs the forward. In a verify step, the mask of a draft position assumes that the drafts before it are accepted.
+runs the forward. The mask of a positional skill follows from the number of tokens before the output: nothing is
+committed for it. In a verify step, the mask of a draft position assumes that the drafts before it are accepted.
 """
 
 from __future__ import annotations
@@ -14,13 +15,19 @@ from typing import cast
 
 import numpy as np
 
-from gpu_worker.constraints import ConstraintState, SkillConstraint, fill_draft_masks, fill_masks
-from gpu_worker.errors import InvalidRequest
-from gpu_worker.request import FinishReason, SamplingParams
-from gpu_worker.runtime.interface import Int32Array, TokenMask
-from gpu_worker.scheduling.batching import StepPayload
-from gpu_worker.scheduling.scheduled import ScheduledSequence
-from gpu_worker.scheduling.stopping import Finish
+from petiole.gpu_worker.constraints import (
+    ConstraintState,
+    PositionalConstraint,
+    SkillConstraint,
+    fill_draft_masks,
+    fill_masks,
+)
+from petiole.gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.request import FinishReason, SamplingParams
+from petiole.gpu_worker.runtime.interface import Int32Array, TokenMask
+from petiole.gpu_worker.scheduling.batching import StepPayload
+from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.stopping import Finish
 
 _SATISFIED = Finish(FinishReason.STOP, "constraint")
 
@@ -28,6 +35,11 @@ _SATISFIED = Finish(FinishReason.STOP, "constraint")
 def constrained(sequences: Iterable[ScheduledSequence]) -> list[ScheduledSequence]:
     """The sequences that have a constraint and are not finalized."""
     return [seq for seq in sequences if seq.constraint is not None and not seq.finalized]
+
+
+def awaiting_commit(sequences: Iterable[ScheduledSequence]) -> list[ScheduledSequence]:
+    """The constrained sequences whose masks depend on the tokens before, and not on their number alone."""
+    return [seq for seq in constrained(sequences) if not isinstance(seq.constraint, PositionalConstraint)]
 
 
 def compute_mask(
@@ -44,8 +56,15 @@ def compute_mask(
     plain: list[tuple[int, ScheduledSequence]] = []  # (output index, sequence) of those with one output
     indices: list[int] = []
     masks: list[Int32Array] = []
+    ends = payload.batch.starts + payload.batch.lengths
     for i, seq in enumerate(sequences):
         if seq.constraint is None or seq.finalized or outputs[i] == 0:
+            continue
+        if outputs[i] == 1 and isinstance(seq.constraint, PositionalConstraint):
+            row = np.zeros((1, n_words), np.int32)
+            if _try(seq, fail, partial(_fill_at, index=int(ends[i]) - seq.num_input_tokens, out=row[0])):
+                indices.append(int(firsts[i]))
+                masks.append(row)
             continue
         if outputs[i] == 1:
             plain.append((int(firsts[i]), seq))
@@ -79,6 +98,10 @@ def _plain_masks(
             for k, (first, seq) in enumerate(plain)
             if _try(seq, fail, methodcaller("fill_mask", masks[k]))
         ]
+
+
+def _fill_at(constraint: ConstraintState, index: int, out: Int32Array) -> None:
+    cast(PositionalConstraint, constraint).fill_mask_at(index, out)
 
 
 def _fill_drafts(constraint: ConstraintState, drafts: Sequence[int], out: Int32Array) -> None:

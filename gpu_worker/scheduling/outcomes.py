@@ -1,8 +1,8 @@
-"""The types used by `SchedulableSequence`: errors, states, operations, outcomes and events."""
+"""The types used by `SchedulableSequence`: errors, states, operations and events."""
 
 from __future__ import annotations
 
-from enum import Enum, StrEnum
+from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 
@@ -67,19 +67,6 @@ class SequenceState(StrEnum):
     SPECULATIVE_SCHEDULED = "speculative_scheduled"
 
 
-class DecodeOutcome(Enum):
-    """The result of applying an operation: whether it completed a KV block and whether it used up the budget."""
-
-    CONTINUE = 0
-    BLOCK_COMPLETED = 1
-    MAX_LENGTH = 2
-    BLOCK_COMPLETED_AND_MAX_LENGTH = 3
-
-    @property
-    def is_max_length(self) -> bool:
-        return self.value >= 2
-
-
 class EventKind(StrEnum):
     CREATED = "created"
     PREFIX_MATCHED = "prefix_matched"
@@ -102,6 +89,9 @@ class SequenceEvent(NamedTuple):
     kind: EventKind
     amount: int
     kv_position: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}({self.amount})@{self.kv_position}"
 
 
 class Operation(NamedTuple):

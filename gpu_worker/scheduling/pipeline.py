@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from gpu_worker.runtime.interface import StepKind, Transfer
+from petiole.gpu_worker.runtime.interface import StepKind, Transfer
 
 S = TypeVar("S")
 

@@ -1,7 +1,8 @@
 """Selects the sequences of the next step. Its side effects: admission, preemption, and failing broken requests.
 
 Order: a prefill step precedes decode steps, but two prefill steps never run in a row while sequences are decoding,
-so a running sequence waits for at most one chunk. Within prefill, sequences go by rank, with one exception: after
+so a running sequence waits for at most one chunk. An encode of images goes before the prefill that needs them and
+counts as one. Within prefill, sequences go by rank, with one exception: after
 a step with a chunk of a *long* prompt (one that takes more than one chunk) no prefill is launched until that step
 is committed, and the next prefill step takes short prompts first. So a short prompt waits for at most one such
 step, and long prompts get at least every second prefill step.
@@ -17,14 +18,15 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from gpu_worker.constraints import ConstraintState
-from gpu_worker.errors import AdapterError
-from gpu_worker.scheduling.admission import can_reuse
-from gpu_worker.scheduling.batching import StepPlan
-from gpu_worker.scheduling.pipeline import PipelineState
-from gpu_worker.scheduling.preemption import Holder, Need, Room, giving_way
-from gpu_worker.scheduling.scheduled import ScheduledSequence
-from gpu_worker.scheduling.state import SchedulerState
+from petiole.gpu_worker.constraints import ConstraintState
+from petiole.gpu_worker.errors import AdapterError
+from petiole.gpu_worker.request.images import whole_regions
+from petiole.gpu_worker.scheduling.admission import can_reuse
+from petiole.gpu_worker.scheduling.batching import StepPlan
+from petiole.gpu_worker.scheduling.pipeline import PipelineState
+from petiole.gpu_worker.scheduling.preemption import Holder, Need, Room, giving_way
+from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.state import SchedulerState
 
 HEADROOM_TOKENS = 16
 """Tokens to keep free per running sequence when admitting another; with less, the new one is soon preempted."""
@@ -75,7 +77,7 @@ class Planner:
             return None
         decode = self.schedule_decode_step()
         streams = bool(self.state.running)
-        if self.last_kind == "prefill" and streams and (decode is not None or not pipeline.is_empty):
+        if self.last_kind in ("prefill", "encode") and streams and (decode is not None or not pipeline.is_empty):
             return decode
         if drain and not pipeline.is_empty:
             return None if self._wants_prefill(streams, now) else decode
@@ -172,7 +174,24 @@ class Planner:
             if any(step.kind == "prefill" for step in pipeline.steps()):
                 return None
             plan = self.schedule_prefill_step(streams, now, short_only=True)
-        return plan or self.schedule_prefill_step(streams, now)
+        plan = plan or self.schedule_prefill_step(streams, now)
+        return plan and self._images_first(plan)
+
+    def _images_first(self, plan: StepPlan) -> StepPlan:
+        """The prefill, or, if it needs images that are not encoded, an encode of as many as one step takes."""
+        limits = self.state.limits.images
+        if limits is None or plan.lengths is None:
+            return plan
+        needed, crops = list[tuple[ScheduledSequence, int]](), 0
+        for seq, length in zip(plan.sequences, plan.lengths, strict=True):
+            start = seq.scheduled_position
+            for begin, image in seq.images.items():
+                if start <= begin < start + length and begin not in seq.features:
+                    crops += len(image.pixels)
+                    if needed and crops > limits.max_crops:
+                        return StepPlan("encode", [], images=needed)
+                    needed.append((seq, begin))
+        return StepPlan("encode", [], images=needed) if needed else plan
 
     def schedule_prefill_step(self, streams: bool, now: float, short_only: bool = False) -> StepPlan | None:
         """Chunks of the sequences in prefill, then of newly admitted ones, within the token budget."""
@@ -182,6 +201,10 @@ class Planner:
         promised = 0
         for seq in self._prefilling(streams, now, budget, lengths, short_only):
             room = min(self._chunk, budget - sum(lengths), seq.prefill_target - seq.scheduled_position)
+            if seq.regions:
+                room = whole_regions(seq.regions, seq.scheduled_position, room)
+                if room == 0:
+                    break
             need = self._new_pages(seq, room)
             promised += need
             if promised > self.state.manager.pages_available:

@@ -6,19 +6,21 @@ not used here. Sequences rank by (priority, arrival): smaller ranks run first an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cache import CacheNamespace, CacheTokens, KVAllocation
-from gpu_worker.request import Request
-from gpu_worker.scheduling.sequence import IntArray, SchedulableSequence
-from gpu_worker.scheduling.stopping import StopRules
+from petiole.cache import CacheNamespace, CacheToken, CacheTokens, ImageToken, KVAllocation
+from petiole.gpu_worker.request import Request
+from petiole.gpu_worker.request.images import ImageLimits, PreparedImage, Region, rotary_positions
+from petiole.gpu_worker.request.values import Bins, ValueTokens
+from petiole.gpu_worker.scheduling.sequence import IntArray, SchedulableSequence
+from petiole.gpu_worker.scheduling.stopping import StopRules
 
 if TYPE_CHECKING:
-    from gpu_worker.constraints import ConstraintState
-    from gpu_worker.speculation import Drafter
+    from petiole.gpu_worker.constraints import ConstraintState
+    from petiole.gpu_worker.speculation import Drafter
 
 
 class ScheduledSequence(SchedulableSequence):
@@ -28,7 +30,10 @@ class ScheduledSequence(SchedulableSequence):
     `allocation`: its row and pages, or None. `bound`: a step with the row's binding has been launched.
     `expected_reuse`: cached KV positions at admission's first look-up, None before that.
     `preempting`: no further steps are planned; the row is released once no operation is outstanding.
-    `values`: values (coordinates, sizes) decoded with each generated token, for models that decode them.
+    `bins`: those of its coordinate and size tokens, by position. `values`: the model's value tokens.
+    `images`: by the position where each begins; `regions`: theirs. `features`: for images whose encoding has been
+    launched and not used yet, the runtime's key, by the same position. `rotary`: int32 [axes, prompt], or None
+    where rotary positions are KV indices; behind the prompt they are higher by `rotary_offset`.
     Times (`*_s`) are seconds of `time.perf_counter`.
     """
 
@@ -36,17 +41,22 @@ class ScheduledSequence(SchedulableSequence):
         "adapter_key",
         "adapter_slot",
         "arrival_s",
+        "bins",
         "bound",
         "cache_tokens",
         "cached_prompt_tokens",
         "constraint",
         "drafter",
         "expected_reuse",
+        "features",
         "first_token_s",
+        "images",
         "namespace",
         "preempting",
         "rank",
+        "regions",
         "request",
+        "rotary",
         "rules",
         "scheduled_s",
         "seed",
@@ -63,18 +73,20 @@ class ScheduledSequence(SchedulableSequence):
         arrival: int = 0,
         arrival_s: float = 0.0,
         seed: int = 0,
-        page_size: int = 1,
         max_outstanding: int = 2,
         constraint: ConstraintState | None = None,
         drafter: Drafter | None = None,
         stream: Any = None,
         adapter_key: str | None = None,
         history_length: int = 0,
+        values: ValueTokens | None = None,
+        bins: Mapping[int, Bins] | None = None,
+        images: Mapping[int, PreparedImage] | None = None,
+        image_limits: ImageLimits | None = None,
     ) -> None:
         super().__init__(
             prompt,
             rules.max_output_tokens,
-            page_size,
             generated=request.resume_token_ids,
             max_outstanding=max_outstanding,
             history_length=history_length,
@@ -87,8 +99,20 @@ class ScheduledSequence(SchedulableSequence):
         self.drafter = drafter
         self.stream = stream
         self.adapter_key = request.adapter if adapter_key is None else adapter_key
-        self.namespace = CacheNamespace(lora_id=self.adapter_key, salt=request.salt or None)
-        self.values: list[tuple[float, ...]] = []
+        self.images: dict[int, PreparedImage] = dict(images or {})
+        self.features: dict[int, int] = {}
+        self.regions: tuple[Region, ...] = ()
+        self.rotary = rotary_positions(self.num_input_tokens, self.images)
+        seen_by_all = None
+        if image_limits is not None and self.images:
+            self.regions = tuple(image_limits.region(at, image) for at, image in self.images.items())
+            if image_limits.lead:
+                seen_by_all = next(iter(self.images.values())).content_hash
+        self.namespace = CacheNamespace(
+            lora_id=self.adapter_key, image_hash=seen_by_all, salt=request.salt or None
+        )
+        self.values = values
+        self.bins: dict[int, Bins] = dict(bins or {})
         self.adapter_slot = 0
         self.bound = False
         self.preempting = False
@@ -97,7 +121,7 @@ class ScheduledSequence(SchedulableSequence):
         self.first_token_s: float | None = None
         self.cached_prompt_tokens: int | None = None
         self.expected_reuse: int | None = None
-        self.cache_tokens = self._prefill_tokens()
+        self.cache_tokens = self.cached_as(self.prefill_target)
 
     def __repr__(self) -> str:
         return f"<Sequence {self.request.request_id} {self.state} kv={self.kv_position}+{self.inflight_refs}>"
@@ -112,6 +136,10 @@ class ScheduledSequence(SchedulableSequence):
         return self.blocks.row  # type: ignore[attr-defined, no-any-return]
 
     @property
+    def rotary_offset(self) -> int:
+        return 0 if self.rotary is None else int(self.rotary[:, -1].max()) + 1 - self.num_input_tokens
+
+    @property
     def max_positions(self) -> int:
         """Maximum number of KV positions. The last output token needs none."""
         return len(self.prompt) + self.max_output_tokens - 1
@@ -121,8 +149,20 @@ class ScheduledSequence(SchedulableSequence):
         self.bound = False
         self.preempting = False
         self.expected_reuse = None
-        self.cache_tokens = self._prefill_tokens()
+        self.cache_tokens = self.cached_as(self.prefill_target)
 
-    def _prefill_tokens(self) -> CacheTokens:
-        """The tokens of the prefill, as prefix cache tokens."""
-        return CacheTokens.from_text(self.tokens(0, self.prefill_target).astype(np.int64))
+    def cached_as(self, n_positions: int) -> CacheTokens:
+        """The first positions, as prefix cache tokens."""
+        ids = self.tokens(0, n_positions).astype(np.int64)
+        if not self.bins and not self.images:
+            return CacheTokens.from_text(ids)
+        known: dict[int, CacheToken | int] = {
+            at: ImageToken(image.content_hash, image.n_positions)
+            for at, image in self.images.items()
+            if at < n_positions
+        }
+        if self.values is not None:
+            for at, bins in self.bins.items():
+                if at < n_positions:
+                    known[at] = self.values.cache_token(int(ids[at]), bins)
+        return CacheTokens.from_ids(ids, known)

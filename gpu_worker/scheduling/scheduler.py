@@ -14,6 +14,7 @@ loop continues. A later exception is a device error. It propagates to the engine
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -21,20 +22,27 @@ from typing import cast
 
 import numpy as np
 
-from cache import KVCacheManager
-from gpu_worker.config import EngineConfig
-from gpu_worker.request import TokenLogprobs
-from gpu_worker.runtime.interface import Int32Array, Runtime, StepKind, StepOutput, TokenMask
-from gpu_worker.scheduling import masks
-from gpu_worker.scheduling.adapters import AdapterSlots
-from gpu_worker.scheduling.batching import StepPayload, StepPlan, make_batch
-from gpu_worker.scheduling.outcomes import AllocationFailed
-from gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit, PipelineState
-from gpu_worker.scheduling.planning import Planner
-from gpu_worker.scheduling.scheduled import ScheduledSequence
-from gpu_worker.scheduling.state import Extras, SchedulerState
-from gpu_worker.scheduling.stopping import Finish
-from gpu_worker.tracing import NO_TRACE, Tracer
+from petiole.cache import KVCacheManager
+from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.request import TokenLogprobs
+from petiole.gpu_worker.runtime.interface import (
+    EncodeInput,
+    Int32Array,
+    Runtime,
+    StepKind,
+    StepOutput,
+    TokenMask,
+)
+from petiole.gpu_worker.scheduling import masks
+from petiole.gpu_worker.scheduling.adapters import AdapterSlots
+from petiole.gpu_worker.scheduling.batching import StepPayload, StepPlan, encode_batch, make_batch
+from petiole.gpu_worker.scheduling.outcomes import AllocationFailed
+from petiole.gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit, PipelineState
+from petiole.gpu_worker.scheduling.planning import Planner
+from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.state import Extras, SchedulerState
+from petiole.gpu_worker.scheduling.stopping import Finish
+from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 Launch = LaunchHandle[ScheduledSequence]
 Pending = PendingCommit[ScheduledSequence]
@@ -50,7 +58,8 @@ class Scheduler:
         self.manager = manager
         self.tracer = tracer
         adapters = AdapterSlots(config.lora_slots, runtime.load_adapter)
-        self.state = SchedulerState(config, runtime.limits, manager, adapters)
+        self.state = SchedulerState(config, runtime.limits, manager, adapters, runtime.forget_images)
+        self._keys = itertools.count()
         self.planner = Planner(self.state)
 
     # ------------------------------------------------------------ plan
@@ -69,7 +78,11 @@ class Scheduler:
         """Launch a plan. Returns None if it failed before dispatch: nothing was launched, its sequences failed."""
         scheduled: list[ScheduledSequence] = []
         try:
-            payload = self._prepare(plan, slot_id, scheduled)
+            payload = (
+                self._prepare_images(plan, slot_id)
+                if plan.kind == "encode"
+                else self._prepare(plan, slot_id, scheduled)
+            )
         except Exception as error:
             self._undo(plan, scheduled, error)
             return None
@@ -82,6 +95,8 @@ class Scheduler:
             counters.prompt_tokens += int(payload.batch.lengths.sum())
             for seq in plan.sequences:
                 seq.bound = True
+                if seq.features:
+                    self._use_features(seq)
                 if not seq.is_prefilling:
                     state.prefilling.remove(seq)
                     state.running.append(seq)
@@ -118,13 +133,26 @@ class Scheduler:
         step_id = self.state.counters.steps
         return StepPayload(slot_id, step_id, plan, batch, time.perf_counter())
 
+    def _prepare_images(self, plan: StepPlan, slot_id: int) -> StepPayload:
+        """The host side of an encode. From its launch on, prefills may use the images: they run after it."""
+        inputs = []
+        for seq, begin in plan.images:
+            key = seq.features[begin] = next(self._keys)
+            inputs.append(EncodeInput(key, seq.images[begin]))
+        self.state.counters.encoded_images += len(inputs)
+        return StepPayload(slot_id, self.state.counters.steps, plan, encode_batch(inputs), time.perf_counter())
+
+    def _use_features(self, seq: ScheduledSequence) -> None:
+        """Forget the keys of the images whose positions have been launched: the runtime drops what is used."""
+        for begin in [begin for begin in seq.features if begin < seq.scheduled_position]:
+            del seq.features[begin]
+
     def _publish(self, plan: StepPlan, ends: Int32Array) -> None:
         """Make the KV of this prefill matchable. Later launches may reuse it, since they run after it on the
         stream."""
         for seq, end in zip(plan.sequences, ends.tolist(), strict=True):
             assert seq.allocation is not None
-            if not self.state.limits.n_values or end <= seq.num_input_tokens:
-                seq.allocation.publish(seq.cache_tokens, end)
+            seq.allocation.publish(seq.cache_tokens, end)
 
     def _undo(self, plan: StepPlan, scheduled: Sequence[ScheduledSequence], error: Exception) -> None:
         for i, seq in enumerate(scheduled):  # a prefix of `plan.sequences`
@@ -138,7 +166,7 @@ class Scheduler:
 
     def sampling_must_wait(self, handle: Launch, step: Pending) -> bool:
         """Whether `step` contains a constrained sequence of `handle`, whose mask depends on the step's outcome."""
-        constrained = masks.constrained(handle.sequences)
+        constrained = masks.awaiting_commit(handle.sequences)
         return bool(constrained) and not set(step.sequences).isdisjoint(constrained)
 
     def compute_mask(self, handle: Launch) -> TokenMask | None:
@@ -171,10 +199,10 @@ class Scheduler:
         For row i, `outputs[i]` tokens were sampled and the first `accepted[i]` are valid. They are applied up to
         the first token that ends the sequence.
         """
-        state, outbox, kind = self.state, self.state.outbox, step.kind
+        state, out, kind = self.state, self.state.emissions, step.kind
         tokens, accepted = output.token_ids.tolist(), output.accepted.tolist()
         outputs = payload.batch.outputs.tolist()
-        with_extras = output.values is not None or output.logprobs is not None
+        with_extras = output.bins is not None or output.logprobs is not None
         extras: Extras | None = None
         offset = n_applied = 0
         for seq, sampled, n_valid in zip(step.sequences, outputs, accepted, strict=True):
@@ -199,7 +227,7 @@ class Scheduler:
                     n_applied += len(fresh)
                     if seq.first_token_s is None:
                         seq.first_token_s = now
-                    outbox.append((seq, fresh, extras.keep(seq, len(fresh)) if extras is not None else None, None))
+                    out.append((seq, fresh, extras.keep(seq, len(fresh)) if extras is not None else None, None))
                     if finish is not None:
                         state.finalize(seq, finish)
                     elif seq.drafter is not None:
@@ -295,13 +323,16 @@ def _payload(step: Launch | Pending) -> StepPayload:
 
 
 def _extras(seq: ScheduledSequence, output: StepOutput, offset: int, n: int) -> Extras | None:
-    """Log-probabilities and values of `n` outputs from `offset` on; None if the sequence has neither."""
-    values = None
-    if output.values is not None:
-        values = [tuple(row) for row in output.values[offset : offset + n].tolist()]
+    """Log-probabilities and bins of `n` outputs from `offset` on; None if the sequence has neither."""
+    tokens, bins, values = seq.values, None, None
+    if tokens is not None and output.bins is not None:
+        ids = output.token_ids[offset : offset + n].tolist()
+        decoded = output.bins[offset : offset + n].tolist()
+        bins = [tokens.bins(token_id, row) for token_id, row in zip(ids, decoded, strict=True)]
+        values = [tokens.values(token_id, of) for token_id, of in zip(ids, bins, strict=True)]
     k = seq.request.sampling.logprobs
     if k is None or output.logprobs is None:
-        return Extras(None, values) if values is not None else None
+        return Extras(None, bins, values) if bins is not None else None
     logprobs = []
     for at in range(offset, offset + n):
         top: tuple[tuple[int, float], ...] = ()
@@ -309,4 +340,4 @@ def _extras(seq: ScheduledSequence, output: StepOutput, offset: int, n: int) -> 
             pairs = zip(output.top_ids[at, :k].tolist(), output.top_logprobs[at, :k].tolist(), strict=True)
             top = tuple(pairs)
         logprobs.append(TokenLogprobs(int(output.token_ids[at]), float(output.logprobs[at]), top))
-    return Extras(logprobs, values)
+    return Extras(logprobs, bins, values)

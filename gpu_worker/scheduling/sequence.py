@@ -35,11 +35,10 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from gpu_worker.scheduling.outcomes import (
+from petiole.gpu_worker.scheduling.outcomes import (
     AcceptedExceedsScheduled,
     AllocationFailed,
     Blocks,
-    DecodeOutcome,
     EventKind,
     GenerationComplete,
     MissingTokenOnFinalChunk,
@@ -56,7 +55,6 @@ from gpu_worker.scheduling.outcomes import (
 )
 
 IntArray = npt.NDArray[np.int32]
-_OUTCOMES = tuple(DecodeOutcome)
 _DECODE = Operation(SequenceState.DECODE_SCHEDULED, 1, 1)
 
 
@@ -71,7 +69,6 @@ class SchedulableSequence:
     __slots__ = (
         "_history",
         "_outstanding",
-        "block_size",
         "blocks",
         "finalized",
         "generated",
@@ -87,7 +84,6 @@ class SchedulableSequence:
         self,
         tokens: Sequence[int] | IntArray,
         max_output_tokens: int,
-        block_size: int = 1,
         *,
         generated: Sequence[int] = (),
         max_outstanding: int = 2,
@@ -99,7 +95,6 @@ class SchedulableSequence:
         self.num_input_tokens = len(self.prompt)
         self.generated: list[int] = list(generated)
         self.max_output_tokens = max_output_tokens
-        self.block_size = block_size
         self.max_outstanding = max_outstanding
         self.finalized = False
         self.kv_position = 0
@@ -110,10 +105,6 @@ class SchedulableSequence:
         self._record(EventKind.CREATED, len(self.prompt))
 
     # ------------------------------------------------------------ derived
-
-    @property
-    def num_generated_tokens(self) -> int:
-        return len(self.generated)
 
     @property
     def total_tokens(self) -> int:
@@ -166,10 +157,6 @@ class SchedulableSequence:
         return self.scheduled_position < self.prefill_target
 
     @property
-    def is_complete(self) -> bool:
-        return len(self.generated) >= self.max_output_tokens
-
-    @property
     def remaining_tokens(self) -> int:
         """Tokens that may still be scheduled: the budget minus committed and outstanding tokens."""
         return self.max_output_tokens - len(self.generated) - self.outstanding_yield
@@ -201,7 +188,8 @@ class SchedulableSequence:
         return self.generated[-1] if self.generated else int(self.prompt[-1])
 
     def history(self) -> tuple[SequenceEvent, ...]:
-        return tuple(self._history) if self._history is not None else ()
+        """The last transitions, oldest first. Empty unless the history is on."""
+        return tuple(self._history or ())
 
     # ------------------------------------------------------------ pages
 
@@ -273,7 +261,7 @@ class SchedulableSequence:
 
     # ------------------------------------------------------------ apply
 
-    def apply_prefill(self, token: int | None = None) -> DecodeOutcome:
+    def apply_prefill(self, token: int | None = None) -> None:
         op = self._oldest(SequenceState.PREFILL_SCHEDULED)
         if token is not None and op.max_yield == 0:
             raise TokenOnNonFinalChunk(f"token {token} from a chunk that yields none")
@@ -282,29 +270,27 @@ class SchedulableSequence:
         self._outstanding.popleft()
         if token is not None:
             self.generated.append(token)
-        return self._advance(op.n_positions, EventKind.PREFILL_APPLIED)
+        self._advance(op.n_positions, EventKind.PREFILL_APPLIED)
 
-    def apply_decode(self, token: int) -> DecodeOutcome:
-        outstanding, generated = self._outstanding, self.generated
+    def apply_decode(self, token: int) -> None:
+        outstanding = self._outstanding
         if not outstanding or outstanding[0] is not _DECODE:
             self._oldest(SequenceState.DECODE_SCHEDULED)
         outstanding.popleft()
-        generated.append(token)
-        position = self.kv_position = self.kv_position + 1
+        self.generated.append(token)
+        self.kv_position += 1
         if self._history is not None:
             self._record(EventKind.DECODE_APPLIED, 1)
-        return _OUTCOMES[(position % self.block_size == 0) + 2 * (len(generated) >= self.max_output_tokens)]
 
-    def apply_speculative(self, accepted: Sequence[int]) -> DecodeOutcome:
+    def apply_speculative(self, accepted: Sequence[int]) -> None:
         """Apply the accepted tokens, in order; at least one. Frees the pages of rejected positions."""
         op = self._oldest(SequenceState.SPECULATIVE_SCHEDULED)
         if not 0 < len(accepted) <= op.max_yield:
             raise AcceptedExceedsScheduled(f"{len(accepted)} accepted, {op.max_yield} scheduled")
         self._outstanding.popleft()
         self.generated.extend(accepted)
-        outcome = self._advance(len(accepted), EventKind.SPECULATIVE_APPLIED)
+        self._advance(len(accepted), EventKind.SPECULATIVE_APPLIED)
         self._drop_unassigned(self.kv_position)
-        return outcome
 
     def discard(self) -> None:
         """Remove the oldest operation of a finalized sequence and ignore its outputs."""
@@ -344,13 +330,9 @@ class SchedulableSequence:
             raise WrongState(f"oldest operation: {actual}, applying to {state}")
         return self._outstanding[0]
 
-    def _advance(self, n_positions: int, kind: EventKind) -> DecodeOutcome:
-        before, size = self.kv_position, self.block_size
-        self.kv_position = before + n_positions
-        if self._history is not None:
-            self._record(kind, n_positions)
-        completed = self.kv_position // size > before // size
-        return _OUTCOMES[completed + 2 * (len(self.generated) >= self.max_output_tokens)]
+    def _advance(self, n_positions: int, kind: EventKind) -> None:
+        self.kv_position += n_positions
+        self._record(kind, n_positions)
 
     def _record(self, kind: EventKind, count: int) -> None:
         if self._history is not None:

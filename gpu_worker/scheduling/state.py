@@ -7,42 +7,44 @@
 A zombie is a finalized sequence with outstanding operations. It is in no list but still holds its row. Therefore
 capacity is the number of rows held (`table.num_allocated`), never a list length.
 
-`outbox` collects tokens, ends and admissions for the text thread, in order.
+`emissions` collects tokens, ends and admissions for the text thread, in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
 from sortedcontainers import SortedDict
 
-from cache import CacheTokens, KVCacheManager
-from gpu_worker.config import EngineConfig
-from gpu_worker.errors import InvalidRequest, failed
-from gpu_worker.request import TokenLogprobs
-from gpu_worker.runtime.interface import ModelLimits
-from gpu_worker.scheduling.adapters import AdapterSlots
-from gpu_worker.scheduling.admission import DelayGate, WaitingQueue
-from gpu_worker.scheduling.scheduled import ScheduledSequence
-from gpu_worker.scheduling.stopping import End
-from gpu_worker.speculation import SpeculationStats
+from petiole.cache import KVCacheManager
+from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.errors import InvalidRequest, failed
+from petiole.gpu_worker.request import TokenLogprobs
+from petiole.gpu_worker.request.values import Bins
+from petiole.gpu_worker.runtime.interface import ModelLimits
+from petiole.gpu_worker.scheduling.adapters import AdapterSlots
+from petiole.gpu_worker.scheduling.admission import DelayGate, WaitingQueue
+from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.stopping import End
+from petiole.gpu_worker.speculation import SpeculationStats
 
 
 class Extras(NamedTuple):
-    """Log-probabilities and values of tokens, one entry per token, or None."""
+    """Log-probabilities, and bins with their values, of tokens, one entry per token, or None."""
 
     logprobs: Sequence[TokenLogprobs] | None = None
+    bins: Sequence[Bins] | None = None
     values: Sequence[tuple[float, ...]] | None = None
 
     def keep(self, seq: ScheduledSequence, n: int) -> Extras:
-        """The entries of the first `n` tokens. Also appends their values to the sequence, for a recompute."""
-        values = None if self.values is None else self.values[:n]
-        if values is not None:
-            seq.values += values
-        return Extras(None if self.logprobs is None else self.logprobs[:n], values)
+        """The entries of the first `n` tokens, which are the sequence's last. It keeps their bins."""
+        logprobs = None if self.logprobs is None else self.logprobs[:n]
+        if self.bins is None or self.values is None:
+            return Extras(logprobs)
+        seq.bins.update((seq.total_tokens - n + k, bins) for k, bins in enumerate(self.bins[:n]) if bins)
+        return Extras(logprobs, self.bins[:n], self.values[:n])
 
 
 Emission = tuple[ScheduledSequence, Sequence[int], Extras | None, End | None]
@@ -53,6 +55,7 @@ Emission = tuple[ScheduledSequence, Sequence[int], Extras | None, End | None]
 class Counters:
     steps: int = 0
     prefill_steps: int = 0
+    encoded_images: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
@@ -65,9 +68,15 @@ class SchedulerState:
     """All sequences and their transitions. Owned by the engine thread."""
 
     def __init__(
-        self, config: EngineConfig, limits: ModelLimits, manager: KVCacheManager, adapters: AdapterSlots
+        self,
+        config: EngineConfig,
+        limits: ModelLimits,
+        manager: KVCacheManager,
+        adapters: AdapterSlots,
+        forget_images: Callable[[Sequence[int]], None],
     ) -> None:
         self.config = config
+        self.forget_images = forget_images
         self.limits = limits
         self.manager = manager
         self.adapters = adapters
@@ -76,7 +85,7 @@ class SchedulerState:
         self.running: list[ScheduledSequence] = []
         self.gate = DelayGate(config.delay_factor)
         self.counters = Counters()
-        self.outbox: list[Emission] = []
+        self.emissions: list[Emission] = []
         self._deadlines: SortedDict[tuple[float, tuple[int, int]], ScheduledSequence] = SortedDict()
 
     @property
@@ -125,7 +134,7 @@ class SchedulerState:
         seq.cached_prompt_tokens = min(reused, seq.num_input_tokens)
         if seq.request.deadline_s is not None:
             self._deadlines[_deadline(seq)] = seq
-        self.outbox.append((seq, (), None, None))
+        self.emissions.append((seq, (), None, None))
 
     # ------------------------------------------------------------ end and preemption
 
@@ -140,7 +149,7 @@ class SchedulerState:
         else:
             self._forget(seq)
         self.counters.finished += 1
-        self.outbox.append((seq, (), None, end))
+        self.emissions.append((seq, (), None, end))
         self.settle(seq)
 
     def fail(self, seq: ScheduledSequence, error: Exception) -> None:
@@ -172,14 +181,14 @@ class SchedulerState:
         """Cache the committed positions, and release the row, the pages and the adapter slot."""
         allocation = seq.allocation
         assert allocation is not None
-        cached = seq.kv_position
-        if self.limits.n_values:  # the cache key lacks the values of generated tokens, so do not cache these
-            cached = min(cached, seq.num_input_tokens)
-        if cached > allocation.published:
-            allocation.finish(CacheTokens.from_text(seq.tokens(0, cached).astype(np.int64)), cached)
+        if seq.kv_position > allocation.published:
+            allocation.finish(seq.cached_as(seq.kv_position), seq.kv_position)
         else:
             allocation.discard()
         self.adapters.release(seq.adapter_key)
+        if seq.features:
+            self.forget_images(list(seq.features.values()))
+            seq.features.clear()
         seq.release()
 
     def clear(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpu_worker.request import FinishReason, SamplingParams
+from petiole.gpu_worker.request import FinishReason, SamplingParams
 
 
 class Finish(NamedTuple):

@@ -1,10 +1,13 @@
 """Speculative decoding: propose draft tokens, verify them in one forward, keep the accepted ones.
 
 The output equals that of plain decoding, greedy or seeded: a draft is accepted exactly if it is the token that
-would have been sampled in its place.
+would have been sampled in its place. Preparation gives a sequence its drafter; the scheduler asks it.
+
+    proposer  the interface of draft sources, and how many drafts were accepted
+    ngram     drafts from earlier occurrences of the last tokens
 """
 
-from gpu_worker.speculation.ngram import NgramDrafter, NgramProposer
-from gpu_worker.speculation.proposer import Drafter, Proposer, SpeculationStats
+from petiole.gpu_worker.speculation.ngram import NgramDrafter, NgramProposer
+from petiole.gpu_worker.speculation.proposer import Drafter, Proposer, SpeculationStats
 
 __all__ = ["Drafter", "NgramDrafter", "NgramProposer", "Proposer", "SpeculationStats"]

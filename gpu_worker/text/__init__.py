@@ -1,7 +1,19 @@
-"""Text on its way into the model and out of it: tokenizer, chat templates, incremental text, stop strings."""
+"""Text on its way into the model and out of it. Called by the engine's threads and by constraints.
 
-from gpu_worker.text.loading import load_tokenizer
-from gpu_worker.text.stream import TextPiece, TextStream
-from gpu_worker.text.tokenizer import Tokenizer
+tokenizer    the tokenizer of a checkpoint
+loading      a tokenizer from a folder
+chat         chat templates
+sandbox      renders chat templates in a process of their own
+_template_process  limits itself; started by `sandbox` as a script
+checks       text and data of a request, checked
+assembler    the text of one output: detokenization and stop strings
+detokenizer  tokens to text, incrementally
+stops        stop strings, matched incrementally
+pieces       the bytes of each token
+"""
 
-__all__ = ["TextPiece", "TextStream", "Tokenizer", "load_tokenizer"]
+from petiole.gpu_worker.text.assembler import TextAssembler, TextPiece
+from petiole.gpu_worker.text.loading import load_tokenizer
+from petiole.gpu_worker.text.tokenizer import Tokenizer
+
+__all__ = ["TextAssembler", "TextPiece", "Tokenizer", "load_tokenizer"]

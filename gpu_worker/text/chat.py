@@ -1,9 +1,9 @@
 """Chat templates: messages to prompt text, as `transformers` renders them, but from JSON data only.
 
-A template comes with the checkpoint and is program text of others, so it runs in jinja2's immutable sandbox and
-sees nothing but plain data. What goes wrong while it runs is nearly always the messages' fault (a role it does not
-know, roles that do not alternate), so that is an `InvalidRequest`; a template that does not compile is the
-checkpoint's fault, a `ModelError`.
+A template comes with the checkpoint and is program text of others, so it runs in a process of its own, within
+limits of time and memory (see `sandbox`), and sees nothing but plain data. What goes wrong while it runs is nearly
+always the messages' fault (a role it does not know, roles that do not alternate), so that is an `InvalidRequest`;
+a template that does not compile is the checkpoint's fault, a `ModelError`.
 
 Two forms of OpenAI's API that few templates read are turned into those that they do: `arguments` of tool calls as
 JSON text, and `content` as a list of text parts.
@@ -13,18 +13,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.utils
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from gpu_worker.errors import InvalidRequest, ModelError
-from gpu_worker.text.checks import plain_data
+from petiole.gpu_worker.errors import InvalidRequest, ModelError
+from petiole.gpu_worker.text import sandbox
+from petiole.gpu_worker.text.checks import plain_data
+from petiole.gpu_worker.text.sandbox import TemplateFailed
 
 RESERVED_VARIABLES = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
@@ -45,8 +39,13 @@ class ChatTemplate:
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, Any]) -> None:
         self._special_tokens = dict(special_tokens)
-        self._templates = {name: _compile(name, source) for name, source in sources.items()}
-        self._read_parts: dict[jinja2.Template, bool] = {}
+        self._sources = dict(sources)
+        self._read_parts: dict[str, bool] = {}  # by source
+        for name, source in self._sources.items():
+            try:
+                sandbox.compile_template(source)
+            except TemplateFailed as error:
+                raise ModelError(f"chat template {name!r} does not compile: {error}") from error
 
     def render(
         self,
@@ -70,25 +69,22 @@ class ChatTemplate:
         given = _variables(variables or {})
         outline = _outline(chat, given)
         final = _mark_end(chat) if continue_final_message else None
+        given = {
+            **self._special_tokens,
+            "documents": None,
+            **given,
+            "messages": chat,
+            "tools": tool_data,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+        }
         try:
-            text = template.render(
-                {
-                    **self._special_tokens,
-                    "documents": None,
-                    **given,
-                    "messages": chat,
-                    "tools": tool_data,
-                    "add_generation_prompt": add_generation_prompt and not continue_final_message,
-                }
-            )
-        except jinja2.TemplateError as error:
-            raise InvalidRequest("messages", f"refused by the chat template: {error}", outline) from error
-        except Exception as error:  # the template runs arbitrary expressions on the messages
-            problem = f"the chat template failed on them: {type(error).__name__}: {error}"
+            text = sandbox.render(template, given)
+        except TemplateFailed as error:
+            problem = f"refused by the chat template: {error}" if error.refused else str(error)
             raise InvalidRequest("messages", problem, outline) from error
         return text if final is None else _up_to_end(text, final, outline)
 
-    def _reads_parts(self, template: jinja2.Template) -> bool:
+    def _reads_parts(self, template: str) -> bool:
         """Whether the template renders a list of one text part as it renders the text."""
         if template not in self._read_parts:
             self._read_parts[template] = self._rendered(template, [{"type": "text", "text": "a"}]) == (
@@ -96,18 +92,19 @@ class ChatTemplate:
             )
         return self._read_parts[template]
 
-    def _rendered(self, template: jinja2.Template, content: object) -> str | None:
+    def _rendered(self, template: str, content: object) -> str | None:
         """None if the template refuses such a message."""
         rest = {"documents": None, "tools": None, "add_generation_prompt": False}
         try:
-            return template.render(
-                {**self._special_tokens, **rest, "messages": [{"role": "user", "content": content}]}
+            return sandbox.render(
+                template,
+                {**self._special_tokens, **rest, "messages": [{"role": "user", "content": content}]},
             )
-        except Exception:
+        except TemplateFailed:
             return None
 
-    def _choose(self, tools: object) -> jinja2.Template:
-        templates = self._templates
+    def _choose(self, tools: object) -> str:
+        templates = self._sources
         if not templates:
             raise InvalidRequest("messages", "the model has no chat template; use a prompt", "messages")
         if tools is not None and "tool_use" in templates:
@@ -224,80 +221,3 @@ def _up_to_end(rendered: str, final: str, outline: str) -> str:
         problem = "the chat template must show the final message, but leaves it out or changes it"
         raise InvalidRequest("continue_final_message", problem, outline)
     return prompt
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's part for training; here its content is simply rendered."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Namespace(jinja2.utils.Namespace):
-    """jinja2's `namespace()` without underscore names, which the sandbox does not check there."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        self, given = args[0], dict(*args[1:], **kwargs)
-        for name in given:
-            _check_name(name)
-        jinja2.utils.Namespace.__init__(self, given)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_name(name)
-        super().__setitem__(name, value)
-
-
-def _check_name(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace's name must not start with an underscore: {name!r}")
-
-
-class _Dict:
-    """`dict(...)` for templates, without the type's attributes."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Unlike jinja2's own, this does not escape HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _compile(name: str, source: str) -> jinja2.Template:
-    try:
-        return _environment().from_string(source)
-    except jinja2.TemplateError as error:
-        line = f"line {error.lineno}: " if isinstance(error, jinja2.TemplateSyntaxError) else ""
-        raise ModelError(f"chat template {name!r} does not compile: {line}{error.message}") from error
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals.update(
-        raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace
-    )
-    return environment

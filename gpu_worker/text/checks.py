@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.errors import InvalidRequest
 
 MAX_DEPTH = 64
 

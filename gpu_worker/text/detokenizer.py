@@ -19,7 +19,7 @@ from typing import Protocol
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
-from gpu_worker.text.pieces import TokenPieces
+from petiole.gpu_worker.text.pieces import TokenPieces
 
 _new_decoder = codecs.getincrementaldecoder("utf-8")
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import tokenizers
 
-from gpu_worker.errors import ModelError
-from gpu_worker.models.config import end_token_ids, read_json
-from gpu_worker.text.tokenizer import Tokenizer
+from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.config import end_token_ids, read_json
+from petiole.gpu_worker.text.tokenizer import Tokenizer
 
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -49,7 +49,9 @@ def _backend(path: Path) -> tokenizers.Tokenizer:
         raise ModelError(f"{path}: missing; a tokenizer in the format of the `tokenizers` library is needed")
     try:
         return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises nothing narrower, and a panic of its is no Exception
         raise ModelError(f"{path}: not a readable tokenizer: {_one_line(error)}") from error
 
 
@@ -73,7 +75,13 @@ def _token_text(token: object) -> str | None:
     """A token as configurations write it: its text, or an object with it."""
     if isinstance(token, dict):
         token = token.get("content")
-    return token if isinstance(token, str) else None
+    if not isinstance(token, str):
+        return None
+    try:
+        token.encode()
+    except UnicodeEncodeError:
+        raise ModelError(f"special tokens must be text that UTF-8 can encode, got {token[:100]!a}") from None
+    return token
 
 
 def _add_missing_tokens(
@@ -132,5 +140,5 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())

@@ -16,13 +16,15 @@ from typing import Any
 
 import tokenizers
 
-from gpu_worker.errors import InvalidRequest
-from gpu_worker.text.chat import ChatTemplate
-from gpu_worker.text.checks import check_text
-from gpu_worker.text.detokenizer import Detokenizer, LibraryDetokenizer, PieceDetokenizer
-from gpu_worker.text.pieces import TokenPieces, token_pieces
+from petiole.gpu_worker.errors import InvalidRequest, ModelError
+from petiole.gpu_worker.models.config import MAX_VOCAB
+from petiole.gpu_worker.text.chat import ChatTemplate
+from petiole.gpu_worker.text.checks import check_text
+from petiole.gpu_worker.text.detokenizer import Detokenizer, LibraryDetokenizer, PieceDetokenizer
+from petiole.gpu_worker.text.pieces import TokenPieces, token_pieces
 
 _LETTERS_PER_TOKEN = 8
+_MOST_MISSING = 2**18
 _SURELY = 256  # more tokens than a cut in the text may change
 
 
@@ -47,7 +49,14 @@ class Tokenizer:
         self.backend = backend
         self.special_tokens = dict(special_tokens or {})
         # One more than the largest token id; the model's own vocabulary may be padded beyond it.
-        self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        vocab = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size: int = max(vocab.values(), default=-1) + 1
+        if self.vocab_size > MAX_VOCAB:
+            limit = f"must have token ids from 0 to {MAX_VOCAB - 1}"
+            raise ModelError(f"tokenizer.json: model.vocab and added_tokens {limit}, got {self.vocab_size - 1}")
+        if (missing := self.vocab_size - len(vocab)) > _MOST_MISSING:  # each takes time and memory
+            limit = f"must have at most {_MOST_MISSING} ids below the largest that no token has"
+            raise ModelError(f"tokenizer.json: model.vocab and added_tokens {limit}, got {missing}")
         # Control tokens: no text stands for them in an output, unless a request wants to see them.
         added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(v for v, token in added.items() if token.special)
@@ -75,7 +84,7 @@ class Tokenizer:
         return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def detokenizer(self, *, skip_special_tokens: bool = True, before: Sequence[int] = ()) -> Detokenizer:
-        """A new incremental decoder; see `TextStream`."""
+        """A new incremental decoder; see `TextAssembler`."""
         table = self._pieces_without_special if skip_special_tokens else self._pieces
         if table is None:
             return LibraryDetokenizer(self.backend, skip_special_tokens=skip_special_tokens, before=before)

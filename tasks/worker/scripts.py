@@ -1,4 +1,4 @@
-"""Loads and runs the Lua scripts in `lua/`.
+"""Loads and runs the Lua scripts in the folders `lua/` beside the modules that call them.
 
 Redis runs a script atomically, so every invariant that workers could break by a race is enforced in a script.
 All are read when the worker starts: after an upgrade of the installed package they might not fit the arguments of
@@ -8,28 +8,28 @@ this process.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, Protocol
 
 import redis
 from hiredis import pack_command
 
-from tasks.connections import LOST
+from petiole.tasks.servers.connections import LOST
 
 
 class Script(Protocol):
     def __call__(self, keys: Sequence[Any], args: Sequence[Any]) -> Any: ...
 
 
-SOURCES = {
-    file.name.removesuffix(".lua"): file.read_text()
-    for file in (files("tasks.worker") / "lua").iterdir()
-    if file.name.endswith(".lua")
-}
+_TEXTS = {file.stem: file.read_text() for file in sorted(Path(__file__).parent.rglob("*.lua"))}
+_PRELUDE = _TEXTS.pop("prelude")
+
+SOURCES = {name: _PRELUDE + text for name, text in _TEXTS.items()}
+"""Each script, with the prelude before it."""
 
 
 def load(client: redis.Redis, name: str) -> Script:
-    """`lua/NAME.lua` as a callable, which is sent to the server again if the server has lost it."""
+    """`NAME.lua` as a callable, which is sent to the server again if the server has lost it."""
     script = client.register_script(SOURCES[name])
     return lambda keys, args: script(keys, args, client)
 

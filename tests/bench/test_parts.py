@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import logging
 import os
 import signal
 import time
@@ -134,6 +136,62 @@ def test_a_part_reads_the_ceilings_and_the_file_says_what_failed(
     assert [r["name"] for r in record["results"]] == [gpu.BANDWIDTH, gpu.RATE, "share"]
     assert record["results"][-1]["value"] == 4e12 / 8e14
     assert record["absent"] == {"8b": "failed with status 1"}
+
+
+def test_only_what_is_missing_is_measured_and_only_while_there_is_time(
+    path: str, card: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    answers = {"sampling": "stopped after 9 s"}
+
+    def apart(limit_s: float, work: object, part: str, *rest: object) -> str:
+        begun.append(part)
+        measured(path, part, part)
+        return answers.get(part, "")
+
+    monkeypatch.setattr(gpu, "apart", apart)
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
+    only = [word for part in ("8b", "sampling", "idle") for word in ("--only", part)]
+    with pytest.raises(SystemExit, match="failed: sampling"):
+        gpu.main([*only, "--json", path])
+    assert begun == ["ceilings", "8b", "sampling", "idle"]
+    begun.clear()
+    answers.clear()
+    gpu.main([*only, "--json", path, "--missing"])
+    assert begun == ["ceilings", "sampling"]
+    begun.clear()
+    with pytest.raises(SystemExit, match="failed: ceilings"):
+        gpu.main([*only, "--json", path, "--within", "0"])
+    assert begun == []
+    assert read(path)["absent"] == {"ceilings": "not begun: the 0 s are over"}
+
+
+def test_a_part_that_nobody_ends_is_missing(
+    path: str, card: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole command was stopped, so that nobody could write down why."""
+
+    def part(report: Report, card: Card) -> None:
+        report.add("step", 1.0, "ms")
+        assert not parts.measured(path, "8b")
+
+    monkeypatch.setitem(gpu.PARTS, "8b", part)
+    measured(path, "ceilings", gpu.BANDWIDTH, gpu.RATE)
+    gpu.measure("8b", path, ("8b",))
+    assert parts.measured(path, "8b")
+    assert read(path)["absent"] == {}
+
+
+def loud() -> None:
+    logging.getLogger("petiole.gpu_worker.runtime.cuda.graphs").info("steps of 1 positions: 1 ms")
+    print(gc.get_freeze_count() > 0)
+
+
+def test_a_part_logs_what_was_chosen_and_leaves_what_is_loaded_to_no_collection(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert apart(60, loud) == ""
+    assert capfd.readouterr().out.splitlines() == ["steps of 1 positions: 1 ms", "True"]
 
 
 def die(status: int) -> None:

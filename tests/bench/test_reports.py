@@ -68,7 +68,7 @@ def test_shapes_count_what_the_checkpoints_hold(tmp_path: Path) -> None:
 
 
 def test_the_tiny_shape_is_that_of_the_model_that_ships() -> None:
-    from gpu_worker.models.loading import resolve_model
+    from petiole.gpu_worker.models.loading import resolve_model
 
     shipped = json.loads((resolve_model("petiole-tiny") / "config.json").read_text())
     for field, value in {
@@ -106,6 +106,18 @@ def test_the_page_gives_each_target_its_verdict_and_a_gap_its_cause(recorded: Pa
     assert "**missed** Nobody shares decode steps." in page
     assert "Directly." in page
     assert list(render.unexplained(recorded)) == []
+
+
+def test_processors_stand_side_by_side(recorded: Path) -> None:
+    (recorded / "notes.toml").write_text("")
+    assert "side by side" not in render.page(recorded)
+    for device, rate in (("cpu", 20.0), ("cpu-xeon", 30.0)):
+        batching = Report("A whole load")
+        batching.add("8 at once", rate, "tokens/s", peer=10.0)
+        batching.finish(str(recorded / device / "batching.json"))
+    page = render.page(recorded)
+    assert "| batching: 8 at once | 20 tokens/s (2) | 30 tokens/s (3) |" in page
+    assert page.index("## On the CPU\n") < page.index("## On the CPU: xeon\n")
 
 
 def test_a_missed_target_without_a_cause_is_named(recorded: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_workload_writes_its_results(results: Path, name: str) -> None:
 
 
 def test_the_command_line_names_every_workload(capfd: pytest.CaptureFixture[str]) -> None:
-    from tasks.cli import main
+    from petiole.tasks.commands.cli import main
 
     with pytest.raises(SystemExit) as end:
         main(["bench", "--help"])

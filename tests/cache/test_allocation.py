@@ -4,9 +4,17 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from toy_kv import PAGE_SIZES, ToyEngine, fingerprints, texts
 
-from cache import CacheNamespace, CacheTokens, ImageToken, MisalignedError, ReleasedError, TextToken
+from petiole.cache import (
+    CacheNamespace,
+    CacheTokens,
+    ImageToken,
+    MisalignedError,
+    Published,
+    ReleasedError,
+    TextToken,
+)
+from tests.cache.toy_kv import PAGE_SIZES, ToyEngine, fingerprints, texts
 
 KINDS = ["radix", "block"]
 
@@ -122,7 +130,7 @@ def test_a_failed_launch_that_somebody_has_matched_is_no_longer_matchable(engine
     assert not one.kv.unpublish()
     assert (one.kv.stale, two.kv.stale) == (True, True)
     assert engine.manager.match_length(prompt(60)) == 0
-    assert two.kv.publish(two.tokens, 60).kv_taken == 0
+    assert two.kv.publish(two.tokens, 60) == Published(48, 48)
     one.kv.discard()
     engine.manager.check()
     two.kv.finish(two.tokens, 60)

@@ -5,13 +5,20 @@ import sys
 
 import pytest
 
-import cache
-from cache import BlockManager, CacheValueError, NoPrefixCache, PageTable, RadixPrefixCache, build_prefix_cache
+from petiole import cache
+from petiole.cache import (
+    BlockCache,
+    CacheValueError,
+    NoPrefixCache,
+    PageTable,
+    RadixPrefixCache,
+    build_prefix_cache,
+)
 
 
 def test_the_package_imports_without_torch_celery_or_the_floors_above() -> None:
     program = (
-        "import sys; import cache; "
+        "import sys; from petiole import cache; "
         "bad = {'torch', 'celery', 'kombu', 'redis', 'gpu_worker', 'tasks', 'pydantic'} & set(sys.modules); "
         "assert not bad, bad"
     )
@@ -25,7 +32,7 @@ def test_everything_promised_is_there() -> None:
 
 def test_the_cache_is_chosen_by_name() -> None:
     assert isinstance(build_prefix_cache("radix", PageTable(10)), RadixPrefixCache)
-    assert isinstance(build_prefix_cache("block", PageTable(10, 16)), BlockManager)
+    assert isinstance(build_prefix_cache("block", PageTable(10, 16)), BlockCache)
     assert isinstance(build_prefix_cache("off", PageTable(10, 5)), NoPrefixCache)
     with pytest.raises(CacheValueError, match="radix, block, off, got 'lru'"):
         build_prefix_cache("lru", PageTable(10))  # type: ignore[arg-type]

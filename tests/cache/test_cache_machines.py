@@ -15,11 +15,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from toy_kv import PAGE_SIZES, ToyEngine, ToySequence, fingerprints
 
-from cache import CacheNamespace, CacheToken, CacheTokens, CoordToken, ImageToken, SizeToken, TextToken
-from cache.pool import CACHED
-from cache.tokens import page_boundary, reuse_limit
+from petiole.cache import CacheNamespace, CacheToken, CacheTokens, CoordToken, ImageToken, SizeToken, TextToken
+from petiole.cache.pages.pool import CACHED
+from petiole.cache.tokens import page_boundary, reuse_limit
+from tests.cache.toy_kv import PAGE_SIZES, ToyEngine, ToySequence, fingerprints
 
 NAMESPACES = [None, None, CacheNamespace(lora_id=7), CacheNamespace(image_hash=3, salt="tenant")]
 SINGLES: list[CacheToken] = [TextToken(0), TextToken(1), CoordToken(0.1, 0), SizeToken(0.1, 0.2, 0, 1)]

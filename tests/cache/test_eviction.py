@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_kv import ToyEngine, texts
 
-from cache import EvictionError, ImageToken, StaleNodeError
-from cache.eviction import EvictionHeap
+from petiole.cache import EvictionError, ImageToken, StaleNodeError
+from petiole.cache.prefix.eviction import EvictionHeap
+from tests.cache.toy_kv import ToyEngine, texts
 
 
 @given(st.lists(st.tuples(st.sampled_from(["touch", "push", "discard", "pop"]), st.integers(0, 8)), max_size=200))

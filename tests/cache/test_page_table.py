@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from toy_kv import texts
 
-from cache import (
+from petiole.cache import (
     ConservationError,
     DoubleFreeError,
     EvictionError,
@@ -20,6 +19,7 @@ from cache import (
     RowError,
     StaleNodeError,
 )
+from tests.cache.toy_kv import texts
 
 
 def table_with_row(page_size: int = 1, kv: int = 5) -> tuple[PageTable, int]:
@@ -64,29 +64,6 @@ def test_owned_pages_need_not_be_the_first_ones() -> None:
     table.check()
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_slots_agree_with_a_loop(page_size: int) -> None:
-    table = PageTable(300, page_size, 6)
-    rng = np.random.default_rng(page_size)
-    rows, lengths = [], []
-    for kv in (37, 1, 64, 40):
-        rows.append(table.allocate())
-        for part in np.sort(rng.integers(1, kv + 1, 3)):
-            table.reserve(rows[-1], int(part))
-        table.reserve(rows[-1], kv)
-        lengths.append(kv)
-
-    def slot(row: int, position: int) -> int:
-        page = table.get_pages(row, position // page_size, position // page_size + 1)[0]
-        return int(page) * page_size + position % page_size
-
-    for row, kv in zip(rows, lengths, strict=True):
-        assert table.build_slot_mapping(row, np.arange(kv)).tolist() == [slot(row, p) for p in range(kv)]
-    last = np.array(lengths) - 1
-    expected = [slot(r, p) for r, p in zip(rows, last.tolist(), strict=True)]
-    assert table.build_slot_mapping(np.array(rows), last).tolist() == expected
-
-
 def test_reserving_for_many_stops_at_the_first_that_does_not_fit() -> None:
     table = PageTable(11, 1, 6)
     rows = np.array([table.allocate() for _ in range(4)])
@@ -97,17 +74,19 @@ def test_reserving_for_many_stops_at_the_first_that_does_not_fit() -> None:
     table.check()
 
 
-def test_whether_a_request_fits_counts_evictable_pages_and_rows() -> None:
+def test_a_row_grows_by_as_much_as_eviction_can_free() -> None:
     table, row = table_with_row(kv=10)
     cache = table.prefix_cache
     node = cache.insert(texts(*range(39)), table.allocate_pages(39)).node
     assert table.pages_available == 0
-    assert table.can_reserve_with_eviction(39)
-    assert table.can_reserve_with_eviction(49, row)
-    assert not table.can_reserve_with_eviction(50, row)
     cache.lock(node)
-    assert not table.can_reserve_with_eviction(1)
-    assert table.can_reserve_with_eviction(10, row)
+    assert not table.reserve(row, 11)
+    cache.unlock(node)
+    assert not table.reserve(row, 50)
+    assert cache.total_cached_pages == 39  # a refusal evicts nothing
+    assert table.reserve(row, 49)
+    assert (cache.total_cached_pages, table.pages_available) == (0, 0)
+    table.check()
 
 
 BAD_CALLS: dict[str, tuple[Callable[[PageTable, int], object], type[Exception]]] = {
@@ -124,11 +103,8 @@ BAD_CALLS: dict[str, tuple[Callable[[PageTable, int], object], type[Exception]]]
     "a row that is too long": (lambda t, r: t.map_pages(r, 5, np.full(60, 1)), MappingError),
     "erase of a free row": (lambda t, r: t.erase(5), RowError),
     "erase of the reserved row": (lambda t, r: t.erase(0), RowError),
-    "a cached count beyond the row": (lambda t, r: t.erase(r, cached_page_count=6), MisalignedError),
-    "a cached count that is not true": (lambda t, r: t.erase(r, cached_page_count=1), OwnershipError),
     "pages of a free row": (lambda t, r: t.get_pages(5, 0, 0), RowError),
     "pages beyond the row": (lambda t, r: t.get_pages(r, 0, 6), MappingError),
-    "positions beyond the row": (lambda t, r: t.build_slot_mapping(r, np.array([5])), MisalignedError),
     "more pages than there are": (lambda t, r: t.allocate_pages(49), OutOfPagesError),
     "a negative number of pages": (lambda t, r: t.allocate_pages(-1), MisalignedError),
     "the same row twice": (lambda t, r: t.reserve_many(np.array([r, r]), np.array([6, 7])), RowError),

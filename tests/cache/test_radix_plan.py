@@ -2,16 +2,17 @@
 
 import numpy as np
 import pytest
-from toy_kv import ToyEngine, texts
 
-from cache import (
+from petiole.cache import (
     CacheNamespace,
+    ConservationError,
     ImageToken,
     OutOfPagesError,
     PageTable,
     RadixPrefixCache,
     UnlockWithoutLockError,
 )
+from tests.cache.toy_kv import ToyEngine, texts
 
 BOS = 1
 IMAGE = ImageToken(content_hash=0xC0FFEE << 100, kv_length_=729)
@@ -48,7 +49,6 @@ def test_01_a_match_that_ends_inside_a_segment_splits_it(setup: Setup) -> None:
     pages = setup.table.get_pages(row, 0, 4).tolist()
     found = setup.cache.match_prefix(texts(1, 2, 9))
     assert (found.matched_token_count, found.matched_pages.tolist()) == (2, pages[:2])
-    assert found.unmatched_tokens.cache_keys() == [(0, 9)]
     upper = found.last_node
     (lower,) = upper.children.values()
     assert (len(upper.tokens), len(lower.tokens)) == (2, 2)
@@ -82,7 +82,7 @@ def test_04_after_a_miss_the_prompt_stays_cached_until_it_is_evicted(setup: Setu
     setup.cache.lock(result.node)
     assert result.inserted_pages == 10
     setup.cache.unlock(result.node)
-    setup.table.erase(row, cached_page_count=10)
+    setup.table.erase(row)
     assert setup.table.pages_available == before - 10
     setup.cache.evict(10)
     assert setup.table.pages_available == before
@@ -100,7 +100,7 @@ def test_05_after_a_partial_hit_only_the_suffix_is_claimed(setup: Setup) -> None
     result = setup.cache.insert(tokens, setup.table.get_pages(row, 0, 10), None, found.last_node, 5, 5)
     assert (result.inserted_pages, result.start, result.end) == (5, 5, 10)
     setup.cache.unlock(found.last_node)
-    setup.table.erase(row, cached_page_count=10)
+    setup.table.erase(row)
     setup.table.erase(first)
     assert setup.cache.total_cached_pages == 10
     assert setup.settled()
@@ -155,8 +155,8 @@ def test_09_sequences_that_share_a_prefix_decode_independently() -> None:
 
 def test_10_a_full_match_maps_only_what_is_reused_and_leaks_nothing(setup: Setup) -> None:
     prompt = texts(BOS, 5, 6, 7)
-    row, result = setup.insert(prompt)
-    setup.table.erase(row, cached_page_count=result.inserted_pages)
+    row, _ = setup.insert(prompt)
+    setup.table.erase(row)
     before = setup.table.pages_available
     found = setup.cache.match_prefix(prompt)
     reused = min(found.matched_kv_length, len(prompt) - 1)
@@ -168,7 +168,7 @@ def test_10_a_full_match_maps_only_what_is_reused_and_leaks_nothing(setup: Setup
     private = setup.table.get_pages(row, 3, 4)[0]
     assert private not in found.matched_pages
     setup.cache.unlock(found.last_node)
-    setup.table.erase(row, cached_page_count=reused)
+    setup.table.erase(row)
     assert private in setup.table.free_pages
     assert setup.table.pages_available == before
     assert setup.settled()
@@ -237,18 +237,18 @@ def test_16_empty_namespaces_are_pruned(setup: Setup) -> None:
     namespaces = [CacheNamespace(image_hash=i) for i in range(9)]
     for namespace in namespaces:
         setup.cache.insert(texts(BOS, 1, 2), setup.table.allocate_pages(3), namespace)
-    assert setup.cache.namespace_count == 9
+    assert len(setup.cache._trees) == 9
     setup.cache.evict(27)
-    assert setup.cache.namespace_count == 0
+    assert len(setup.cache._trees) == 0
     setup.cache.insert(texts(BOS, 1), setup.table.allocate_pages(2), namespaces[0])
-    assert setup.cache.namespace_count == 1
+    assert len(setup.cache._trees) == 1
 
 
 def test_17_looking_up_unknown_namespaces_creates_nothing(setup: Setup) -> None:
     for i in range(100):
         found = setup.cache.match_prefix(texts(BOS, 1), CacheNamespace(image_hash=i))
         assert (found.matched_kv_length, found.last_node) == (0, None)
-    assert setup.cache.namespace_count == 0
+    assert len(setup.cache._trees) == 0
 
 
 def test_18_page_offsets_follow_from_kv_lengths() -> None:
@@ -262,3 +262,32 @@ def test_18_page_offsets_follow_from_kv_lengths() -> None:
     result = setup.cache.insert(whole, pages, None, found.last_node, 2, 730)
     assert result.inserted_pages == 10
     assert result.node.physical_pages.tolist() == pages[730:].tolist()
+
+
+def test_a_roots_wrong_lock_count_is_found(setup: Setup) -> None:
+    _, result = setup.insert(texts(1, 2, 3))
+    result.node.parent.lock_ref += 1
+    with pytest.raises(ConservationError, match=r"root of .*\(R2\): 1 kept, 0 counted"):
+        setup.cache.check()
+
+
+def test_a_root_with_a_wrong_lock_count_is_not_pruned(setup: Setup) -> None:
+    _, result = setup.insert(texts(1, 2, 3))
+    result.node.parent.lock_ref += 1
+    with pytest.raises(ConservationError, match="root of"):
+        setup.cache.evict(3)
+
+
+def test_a_detached_node_counts_among_its_roots_locks(setup: Setup) -> None:
+    _, result = setup.insert(texts(1, 2, 3))
+    setup.cache.lock(result.node)
+    root = result.node.parent
+    setup.cache._detach(result.node)
+    setup.cache.check()
+    root.lock_ref += 1
+    with pytest.raises(ConservationError, match="2 kept, 1 counted"):
+        setup.cache.check()
+    root.lock_ref -= 1
+    setup.cache.unlock(result.node)
+    setup.cache.check()
+    assert setup.cache.total_cached_pages == 0

@@ -7,9 +7,7 @@ freed too early or written twice changes a number.
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
-from cache import (
+from petiole.cache import (
     CacheNamespace,
     CacheToken,
     CacheTokens,
@@ -65,7 +63,9 @@ class ToySequence:
         return fingerprints(self.typed, self.namespace)
 
     def slots(self, start: int, end: int) -> list[int]:
-        return self.engine.table.build_slot_mapping(self.kv.row, np.arange(start, end)).tolist()
+        table, size = self.engine.table, self.engine.table.page_size
+        pages = table.get_pages(self.kv.row, 0, table.page_count(self.kv.row)).tolist()
+        return [pages[position // size] * size + position % size for position in range(start, end)]
 
     def launch(self, end: int | None = None) -> None:
         """Compute positions up to `end`, publishing them first, as an engine does at launch."""

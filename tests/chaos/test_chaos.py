@@ -19,14 +19,15 @@ from typing import Any
 
 import pytest
 from celery.result import AsyncResult
-from support.fake_engine import expected
-from support.proxy import Proxy
-from support.reader import Reader
-from support.site import PATIENCE_S, Site, Worker, eventually
 
-from tasks import affinity, connections, embedded
-from tasks.connections import LOST
-from tasks.settings import settings
+from petiole.tasks.requests import affinity
+from petiole.tasks.servers import connections, embedded
+from petiole.tasks.servers.connections import LOST
+from petiole.tasks.settings import settings
+from tests.support.fake_engine import expected
+from tests.support.proxy import Proxy
+from tests.support.reader import Reader
+from tests.support.site import PATIENCE_S, Site, Worker, eventually
 
 MINUTES = float(os.environ.get("PETIOLE_CHAOS_MINUTES", "1"))
 WORKERS = 3

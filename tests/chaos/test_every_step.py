@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 from celery.result import AsyncResult
-from support.doomed import MET, OF_A_REVOCATION, POINTS
-from support.fake_engine import expected
-from support.reader import Reader
-from support.site import PATIENCE_S, Site, Worker, eventually
 
-from tasks import connections
-from tasks.settings import settings
+from petiole.tasks.servers import connections
+from petiole.tasks.settings import settings
+from tests.support.doomed import MET, OF_A_REVOCATION, POINTS
+from tests.support.fake_engine import expected
+from tests.support.reader import Reader
+from tests.support.site import PATIENCE_S, Site, Worker, eventually
 
 AT_A_TIME = 4
 TOKENS = {"runs": 60, "is revoked": 1000}
@@ -33,8 +33,11 @@ STEPS = [
     *((name, "is revoked") for name in (*OF_A_REVOCATION, *OF_WHAT_IS_REVOKED)),
 ]
 WRITTEN_BY_THE_FIRST = [*list(POINTS)[list(POINTS).index("end on its way") :], "to be stored", "stored"]
-WITHOUT_A_NET = ("to be begun", "first token written", "end on its way", "end written")
+WITHOUT_A_NET = ("first token written", "end on its way", "end written")
 """On a thread that a worker cannot do without."""
+
+FAILS_ITS_TASKS = "to be begun"
+"""An error of the intake is that of the tasks at hand: they fail, and the worker goes on (see `test_intake`)."""
 
 FULL = float(os.environ.get("PETIOLE_CHAOS_MINUTES", "1")) >= 10
 
@@ -52,7 +55,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 @pytest.mark.parametrize(("how", "first"), [("KILL", 0), ("STOP", 1), ("RAISE", 2)])
 def test_at_any_step_the_task_comes_to_its_end(site: Site, how: str, first: int) -> None:
-    go_on_elsewhere(site, STEPS if FULL else STEPS[first::3], how)
+    steps = STEPS if FULL else STEPS[first::3]
+    go_on_elsewhere(site, [step for step in steps if (step[0], how) != (FAILS_ITS_TASKS, "RAISE")], how)
 
 
 def test_what_should_never_happen_ends_the_worker(site: Site) -> None:
@@ -85,7 +89,7 @@ class Case:
         self.worker: Worker = site.start_worker(
             "-Q",
             self.queue,
-            PETIOLE_ENGINE_FACTORY="support.doomed:DoomedEngine",
+            PETIOLE_ENGINE_FACTORY="tests.support.doomed:DoomedEngine",
             PETIOLE_FAKE_STEP_MS=STEP_MS[what],
             DOOM=f"{point} {how}",
         )

@@ -13,9 +13,9 @@ from collections import Counter
 from pathlib import Path
 
 import redis
-from support.site import Site, eventually
 
-from tasks.connections import connect
+from petiole.tasks.servers.connections import connect
+from tests.support.site import Site, eventually
 
 FULL = float(os.environ.get("PETIOLE_CHAOS_MINUTES", "1")) >= 10
 KILLS, TASKS = (200, 20_000) if FULL else (12, 1500)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.site import Site, Worker
+
+from tests.support.site import Site, Worker
 
 
 @pytest.fixture(scope="module")

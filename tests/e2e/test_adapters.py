@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.site import Site
 
-from tasks.errors import ModelChanged
+from petiole.tasks.errors import ModelChanged
+from tests.support.site import Site
 
 ENGINE = {
-    "PETIOLE_ENGINE_FACTORY": "gpu_worker.engine:Engine",
+    "PETIOLE_ENGINE_FACTORY": "petiole.gpu_worker.engine:Engine",
     "PETIOLE_DEVICE": "cpu",
     "PETIOLE_DTYPE": "float32",
     "PETIOLE_LORA_SLOTS": 1,

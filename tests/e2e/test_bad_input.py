@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from celery.exceptions import NotRegistered
-from support.fake_engine import expected
-from support.site import Site, Worker, eventually
 
-from tasks.errors import InvalidRequest
+from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.servers.connections import connect
+from tests.support.fake_engine import expected
+from tests.support.site import RedisServer, Site, Worker, eventually
 
 pytestmark = pytest.mark.usefixtures("worker")
 
@@ -61,6 +63,8 @@ def quarantined(site: Site) -> list[dict[str, Any]]:
         ({"prompt": "\ud800"}, "prompt"),
         ({"prompt": "word " * 2_000_000}, "prompt"),
         ({}, "prompt"),
+        ({"prompt": "p", "self": 5}, "self"),
+        ({"prompt": "p", "\ud800": 5}, "\\ud800"),
     ],
 )
 def test_a_bad_option_is_named_in_the_result(site: Site, options: dict[str, Any], field: str) -> None:
@@ -79,6 +83,29 @@ def test_other_streams_do_not_notice_ten_megabytes(site: Site) -> None:
     with pytest.raises(InvalidRequest):
         site.get(site.generate("x" * 10_000_000))
     assert site.get(running)["token_ids"] == expected("steady", 1, 300)
+
+
+def test_a_result_backend_that_is_away_does_not_silence_a_worker(tmp_path: Path) -> None:
+    (folder := tmp_path / "results").mkdir()
+    results = RedisServer(folder)
+    with Site(tmp_path, PETIOLE_RESULT_BACKEND=results.url) as site:
+        site.worker()
+        results.kill()
+        messages = [envelope(expires=60), envelope(task="tasks.nothing")]
+        for message in messages:
+            put(site, message)
+        eventually(lambda: quarantined(site), "quarantined")
+        for _ in range(3):
+            assert site.app.control.ping(timeout=5), "the event loop turns"
+        assert site.held() == len(messages), "they are not acknowledged before their tasks have failed"
+        results.start()
+        stored = connect(results.url)
+        for message in messages:
+            key = f"celery-task-meta-{message['headers']['id']}"
+            eventually(lambda key=key: stored.get(key), "the task has failed")
+            assert json.loads(stored.get(key))["status"] == "FAILURE"
+        eventually(lambda: site.held() == 0, "acknowledged")
+        results.kill()
 
 
 def test_an_unknown_task_fails(site: Site) -> None:
@@ -107,6 +134,14 @@ def test_an_unknown_task_fails(site: Site) -> None:
         {"eta": "tomorrow"},
         {"expires": "never"},
         {"expires": {}},
+        {"expires": 60},
+        {"compression": "nope"},
+        {"compression": 5},
+        {"compression": "gzip"},
+        {"retries": 10**400},
+        {"body": [[], {}, {"_children": 5}]},
+        {"body": [[], {}, {"callbacks": [5]}]},
+        {"body": b"[" * 100_000},
         {"group": 7},
         {"stamps": 7, "stamped_headers": ["stamps"]},
         {"shadow": 7},
@@ -120,7 +155,7 @@ def test_a_message_that_celery_cannot_take_is_put_aside_and_answered(
     message = envelope(**changes)
     task_id = message["headers"]["id"]
     put(site, message)
-    with pytest.raises(Exception):  # noqa: B017 - the answer's kind depends on who noticed
+    with pytest.raises(InvalidRequest):
         site.get(site.app.AsyncResult(task_id))
     assert worker.alive()
     eventually(lambda: site.held() == 0, "acknowledged")
@@ -136,6 +171,47 @@ def test_garbage_in_the_queue_is_put_aside(site: Site, worker: Worker, raw: byte
     assert worker.alive()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("body_encoding", "rot13"),
+        ("delivery_info", "x"),
+        ("delivery_info", [1]),
+        ("correlation_id", {}),
+        ("priority", 10**400),
+    ],
+)
+def test_properties_that_kombu_cannot_take_are_answered(
+    site: Site, worker: Worker, name: str, value: object
+) -> None:
+    message = envelope()
+    message["properties"][name] = value
+    put(site, message)
+    with pytest.raises(InvalidRequest, match=f"properties.{name} must be"):
+        site.get(site.app.AsyncResult(message["headers"]["id"]))
+    assert worker.alive()
+
+
+@pytest.mark.parametrize("task_id", ["\ud800", "x" * 10_000, "", 5], ids=ascii)
+def test_a_task_without_a_usable_id_is_put_aside(site: Site, worker: Worker, task_id: Any) -> None:
+    before = len(quarantined(site))
+    message = envelope(task_id=task_id)
+    put(site, message)
+    eventually(lambda: len(quarantined(site)) == before + 1, "quarantined")
+    assert quarantined(site)[0]["task_id"] is None
+    assert "correlation_id" in quarantined(site)[0]["reason"] or "headers.id" in quarantined(site)[0]["reason"]
+    assert worker.alive()
+
+
+def test_headers_that_would_replace_celerys_own_do_no_harm(site: Site) -> None:
+    """Three of them took the three threads that complete tasks."""
+    odd: list[dict[str, Any]] = [{"_children": 5}] * 3
+    for headers in (*odd, {"get": 5}, {"is_eager": True}, {"delivery_info": {"a": 1}}, {"petiole-sent": 10**400}):
+        message = envelope(**headers)
+        put(site, message)
+        assert site.get(site.app.AsyncResult(message["headers"]["id"]))["finish_reason"] == "length"
+
+
 def test_garbage_with_an_id_is_answered(site: Site) -> None:
     message = envelope(task_id="garbled")
     del message["properties"]["delivery_info"]
@@ -149,6 +225,20 @@ def test_a_bad_control_message_does_no_harm(site: Site, worker: Worker) -> None:
     for raw in (b"5", b"null", b'{"body": 1}', b"{broken"):
         site.redis.publish("/0.celery.pidbox", raw)
     assert site.get(site.generate("still here", max_tokens=1))
+    assert worker.alive()
+
+
+def test_a_control_command_that_makes_no_sense_does_no_harm(site: Site, worker: Worker) -> None:
+    control = site.app.control
+    for command, arguments in (
+        ("add_consumer", {"queue": 5}),
+        ("cancel_consumer", {"queue": []}),
+        ("time_limit", {"task_name": "tasks.generate", "hard": "x", "soft": []}),
+        ("revoke", {"task_id": "\ud800", "terminate": True}),
+    ):
+        control.broadcast(command, arguments=arguments, reply=True, timeout=10, limit=1)
+    assert site.get(site.generate("still here", max_tokens=1))
+    control.broadcast("time_limit", arguments={"task_name": "tasks.generate"}, reply=True, timeout=10, limit=1)
     assert worker.alive()
 
 

@@ -8,11 +8,11 @@ import time
 import pytest
 from celery import chain, chord, group
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded
-from support.fake_engine import expected
-from support.site import Site, Worker, eventually
 
-from tasks import fleet
-from tasks.schemas import stream_keys
+from petiole.tasks.fleet import reports
+from petiole.tasks.requests.schemas import stream_keys
+from tests.support.fake_engine import expected
+from tests.support.site import Site, Worker, eventually
 
 pytestmark = pytest.mark.usefixtures("worker")
 LONG = 3000
@@ -238,7 +238,7 @@ def test_a_task_id_of_ones_own(site: Site) -> None:
 
 
 def test_the_fleet_view_shows_the_worker(site: Site, worker: Worker) -> None:
-    (report,) = eventually(lambda: fleet.workers(site.redis), "a report")
+    (report,) = eventually(lambda: reports.workers(site.redis), "a report")
     assert (report.worker, report.state, report.slots, report.lost) == ("w0@test", "ready", 8, False)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from celery import chord
 from celery.result import AsyncResult
-from support.doomed import MET
-from support.site import Site, eventually
+
+from tests.support.doomed import MET
+from tests.support.site import Site, eventually
 
 ENDINGS = ["success", "failure", "ignored"]
 
@@ -32,7 +33,7 @@ def sent(site: Site) -> int:
 def test_a_worker_that_completes_late_sends_nothing(own_site: Site, ending: str) -> None:
     """It wrote the end, but was stopped before it completed the task; another worker did that."""
     site = own_site
-    first = site.worker(PETIOLE_ENGINE_FACTORY="support.late_completion:LateCompletionEngine")
+    first = site.worker(PETIOLE_ENGINE_FACTORY="tests.support.late_completion:LateCompletionEngine")
     result = submit(site, ending)
     eventually(lambda: site.log(result) and site.log(result)[-1]["finish_reason"], "ended")
     first.signal(signal.SIGSTOP)
@@ -45,7 +46,7 @@ def test_a_worker_that_completes_late_sends_nothing(own_site: Site, ending: str)
 
 
 def killed_and_delivered_again(site: Site, ending: str, step: str) -> None:
-    worker = site.worker(PETIOLE_ENGINE_FACTORY="support.doomed:DoomedEngine", DOOM=f"{step} KILL")
+    worker = site.worker(PETIOLE_ENGINE_FACTORY="tests.support.doomed:DoomedEngine", DOOM=f"{step} KILL")
     submit(site, ending)
     eventually(lambda: MET in worker.output, f"killed at: {step}")
     site.worker()
@@ -66,7 +67,7 @@ def test_a_failure_that_was_stored_still_sends_what_is_linked_to_it(own_site: Si
 def test_when_a_worker_dies_while_it_completes_another_does_it_again(own_site: Site) -> None:
     """It had sent what is linked, but not stored the result: nobody can know. Its claim must expire first."""
     site = own_site
-    worker = site.worker(PETIOLE_ENGINE_FACTORY="support.doomed:DoomedEngine", DOOM="to be stored KILL")
+    worker = site.worker(PETIOLE_ENGINE_FACTORY="tests.support.doomed:DoomedEngine", DOOM="to be stored KILL")
     result = submit(site, "success")
     eventually(lambda: MET in worker.output, "linked, but not stored")
     second = site.worker()
@@ -79,7 +80,7 @@ def test_when_a_worker_dies_while_it_completes_another_does_it_again(own_site: S
 def test_a_chord_whose_last_worker_dies_before_it_sends_the_body_is_finished(own_site: Site) -> None:
     """It had claimed to send it, for longer than a lease: its message comes again before the claim has expired."""
     site = own_site
-    worker = site.worker(PETIOLE_ENGINE_FACTORY="support.doomed:DoomedEngine", DOOM="body to be sent KILL")
+    worker = site.worker(PETIOLE_ENGINE_FACTORY="tests.support.doomed:DoomedEngine", DOOM="body to be sent KILL")
     header = [site.signature(prompt, max_tokens=2) for prompt in ("a", "b")]
     body = chord(header, app=site.app)(site.signature("body", max_tokens=1))
     eventually(lambda: MET in worker.output, "claimed, but not sent")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from support.fake_engine import expected
-from support.site import Site, eventually
-
-from tasks.schemas import stream_keys
+from petiole.tasks.requests.schemas import stream_keys
+from tests.support.fake_engine import expected
+from tests.support.site import Site, eventually
 
 LONG = 1500
 

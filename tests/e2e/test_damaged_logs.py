@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from celery.result import AsyncResult
-from support.fake_engine import expected
-from support.site import Site, eventually
 
-from tasks.errors import GenerationFailed
-from tasks.schemas import stream_keys
+from petiole.tasks.errors import GenerationFailed
+from petiole.tasks.requests.schemas import stream_keys
+from tests.support.fake_engine import expected
+from tests.support.site import Site, eventually
 
 LONG = 1500
 GARBAGE = '{"index": 7'

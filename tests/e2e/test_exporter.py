@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.scraping import Figures, exporting
-from support.site import REPOSITORY, RedisServer, Site, eventually
 
-from tasks import exporter
-from tasks.fleet import LOST_AFTER_S, WORKERS_KEY, WorkerReport, report, workers
-from tasks.schemas import SENT
+from petiole.tasks.fleet import exporter
+from petiole.tasks.fleet.reports import LOST_AFTER_S, WORKERS_KEY, WorkerReport, report, workers
+from petiole.tasks.requests.schemas import SENT
+from tests.support.scraping import Figures, exporting
+from tests.support.site import REPOSITORY, RedisServer, Site, eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -25,6 +25,8 @@ def test_a_fleet_is_scraped(own_site: Site) -> None:
     with exporting(own_site) as scrape:
         assert scrape() == {
             ("petiole_redis_up", ""): 1,
+            ("petiole_redis_writable", "broker"): 1,
+            ("petiole_redis_writable", "streams"): 1,
             ("petiole_quarantine_messages", ""): 0,
             **{("petiole_queue_messages", f"{step} petiole"): 0 for step in (0, 3, 6, 9)},
         }
@@ -47,6 +49,9 @@ def test_a_fleet_is_scraped(own_site: Site) -> None:
         figures = eventually(all_ended, "all ends are reported")
         assert figures["petiole_requests_total", "length"] == 3
         assert figures["petiole_requests_total", "error"] == 1
+        assert figures["petiole_failures_total", "caller"] == 1
+        assert figures["petiole_failures_total", "server"] == 0
+        assert figures["petiole_worker_starts_total", ""] == 1
         assert figures["petiole_generation_tokens_total", ""] == 15
         assert figures["petiole_request_generation_tokens_count", ""] == 3
         assert figures["petiole_request_generation_tokens_sum", ""] == 15
@@ -157,13 +162,15 @@ def test_every_metric_is_documented() -> None:
     page = (REPOSITORY / "docs" / "operations.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| `petiole_")]
     documented = {name.removesuffix("_total") for row in rows for name in re.findall(r"`(petiole_\w+)`", row)}
-    fleet_wide = {"petiole_redis_up", "petiole_queue_messages", "petiole_quarantine_messages"}
-    assert documented == fleet_wide | {metric.name for metric in (*exporter._states([]), *exporter._figures([]))}
+    fleet_wide = {"petiole_redis_up", "petiole_redis_writable", "petiole_queue_messages"}
+    fleet_wide.add("petiole_quarantine_messages")
+    ours = (*exporter._lives({}), *exporter._states([]), *exporter._figures([]))
+    assert documented == fleet_wide | {metric.name for metric in ours}
 
 
 @pytest.mark.parametrize("port", ["65536", "-1", "http", "1.5"])
 def test_a_port_that_is_none(port: str) -> None:
-    command = [sys.executable, "-m", "tasks.cli", "metrics", f"--port={port}"]
+    command = [sys.executable, "-m", "petiole.tasks.commands.cli", "metrics", f"--port={port}"]
     ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert ended.returncode == 2
     assert f"must be a number from 0 to 65535, got '{port}'" in ended.stderr

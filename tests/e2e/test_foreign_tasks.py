@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
-from support.fake_engine import expected
-from support.site import Site, eventually
 
-from tasks.errors import WorkersLost
-from tasks.worker.foreign import THREADS, runs_key
+from petiole.tasks.errors import WorkersLost
+from petiole.tasks.worker.foreign.tasks import THREADS, runs_key
+from tests.support.fake_engine import expected
+from tests.support.site import Site, eventually
 
-FOREIGN = ("-I", "support.foreign_tasks")
+FOREIGN = ("-I", "tests.support.foreign_tasks")
 
 
 def test_foreign_tasks_run_beside_the_engine(own_site: Site) -> None:
     site = own_site
-    site.worker("-I", "support.foreign_tasks")
+    site.worker("-I", "tests.support.foreign_tasks")
     running = site.generate("beside", max_tokens=300, seed=1)
     assert site.get(site.app.send_task("foreign.add", args=[2, 3])) == 5
     failing = site.app.send_task("foreign.fail")
@@ -30,7 +30,7 @@ def test_foreign_tasks_run_beside_the_engine(own_site: Site) -> None:
 
 def test_a_foreign_task_that_would_end_its_process_fails_and_the_worker_goes_on(own_site: Site) -> None:
     site = own_site
-    worker = site.worker("-I", "support.foreign_tasks")
+    worker = site.worker("-I", "tests.support.foreign_tasks")
     with pytest.raises(RuntimeError, match=r"SystemExit\(3\)"):
         site.get(site.app.send_task("foreign.exit"))
     with pytest.raises(MemoryError, match="no room"):

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.site import Site, Worker, eventually
 
-from tasks.affinity import key
-from tasks.schemas import ChatRequest, validate
+from petiole.tasks.requests.affinity import key
+from petiole.tasks.requests.schemas import ChatRequest, validate
+from tests.support.site import Site, Worker, eventually
 
 TURNS = 6
 
@@ -75,7 +75,7 @@ def test_a_backlog_of_one_affinity_is_shared_out(site: Site) -> None:
 
 
 def test_the_real_engine_finds_the_conversation(tmp_path: Path) -> None:
-    engine = {"PETIOLE_ENGINE_FACTORY": "gpu_worker.engine:Engine", "PETIOLE_DEVICE": "cpu"}
+    engine = {"PETIOLE_ENGINE_FACTORY": "petiole.gpu_worker.engine:Engine", "PETIOLE_DEVICE": "cpu"}
     with Site(tmp_path, **engine) as site:
         for worker in [site.start_worker(), site.start_worker()]:
             worker.ready()

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from celery.exceptions import TaskRevokedError
-from support.fake_engine import expected
-from support.site import RedisServer, Site, Worker, eventually
 
-from tasks.app import configuration
-from tasks.connections import connect
-from tasks.errors import ResultTooLarge
-from tasks.settings import Settings
+from petiole.tasks.app.application import configuration
+from petiole.tasks.errors import ResultTooLarge
+from petiole.tasks.servers.connections import connect
+from petiole.tasks.settings import Settings
+from tests.support.fake_engine import expected
+from tests.support.site import RedisServer, Site, Worker, eventually
 
 LONG = 1_500
 
@@ -219,7 +219,7 @@ def test_tenants_share_slots_by_weight(tmp_path: Path) -> None:
 def test_a_job_that_has_ended_is_freed_without_the_garbage_collector(own_site: Site) -> None:
     """Otherwise the worker would grow between two collections, and each would stop all streams for longer."""
     site = own_site
-    worker = site.worker(PETIOLE_ENGINE_FACTORY="support.uncollected:UncollectedEngine")
+    worker = site.worker(PETIOLE_ENGINE_FACTORY="tests.support.uncollected:UncollectedEngine")
     results = [site.generate(f"j{i}", max_tokens=LONG if i < 3 else 5) for i in range(20)]
     for _ in range(5):
         site.generate("longer than the model", max_tokens=10**6)

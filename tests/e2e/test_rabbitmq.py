@@ -2,86 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pytest
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
-from support.fake_engine import expected
-from support.site import Site, eventually
 
-from tasks.app import App, configuration
-from tasks.fleet import queue_lengths
-from tasks.settings import Settings, settings
+from petiole.tasks.app.application import App, configuration
+from petiole.tasks.fleet.queues import queue_lengths
+from petiole.tasks.settings import Settings, settings
+from tests.support.fake_engine import expected
+from tests.support.rabbitmq import INSTALLED, RabbitServer
+from tests.support.site import Site, eventually
 
-BINARY = shutil.which("rabbitmq-server") or "/usr/lib/rabbitmq/bin/rabbitmq-server"
-pytestmark = pytest.mark.skipif(not Path(BINARY).exists(), reason="rabbitmq-server is not installed")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class RabbitServer:
-    """rabbitmq-server with data of its own, which can be stopped and started again."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.port, self.epmd = folder, free_port(), free_port()
-        self.environment = {
-            **os.environ,
-            "HOME": str(folder),
-            "RABBITMQ_NODENAME": f"petiole{self.port}@localhost",
-            "RABBITMQ_NODE_PORT": str(self.port),
-            "RABBITMQ_DIST_PORT": str(free_port()),
-            "RABBITMQ_MNESIA_BASE": str(folder / "data"),
-            "RABBITMQ_LOG_BASE": str(folder / "log"),
-            "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
-            "RABBITMQ_PID_FILE": str(folder / "pid"),
-            "ERL_EPMD_PORT": str(self.epmd),
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1",
-        }
-        self.url = f"amqp://guest:guest@127.0.0.1:{self.port}//"
-        self.start()
-
-    def start(self) -> None:
-        binary = "/usr/lib/rabbitmq/bin/rabbitmq-server"
-        with (self.folder / "out").open("wb") as output:
-            self.process = subprocess.Popen(
-                [binary if Path(binary).exists() else BINARY],
-                env=self.environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-        def listens() -> bool:
-            assert self.process.poll() is None, (self.folder / "out").read_text()
-            with socket.socket() as probe:
-                return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-        eventually(listens, "rabbitmq-server listens", 90.0)
-
-    def stop(self) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-
-    def close(self) -> None:
-        self.stop()
-        command = ["epmd", "-port", str(self.epmd), "-kill"]
-        subprocess.run(command, env=self.environment, capture_output=True, check=False)
+pytestmark = pytest.mark.skipif(not INSTALLED, reason="rabbitmq-server is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -113,14 +52,33 @@ def test_many_at_once(rabbit: Site) -> None:
         assert rabbit.get(result)["token_ids"] == expected(f"r{i}", i, 10)
 
 
-def test_a_bad_message_does_not_end_the_worker(rabbit: Site) -> None:
+@pytest.mark.parametrize(
+    ("changes", "body", "says"),
+    [
+        ({"timelimit": 5}, [[], {}, {}], "timelimit"),
+        ({"expires": 60}, [[], {}, {}], "headers.expires must be a time"),
+        ({"compression": "nope"}, [[], {}, {}], "headers.compression must be"),
+        ({"compression": "gzip"}, [[], {}, {}], "body cannot be decoded"),
+        ({}, [[], {}, {"_children": 5}], "body.embed"),
+        ({}, 5, "body must be"),
+    ],
+)
+def test_a_bad_message_does_not_end_the_worker(
+    rabbit: Site, changes: dict[str, Any], body: object, says: str
+) -> None:
+    task_id = f"bad-{uuid4()}"
     with rabbit.app.connection_for_write() as connection:
         producer = connection.Producer(serializer="json")
-        headers = {"task": "tasks.generate", "id": "bad", "timelimit": 5}
-        producer.publish([[], {}, {}], routing_key="petiole", headers=headers)
-    with pytest.raises(ValueError, match="timelimit"):
-        rabbit.get(rabbit.app.AsyncResult("bad"))
+        headers = {"task": "tasks.generate", "id": task_id, **changes}
+        producer.publish(body, routing_key="petiole", headers=headers)
+    with pytest.raises(ValueError, match=says):
+        rabbit.get(rabbit.app.AsyncResult(task_id))
     assert all(worker.alive() for worker in rabbit.workers)
+
+
+def test_a_header_that_would_replace_celerys_own_does_no_harm(rabbit: Site) -> None:
+    result = rabbit.generate("hello", max_tokens=2, seed=1, submission={"headers": {"_children": 5, "get": 5}})
+    assert rabbit.get(result)["token_ids"] == expected("hello", 1, 2)
 
 
 @pytest.mark.parametrize("queue", ["petiole", "petiole.other"])

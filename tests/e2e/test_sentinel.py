@@ -15,25 +15,25 @@ from typing import Any
 from urllib.parse import quote_plus
 
 import pytest
-from support.certificates import Certificates, server_with_tls
-from support.fake_engine import expected
-from support.scraping import exporting
-from support.site import REPOSITORY, Site, eventually
-from support.watched import PASSWORD, SENTINEL_PASSWORD, Watched
 
-from tasks import embedded
-from tasks.app import BACKENDS
-from tasks.errors import Unavailable
-from tasks.settings import settings
-from tasks.streaming import AsyncStream, Stream
+from petiole.tasks.app.application import BACKENDS
+from petiole.tasks.errors import Unavailable
+from petiole.tasks.servers import embedded
+from petiole.tasks.settings import settings
+from petiole.tasks.streams.readers import AsyncStream, Stream
+from tests.support.certificates import Certificates, server_with_tls
+from tests.support.fake_engine import expected
+from tests.support.scraping import exporting
+from tests.support.site import REPOSITORY, Site, eventually
+from tests.support.watched import PASSWORD, SENTINEL_PASSWORD, Watched
 
 LONG = 2000
 SERVERS = sorted({shutil.which("redis-server") or embedded.server_binary(), embedded.server_binary()})
 
 PRODUCER = """
 import json
-from tasks import generate
-from tasks.errors import Unavailable
+from petiole.tasks import generate
+from petiole.tasks.errors import Unavailable
 
 try:
     print(json.dumps(generate.delay(prompt="hello", max_tokens=3, seed=1).get(timeout=60)["token_ids"]))
@@ -196,7 +196,7 @@ def test_certificates_are_checked_on_both_sides(
 
 
 def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tasks.cli", *arguments]
+    command = [sys.executable, "-m", "petiole.tasks.commands.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
 
 

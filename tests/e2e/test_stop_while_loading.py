@@ -7,8 +7,9 @@ import socket
 from pathlib import Path
 
 import pytest
-from support.site import Site, Worker, eventually
-from support.slow_hub import TINY, SlowHub
+
+from tests.support.site import Site, Worker, eventually
+from tests.support.slow_hub import TINY, SlowHub
 
 
 def loading(site: Site) -> Worker:
@@ -17,7 +18,7 @@ def loading(site: Site) -> Worker:
     temporary.mkdir()
     worker = site.start_worker(
         *("--pidfile", str(pidfile), "--statedb", str(site.folder / "state")),
-        PETIOLE_ENGINE_FACTORY="support.endless_load:EndlessLoad",
+        PETIOLE_ENGINE_FACTORY="tests.support.endless_load:EndlessLoad",
         TMPDIR=temporary,
     )
     eventually(lambda: list(temporary.glob("half-loaded-*")), "it loads")
@@ -55,7 +56,7 @@ def test_a_download_ends_with_its_worker_and_leaves_nothing_half(own_site: Site)
     home = own_site.folder / "hub"
     with SlowHub() as hub:
         worker = own_site.start_worker(
-            PETIOLE_ENGINE_FACTORY="gpu_worker.engine:Engine",
+            PETIOLE_ENGINE_FACTORY="petiole.gpu_worker.engine:Engine",
             PETIOLE_DEVICE="cpu",
             PETIOLE_MODEL="somebody/model",
             HF_ENDPOINT=hub.url,

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.site import Site
 
-from gpu_worker import models
-from gpu_worker.text import load_tokenizer
-from tasks.errors import InvalidRequest
+from petiole.gpu_worker import models
+from petiole.gpu_worker.text import load_tokenizer
+from petiole.tasks.errors import InvalidRequest
+from tests.support.site import Site
 
 TINY = Path(models.__file__).parent / "petiole_tiny"
 TEMPLATE = """\
@@ -37,7 +37,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         folder,
         PETIOLE_MODEL=model,
         PETIOLE_VISIBILITY_TIMEOUT_S=2,
-        PETIOLE_ENGINE_FACTORY="gpu_worker.engine:Engine",
+        PETIOLE_ENGINE_FACTORY="petiole.gpu_worker.engine:Engine",
         PETIOLE_DEVICE="cpu",
         PETIOLE_DTYPE="float32",
     ) as site:

@@ -14,12 +14,15 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent / "models"))
 
 
+WITHOUT_A_CARD = {"test_fused.py", "test_compiled.py"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.gpu)
-            if not torch.cuda.is_available() and item.path.name != "test_fused.py":
+            if not torch.cuda.is_available() and item.path.name not in WITHOUT_A_CARD:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
@@ -45,7 +48,7 @@ def device_after_test() -> Iterator[None]:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Any]]:
     """checkpoint(family, **changes) -> (folder, the model of transformers). In bf16; the head size is 64 unless
     `changes`, which override the shape, say otherwise."""
-    from families import build_model
+    from tests.support.families import build_model
 
     made: dict[str, tuple[Path, Any]] = {}
 
@@ -64,8 +67,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[
 @pytest.fixture
 def open_runtime() -> Iterator[Callable[..., Any]]:
     from bench.cuda import release
-    from gpu_worker.config import EngineConfig
-    from gpu_worker.runtime.runtime import ModelRuntime
+    from petiole.gpu_worker.config import EngineConfig
+    from petiole.gpu_worker.runtime.runtime import ModelRuntime
 
     opened: list[ModelRuntime] = []
 

@@ -8,18 +8,18 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
-from agreement import MIDDLE, agree
-from families import FAMILIES, write_adapter
-from support.values import WithValues
-from test_logits import ALL, reference, relative_error, table, tokens
 
 from bench.driver import Driver
-from gpu_worker.models.config import parse_decoder_config
-from gpu_worker.models.loading import load_decoder
-from gpu_worker.models.registry import ARCHITECTURES, Architecture
-from gpu_worker.request import SamplingParams
-from gpu_worker.runtime import graphs as decode_graphs
-from gpu_worker.runtime.noise import gumbel, noise_keys
+from petiole.gpu_worker.models.config import parse_decoder_config
+from petiole.gpu_worker.models.loading import load_decoder
+from petiole.gpu_worker.models.registry import ARCHITECTURES, Architecture
+from petiole.gpu_worker.request import SamplingParams
+from petiole.gpu_worker.runtime.cuda import graphs as decode_graphs
+from petiole.gpu_worker.runtime.step.noise import gumbel, noise_keys
+from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
+from tests.support.agreement import MIDDLE, agree, same_but_for_near_ties
+from tests.support.families import FAMILIES, write_adapter
+from tests.support.values import WithValues
 
 WINDOWED = {"mistral", "qwen2-window"}
 """Their attention is a kernel of its own, which takes a minute to compile where it is not there yet."""
@@ -93,18 +93,19 @@ def test_small_batches_by_fused_products(family, checkpoint, open_runtime, monke
     for n in (1, 3, 13, 20):
         decodes_agree(Driver(runtime), model, [tokens(3 + 7 * i, i) for i in range(n)])
     prompts = [tokens(n, n) for n in (3, 9, 30)]
-    alone = [decoded(runtime, [prompt])[0] for prompt in prompts]
-    assert decoded(runtime, prompts) == alone
+    for together, prompt in zip(decoded(runtime, prompts), prompts, strict=True):
+        same_but_for_near_ties(together, decoded(runtime, [prompt])[0])
 
 
 def decoded(runtime, prompts):
-    """Each prompt has a prefill of its own: a product of more rows at once adds up in another order."""
+    """For each prompt its tokens with all their log-probabilities. Each prompt has a prefill of its own: a product
+    of more rows at once adds up in another order, as the head's does here for one row and for four."""
     driver = Driver(runtime)
-    sequences = [driver.sequence(prompt) for prompt in prompts]
-    for sequence in sequences:
-        driver.prefill([sequence])
-    driver.decode_many(sequences, 40)
-    return [sequence.output for sequence in sequences]
+    sequences = [driver.sequence(prompt, ALL) for prompt in prompts]
+    steps = [np.concatenate([table(driver.prefill([sequence])) for sequence in sequences])]
+    steps += [table(driver.decode(sequences)) for _ in range(40)]
+    tables = np.stack(steps, axis=1)
+    return [list(zip(s.output, rows, strict=True)) for s, rows in zip(sequences, tables, strict=True)]
 
 
 def test_a_pool_that_32_bits_cannot_index(checkpoint, open_runtime):
@@ -193,7 +194,8 @@ def test_noise_is_the_same_on_both_devices():
 
 @pytest.mark.parametrize("n", [1, 5, 64])
 def test_a_linear_map_in_eight_bits(n):
-    from gpu_worker.models.layers import Fp8Linear, quantize_fp8
+    from petiole.gpu_worker.models.layers import Fp8Linear, quantize_fp8
+    from petiole.gpu_worker.runtime.cuda.fused.layers import quantize_rows
 
     x = torch.randn(n, 512, device="cuda", dtype=torch.bfloat16)
     weight, bias = (
@@ -201,7 +203,7 @@ def test_a_linear_map_in_eight_bits(n):
         torch.randn(768, device="cuda", dtype=torch.bfloat16),
     )
     values, scale = quantize_fp8(weight)
-    got = Fp8Linear(values, scale[None, :], bias)(x)
+    got = Fp8Linear(values, scale[None, :], quantize_rows, bias)(x)
     error = relative_error(got.float().cpu(), (x.float() @ weight.T + bias).cpu())
     assert error < 0.05
 
@@ -258,9 +260,9 @@ def test_captured_graphs_compute_with_what_a_reload_brings(checkpoint, open_runt
 
 
 @pytest.mark.parametrize("sizes", [(1, 4, 8), (1,)], ids=["captured", "eager"])
-def test_values_beside_the_tokens_are_those_of_the_cpu(sizes, checkpoint, open_runtime, monkeypatch):
-    """Every token is given, so that what is compared depends on the values alone. Each step reads what the one
-    before it decoded, so that roundings add up; wrong values differ by as much as they change."""
+def test_bins_beside_the_tokens_are_those_of_the_cpu(sizes, checkpoint, open_runtime, monkeypatch):
+    """Every token is given, so that what is compared depends on the bins alone. Each step reads what the one
+    before it decoded, so that roundings add up; wrong bins differ by as much as they change."""
     kind = Architecture(parse_decoder_config, lambda *found: WithValues(load_decoder(*found)))
     monkeypatch.setitem(ARCHITECTURES, "Qwen3ForCausalLM", kind)
     folder, given = checkpoint("qwen3")[0], SamplingParams(temperature=0, allowed_token_ids=[7])
@@ -268,8 +270,8 @@ def test_values_beside_the_tokens_are_those_of_the_cpu(sizes, checkpoint, open_r
     for device in ("cpu", "cuda"):
         driver = Driver(open_runtime(folder, device=device, graph_batch_sizes=sizes))
         sequences = [driver.sequence(tokens(n, n), given) for n in (3, 9, 5)]
-        found.append([driver.prefill(sequences).values.copy()])
-        found[-1] += [driver.decode(sequences).values.copy() for _ in range(6)]
+        found.append([driver.prefill(sequences).bins.copy()])
+        found[-1] += [driver.decode(sequences).bins.copy() for _ in range(6)]
     error = relative_error(np.array(found[1]), np.array(found[0]))
     assert error < 10 * MIDDLE
     assert np.abs(np.diff(found[0], axis=0)).max() > 0.1, "they change from step to step"

@@ -1,12 +1,11 @@
-"""docs/requests.md lists every option and every field of a result, with the defaults of `tasks.schemas`."""
+"""docs/requests.md lists every option and every field of a result, with the defaults of `requests.schemas`."""
 
 from __future__ import annotations
 
 import re
 
-from support.site import REPOSITORY
-
-from tasks.schemas import ChatRequest, GenerateRequest, GenerationResult, Options
+from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest, GenerationResult, Options
+from tests.support.site import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "requests.md").read_text()
 

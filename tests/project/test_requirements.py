@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from support.site import REPOSITORY, RedisServer
+
+from tests.support.site import REPOSITORY, RedisServer
 
 # argv: the names of modules that a fresh environment lacks, as JSON. They cannot be imported here.
 PRODUCER = """
@@ -27,8 +28,8 @@ class Fresh:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Fresh())
-from tasks import astream, cancel, generate, stream
-from tasks.cli import main
+from petiole.tasks import astream, cancel, generate, stream
+from petiole.tasks.commands.cli import main
 
 async def read(result):
     async for delta in astream(result, timeout_s=0.1):

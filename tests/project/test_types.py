@@ -15,7 +15,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 from pydantic import BaseModel
 
-from tasks import schemas, types
+from petiole.tasks.requests import hints, schemas, types
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,8 +25,12 @@ from contextlib import aclosing
 from typing import Any, assert_type
 
 from celery import chain
+from pydantic import BaseModel
 
-from tasks import GenerateOptions, GenerationDict, StreamDelta, astream, cancel, chat, generate, stream
+from petiole.tasks import GenerateOptions, GenerationDict, StreamDelta, astream, cancel, chat, generate, stream
+
+class Answer(BaseModel):
+    number: int
 
 messages = [{"role": "user", "content": "Who are you?"}]
 usual: GenerateOptions = {"prompt": [1, 2], "top_p": 0.9, "logit_bias": {3: -1}, "json_schema": {"type": "object"}}
@@ -42,7 +46,7 @@ generate.delay(**parsed)
 chat.apply_async(kwargs={"messages": messages, "tools": None}, priority=3, queue="gpu").get()["text"].upper()
 chain(generate.s(prompt="Count."), generate.s(), chat.s(max_tokens=3), chat.si(messages=messages)).delay()
 
-with generate.stream(timeout_s=30, submission={"priority": 3}, **usual) as deltas:
+with generate.stream(timeout_s=30, priority=3, **usual) as deltas:
     assert_type(next(deltas), StreamDelta)
     assert_type(deltas.result.get(), GenerationDict)
     cancel(deltas.result)
@@ -53,8 +57,10 @@ async def read() -> None:
     async with aclosing(astream(await asyncio.to_thread(chat.delay, messages=messages))) as deltas:
         async for delta in deltas:
             assert_type(delta, StreamDelta)
-    async for delta in chat.astream(messages=messages, timeout_s=30):
+    async for delta in chat.astream(messages=messages, timeout_s=30, queue="gpu"):
         assert_type(delta, StreamDelta)
+    submitted = await generate.adelay(prompt="Count.", json_schema=Answer, countdown=1.5, require_worker=True)
+    assert_type(await submitted.aget(timeout=60), GenerationDict)
 
 generate.delay(max_tokens=64)  # call-arg: "prompt"
 generate.delay(prompt="x", max_token=64)  # call-arg: "max_tokens"
@@ -109,9 +115,13 @@ DICTIONARIES: dict[type[BaseModel], type] = {
     schemas.Timing: types.TimingDict,
     schemas.TokenLogprobs: types.TokenLogprobsDict,
 }
+GIVEN = {  # what becomes a list, and a schema
+    "stop": str | list[str],
+    "json_schema": dict[str, Any] | type[BaseModel] | None,
+}
 OTHERWISE: dict[type, dict[str, Any]] = {
-    types.GenerateOptions: {"stop": str | list[str]},  # the model makes a list of it
-    types.ChatOptions: {"stop": str | list[str]},
+    types.GenerateOptions: GIVEN,
+    types.ChatOptions: GIVEN,
     types.GenerationDict: {"logprobs": list[types.TokenLogprobsDict]},  # absent, where the model has None
 }
 
@@ -132,6 +142,12 @@ def test_a_dictionary_has_the_fields_of_its_model(model: type[BaseModel]) -> Non
     fields = {name: as_dictionary(hints[name]) for name in model.model_fields}
     dictionary = DICTIONARIES[model]
     assert get_type_hints(dictionary) == fields | OTHERWISE.get(dictionary, {})
+
+
+def test_the_options_of_a_submission_are_those_of_no_request() -> None:
+    own = schemas.GenerateRequest.model_fields.keys() | schemas.ChatRequest.model_fields.keys()
+    assert set(get_type_hints(types.Submission)) == hints.SUBMISSION
+    assert not hints.SUBMISSION & own
 
 
 @pytest.mark.parametrize("request_", [schemas.GenerateRequest, schemas.ChatRequest])

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from protocol.protocol import Protocol
-from protocol.state import FINISHED, State, Worker, initial
+from tests.protocol.protocol import Protocol
+from tests.protocol.state import FINISHED, State, Worker, initial
 
 
 class Counterexample(AssertionError):  # noqa: N818 - what it is

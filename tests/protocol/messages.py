@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from protocol.scripts import Scripts
-from protocol.state import (
+from petiole.tasks.worker.broker.presence import QUIET_MS
+from tests.protocol.scripts import Scripts
+from tests.protocol.state import (
     AT_WORK,
     LEASE,
     MESSAGE,
@@ -27,6 +28,7 @@ from protocol.state import (
 TTL_MS = 10**9
 PREFETCH = 2
 RESTORED_A_CALL = 200
+PRESENT = "petiole:present:0:"
 
 
 class Messages:
@@ -56,13 +58,27 @@ class Messages:
             elif s.faults:
                 yield f"the lease of {owner}, which is paused, expires", blamed(late), 1
         if s.owners - s.leases:
-            yield "a sweep gives back the messages of owners without a lease", self._restore(s, ""), 0
+            yield "a sweep gives back the messages of owners without a lease", self._sweep(s), 0
+        for owner in sorted(s.owners & s.leases):
+            if owner not in alive:
+                yield f"a sweep finds that {owner} is absent", self._sweep(s, owner), 0
+            elif s.faults:
+                yield (
+                    f"a sweep takes {owner}, whose connections are reset, for dead",
+                    blamed(self._sweep(s, owner)),
+                    1,
+                )
         for owner, i in alive.items():
             w = s.workers[i]
             if w.registered and not w.lost and owner not in s.leases:
                 broker, kept = self.run("renew", s.broker, [OWNERS, LEASE + owner], [owner, TTL_MS])
                 after = s._replace(broker=broker)
                 yield f"{owner} renews its lease", after if kept else after.put(i, lost=True), 0
+
+    def _sweep(self, s: State, *absent: str) -> State:
+        args = [LEASE, UNACKED, RESTORED_A_CALL, "", 1, PRESENT, QUIET_MS, *absent]
+        broker, _ = self.run("restore", s.broker, [OWNERS], args)
+        return s._replace(broker=broker)
 
     def _restore(self, s: State, owner: str, *tags: int, forget: bool = True) -> State:
         args = [LEASE, UNACKED, RESTORED_A_CALL, owner, int(forget), *tags]
@@ -105,14 +121,16 @@ class Messages:
             if reply[0] == 1:
                 break
             s = _begin_anew(s, i)
-        tag, again = Tag(w.channel, w.next_tag), '"redelivered": true' in reply[4]
+        tag = Tag(w.channel, w.next_tag)
         s = s._replace(broker=broker)
         s = s.put(i, registered=True, next_tag=w.next_tag + 1, delivered=w.delivered | {tag})
         if w.current:  # the pool knows the task: its job goes on with the new delivery
             job = w.job(w.current)
-            return s.put_job(i, w.current, superseded=(*job.superseded, job.delivery), delivery=tag, again=again)
+            return s.put_job(i, w.current, superseded=(*job.superseded, job.delivery), delivery=tag)
         number = min(set(range(1, 9)) - set(dict(w.jobs)))
-        return s.put(i, jobs=tuple(sorted([*w.jobs, (number, Job(tag, again))])), current=number)
+        return s.put(
+            i, jobs=tuple(sorted([*w.jobs, (number, Job(tag, f"{tag.channel}:{tag.number}"))])), current=number
+        )
 
     def flush(self, s: State, i: int) -> State:
         w = s.workers[i]

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from protocol.messages import TTL_MS, Messages, process_of, read, replaced
-from protocol.scripts import Scripts
-from protocol.state import AT_WORK, FINISHED, LOG, TASK_STATE, Job, Scenario, State, Steps, Worker, blamed
+from tests.protocol.messages import TTL_MS, Messages, process_of, read, replaced
+from tests.protocol.scripts import Scripts
+from tests.protocol.state import AT_WORK, FINISHED, LOG, TASK_STATE, Job, Scenario, State, Steps, Worker, blamed
 
 TOKENS = 2
 MAX_ATTEMPTS = 3
@@ -44,13 +44,12 @@ class Protocol:
     def _intake(self, s: State, i: int, number: int, job: Job) -> Steps:
         w = s.workers[i]
         if job.at == "queued" and not w.draining:
-            args = [TTL_MS, "model", int(self.scenario.room), 0, int(job.again and not job.reported)]
+            args = [TTL_MS, "model", int(self.scenario.room), job.call_name, 0, "message", 0]
             task, replies = self.run("begin", s.task, [LOG, TASK_STATE], args)
             begun = s._replace(task=task)
             yield f"{w.channel} begins", begun.put_job(i, number, at="begun", reply=replies[0]), 0
             if s.faults:
-                after = blamed(begun.put_job(i, number, reported=True))
-                yield f"{w.channel} begins, and the reply is lost", after, 1
+                yield f"{w.channel} begins, and the reply is lost", begun, 1
         if job.at == "begun":
             yield f"{w.channel} reads that it has begun", self._start(s, i, number, job), 0
 

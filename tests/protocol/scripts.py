@@ -10,11 +10,13 @@ from typing import Any
 
 import redis
 
-from tasks.worker import scripts
+from petiole.tasks.worker import scripts
 
 Keys = tuple[tuple[str, Any], ...]
 """The contents of a Redis, sorted by key: a tuple for a list, a frozenset of pairs for a hash, a frozenset of
 names for a set, and a string. What is empty does not exist."""
+
+LEASE, LONG_AGO = "petiole:lease:", "1000"
 
 DUMP = """
 local all = {}
@@ -59,7 +61,12 @@ class Scripts:
         pipe.eval(scripts.SOURCES[name], len(keys), *keys, *args)
         pipe.eval(DUMP, 0)
         *_, reply, after = pipe.execute()
-        return tuple(sorted((_text(key), _value(kind, value)) for key, kind, value in after)), _text(reply)
+        return tuple(sorted(_entry(_text(key), kind, value) for key, kind, value in after)), _text(reply)
+
+
+def _entry(key: str, kind: bytes, value: Any) -> tuple[str, Any]:
+    """Without the time of an owner's last sign of life: it was long ago."""
+    return key, LONG_AGO if key.startswith(LEASE) else _value(kind, value)
 
 
 def _value(kind: bytes, value: Any) -> Any:

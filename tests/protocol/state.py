@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
-from protocol.scripts import Keys
+from tests.protocol.scripts import Keys
 
 Kind = Literal["plain", "linked", "failing", "ignored"]
 """plain: no callbacks; linked: a success with `link`; failing: a failure with `link_error`; ignored: `linked`,
@@ -33,12 +33,11 @@ class Tag(NamedTuple):
 
 
 class Job(NamedTuple):
-    """Of a `tasks.worker.job.Job`, what its threads have in hand; `at` names its step."""
+    """Of a `tasks.worker.generation.job.Job`, what its threads have in hand; `at` names its step."""
 
     delivery: Tag
-    again: bool  # the message is marked as redelivered
+    call_name: str  # of the call of begin.lua, repeated if it has no reply
     at: str = "queued"
-    reported: bool = False  # a call of begin.lua had no reply
     reply: Any = None  # of begin.lua
     superseded: tuple[Tag, ...] = ()
     attempt: int = 0

@@ -4,10 +4,10 @@
 `explore` what must hold. Redis's side is no model: its states are changed by the real scripts. The workers' side
 follows the code of `tasks.worker` by hand; who changes the one changes the other.
 
-Misfortunes: a worker is killed, paused beyond its lease, disconnected, told to shut down, gives up a task after an
-error; a reply is lost after Redis has done what was asked; an attempt writes nothing, or a completion takes, for
-longer than others wait. All stories with one of them; with two, or with more workers or messages, if
-`PETIOLE_CHAOS_MINUTES` is 10 or more (minutes, and 1 GB).
+Misfortunes: a worker is killed, paused beyond its lease, taken for dead while it lives, disconnected, told to shut
+down, gives up a task after an error; a reply is lost after Redis has done what was asked; an attempt writes
+nothing, or a completion takes, for longer than others wait. All stories with one of them; with two, or with more
+workers or messages, if `PETIOLE_CHAOS_MINUTES` is 10 or more (minutes, and 1 GB).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from support.site import RedisServer
 
-from protocol.explore import Counterexample, explore
-from protocol.protocol import Protocol, posted
-from protocol.scripts import Scripts
-from protocol.state import Job, Scenario, State, Steps
-from tasks.connections import connect
+from petiole.tasks.servers.connections import connect
+from tests.protocol.explore import Counterexample, explore
+from tests.protocol.protocol import Protocol, posted
+from tests.protocol.scripts import Scripts
+from tests.protocol.state import Job, Scenario, State, Steps
+from tests.support.site import RedisServer
 
 FULL = float(os.environ.get("PETIOLE_CHAOS_MINUTES", "1")) >= 10
 

@@ -8,14 +8,14 @@ import subprocess
 import sys
 from typing import Any
 
-from support.site import REPOSITORY, Site
+from tests.support.site import REPOSITORY, Site
 
 
 def client(site: Site, code: str, first: str = "") -> Any:
     """Run a producer of its own, in which `first` runs before the imports; what it prints last is JSON."""
     ran = subprocess.run(
         [sys.executable, "-c", f"{first}\nimport json, asyncio\nimport tasks\nfrom tasks import *\n{code}"],
-        env={**os.environ, **site.environment, "PYTHONPATH": str(REPOSITORY / "tests")},
+        env={**os.environ, **site.environment, "PYTHONPATH": str(REPOSITORY)},
         cwd=REPOSITORY,
         capture_output=True,
         text=True,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from gpu_worker.config import EngineConfig
-from support.fake_engine import FakeEngine
+from petiole.gpu_worker.config import EngineConfig
+from tests.support.fake_engine import FakeEngine
 
 MET = "meets its doom"
 """Printed by the worker."""
@@ -34,7 +34,7 @@ def _of_a_result(backend: Any, key: Any, value: Any, *_: Any) -> bool:
 
 
 def _has_links(request: Any, _: Any) -> bool:
-    from tasks.worker.completing import linked
+    from petiole.tasks.worker.completion.claims import linked
 
     return linked(request)
 
@@ -44,30 +44,30 @@ def _ends(pipe: Any, keys: Any, args: Any, *_: Any) -> bool:
 
 
 POINTS = {
-    "taken": Point("tasks.worker.ledger", "Ledger.take", False, lambda *call: call[-1]),
-    "to be begun": Point("tasks.worker.intake", "Intake._take", True),
-    "begun": Point("tasks.worker.intake", "Intake._start", True),
-    "admitted": Point("tasks.worker.publisher", "Stream.admit", False),
-    "first token written": Point("tasks.worker.publisher", "Publisher._answered", False),
-    "end known": Point("tasks.worker.publisher", "Stream.finish", True),
-    "end on its way": Point("tasks.worker.scripts", "Pipe.send", False, _ends),
-    "end written": Point("tasks.worker.job", "Job.on_finished", True),
-    "to be stored together": Point("tasks.worker.completions", "store_together", True),
-    "stored together": Point("tasks.worker.completions", "store_together", False),
-    "to be completed": Point("tasks.worker.job", "Job._trace", True),
-    "to be forgotten": Point("tasks.worker.job", "Job._forget", True),
-    "to be acknowledged": Point("tasks.worker.ledger", "Ledger.ack", True),
-    "acknowledged here": Point("tasks.worker.ledger", "Ledger.ack", False),
+    "taken": Point("petiole.tasks.worker.broker.ledger", "Ledger.take", False, lambda *call: call[-1]),
+    "to be begun": Point("petiole.tasks.worker.generation.intake", "Intake._take", True),
+    "begun": Point("petiole.tasks.worker.generation.intake", "Intake._start", True),
+    "admitted": Point("petiole.tasks.worker.output.publisher", "Outbox.admit", False),
+    "first token written": Point("petiole.tasks.worker.output.publisher", "Publisher._answered", False),
+    "end known": Point("petiole.tasks.worker.output.publisher", "Outbox.finish", True),
+    "end on its way": Point("petiole.tasks.worker.scripts", "Pipe.send", False, _ends),
+    "end written": Point("petiole.tasks.worker.generation.job", "Job.on_finished", True),
+    "to be stored together": Point("petiole.tasks.worker.completion.threads", "store_together", True),
+    "stored together": Point("petiole.tasks.worker.completion.threads", "store_together", False),
+    "to be completed": Point("petiole.tasks.worker.generation.job", "Job._trace", True),
+    "to be forgotten": Point("petiole.tasks.worker.generation.job", "Job._forget", True),
+    "to be acknowledged": Point("petiole.tasks.worker.broker.ledger", "Ledger.ack", True),
+    "acknowledged here": Point("petiole.tasks.worker.broker.ledger", "Ledger.ack", False),
     "acknowledged there": Point("redis", "Redis.hdel", False),
 }
 
 OF_A_REVOCATION = {
-    "to be flagged": Point("tasks.fleet", "flag_cancel", True),
-    "flagged": Point("tasks.fleet", "flag_cancel", False),
-    "to be announced": Point("tasks.worker.revoking", "Request.announce", True),
+    "to be flagged": Point("petiole.tasks.fleet.control", "flag_cancel", True),
+    "flagged": Point("petiole.tasks.fleet.control", "flag_cancel", False),
+    "to be announced": Point("petiole.tasks.worker.delivery.revoking", "Request.announce", True),
     "to be stored": Point("celery.backends.redis", "RedisBackend._set", True, _of_a_result),
     "stored": Point("celery.backends.redis", "RedisBackend._set", False, _of_a_result),
-    "announced": Point("tasks.worker.revoking", "Request.announce", False),
+    "announced": Point("petiole.tasks.worker.delivery.revoking", "Request.announce", False),
 }
 
 OF_A_FAILURE = {
@@ -75,7 +75,7 @@ OF_A_FAILURE = {
 }
 
 OF_A_LINK = {
-    "completed": Point("tasks.worker.completing", "mark", False, _has_links),
+    "completed": Point("petiole.tasks.worker.completion.claims", "mark", False, _has_links),
 }
 
 OF_A_CHORD = {

@@ -6,7 +6,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
-from gpu_worker.config import EngineConfig
+from petiole.gpu_worker.config import EngineConfig
 
 
 class EndlessLoad:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpu_worker import Engine, text_thread
-from gpu_worker.config import EngineConfig
+from petiole.gpu_worker import Engine
+from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.threads import text as text_thread
 
 
 class FailingText(Engine):

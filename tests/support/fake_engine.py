@@ -5,7 +5,8 @@ worker and a continuation is right exactly if it is equal. Each token's text is 
 is the time of one step, in which every running request gets one token.
 
 A prompt may ask for trouble: "die:K" kills the process at token K, "hang:K" stops the loop at token K,
-"fatal:K" breaks the engine at token K.
+"fatal:K" breaks the engine at token K. "stall:K S" stops it for S seconds,
+and "fork:K S" makes a child process that lives for S seconds.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpu_worker.config import EngineConfig
-from gpu_worker.errors import EngineError, HandedBack, InvalidRequest
-from gpu_worker.handle import Handle
-from gpu_worker.request import Delta, FinishReason, Request, Result, Timing, Usage
-from gpu_worker.runtime.interface import ModelLimits
+from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.errors import EngineError, HandedBack, InvalidRequest
+from petiole.gpu_worker.handle import Handle
+from petiole.gpu_worker.request import Delta, FinishReason, Request, Result, Timing, Usage
+from petiole.gpu_worker.runtime.interface import ModelLimits
 
 MAX_MODEL_LEN = 4096
 
@@ -39,7 +40,7 @@ def word(token_id: int) -> str:
 
 def expected(prompt: str, seed: int | None, max_tokens: int) -> list[int]:
     """What an undisturbed run gives."""
-    from gpu_worker.request import SamplingParams
+    from petiole.gpu_worker.request import SamplingParams
 
     request = Request(prompt=prompt, sampling=SamplingParams(seed=seed))
     return [token(request, index) for index in range(max_tokens)]
@@ -198,7 +199,15 @@ class FakeEngine:
     def _trouble(self, row: Row) -> None:
         prompt = row.handle.request.prompt
         kind, _, at = prompt.partition(":") if isinstance(prompt, str) else ("", "", "")
-        if kind in {"die", "hang", "fatal"} and len(row.tokens) == int(at.split()[0]):
+        if kind in {"die", "hang", "fatal", "stall", "fork"} and len(row.tokens) == int(at.split()[0]):
+            if kind == "stall":
+                time.sleep(float(at.split()[1]))
+                return
+            if kind == "fork":
+                if not os.fork():
+                    time.sleep(float(at.split()[1]))
+                    os._exit(0)
+                return
             if kind == "die":
                 os.kill(os.getpid(), signal.SIGKILL)
             if kind == "hang":

@@ -14,12 +14,15 @@ import sys
 import types
 
 import torch
+from packaging.version import Version
 
-from gpu_worker.models.decoder import Decoder
-from gpu_worker.runtime import fused
-from gpu_worker.runtime.attention.flashinfer import FlashInferKernels
-from gpu_worker.runtime.cuda import CudaExecutor
-from gpu_worker.runtime.graphs import eager
+from petiole.gpu_worker.models.decoder import Decoder
+from petiole.gpu_worker.runtime.cuda import fused
+from petiole.gpu_worker.runtime.cuda.attention import installed
+from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
+from petiole.gpu_worker.runtime.cuda.executor import CudaExecutor
+from petiole.gpu_worker.runtime.cuda.graphs import eager
+from petiole.gpu_worker.runtime.step.sampling import choose
 
 WORKSPACE_BYTES = 128 * 2**20
 CUDA_CORE_GROUPS = {1, 2, 3, 4, 6, 8, 16}
@@ -67,7 +70,7 @@ def silu_and_mul(x):
     return torch.nn.functional.silu(gate) * up
 
 
-# ---------------------------------------------------------------- gpu_worker.runtime.fused.layers
+# ---------------------------------------------------------------- gpu_worker.runtime.cuda.fused.layers
 
 
 def rotate_and_store(q, k, v, rotation, keys, values, slots):
@@ -102,7 +105,8 @@ def write_pages(table, rows, columns, pages):
 
 
 def gather_pages(table, rows, indptr, pages):
-    check_int32(rows, indptr, pages)
+    check_int32(indptr, pages)
+    assert rows.dtype == torch.int32
     assert len(indptr) == len(rows) + 1
     assert int(indptr[-1]) <= len(pages)
     for i, row in enumerate(rows.tolist()):
@@ -120,7 +124,7 @@ def quantize_rows(x):
     return (x.float() / scale).to(torch.float8_e4m3fn), scale
 
 
-# ---------------------------------------------------------------- gpu_worker.runtime.fused.adapters
+# ---------------------------------------------------------------- gpu_worker.runtime.cuda.fused.adapters
 
 
 def add_deltas(x, y, a, b, slots, ranks):
@@ -227,7 +231,12 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         self.last_page_len = paged_kv_last_page_len_buffer
         self.use_tensor_cores = use_tensor_cores
 
-    def plan(self, indptr, indices, last_page_len, *sizes, disable_split_kv, **settings):
+    def plan(self, indptr, indices, last_page_len, *sizes, disable_split_kv, q_len_per_req=1, **settings):
+        lengths = (indptr.diff() - 1) * sizes[-1] + last_page_len
+        assert int(lengths.min()) >= q_len_per_req, "each query has a position"
+        assert q_len_per_req == 1 or self.use_tensor_cores
+        assert getattr(self, "queries", q_len_per_req) == q_len_per_req, "it is part of what was captured"
+        self.queries = q_len_per_req
         if self.use_tensor_cores:
             assert disable_split_kv == (len(last_page_len) * sizes[1] >= 2 * PROCESSORS)
         else:
@@ -245,8 +254,8 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         self._set(sizes, **settings)
 
     def run(self, q, pages, *, out):
-        assert len(q) == len(self.last_page_len)
-        return self._attend(q, pages, [1] * len(q), out)
+        assert len(q) == len(self.last_page_len) * self.queries
+        return self._attend(q, pages, [self.queries] * len(self.last_page_len), out)
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
@@ -273,7 +282,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         return self._attend(q, pages, self.queries, out)
 
 
-# ---------------------------------------------------------------- gpu_worker.runtime.fused.products
+# ---------------------------------------------------------------- gpu_worker.runtime.cuda.fused.products
 
 MOST_ROWS = 2
 
@@ -302,13 +311,15 @@ def install(monkeypatch):
 
     card = types.SimpleNamespace(multi_processor_count=PROCESSORS)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(installed, "installed_version", lambda: Version("0.7.2.post1"))
     module("flashinfer", BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper)
     module("flashinfer.norm", rmsnorm, fused_add_rmsnorm)
     module("flashinfer.activation", silu_and_mul)
     layers = (rotate_and_store, write_pages, gather_pages, token_slots, quantize_rows)
-    module("gpu_worker.runtime.fused.layers", *layers)
-    module("gpu_worker.runtime.fused.adapters", add_deltas)
-    products = module("gpu_worker.runtime.fused.products", fits, forward)
+    module("petiole.gpu_worker.runtime.cuda.fused.layers", *layers)
+    module("petiole.gpu_worker.runtime.cuda.fused.adapters", add_deltas)
+    module("petiole.gpu_worker.runtime.cuda.fused.choose", choose)
+    products = module("petiole.gpu_worker.runtime.cuda.fused.products", fits, forward)
     products.MOST_ROWS = MOST_ROWS
     monkeypatch.setattr(fused, "products", products, raising=False)
 
@@ -319,7 +330,7 @@ def compute_as_on_cuda(runtime):
     decoder = runtime._decoder
     if isinstance(decoder, Decoder):
         decoder = dataclasses.replace(decoder, kernels=FlashInferKernels())
-    pending = (runtime._states.pending, runtime._states.pending_values)
+    pending = (runtime._states.pending, runtime._states.pending_bins)
     parts = (decoder, runtime._cache, runtime._bank, *pending, runtime.config)
     runtime._executor = CudaExecutor(*parts, runtime._device, runtime._stream, eager)
     return runtime

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from celery import Task
 
-from support.site import eventually
-from tasks.app import app
+from petiole.tasks.app.application import app
+from tests.support.site import eventually
 
 
 @app.task(name="foreign.add")

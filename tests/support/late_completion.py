@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from gpu_worker.config import EngineConfig
-from support.fake_engine import FakeEngine
-from tasks import connections
-from tasks.worker.job import Job
+from petiole.gpu_worker.config import EngineConfig
+from petiole.tasks.servers import connections
+from petiole.tasks.worker.generation.job import Job
+from tests.support.fake_engine import FakeEngine
 
 
 class LateCompletionEngine(FakeEngine):

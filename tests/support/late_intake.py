@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from gpu_worker.config import EngineConfig
-from support.fake_engine import FakeEngine
-from tasks import connections
-from tasks.schemas import stream_keys
-from tasks.worker.intake import Intake
+from petiole.gpu_worker.config import EngineConfig
+from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.servers import connections
+from petiole.tasks.worker.generation.intake import Intake
+from tests.support.fake_engine import FakeEngine
 
 
 class LateIntakeEngine(FakeEngine):
@@ -20,11 +20,11 @@ class LateIntakeEngine(FakeEngine):
         super().__init__(config)
         begin_all = Intake._begin_all
 
-        def beginning(intake: Intake, batch: Any, room: int) -> Any:
+        def beginning(intake: Intake, batch: Any, *more: Any) -> Any:
             keys = [stream_keys(job.task_id).log for job in batch]
             while not all(connections.streams().exists(key) for key in keys):
                 time.sleep(0.01)
             Intake._begin_all = begin_all  # type: ignore[method-assign]
-            return begin_all(intake, batch, room)
+            return begin_all(intake, batch, *more)
 
         Intake._begin_all = beginning  # type: ignore[method-assign]

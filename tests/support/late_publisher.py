@@ -9,10 +9,10 @@ import threading
 import time
 from typing import Any
 
-from gpu_worker.config import EngineConfig
-from support.fake_engine import FakeEngine
-from tasks.worker.job import Job
-from tasks.worker.publisher import Publisher
+from petiole.gpu_worker.config import EngineConfig
+from petiole.tasks.worker.generation.job import Job
+from petiole.tasks.worker.output.publisher import Publisher
+from tests.support.fake_engine import FakeEngine
 
 PAUSE_S = 1.5
 

@@ -1,4 +1,4 @@
-"""A proxy before a Redis socket, whose connections can be cut, or made to hang."""
+"""A proxy before a Redis socket, whose connections can be cut, made to hang, or to answer garbage."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class Proxy:
         self._mutex = threading.Lock()
         self._open: set[socket.socket] = set()
         self._hanging: set[socket.socket] = set()
+        self._garbage: bytes | None = None
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -36,6 +37,10 @@ class Proxy:
         """What is connected now stays so, and nothing comes through any more."""
         with self._mutex:
             self._hanging |= self._open
+
+    def garble(self, garbage: bytes | None) -> None:
+        """Every reply is replaced by this, until it is called with None."""
+        self._garbage = garbage
 
     def lead_to(self, upstream: Path) -> None:
         """Another Redis, from now on."""
@@ -64,14 +69,14 @@ class Proxy:
                 continue
             with self._mutex:
                 self._open |= {client, server}
-            for one, other in ((client, server), (server, client)):
-                threading.Thread(target=self._forward, args=(one, other), daemon=True).start()
+            for one, other, replies in ((client, server, False), (server, client, True)):
+                threading.Thread(target=self._forward, args=(one, other, replies), daemon=True).start()
 
-    def _forward(self, one: socket.socket, other: socket.socket) -> None:
+    def _forward(self, one: socket.socket, other: socket.socket, replies: bool) -> None:
         with suppress(OSError):
             while data := one.recv(65_536):
                 if one not in self._hanging:
-                    other.sendall(data)
+                    other.sendall(self._garbage if replies and self._garbage is not None else data)
         for each in (one, other):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
+import uuid
 from typing import Any
 
 import redis
 
-from tasks.schemas import stream_keys
-from tasks.worker import scripts
-from tasks.worker.attempts import Begun
-from tasks.worker.publisher import Publisher, Stream
-from tasks.worker.results import Outcome, Written
+from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.worker import scripts
+from petiole.tasks.worker.generation.attempts import Begun
+from petiole.tasks.worker.output.outcomes import Outcome, Written
+from petiole.tasks.worker.output.publisher import Outbox, Publisher
 
 TASK = "a-task"
 KEYS = stream_keys(TASK)
@@ -49,14 +50,25 @@ class Heard:
         self._hear("flagged" if flagged else "unread")
 
 
-def begin(client: redis.Redis, *, retries: int = 0, model: str = "m", at_once: int = 0, again: int = 1) -> Begun:
-    keys = [KEYS.log, KEYS.state]
-    return Begun.parse(scripts.load(client, "begin")(keys, [60_000, model, at_once, retries, again])[0])
+def begin(
+    client: redis.Redis,
+    *,
+    retries: int = 0,
+    model: str = "m",
+    at_once: int = 0,
+    again: int = 0,
+    message: str = "a-message",
+    call: str = "",
+) -> Begun:
+    """Each call without a name is another."""
+    keys, name = [KEYS.log, KEYS.state], call or uuid.uuid4().hex
+    args = [60_000, model, at_once, name, retries, message, again]
+    return Begun.parse(scripts.load(client, "begin")(keys, args)[0])
 
 
-def attempt(publisher: Publisher, client: redis.Redis, **options: Any) -> tuple[Stream, Heard]:
+def attempt(publisher: Publisher, client: redis.Redis, **options: Any) -> tuple[Outbox, Heard]:
     begun, heard = begin(client), Heard()
-    return Stream(publisher, TASK, begun.attempt, begun.written, heard, **options), heard
+    return Outbox(publisher, TASK, begun.attempt, begun.written, heard, **options), heard
 
 
 def log(client: redis.Redis) -> list[dict[str, Any]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
-from support.site import Site
-from tasks.streaming import stream
+from petiole.tasks.streams.readers import stream
+from tests.support.site import Site
 
 
 class Reader(threading.Thread):

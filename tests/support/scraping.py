@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from support.site import REPOSITORY, Site
+from tests.support.site import REPOSITORY, Site
 
 Figures = dict[tuple[str, str], float]
 """By sample name, and by the values of its labels, but for the worker and its model."""
@@ -21,7 +21,17 @@ Figures = dict[tuple[str, str], float]
 
 @contextmanager
 def exporting(site: Site, *arguments: str) -> Iterator[Callable[[], Figures]]:
-    command = [sys.executable, "-m", "tasks.cli", "metrics", "--host", "127.0.0.1", "--port", "0", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "petiole.tasks.commands.cli",
+        "metrics",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        *arguments,
+    ]
     environment = {**os.environ, **site.environment, "PYTHONPATH": str(REPOSITORY)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_worker.scheduling.sequence import SchedulableSequence
+from petiole.gpu_worker.scheduling.sequence import SchedulableSequence
 
 
 class Pages:

@@ -24,11 +24,12 @@ import redis
 from celery import Celery
 from celery.result import AsyncResult
 
-from tasks import embedded
-from tasks.app import configuration
-from tasks.connections import connect
-from tasks.schemas import stream_keys
-from tasks.settings import Settings
+import tasks.errors  # noqa: F401 - where a stock app looks for the class of a stored failure
+from petiole.tasks.app.application import configuration
+from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.servers import embedded
+from petiole.tasks.servers.connections import connect
+from petiole.tasks.settings import Settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE_S = 90.0
@@ -86,16 +87,24 @@ class RedisServer:
 
 
 class Worker:
-    """`celery -A tasks worker` in a process of its own."""
+    """`celery -A tasks worker`, or one of another app, in a process of its own."""
 
-    def __init__(self, folder: Path, name: str, environment: dict[str, str], *arguments: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        environment: dict[str, str],
+        *arguments: str,
+        app: str = "tasks",
+        repository: Path = REPOSITORY,
+    ) -> None:
         self.name, self.node, self.arguments = name, f"{name}@test", arguments
         self.log = folder / f"{name}.log"
-        command = [sys.executable, "-m", "celery", "-A", "tasks", "worker", "-l", "INFO", "-n", self.node]
+        command = [sys.executable, "-m", "celery", "-A", app, "worker", "-l", "INFO", "-n", self.node]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, *arguments],
-                cwd=REPOSITORY,
+                cwd=repository,
                 env=environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -160,7 +169,7 @@ class Site:
         self.server = server or RedisServer(folder, *options, binary=binary)
         self.url = self.server.url
         self.environment = {
-            "PETIOLE_ENGINE_FACTORY": "support.fake_engine:FakeEngine",
+            "PETIOLE_ENGINE_FACTORY": "tests.support.fake_engine:FakeEngine",
             "PETIOLE_MAX_NUM_SEQS": "8",
             "OMP_NUM_THREADS": "1",
             **{name: str(value) for name, value in environment.items()},
@@ -190,8 +199,17 @@ class Site:
 
     # ------------------------------------------------------------ workers
 
-    def start_worker(self, *arguments: str, gossip: bool = False, **environment: Any) -> Worker:
-        paths = [str(REPOSITORY / "tests"), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+    def start_worker(
+        self,
+        *arguments: str,
+        gossip: bool = False,
+        app: str = "tasks",
+        repository: Path = REPOSITORY,
+        **environment: Any,
+    ) -> Worker:
+        """`repository`: a folder with another version."""
+        earlier = [] if repository == REPOSITORY else [str(repository / "tests")]  # imported `support`
+        paths = [str(repository), *earlier, os.environ.get("PYTHONPATH", "")]
         full = {
             **os.environ,
             **self.environment,
@@ -201,7 +219,8 @@ class Site:
             "PYTHONWARNINGS": "ignore",
         }
         alone = () if gossip else ("--without-gossip", "--without-mingle")
-        worker = Worker(self.folder, f"w{len(self.workers)}", full, *alone, *arguments)
+        name = f"w{len(self.workers)}"
+        worker = Worker(self.folder, name, full, *alone, *arguments, app=app, repository=repository)
         self.workers.append(worker)
         return worker
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import gpu_worker.models
+from petiole.gpu_worker import models
 
-TINY = Path(gpu_worker.models.__file__).parent / "petiole_tiny"
+TINY = Path(models.__file__).parent / "petiole_tiny"
 COMMIT = "a" * 40
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from bench.stand_ins import NullRuntime
-from cache import KVCacheManager, PageTable
-from cache.factory import build_prefix_cache
-from gpu_worker import EngineConfig, Request, SamplingParams
-from gpu_worker.runtime.interface import StepBatch
-from gpu_worker.scheduling.batching import StepPlan
-from gpu_worker.scheduling.pipeline import PipelineState
-from gpu_worker.scheduling.scheduled import ScheduledSequence
-from gpu_worker.scheduling.scheduler import Scheduler
-from gpu_worker.scheduling.stopping import StopRules
+from petiole.cache import KVCacheManager, PageTable
+from petiole.cache.prefix.factory import build_prefix_cache
+from petiole.gpu_worker import EngineConfig, Request, SamplingParams
+from petiole.gpu_worker.runtime.interface import StepBatch
+from petiole.gpu_worker.scheduling.batching import StepPlan
+from petiole.gpu_worker.scheduling.pipeline import PipelineState
+from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.scheduler import Scheduler
+from petiole.gpu_worker.scheduling.stopping import StopRules
 
 
 def sequence(prompt: list[int], arrival: int = 0, max_tokens: int = 8, **request: Any) -> ScheduledSequence:

@@ -1,14 +1,17 @@
-"""A decoder that decodes values beside its tokens, served by the real `ModelRuntime`.
+"""A decoder that decodes bins beside its tokens, served by the real `ModelRuntime`.
 
 Its arithmetic is exact: keys and queries are zero, so attention is the mean over the history, and the mean of
-small integers times their number, rounded, is their sum. What it samples, and the values beside it, are hashes of
-that sum, which depends on every token, every value and every position before.
+small integers times their number, rounded, is their sum. What it samples, and the bins beside it, are hashes of
+that sum, which depends on every token, every bin and every position before. Most of what it samples are
+coordinates and sizes.
+
+`SeeingToyDecoder` takes images, too: several, wherever they stand, each as long as its crops are high.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +19,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker import EngineConfig
-from gpu_worker.models.config import ModelConfig, RopeConfig
-from gpu_worker.models.decoder import Forward
-from gpu_worker.models.layers import Rotation
-from gpu_worker.models.registry import ARCHITECTURES, Architecture
-from gpu_worker.runtime.device import CpuDevice
-from gpu_worker.runtime.runtime import ModelRuntime
+from petiole.gpu_worker import EngineConfig
+from petiole.gpu_worker.models.config import ModelConfig, RopeConfig
+from petiole.gpu_worker.models.decoder import Forward
+from petiole.gpu_worker.models.layers import Rotation
+from petiole.gpu_worker.models.registry import ARCHITECTURES, Architecture
+from petiole.gpu_worker.request.images import ImageLimits
+from petiole.gpu_worker.request.values import N_BINS, NO_BIN, Bins, ValueTokens
+from petiole.gpu_worker.runtime.device.cpu import CpuDevice
+from petiole.gpu_worker.runtime.runtime import ModelRuntime
 
-VOCAB, N_VALUES, WIDTH, MAX_POSITIONS = 48, 2, 16, 96
-_UNITS = 4096  # values are multiples of one in so many
+VOCAB, WIDTH, MAX_POSITIONS = 48, 16, 96
+VALUES = ValueTokens(
+    coordinate_id=5,
+    size_id=6,
+    coordinates=tuple(k / 1024 for k in range(1024)),
+    sizes=tuple(2 ** (k / 512 - 2) for k in range(1024)),
+)
+FIRST = torch.tensor([True, False])
 _NAME = "ToyDecoderWithValues"
 
 
@@ -39,39 +50,74 @@ def _hash(x: Tensor) -> Tensor:
 class ToyDecoder:
     """Implements what `ModelRuntime` uses of a decoder, and `ValueDecoder`."""
 
-    n_values = N_VALUES
+    value_tokens = VALUES
+    images: ImageLimits | None = None
     dtype = torch.float32
     device = torch.device("cpu")
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
 
-    def embed_values(self, token_ids: Tensor, values: Tensor) -> Tensor:
-        return torch.cat((token_ids[:, None].float(), values * _UNITS), dim=1)
+    def embed_bins(self, token_ids: Tensor, bins: Tensor) -> Tensor:
+        """As text, with the number of each bin, from 1 on, beside a value token that has any."""
+        has = (token_ids[:, None] == VALUES.size_id) | ((token_ids[:, None] == VALUES.coordinate_id) & FIRST)
+        return torch.cat((token_ids[:, None], (bins + 1) * (has & (bins[:, :1] >= 0))), dim=1).float()
 
     def forward(self, hidden: Tensor, step: Forward) -> Tensor:
         inputs = hidden.round().long()
-        mixed = step.positions
+        positions = step.positions if step.positions.ndim == 2 else step.positions.expand(2, -1)
+        mixed = positions[0] + 97 * (positions[1] - positions[0])
         for column in inputs.unbind(1):
             mixed = _hash(mixed * 31 + column)
         own = _hash(mixed[:, None] + torch.arange(WIDTH)) & 255
+        own[:, -1] = 256 * (positions[0] == 0)  # of the mean, this tells how many keys are seen
         nothing = torch.zeros(len(hidden), 1, WIDTH)
-        rotation = Rotation(None, 0.0, step.positions, torch.zeros(MAX_POSITIONS + 1, WIDTH))
+        rotation = Rotation(None, 0.0, positions[0], torch.zeros(MAX_POSITIONS + 1, WIDTH))
         mean = step.attention.attend(0, nothing, nothing, own[:, None].float(), rotation)
-        return (mean * (step.positions[:, None] + 1)).round()
+        return (mean * (256 / mean[:, -1:]).round()).round()
 
     def head_output(self, hidden: Tensor) -> Tensor:
-        return (_hash(self._state(hidden)[:, None] + torch.arange(VOCAB)) & 0xFFFF).float()
+        logits = (_hash(self._state(hidden)[:, None] + torch.arange(VOCAB)) & 0xFFFF).float()
+        logits[:, [VALUES.coordinate_id, VALUES.size_id]] += 0x6000
+        return logits
 
-    def decode_values(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+    def decode_bins(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
         mixed = _hash(self._state(hidden) + 1000 * (1 + token_ids.long()))
-        return (_hash(mixed[:, None] + torch.arange(N_VALUES)) & (_UNITS - 1)).float() / _UNITS
+        return (_hash(mixed[:, None] + torch.arange(N_BINS)) & 1023).int()
 
     def _state(self, hidden: Tensor) -> Tensor:
         state = torch.zeros(len(hidden), dtype=torch.int64)
         for column in hidden.round().long().unbind(1):
             state = _hash(state * 31 + column)
         return state
+
+
+class SeeingToyDecoder(ToyDecoder):
+    """Every position of an image is embedded as numbers that follow from all of its pixels, and from its index."""
+
+    images = ImageLimits(max_images=3, max_positions=20, max_crops=4, bidirectional=False)
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.encoded: list[int] = []
+
+    def encode(self, images: Sequence[tuple[Tensor, tuple[int, int]]]) -> list[Tensor]:
+        self.encoded.append(len(images))
+        return [embedded_image(pixels)[None] for pixels, _ in images]
+
+
+class LeadingToyDecoder(SeeingToyDecoder):
+    """One image, which begins behind BOS and sees it."""
+
+    images = ImageLimits(max_images=1, max_positions=20, max_crops=4, bidirectional=True, lead=1)
+
+
+def embedded_image(pixels: Tensor) -> Tensor:
+    """float32 [height, 3]"""
+    state = torch.zeros(1, dtype=torch.int64)
+    for number in pixels.flatten().long():
+        state = _hash(state * 31 + number)
+    return (_hash(state + torch.arange(3 * pixels.shape[1]).view(-1, 3)) & 1023).float() + VOCAB
 
 
 class _History:
@@ -85,28 +131,40 @@ class _History:
         return self._all.mean(0, keepdim=True)
 
 
-def continuation(prompt: list[int]) -> Iterator[tuple[int, tuple[float, ...]]]:
-    """The oracle: greedy tokens and the values beside them, one by one, without an engine."""
+def continuation(prompt: Sequence[int | Tensor], rotary: Any = ()) -> Iterator[tuple[int, Bins]]:
+    """The oracle: greedy tokens and their bins, one by one, without an engine. `prompt`: tokens, and images as
+    `embedded_image` makes them. `rotary`: [2, n], the rotary positions of the first n positions."""
     decoder, history = ToyDecoder(_config()), _History()
-    inputs = [(token, (0.0,) * N_VALUES) for token in prompt]
+    parts = [part if isinstance(part, Tensor) else [part] for part in prompt]
+    inputs: list[Any] = [(token, (NO_BIN,) * N_BINS) for part in parts for token in part]
     position = 0
+    where = torch.as_tensor(rotary).view(2, -1)
+    behind = torch.arange(MAX_POSITIONS) + (where.max() + 1 if len(rotary) else 0)
+    where = torch.cat([where, behind.expand(2, -1)], dim=1).long()
     while True:
-        for token, values in inputs:
-            embedded = decoder.embed_values(torch.tensor([token]), torch.tensor([values]))
-            hidden = decoder.forward(embedded, Forward(torch.tensor([position]), history))
+        for token, bins in inputs:
+            if isinstance(token, Tensor):
+                embedded = token[None]
+            else:
+                embedded = decoder.embed_bins(torch.tensor([token]), torch.tensor([bins]))
+            hidden = decoder.forward(embedded, Forward(where[:, position : position + 1], history))
             position += 1
         best = decoder.head_output(hidden).argmax(-1)
-        inputs = [(int(best), tuple(decoder.decode_values(hidden, best)[0].tolist()))]
-        yield inputs[0]
+        inputs = [(int(best), tuple(decoder.decode_bins(hidden, best)[0].tolist()))]
+        yield int(best), VALUES.bins(*inputs[0])
 
 
 def value_runtime(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, jitter: Callable[[], None] | None = None, **config: Any
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    jitter: Callable[[], None] | None = None,
+    kind: type[ToyDecoder] = ToyDecoder,
+    **config: Any,
 ) -> ModelRuntime:
     """The real runtime with the toy decoder in it. `config` is for `EngineConfig`."""
-    load: Any = lambda folder, config, options: ToyDecoder(config)  # noqa: E731
+    load: Any = lambda folder, config, options: kind(config)  # noqa: E731
     monkeypatch.setitem(ARCHITECTURES, _NAME, Architecture(lambda raw: _config(), load))
-    (folder / "config.json").write_text(json.dumps({"architectures": [_NAME]}))
+    (folder / "config.json").write_text(json.dumps({"architectures": [_NAME], "eos_token_id": 0}))
     (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")  # no tensors
     return ModelRuntime(EngineConfig(model=str(folder), device="cpu", **config), device=CpuDevice(jitter=jitter))
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_worker import Delta, Engine, EngineConfig, FinishReason, Request, Result, SamplingParams
-from gpu_worker.handle import Handle
-from gpu_worker.preparation import resolve_seed
-from gpu_worker.scheduling.stopping import Finish
-from gpu_worker.speculation import NgramDrafter
-from support.toy_runtime import ToyRuntime, toy_continuation
-from support.toy_text import ToyConstraint, ToyDetokenizer, ToyTokenizer, compile_toy
+from petiole.gpu_worker import Delta, Engine, EngineConfig, FinishReason, Request, Result, SamplingParams
+from petiole.gpu_worker.handle import Handle
+from petiole.gpu_worker.scheduling.stopping import Finish
+from petiole.gpu_worker.speculation import NgramDrafter
+from petiole.gpu_worker.threads.preparation import resolve_seed
+from tests.support.toy_runtime import ToyRuntime, toy_continuation
+from tests.support.toy_text import ToyConstraint, ToyDetokenizer, ToyTokenizer, compile_toy
 
 VOCAB = 48
 EOS = 0

@@ -17,9 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from gpu_worker.request import SamplingParams
-from gpu_worker.runtime.device import CpuDevice, DeviceError
-from gpu_worker.runtime.interface import (
+from petiole.gpu_worker.request import SamplingParams
+from petiole.gpu_worker.runtime.device.cpu import CpuDevice
+from petiole.gpu_worker.runtime.device.interface import DeviceError
+from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
+from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
+from petiole.gpu_worker.runtime.interface import (
     PENDING,
     ModelLimits,
     RowBinding,
@@ -27,8 +30,6 @@ from gpu_worker.runtime.interface import (
     TokenMask,
     Transfer,
 )
-from gpu_worker.runtime.slots import DecodeSlot, check_shared_stream
-from gpu_worker.runtime.transfer import RenderBuffer
 
 _MASK = (1 << 64) - 1
 _BASE = 0x9E3779B97F4A7C15
@@ -128,6 +129,9 @@ class ToyRuntime:
         lengths = {"token_ids": n, "accepted": batch.size}
         sources = {name: getattr(slot.staging, name) for name in lengths}
         return slot.render.start_transfer(slot.compute_stream.record(), sources, lengths)
+
+    def forget_images(self, keys: Sequence[int]) -> None:
+        pass
 
     def adapter_key(self, adapter: str) -> str:
         return adapter

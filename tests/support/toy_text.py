@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from gpu_worker.request import Constraint
-from gpu_worker.text.checks import check_text
+from petiole.gpu_worker.request import Constraint
+from petiole.gpu_worker.text.checks import check_text
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 

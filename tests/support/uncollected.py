@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 
-from gpu_worker.config import EngineConfig
-from support.fake_engine import FakeEngine
-from tasks.worker.job import Job
+from petiole.gpu_worker.config import EngineConfig
+from petiole.tasks.worker.generation.job import Job
+from tests.support.fake_engine import FakeEngine
 
 
 class UncollectedEngine(FakeEngine):

@@ -1,14 +1,18 @@
-"""A decoder of values around any other."""
+"""A decoder of bins around any other."""
 
 from __future__ import annotations
 
 import torch
 
+from petiole.gpu_worker.request.values import ValueTokens
+
+STEP = 1 / 1024
+
 
 class WithValues:
-    """Adds the values that it is fed to what it embeds, and decodes them from its hidden states."""
+    """Adds the values of the bins that it is fed to what it embeds, and decodes bins from its hidden states."""
 
-    n_values = 2
+    value_tokens = ValueTokens(5, 6, *(tuple(k * STEP for k in range(1024)),) * 2)
 
     def __init__(self, decoder):
         self._decoder = decoder
@@ -18,9 +22,10 @@ class WithValues:
     def __getattr__(self, name):
         return getattr(self._decoder, name)
 
-    def embed_values(self, token_ids, values):
+    def embed_bins(self, token_ids, bins):
+        values = bins.clamp(min=0) * STEP
         return self._decoder.embed(token_ids) + (values @ self._inward).to(self._decoder.dtype)
 
-    def decode_values(self, hidden, token_ids):
+    def decode_bins(self, hidden, token_ids):
         hidden = hidden.float()
-        return torch.tanh(hidden / hidden.norm(dim=-1, keepdim=True) @ self._outward.T)
+        return (512 + 511 * torch.tanh(hidden / hidden.norm(dim=-1, keepdim=True) @ self._outward.T)).int()

@@ -17,9 +17,9 @@ from urllib.parse import quote, urlencode
 
 import redis
 
-from support.certificates import Certificates
-from support.site import RedisServer, eventually
-from tasks import embedded
+from petiole.tasks.servers import embedded
+from tests.support.certificates import Certificates
+from tests.support.site import RedisServer, eventually
 
 SENTINELS = 3
 DOWN_AFTER_MS = 1500

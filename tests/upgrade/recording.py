@@ -2,7 +2,7 @@
 
 Record it with the version that is about to be released, from the repository:
 
-    PYTHONPATH=tests:. python -m upgrade.recording tests/upgrade/recorded/VERSION.json
+    python -m tests.upgrade.recording tests/upgrade/recorded/VERSION.json
 
 The next version must go on from it, and must leave nothing less (`test_upgrade`): so the two may run beside each
 other, in either order.
@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from support.doomed import MET
-from support.site import REPOSITORY, Site, eventually
+
+from tests.support.doomed import MET
+from tests.support.site import REPOSITORY, Site, eventually
 
 QUEUES = ("petiole", "petiole.ended", "petiole.handed")
 LENGTH = 200
@@ -66,7 +67,7 @@ CHAT = {
 
 BEGIN = f"""
 from celery import chord
-from tasks import chat, generate
+from petiole.tasks import chat, generate
 
 def begin(name, **options):
     options = {{"prompt": name, "max_tokens": {LENGTH}, "seed": 1, **options}}
@@ -82,8 +83,8 @@ chat.apply_async(kwargs={{**{CHAT!r}, "max_tokens": {LENGTH}}}, task_id="chat")
 chord([begin("header 1"), begin("header 2")])(begin("body", max_tokens=3))
 """
 QUEUE = f"""
-from tasks import chat, generate
-from tasks.fleet import cancel
+from petiole.tasks import chat, generate
+from petiole.tasks.fleet.control import cancel
 
 generate.apply_async(kwargs={{"prompt": "queued", **{OPTIONS!r}}}, task_id="queued")
 generate.apply_async(kwargs={{"prompt": "batch", "max_tokens": 5, "seed": 1}}, task_id="batch", priority=9)
@@ -102,7 +103,10 @@ def record(site: Site) -> Recording:
     """Have three workers of this version die in the middle of their work, and return what they leave."""
     main = site.start_worker()
     doomed = site.start_worker(
-        "-Q", "petiole.ended", PETIOLE_ENGINE_FACTORY="support.doomed:DoomedEngine", DOOM="to be completed KILL"
+        "-Q",
+        "petiole.ended",
+        PETIOLE_ENGINE_FACTORY="tests.support.doomed:DoomedEngine",
+        DOOM="to be completed KILL",
     )
     leaving = site.start_worker("-Q", "petiole.handed")
     for worker in site.workers:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from upgrade.recording import Recording
+from tests.upgrade.recording import Recording
 
 OWNER = re.compile(r"\bhost:\d+:[0-9a-f]{12}\b")
 UUID = re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")

@@ -14,24 +14,25 @@ import numpy as np
 import pytest
 import redis
 from celery.result import AsyncResult
-from support.fake_engine import expected, token
-from support.reader import Reader
-from support.site import PATIENCE_S, Site, eventually
 
-import gpu_worker
-from gpu_worker.models.loading import fingerprint
-from gpu_worker.request import Request, SamplingParams
-from gpu_worker.runtime.noise import noise_keys
-from gpu_worker.text.loading import load_tokenizer
-from gpu_worker.text.stream import TextStream
-from tasks import affinity, connections
-from tasks.app import configuration
-from tasks.schemas import FinishReason
-from tasks.settings import Settings, settings
-from tasks.worker import scripts
-from tasks.worker.requests import seed_of
-from upgrade.recording import CHAT, LENGTH, OPTIONS, QUEUES, Recording, load, record, recording_site
-from upgrade.shapes import messages, paths
+from petiole import gpu_worker
+from petiole.gpu_worker.models.loading import fingerprint
+from petiole.gpu_worker.request import Request, SamplingParams
+from petiole.gpu_worker.runtime.step.noise import noise_keys
+from petiole.gpu_worker.text.assembler import TextAssembler
+from petiole.gpu_worker.text.loading import load_tokenizer
+from petiole.tasks.app.application import configuration
+from petiole.tasks.requests import affinity
+from petiole.tasks.requests.schemas import FinishReason
+from petiole.tasks.servers import connections
+from petiole.tasks.settings import Settings, settings
+from petiole.tasks.worker import scripts
+from petiole.tasks.worker.generation.requests import seed_of
+from tests.support.fake_engine import expected, token
+from tests.support.reader import Reader
+from tests.support.site import PATIENCE_S, Site, eventually
+from tests.upgrade.recording import CHAT, LENGTH, OPTIONS, QUEUES, Recording, load, record, recording_site
+from tests.upgrade.shapes import messages, paths
 
 PREVIOUS = sorted((Path(__file__).parent / "recorded").glob("*.json"))
 MODEL = Path(gpu_worker.__file__).parent / "models" / "petiole_tiny"
@@ -164,8 +165,8 @@ def test_scripts_are_those_of_the_code_that_runs(monkeypatch: pytest.MonkeyPatch
     """They would not fit its arguments, if they were read after another version was installed in its place."""
     client = redis.Redis()
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: pytest.fail("read when it is needed"))
-    for file in (Path(scripts.__file__).parent / "lua").iterdir():
-        scripts.load(client, file.stem)
+    for name in scripts.SOURCES:
+        scripts.load(client, name)
 
 
 # ------------------------------------------------------------ either way: the same tokens, the same text
@@ -187,5 +188,5 @@ def test_a_model_is_the_one_that_it_was() -> None:
 
 def test_the_same_tokens_have_the_same_text_and_hold_back_the_same() -> None:
     """A worker that resumes a task delivers the text after what its tokens so far have given, by its own rules."""
-    stream = TextStream(load_tokenizer(MODEL), ("4, 5",))
+    stream = TextAssembler(load_tokenizer(MODEL), ("4, 5",))
     assert [stream.push([each]).text for each in TEXT_TOKENS] == TEXTS

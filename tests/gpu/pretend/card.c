@@ -14,7 +14,7 @@ _Atomic(Stream *) captured_stream;
 _Thread_local enum cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
 _Thread_local cudaError_t last_error;
 
-static atomic_long refused, launched, captured, replayed;
+static atomic_long refused, launched, captured, replayed, copied, pageable;
 static FILE *log_file;
 
 __attribute__((constructor)) static void open_log(void) {
@@ -37,6 +37,8 @@ void pretend_counts(Counts *counts) {
     counts->launched = launched;
     counts->captured = captured;
     counts->replayed = replayed;
+    counts->copied = copied;
+    counts->pageable = pageable;
     counts->peak = peak_memory();
     counts->memory = card_memory;
 }
@@ -135,6 +137,11 @@ void *new_object(size_t size) {
 void count_replay(size_t launches) {
     replayed++;
     launched += (long)launches;
+}
+
+void count_copy(bool of_pageable) {
+    copied++;
+    pageable += of_pageable;
 }
 
 /* The legacy stream and the thread's default stream (handles 0 to 2) are NULL: neither can be captured here. */

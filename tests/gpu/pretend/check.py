@@ -19,17 +19,18 @@ import torch
 
 from bench.checkpoints import Shape, write, write_adapter
 from bench.cuda import release
-from gpu_worker.config import EngineConfig
-from gpu_worker.engine import Engine
-from gpu_worker.request import FinishReason, Request, SamplingParams
-from gpu_worker.runtime import graphs
-from gpu_worker.runtime.runtime import ModelRuntime
+from bench.driver import Driver
+from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.engine import Engine
+from petiole.gpu_worker.request import FinishReason, Request, SamplingParams
+from petiole.gpu_worker.runtime.cuda import graphs
+from petiole.gpu_worker.runtime.runtime import ModelRuntime
 
 WIDE = Shape("heads of 128", "bfloat16", 2048, 512, 1024, 2, 4, 2, 128, max_positions=65_536)
 NARROW = Shape("heads of 64", "bfloat16", 2048, 256, 768, 2, 4, 2, 64, max_positions=131_072)
 """With more positions than the card has room for, so that the pool fills it."""
 SIZES = (1, 4, 16, 20)
-N_TOKENS = 24
+N_TOKENS, DRAFTS = 24, 4
 USUAL, FUSED = math.inf, -math.inf
 """Margins that decide which of the two graphs of a size is kept: here, neither takes any time."""
 
@@ -38,7 +39,7 @@ class Counts(ctypes.Structure):
     """As in `pretend.h`."""
 
     _fields_ = (
-        *((name, ctypes.c_long) for name in ("refused", "launched", "captured", "replayed")),
+        *((name, ctypes.c_long) for name in ("refused", "launched", "captured", "replayed", "copied", "pageable")),
         *((name, ctypes.c_size_t) for name in ("peak", "memory")),
     )
 
@@ -59,6 +60,12 @@ CASES = (
     Case("pages of 16", {"page_size": 16, "prefix_cache": "block"}, margin=FUSED),
     Case("without graphs", {"cuda_graphs": "off"}),
     Case("weights in eight bits", {"weight_quantization": "fp8"}),
+    Case("drafts", {"speculative_tokens": DRAFTS}),
+    Case(
+        "drafts, pages of 16",
+        {"speculative_tokens": DRAFTS, "page_size": 16, "prefix_cache": "block"},
+        margin=FUSED,
+    ),
     Case("adapters", {"lora_slots": 2, "lora_max_rank": 16}, margin=FUSED, adapters=(None, "a", "b", "c")),
 )
 
@@ -67,7 +74,7 @@ def main() -> None:
     if torch.version.cuda is None:
         raise SystemExit(f"torch {torch.__version__} was built without CUDA")
     warnings = Warnings(logging.WARNING)
-    logging.getLogger("gpu_worker").addHandler(warnings)
+    logging.getLogger("petiole.gpu_worker").addHandler(warnings)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
     kept = set[int]()  # what the libraries keep, after each engine
     before = counts()
@@ -122,12 +129,26 @@ def serve(case: Case) -> int:
             **{"device": "cuda", "max_num_seqs": 24, "graph_batch_sizes": SIZES, **case.settings},
         )
         runtime = ModelRuntime(config)
+        if config.speculative_tokens:
+            verify(runtime)
+            runtime.close()
+            return runtime.limits.n_pages
         with Engine(config, runtime=runtime) as engine:
             for n in (1, 3, 14, 24):
                 for result in engine.generate(list(requests(case, folder, n))):
                     assert result.finish_reason == FinishReason.LENGTH, result
                     assert result.usage.completion_tokens == N_TOKENS, result
             return engine.limits.n_pages
+
+
+def verify(runtime: ModelRuntime) -> None:
+    """Steps with drafts, launched by hand: an engine's would never end, since none of them is accepted."""
+    for n in (1, 3, 20):
+        driver = Driver(runtime)
+        sequences = [driver.sequence(range(10, 20 + i)) for i in range(n)]
+        driver.prefill(sequences)
+        for step in range(N_TOKENS):
+            driver.verify(sequences, [[1] * ((step + i) % (DRAFTS + 1)) for i in range(n)])
 
 
 def requests(case: Case, folder: str, n: int) -> Iterator[Request]:

@@ -156,6 +156,7 @@ static cudaError_t copy(void *to, const void *from, size_t size, Stream *stream,
     bool known_target = find_area(to, &target);
     bool known_source = find_area(from, &source);
     note("%s %zu bytes\n", call, size);
+    count_copy(!known_target || !known_source);
     cudaError_t error = enqueue(stream, call);
     if (error != cudaSuccess)
         return error;

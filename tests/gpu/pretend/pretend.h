@@ -55,12 +55,15 @@ typedef struct Kernel {
 } Kernel;
 
 /* What a run came to: calls that were refused, launches outside and within captures (those of a graph count again
- * whenever it is replayed), replays of graphs; and bytes of device memory, the most at a time and the card's. */
+ * whenever it is replayed), replays of graphs, copies, and of these the ones of pageable memory of the host; and bytes
+ * of device memory, the most at a time and the card's. */
 typedef struct {
     long refused;
     long launched;
     long captured;
     long replayed;
+    long copied;
+    long pageable;
     size_t peak;
     size_t memory;
 } Counts;
@@ -88,6 +91,7 @@ cudaError_t allow_shared(Kernel *kernel, int shared, const char *call);
 
 void *new_object(size_t size); /* zeroed */
 void count_replay(size_t launches);
+void count_copy(bool pageable);
 Stream *stream_of(cudaStream_t handle);
 
 /* memory.c */

@@ -1,0 +1,65 @@
+"""Peers with packages of their own: a child process under another Python, which computes loads that it is told of.
+
+OpenVINO GenAI and vLLM for CPUs want versions of torch and transformers that are not those here. So each may have
+a virtual environment of its own, named by `BENCH_OPENVINO_PYTHON` or `BENCH_VLLM_PYTHON` (the path of its Python);
+without one, this Python is tried. The child says when it is ready, or why it cannot be; then it answers each line
+of prompts with the seconds that they took. Between two loads it waits, so that sides can take turns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.report import NotAvailableError
+
+_SCRIPT = Path(__file__).with_name("outside_child.py")
+NAMES = {"openvino": "OpenVINO GenAI", "vllm": "vLLM"}
+
+
+class Outside:
+    """`kind`: a key of NAMES. Raises NotAvailableError where it does not run."""
+
+    def __init__(self, kind: str, folder: str, *, threads: int, most: tuple[int, int]) -> None:
+        """`most`: sequences at once, and tokens of one."""
+        python = os.environ.get(f"BENCH_{kind.upper()}_PYTHON") or sys.executable
+        asked = {"folder": folder, "threads": threads, "sequences": most[0], "tokens": most[1]}
+        try:
+            self._child = subprocess.Popen(
+                [python, str(_SCRIPT), kind, json.dumps(asked)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd="/",  # so that it imports nothing from here
+            )
+        except OSError as error:
+            raise NotAvailableError(f"{python} does not start: {error.strerror}") from error
+        self._receive()
+
+    def tokens_per_s(self, prompts: Sequence[Sequence[int]], output: int) -> float:
+        """Output tokens a second, from the first prompt handed over to the last result."""
+        assert self._child.stdin is not None
+        self._child.stdin.write(json.dumps({"prompts": prompts, "output": output}) + "\n")
+        self._child.stdin.flush()
+        return len(prompts) * output / float(self._receive()["seconds"])
+
+    def close(self) -> None:
+        self._child.kill()
+        self._child.communicate()
+
+    def _receive(self) -> dict[str, Any]:
+        """The next line that is an answer: libraries print what they like."""
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            if line.startswith("{"):
+                answer: dict[str, Any] = json.loads(line)
+                if "error" in answer:
+                    self.close()
+                    raise NotAvailableError(answer["error"])
+                return answer
+        raise NotAvailableError(f"ended with status {self._child.wait()}")

@@ -1,0 +1,10 @@
+"""The prefix caches. Called by `allocation`.
+
+interface    what a prefix cache does; the one that caches nothing
+factory      creates the cache that the configuration names
+radix        a radix tree over tokens, for pages of one token
+tree         its nodes: split and join
+block_cache  full blocks by chained hashes
+counting     what both caches count: pages, and the limit of their size
+eviction     the order of eviction
+"""

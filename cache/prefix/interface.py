@@ -1,0 +1,225 @@
+"""The interface of the prefix caches, and the cache that is used when prefix caching is off.
+
+A prefix cache maps token prefixes to pages that hold their KV. It owns the pages passed to `insert`. Rows map
+them under a *lock*; unlocked pages may be evicted. A `node` represents a cached prefix: a tree node in the radix
+cache, a chain of blocks in the block cache. **Code that stores a node must hold a lock on it**: without a lock,
+any later call may evict it.
+
+Positions (`kv`) are KV positions from the start of the sequence. `insert` takes the pages from the first position
+that is not cached yet: positions [`InsertResult.start`, `InsertResult.end`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from petiole.cache.namespace import CacheNamespace
+from petiole.cache.pages.pool import PagePool, Pages
+from petiole.cache.tokens import TokensLike
+
+Node = TypeVar("Node")
+NO_PAGES: Pages = np.empty(0, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class MatchResult(Generic[Node]):
+    """The longest cached prefix of a sequence. Do not modify `matched_pages`: the cache shares the array."""
+
+    matched_pages: Pages
+    matched_kv_length: int
+    matched_token_count: int
+    last_node: Node | None
+
+
+@dataclass(slots=True)
+class InsertResult(Generic[Node]):
+    """The result of `insert`: `node` ends at position `end`; the cache took the pages of positions [start, end).
+
+    Pages before `start` stay with the caller, because the cache has these positions already. `end` is less than
+    the inserted length if the size limit left no room (`node` is None if no prefix is cached).
+    """
+
+    node: Node | None
+    inserted_pages: int
+    start: int
+    end: int
+
+
+class Peek(NamedTuple):
+    """The result of a look-up without a lock: matched positions, and how many of their pages are evictable now."""
+
+    kv_length: int
+    reclaimable_pages: int
+
+
+@dataclass(slots=True)
+class CacheStats:
+    """Counters since the start."""
+
+    hits: int = 0
+    misses: int = 0
+    hit_tokens: int = 0  # KV positions matched by look-ups
+    missed_tokens: int = 0  # KV positions looked up and not matched
+    inserted_pages: int = 0
+    evictions: int = 0  # leaves or blocks evicted, partial ones included
+    evicted_pages: int = 0
+    splits: int = 0
+    coalesced: int = 0
+    depth: int = 0  # maximum number of nodes walked by a look-up
+
+    @property
+    def hit_rate(self) -> float:
+        """Fraction of looked-up KV positions that were matched."""
+        total = self.hit_tokens + self.missed_tokens
+        return self.hit_tokens / total if total else 0.0
+
+    def record_lookup(self, found: int, asked: int, depth: int) -> None:
+        if found:
+            self.hits += 1
+        else:
+            self.misses += 1
+        self.hit_tokens += found
+        self.missed_tokens += asked - found
+        if depth > self.depth:
+            self.depth = depth
+
+    def forget_lookup(self, found: int, asked: int) -> None:
+        """Undo `record_lookup` for a sequence that could not start and will be looked up again."""
+        if found:
+            self.hits -= 1
+        else:
+            self.misses -= 1
+        self.hit_tokens -= found
+        self.missed_tokens -= asked - found
+
+
+class PrefixCache(Protocol[Node]):
+    """The protocol of `RadixPrefixCache`, `BlockCache` and `NoPrefixCache`."""
+
+    page_table: PagePool
+    stats: CacheStats
+
+    @property
+    def total_cached_pages(self) -> int:
+        """Number of pages that the cache owns."""
+
+    @property
+    def node_count(self) -> int:
+        """Number of tree nodes or blocks."""
+
+    def evictable_page_count(self) -> int:
+        """Number of pages that `evict` could free. O(1)."""
+
+    def peek(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> Peek:
+        """The result that `match_prefix` would have. Changes nothing."""
+
+    def match_prefix(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> MatchResult[Node]:
+        """The longest cached prefix. Marks it as most recently used."""
+
+    def insert(
+        self,
+        tokens: TokensLike,
+        pages: ArrayLike,
+        namespace: CacheNamespace | None = None,
+        from_node: Node | None = None,
+        from_token_idx: int = 0,
+        from_page_idx: int = 0,
+    ) -> InsertResult[Node]:
+        """Make `tokens` matchable; `pages` are the pages of all of them.
+
+        `from_node` is a locked node that ends at page `from_page_idx` (token `from_token_idx`) of the same
+        sequence; the positions before it are not compared again.
+        """
+
+    def withdraw(self, node: Node, keep_kv: int, pages: Pages, batch_idx: int) -> tuple[Node | None, int] | None:
+        """Undo what row `batch_idx` (mapping `pages`) inserted between `keep_kv` and the end of `node`.
+
+        The caller's lock on `node` moves to the returned node, which ends at the returned position. The withdrawn
+        pages are private to the row again. If another sequence has locked or extended the inserted part, it only
+        becomes unmatchable: the result is None, and the caller keeps its lock until it releases the row.
+        """
+
+    def is_attached(self, node: Node) -> bool:
+        """Whether a match can reach the node."""
+
+    def lock(self, node: Node | None) -> None:
+        """Protect the node and its whole prefix from eviction. Locks are counted."""
+
+    def unlock(self, node: Node | None) -> None:
+        """Undo one `lock`."""
+
+    def evict(self, needed_pages: int) -> int:
+        """Free at least `needed_pages`, least recently used first. Returns the number freed."""
+
+    def flush(self) -> int:
+        """Make everything unmatchable. Returns the number of pages freed; the last unlock frees locked pages."""
+
+    def owned_pages(self) -> Pages:
+        """All pages that the cache owns, for the conservation check."""
+
+    def check(self) -> None:
+        """Check the invariants of the cache (slow; for tests and debug mode). Raises ConservationError."""
+
+
+class NoPrefixCache:
+    """The cache used when prefix caching is off: matches nothing and stores nothing."""
+
+    def __init__(self, page_table: PagePool) -> None:
+        self.page_table = page_table
+        self.stats = CacheStats()
+
+    @property
+    def total_cached_pages(self) -> int:
+        return 0
+
+    @property
+    def node_count(self) -> int:
+        return 0
+
+    def evictable_page_count(self) -> int:
+        return 0
+
+    def peek(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> Peek:
+        return Peek(0, 0)
+
+    def match_prefix(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> MatchResult[None]:
+        return MatchResult(NO_PAGES, 0, 0, None)
+
+    def insert(
+        self,
+        tokens: TokensLike,
+        pages: ArrayLike,
+        namespace: CacheNamespace | None = None,
+        from_node: None = None,
+        from_token_idx: int = 0,
+        from_page_idx: int = 0,
+    ) -> InsertResult[None]:
+        return InsertResult(None, 0, from_page_idx, from_page_idx)
+
+    def withdraw(self, node: None, keep_kv: int, pages: Pages, batch_idx: int) -> tuple[None, int] | None:
+        return None, keep_kv
+
+    def is_attached(self, node: None) -> bool:
+        return True
+
+    def lock(self, node: None) -> None:
+        return None
+
+    def unlock(self, node: None) -> None:
+        return None
+
+    def evict(self, needed_pages: int) -> int:
+        return 0
+
+    def flush(self) -> int:
+        return 0
+
+    def owned_pages(self) -> Pages:
+        return NO_PAGES
+
+    def check(self) -> None:
+        return None

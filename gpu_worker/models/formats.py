@@ -1,0 +1,65 @@
+"""Checkpoints in formats that are not read, named as what they are, with what to take in their place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from petiole.gpu_worker.errors import ModelError
+
+_LFS = b"version https://git-lfs.github.com/spec/"
+_METHODS = {
+    "awq": "AWQ",
+    "bitsandbytes": "bitsandbytes",
+    "compressed-tensors": "compressed-tensors",
+    "fp8": "FP8",
+    "gptq": "GPTQ",
+    "mxfp4": "MXFP4",
+}
+_PLAIN = "a folder in Hugging Face format with plain safetensors weights, or a hub id"
+EIGHT_BITS = "for eight bits set PETIOLE_WEIGHT_QUANTIZATION (weight_quantization of EngineConfig) to int8 or fp8"
+
+
+def refuse_file(path: Path) -> None:
+    """Raises `ModelError` for a file where a model's folder is expected."""
+    what = "a GGUF file, llama.cpp's format" if path.suffix == ".gguf" else "a file"
+    raise ModelError(f"model {path} is {what}: PETIOLE_MODEL must be {_PLAIN}; {EIGHT_BITS}")
+
+
+def refuse(folder: Path) -> None:
+    """Raises `ModelError` if the folder's checkpoint has a format that is known and not read."""
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights and (found := sorted(folder.glob("*.gguf"))):
+        raise ModelError(
+            f"model folder {folder} has GGUF weights ({found[0].name}), llama.cpp's format: PETIOLE_MODEL must be"
+            f" {_PLAIN}; {EIGHT_BITS}"
+        )
+    for path in [*weights, folder / "tokenizer.json", folder / "config.json"]:
+        if _begins(path, _LFS):
+            raise ModelError(
+                f"{path} is a Git-LFS pointer, not the file itself: run `git lfs pull` in {folder}, or set"
+                f" PETIOLE_MODEL to the hub id"
+            )
+    if method := _quantised(folder / "config.json"):
+        raise ModelError(
+            f"model folder {folder} has weights that are quantised already ({_METHODS.get(method, method)}), which"
+            f" are not read: set PETIOLE_MODEL to the plain checkpoint; {EIGHT_BITS}"
+        )
+
+
+def _begins(path: Path, prefix: bytes) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(prefix)) == prefix
+    except OSError:  # whoever reads the file says so
+        return False
+
+
+def _quantised(config: Path) -> str:
+    try:
+        quantised = json.loads(config.read_text(encoding="utf-8")).get("quantization_config")
+    except (OSError, ValueError, AttributeError):
+        return ""
+    if isinstance(quantised, dict):
+        return str(quantised.get("quant_method") or "unnamed")
+    return str(quantised) if quantised else ""

@@ -1,0 +1,117 @@
+"""The text decoder: one LayerNorm, attention and MLP side by side in a layer, coordinates and images as inputs.
+
+Only half of a head is rotated. The rows of queries and keys are permuted at load, so that a table whose other half
+turns nothing does the same: dimensions 0 to 15 pair with 32 to 47, which were 16 to 31.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from petiole.gpu_worker.models.decoder import Forward
+from petiole.gpu_worker.models.layers import Linear, Rotation
+from petiole.gpu_worker.models.moondream.config import HEAD_DIM, ROTARY_DIM, MoondreamConfig
+from petiole.gpu_worker.models.moondream.encoder import Mlp, Norm, VisionEncoder, layer_norm
+from petiole.gpu_worker.models.moondream.region import Region
+from petiole.gpu_worker.request.images import ImageLimits
+from petiole.gpu_worker.request.values import ValueTokens
+
+
+@dataclass(frozen=True, slots=True)
+class TextBlock:
+    norm: Norm
+    qkv: Linear
+    proj: Linear
+    mlp: Mlp
+
+
+@dataclass(frozen=True, slots=True)
+class MoondreamDecoder:
+    """Implements what the runtime uses of a `Decoder`, and `ValueDecoder` and `ImageDecoder`. rotary: see
+    `rotary_table`."""
+
+    config: MoondreamConfig
+    embedding: Tensor
+    blocks: tuple[TextBlock, ...]
+    norm: Norm
+    head: Linear
+    rotary: Tensor
+    vision: VisionEncoder
+    region: Region
+    value_tokens: ValueTokens
+    images: ImageLimits
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+    def encode(self, images: Sequence[tuple[Tensor, tuple[int, int]]]) -> Sequence[Tensor]:
+        return self.vision.encode(images)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return torch.nn.functional.embedding(token_ids, self.embedding)
+
+    def embed_bins(self, token_ids: Tensor, bins: Tensor) -> Tensor:
+        embedded, tokens = self.embed(token_ids), self.config.tokens
+        known = bins[:, 0] >= 0
+        coordinates = ((token_ids == tokens.coordinate) & known).nonzero()[:, 0]
+        sizes = ((token_ids == tokens.size) & known).nonzero()[:, 0]
+        if len(coordinates):
+            embedded[coordinates] = self.region.embed_coordinates(bins[coordinates, 0].long())
+        if len(sizes):
+            embedded[sizes] = self.region.embed_sizes(bins[sizes].long())
+        return embedded
+
+    def decode_bins(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+        bins = torch.zeros((len(hidden), 2), dtype=torch.int32, device=hidden.device)
+        tokens = self.config.tokens
+        coordinates, sizes = ((token_ids == one).nonzero()[:, 0] for one in (tokens.coordinate, tokens.size))
+        if len(coordinates):
+            bins[coordinates, 0] = self.region.coordinate_logits(hidden[coordinates]).argmax(-1).int()
+        if len(sizes):
+            bins[sizes] = self.region.size_logits(hidden[sizes]).argmax(-1).int()
+        return bins
+
+    def forward(self, hidden: Tensor, step: Forward) -> Tensor:
+        """[T, hidden] -> [T, hidden], without the final norm; `hidden` is overwritten."""
+        for i, block in enumerate(self.blocks):
+            x = layer_norm(hidden, block.norm)
+            q, k, v = torch.split(block.qkv(x).view(len(x), -1, HEAD_DIM), self._heads, dim=1)
+            rotation = Rotation(None, 0.0, step.positions, self.rotary)
+            hidden += block.proj(step.attention.attend(i, q, k, v, rotation))
+            hidden += block.mlp(x)
+        return hidden
+
+    def head_output(self, hidden: Tensor) -> Tensor:
+        return self.head(layer_norm(hidden, self.norm))
+
+    @property
+    def _heads(self) -> list[int]:
+        config = self.config
+        return [config.n_heads, config.n_kv_heads, config.n_kv_heads]
+
+
+def rotary_table_of(n_positions: int, theta: float, device: torch.device) -> Tensor:
+    """float32 [n_positions, HEAD_DIM]: cosines, then sines, of which the second half of each turns nothing."""
+    half = ROTARY_DIM // 2
+    frequencies = 1.0 / theta ** (torch.arange(half, dtype=torch.float32, device=device) / half)
+    angles = torch.arange(n_positions, dtype=torch.float32, device=device)[:, None] * frequencies
+    angles = torch.nn.functional.pad(angles, (0, (HEAD_DIM - ROTARY_DIM) // 2))
+    return torch.cat([angles.cos(), angles.sin()], dim=-1)
+
+
+def permuted(rows: Tensor) -> Tensor:
+    """Rows of queries or keys [heads * HEAD_DIM, ...] in the order that the table expects."""
+    quarter = ROTARY_DIM // 2
+    heads = rows.reshape(-1, HEAD_DIM, *rows.shape[1:])
+    sizes = [quarter, quarter, quarter, HEAD_DIM - 3 * quarter]
+    first, second, third, rest = torch.split(heads, sizes, dim=1)
+    return torch.cat([first, third, second, rest], dim=1).flatten(0, 1)

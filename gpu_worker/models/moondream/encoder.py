@@ -1,0 +1,109 @@
+"""The vision encoder: crops to the inputs of the text decoder.
+
+crops [n, size, size, 3] -> patches -> blocks of attention and MLP -> features [n, grid, grid, dim]
+the first crop is the whole picture; the others are joined without their inner margins and pooled to one grid
+[whole, local] -> projection -> [grid * grid, hidden]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from petiole.gpu_worker.models.layers import Linear
+from petiole.gpu_worker.models.moondream.config import EPS, VisionConfig
+from petiole.gpu_worker.models.moondream.crops import CropGeometry, Tiling
+
+Norm = tuple[Tensor, Tensor]
+"""Weight and bias of a LayerNorm."""
+
+
+def layer_norm(x: Tensor, norm: Norm) -> Tensor:
+    return F.layer_norm(x, norm[0].shape, *norm, EPS)
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    fc1: Linear
+    fc2: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderBlock:
+    ln1: Norm
+    qkv: Linear
+    proj: Linear
+    ln2: Norm
+    mlp: Mlp
+
+
+@dataclass(frozen=True, slots=True)
+class VisionEncoder:
+    """positions: [1, grid², dim]"""
+
+    config: VisionConfig
+    patches: Linear
+    positions: Tensor
+    blocks: tuple[EncoderBlock, ...]
+    norm: Norm
+    projection: Mlp
+
+    def encode(self, images: Sequence[tuple[Tensor, Tiling]]) -> list[Tensor]:
+        """uint8 crops of several images, with their tilings -> [1, grid², hidden] for each. All crops are one
+        batch."""
+        n_crops = [len(crops) for crops, _ in images]
+        features = self.features(torch.cat([crops for crops, _ in images]))
+        tilings = (tiling for _, tiling in images)
+        return [
+            self.projected(part, tiling)[None]
+            for part, tiling in zip(torch.split(features, n_crops), tilings, strict=True)
+        ]
+
+    def features(self, crops: Tensor) -> Tensor:
+        """uint8 [n, size, size, 3] -> [n, grid, grid, dim]."""
+        grid, heads = self.config.geometry.grid, self.config.heads
+        x = self.patches(patches_of(crops, self.config.geometry, self.positions.dtype)) + self.positions
+        for block in self.blocks:
+            qkv = block.qkv(layer_norm(x, block.ln1))
+            q, k, v = qkv.view(*qkv.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4)
+            x = x + block.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+            x = x + block.mlp(layer_norm(x, block.ln2))
+        return layer_norm(x, self.norm).view(len(x), grid, grid, -1)
+
+    def projected(self, features: Tensor, tiling: Tiling) -> Tensor:
+        """Of one image, [crops, grid, grid, dim] -> [grid², hidden]."""
+        geometry = self.config.geometry
+        local = joined(features[1:], tiling, geometry.margin).permute(2, 0, 1)
+        pooled = F.adaptive_avg_pool2d(local, geometry.grid).permute(1, 2, 0)
+        return self.projection(torch.cat([features[0], pooled], dim=-1).flatten(0, 1))
+
+
+def patches_of(crops: Tensor, geometry: CropGeometry, dtype: torch.dtype) -> Tensor:
+    """uint8 [n, size, size, 3] -> [n, grid², 3 * patch²]: from -1 to 1, by channel, row and column."""
+    grid, patch = geometry.grid, geometry.patch
+    x = crops.permute(0, 3, 1, 2).to(dtype).div_(255.0).sub_(0.5).div_(0.5)
+    x = x.reshape(len(x), 3, grid, patch, grid, patch).permute(0, 2, 4, 1, 3, 5)
+    return x.reshape(len(x), grid**2, 3 * patch**2)
+
+
+def joined(local: Tensor, tiling: Tiling, margin: int) -> Tensor:
+    """Crops side by side, without the margins at inner edges: [rows * columns, grid, grid, dim] -> [h, w, dim]."""
+    rows, columns = tiling
+    crops = local.reshape(rows, columns, *local.shape[1:])
+
+    def kept(at: int, n: int) -> slice:
+        return slice(margin if at else 0, None if at == n - 1 else -margin)
+
+    return torch.cat(
+        [
+            torch.cat([crops[i, j, kept(i, rows), kept(j, columns)] for j in range(columns)], dim=1)
+            for i in range(rows)
+        ]
+    )

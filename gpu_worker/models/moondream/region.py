@@ -1,0 +1,59 @@
+"""Coordinates and sizes: their embeddings, and how they are decoded from hidden states.
+
+A bin is a whole number; its value is rounded to the model's type before it is embedded, as in the reference
+implementation, which also decides the tables: coordinate = bin / bins, size = 2^(10 bin / (bins - 1) - 10).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from petiole.gpu_worker.models.layers import Linear
+from petiole.gpu_worker.models.moondream.encoder import Mlp
+
+
+def coordinate_table(bins: int) -> tuple[float, ...]:
+    return tuple(k / bins for k in range(bins))
+
+
+def size_table(bins: int) -> tuple[float, ...]:
+    return tuple(2.0 ** (k / (bins - 1) * 10.0 - 10.0) for k in range(bins))
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """coordinate_features: [1, n], size_features: [2, m], frequencies; the tables: [bins] in the model's type."""
+
+    coordinate_encoder: Linear
+    size_encoder: Linear
+    coordinate_decoder: Mlp
+    size_decoder: Mlp
+    coordinate_features: Tensor
+    size_features: Tensor
+    coordinates: Tensor
+    sizes: Tensor
+
+    def embed_coordinates(self, bins: Tensor) -> Tensor:
+        """int [n] -> [n, hidden]"""
+        return self.coordinate_encoder(_fourier(self.coordinates[bins][:, None], self.coordinate_features))
+
+    def embed_sizes(self, bins: Tensor) -> Tensor:
+        """int [n, 2] -> [n, hidden]"""
+        return self.size_encoder(_fourier(self.sizes[bins], self.size_features))
+
+    def coordinate_logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states before the final norm: [n, hidden] -> [n, bins]."""
+        return self.coordinate_decoder(hidden)
+
+    def size_logits(self, hidden: Tensor) -> Tensor:
+        """[n, hidden] -> [n, 2, bins]: widths and heights."""
+        return self.size_decoder(hidden).view(len(hidden), 2, -1)
+
+
+def _fourier(values: Tensor, features: Tensor) -> Tensor:
+    angles = 2 * math.pi * values @ features
+    return torch.cat([angles.cos(), angles.sin()], dim=-1)

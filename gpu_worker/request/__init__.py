@@ -1,0 +1,32 @@
+"""Requests, parameters and results: the engine's inputs and outputs. Callers use the names of this package.
+
+requests  `Request`, `SamplingParams`, `Delta`, `Result`
+images    images in a prompt: what they look like, which positions see each other
+values    tokens that stand for coordinates and sizes
+"""
+
+from petiole.gpu_worker.request.requests import (
+    Constraint,
+    ConstraintKind,
+    Delta,
+    FinishReason,
+    Request,
+    Result,
+    SamplingParams,
+    Timing,
+    TokenLogprobs,
+    Usage,
+)
+
+__all__ = [
+    "Constraint",
+    "ConstraintKind",
+    "Delta",
+    "FinishReason",
+    "Request",
+    "Result",
+    "SamplingParams",
+    "Timing",
+    "TokenLogprobs",
+    "Usage",
+]

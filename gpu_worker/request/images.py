@@ -1,0 +1,128 @@
+"""Images as the engine knows them: a number of positions, what they look like, and which positions see each other.
+
+    tokens     BOS  [ - - - image - - - ]  question ...
+    positions   0    1                 n    n+1
+    region     [-------------------------]            with a lead of 1: BOS sees the image, and the image BOS
+
+How long an image is, is the image's own; how a picture becomes crops, and crops positions, is the model's. The
+positions of a *region* are computed in one step: no chunk of a prefill ends inside one. In a bidirectional region
+all positions see each other; a causal one is a region for its image alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from petiole.gpu_worker.errors import require
+
+UInt8Array = npt.NDArray[np.uint8]
+Int32Array = npt.NDArray[np.int32]
+
+IMAGE = -2
+"""In token ids: a position of an image."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedImage:
+    """An image cut into crops.
+
+    content_hash: 128 bits that identify its content; n_positions: how many positions it takes.
+    pixels: uint8 [crops, height, width, 3]; tiling: rows and columns of the crops behind the first.
+    rotary: int32 [axes, n_positions], rotary positions from 0 on, for a model in which they are no KV indices.
+    """
+
+    content_hash: int
+    n_positions: int
+    pixels: UInt8Array
+    tiling: tuple[int, int] = (1, 1)
+    rotary: Int32Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePlace:
+    """In a prompt of tokens: here stands the request's image number `index`."""
+
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Positions [begin, end). `bidirectional`: all of them see each other."""
+
+    begin: int
+    end: int
+    bidirectional: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """What a model takes.
+
+    max_images: in one prompt; max_positions: of one image; max_crops: in one encode step. bidirectional: whether
+    the positions of an image see each other. lead: how many positions before an image belong to its region. Their
+    KV depends on the image, which therefore begins at that position and names the KV's namespace.
+    """
+
+    max_images: int
+    max_positions: int
+    max_crops: int
+    bidirectional: bool
+    lead: int = 0
+
+    @property
+    def max_region(self) -> int:
+        return self.lead + self.max_positions
+
+    def region(self, begin: int, image: PreparedImage) -> Region:
+        return Region(begin - self.lead, begin + image.n_positions, self.bidirectional)
+
+
+def whole_regions(regions: tuple[Region, ...], position: int, room: int) -> int:
+    """The most positions from `position` on, at most `room`, that end inside no region. 0 if the region at
+    `position` has more than `room`."""
+    end = position + room
+    for region in regions:
+        if region.begin < end < region.end:
+            end = max(region.begin, position)
+    return end - position
+
+
+def rotary_positions(n_prompt: int, images: Mapping[int, PreparedImage]) -> Int32Array | None:
+    """int32 [axes, n_prompt], or None: the KV indices. Text takes one position on all axes, and goes on behind the
+    farthest one before it."""
+    axes = max((0 if image.rotary is None else len(image.rotary) for image in images.values()), default=0)
+    if not axes:
+        return None
+    positions, ahead, at = np.empty((axes, n_prompt), np.int32), 0, 0
+    for begin, image in sorted(images.items()):
+        ahead += begin - at
+        positions[:, at:begin] = np.arange(ahead - (begin - at), ahead)
+        at = begin + image.n_positions
+        own = np.arange(image.n_positions)[None] if image.rotary is None else image.rotary
+        positions[:, begin:at] = ahead + own
+        ahead += int(own.max()) + 1
+    positions[:, at:] = np.arange(ahead, ahead + n_prompt - at)
+    return positions
+
+
+def check_images(images: dict[int, PreparedImage], n_given: int, limits: ImageLimits | None) -> None:
+    """`images` by the position where each begins, of `n_given` in the request. Raises InvalidRequest."""
+    if limits is None:
+        require(n_given == 0, "images", "this model takes none", n_given)
+        return
+    most = limits.max_images
+    require(n_given <= most, "images", f"this model takes at most {most} in a prompt", n_given)
+    require(len(images) == n_given, "images", "each must have one place in the prompt", f"{len(images)} places")
+    for k, (begin, image) in enumerate(images.items()):
+        n = image.n_positions
+        high = limits.max_positions
+        require(1 <= n <= high, f"images[{k}]", f"must have 1 to {high} positions", n)
+        crops = len(image.pixels)
+        require(1 <= crops <= limits.max_crops, f"images[{k}]", f"must have 1 to {limits.max_crops} crops", crops)
+        if limits.lead:
+            where = f"must be behind the first {limits.lead} tokens of the prompt"
+            require(begin == limits.lead, f"images[{k}]", where, f"behind {begin}")

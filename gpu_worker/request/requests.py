@@ -1,0 +1,172 @@
+"""The types of the engine's inputs and outputs.
+
+A `Request` is immutable. The engine answers it with a stream of `Delta`s and exactly one end: a `Result`, an
+error or a handback. Output positions count generated tokens from 0, without the prompt. A resumed request
+continues the count of the earlier attempt, so the deltas of all attempts form one contiguous stream.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from petiole.cache import CoordToken, SizeToken
+    from petiole.gpu_worker.protocols import ConstraintState
+    from petiole.gpu_worker.request.images import ImagePlace, PreparedImage
+
+    PromptToken = int | CoordToken | SizeToken | ImagePlace
+    # A token of a prompt, or where one of the images stands. Only the bins of a coordinate or a size count.
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # EOS, a stop token, a stop sequence or a stop string
+    LENGTH = "length"  # max_tokens or the model's context
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling parameters and stop conditions.
+
+    `temperature` below 1e-6 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 disable the filter. `seed` None derives
+    the seed from the request id. `logprobs` None is off; k returns the sampled token's and the top k.
+    Stop conditions are checked in this order: `stop_token_sequences`, EOS (unless `ignore_eos`), `stop_token_ids`
+    (and the model's own), `max_tokens`; `stop` strings are matched on the text. Until the output has `min_tokens`
+    tokens, EOS and stop tokens are not drawn, and stop strings and sequences do not end it. `skip_special_tokens`
+    False keeps special tokens in the text, so that stop strings may contain them; never the EOS or stop token that
+    ends it.
+    """
+
+    max_tokens: int = 256
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] | None = None
+    banned_token_ids: Sequence[int] = ()
+    seed: int | None = None
+    logprobs: int | None = None
+    ignore_eos: bool = False
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    stop_token_sequences: Sequence[Sequence[int]] = ()
+    skip_special_tokens: bool = True
+
+
+ConstraintKind = Literal["json_schema", "regex", "choice", "grammar"]
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A format the output must match. `value` is a JSON schema (mapping), a regular expression, a list of
+    strings, or a grammar in Lark syntax, according to `kind`."""
+
+    kind: ConstraintKind
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to continue: exactly one of `prompt` (text or token ids) and `messages` (chat) is given.
+    Coordinates and sizes may stand among the token ids, for a model that has them, and each of `images` has its
+    `ImagePlace` there.
+
+    `tools` and the variables in `chat_template_kwargs` are for the chat template. `continue_final_message`: the
+    output continues the final message, which is the assistant's, in place of beginning a new one.
+    `priority`: smaller runs first. `deadline_s`: seconds after admission at which the request ends with its
+    partial output and finish reason `deadline`. `resume_token_ids`: tokens already delivered by earlier attempts;
+    generation continues after them and they count as output; `resume_bins`: the bins of each, as in `Delta`, if
+    some have any. `resume_adapter_key`: the `Handle.adapter_key` of
+    those attempts; if the current adapter's key differs, the request fails with AdapterChanged. `salt` isolates
+    the prefix caches of tenants. `constraint` may also be a `ConstraintState` of the caller's, such as
+    `gpu_worker.constraints.SkillConstraint`.
+    """
+
+    prompt: str | Sequence[PromptToken] | None = None
+    messages: Sequence[Mapping[str, Any]] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    continue_final_message: bool = False
+    sampling: SamplingParams = SamplingParams()
+    constraint: Constraint | ConstraintState | None = None
+    adapter: str | None = None
+    images: Sequence[PreparedImage] = ()
+    priority: int = 0
+    deadline_s: float | None = None
+    salt: str = ""
+    resume_token_ids: Sequence[int] = ()
+    resume_bins: Sequence[Sequence[int] | None] = ()
+    resume_adapter_key: str | None = None
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities (natural log) at one position, after penalties and masks, before temperature."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A chunk of the output stream. `index` is the position of `token_ids[0]` in the output.
+
+    `text` may lag behind `token_ids` while a character is incomplete or the text could become a stop string. The
+    last delta, the only one with a `finish_reason`, contains the rest. `bins`: for a model
+    with value tokens, the bins decoded with each token (a coordinate has one, a size two, a text token none);
+    `values`: the numbers that they stand for.
+    """
+
+    index: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    values: tuple[tuple[float, ...], ...] | None = None
+    bins: tuple[tuple[int, ...], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Milliseconds since arrival in the engine, except `prefill_ms`, the time from admission to first token."""
+
+    queue_ms: float
+    prefill_ms: float
+    ttft_ms: float | None
+    total_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The complete output of a request. `stop_reason` is the condition that ended it: "eos", a stop token id, a
+    stop string or sequence, "constraint", "max_tokens", "max_model_len", or None."""
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    usage: Usage
+    timing: Timing
+    model: str
+    logprobs: tuple[TokenLogprobs, ...] | None = None

@@ -1,0 +1,55 @@
+"""Tokens that stand for decoded values: coordinates and sizes.
+
+A model with such tokens decodes *bins* (whole numbers) beside every token id, in the step that samples it. A
+coordinate token has one bin, a size token two (width, height), any other token none. The bin is the truth: it
+travels (from the device, in deltas, logs and cache tokens), and the value follows from it by a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from petiole.cache import CacheToken, CoordToken, SizeToken
+
+N_BINS = 2
+"""Bins decoded beside each token id. A coordinate token uses the first of them, a text token none."""
+
+NO_BIN = -1
+"""In place of a bin. A coordinate or size token of a prompt that has no bins is text."""
+
+Bins = tuple[int, ...]
+"""The bins of one token: as many as its kind has."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValueTokens:
+    """The value tokens of a model. `coordinates` and `sizes` are the values of the bins, in order."""
+
+    coordinate_id: int
+    size_id: int
+    coordinates: tuple[float, ...]
+    sizes: tuple[float, ...]
+
+    def n_bins(self, token_id: int) -> int:
+        return 1 if token_id == self.coordinate_id else 2 if token_id == self.size_id else 0
+
+    def limit(self, token_id: int) -> int:
+        """The number of distinct bins of a token."""
+        return len(self.coordinates if token_id == self.coordinate_id else self.sizes)
+
+    def bins(self, token_id: int, decoded: Sequence[int]) -> Bins:
+        """The part of the bins decoded beside a token that belongs to the token."""
+        return tuple(decoded[: self.n_bins(token_id)])
+
+    def values(self, token_id: int, bins: Bins) -> tuple[float, ...]:
+        table = self.coordinates if token_id == self.coordinate_id else self.sizes
+        return tuple(table[one] for one in bins)
+
+    def cache_token(self, token_id: int, bins: Bins) -> CacheToken | int:
+        """What identifies the token in the prefix cache."""
+        if token_id == self.coordinate_id:
+            return CoordToken(self.coordinates[bins[0]], bins[0])
+        if token_id == self.size_id:
+            return SizeToken(self.sizes[bins[0]], self.sizes[bins[1]], *bins)
+        return token_id

@@ -1,0 +1,103 @@
+"""Paged attention in plain torch: the reference, and what runs where nothing faster is to be had.
+
+A batch in which every row appends one position is answered with one product over the gathered keys of all rows,
+padded to the longest. Anything else goes row by row: a prompt from its first position attends to itself without
+looking into the pool; a chunk that follows others gathers its prefix first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from petiole.gpu_worker.models.layers import Rotation, rotated
+from petiole.gpu_worker.runtime.interface import Int32Array
+from petiole.gpu_worker.runtime.memory.kv import KVCache
+
+
+@dataclass(slots=True)
+class PagedAttention:
+    """One step. rows: int64 [B]; starts, lengths: host [B]; slots: int64 [T], where the step's positions go.
+    limits: int64 [T], for each query the end of the keys that it sees, or None: all up to its own."""
+
+    cache: KVCache
+    windows: Sequence[int]
+    rows: Tensor
+    starts: Int32Array
+    lengths: Int32Array
+    slots: Tensor
+    scale: float
+    limits: Tensor | None = None
+    _masks: dict[int, Tensor | None] = field(default_factory=dict)
+    _gathered: Tensor | None = None
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
+        q, k = rotated(q, k, rotation)
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        keys.index_copy_(0, self.slots, k.to(keys.dtype))
+        values.index_copy_(0, self.slots, v.to(values.dtype))
+        window = self.windows[layer]
+        if int(self.lengths.max()) == 1 and self.limits is None:
+            return self._decode(window, q, keys, values)
+        outputs, at = [], 0
+        for i, length in enumerate(self.lengths.tolist()):
+            span = slice(at, at + length)
+            outputs.append(self._append(i, window, q[span], k[span], v[span], keys, values, span))
+            at += length
+        return torch.cat(outputs)
+
+    def _decode(self, window: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """All rows at once, each with one query."""
+        size, heads, width = q.shape
+        longest = int(self.starts.max()) + 1
+        if self._gathered is None:
+            positions = torch.arange(longest).expand(size, longest).reshape(-1)
+            rows = self.rows.repeat_interleave(longest)
+            self._gathered = self.cache.slots(rows, positions)
+        k = keys[self._gathered].view(size, longest, -1, width).transpose(1, 2).to(q.dtype)
+        v = values[self._gathered].view(size, longest, -1, width).transpose(1, 2).to(q.dtype)
+        out = F.scaled_dot_product_attention(
+            q.unsqueeze(2), k, v, attn_mask=self._decode_mask(window), scale=self.scale, enable_gqa=True
+        )
+        return out.reshape(size, heads * width)
+
+    def _decode_mask(self, window: int) -> Tensor | None:
+        """bool [B, 1, 1, longest], or None where every row sees every gathered position."""
+        if window not in self._masks:
+            last = torch.from_numpy(self.starts).long()[:, None]
+            position = torch.arange(int(self.starts.max()) + 1)[None, :]
+            seen = position <= last
+            if window:
+                seen &= position > last - window
+            self._masks[window] = None if bool(seen.all()) else seen[:, None, None, :]
+        return self._masks[window]
+
+    def _append(
+        self, i: int, window: int, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, span: slice
+    ) -> Tensor:
+        """One row's n new positions after `start` cached ones."""
+        start, n = int(self.starts[i]), q.shape[0]
+        end = start + n
+        if start:
+            slots = self.cache.slots(self.rows[i].expand(end), torch.arange(end))
+            k, v = keys[slots].to(q.dtype), values[slots].to(q.dtype)
+        mask = None
+        if start or (window and end > window) or self.limits is not None:
+            queries, positions = torch.arange(start, end)[:, None], torch.arange(end)[None, :]
+            mask = positions <= queries if self.limits is None else positions < self.limits[span, None]
+            if window:
+                mask &= positions > queries - window
+        out = F.scaled_dot_product_attention(
+            q.transpose(0, 1)[None],
+            k.transpose(0, 1)[None],
+            v.transpose(0, 1)[None],
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=self.scale,
+            enable_gqa=True,
+        )
+        return out[0].transpose(0, 1).reshape(n, -1)

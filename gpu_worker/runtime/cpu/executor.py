@@ -1,0 +1,83 @@
+"""The CPU executor: native code over the paged KV cache where available, otherwise torch."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from petiole.gpu_worker.models.decoder import Decoder, Forward, ValueDecoder
+from petiole.gpu_worker.models.lora import AdapterBank
+from petiole.gpu_worker.request.values import N_BINS, NO_BIN
+from petiole.gpu_worker.runtime.cpu.attention import PagedAttention
+from petiole.gpu_worker.runtime.cpu.native.draw import draw
+from petiole.gpu_worker.runtime.cpu.native.forward import native_decoder
+from petiole.gpu_worker.runtime.memory.kv import KVCache
+from petiole.gpu_worker.runtime.step import sampling
+from petiole.gpu_worker.runtime.step.deltas import GroupedDeltas
+from petiole.gpu_worker.runtime.step.inputs import ImageInputs, StepInputs, StepStates
+from petiole.gpu_worker.runtime.step.sampling import Choice
+
+_NO_HIDDEN = torch.empty(0)
+
+
+def choose(logits: Tensor, choice: Choice | None) -> Tensor:
+    """`sampling.choose` with compiled code for the longest part of it, where there is some."""
+    return sampling.choose(logits, choice, draw)
+
+
+class CpuExecutor:
+    """Forward and logits of one decoder over one KV pool. See `runtime.Executor`.
+
+    Models that decode bins or take images use the torch path, which the native code does not support.
+    """
+
+    def __init__(
+        self, decoder: Decoder, cache: KVCache, bank: AdapterBank | None, pending: Tensor, pending_bins: Tensor
+    ) -> None:
+        self._decoder, self._cache, self._bank = decoder, cache, bank
+        self._pending, self._pending_bins = pending.numpy(), pending_bins.numpy()
+        text = decoder.value_tokens is None and decoder.images is None
+        self._native = native_decoder(decoder, cache, bank) if text else None
+
+    def forward(self, slot_id: int, inputs: StepInputs, images: ImageInputs = ()) -> StepStates:
+        self._cache.update(inputs.pages)
+        at = inputs.pending_inputs
+        inputs.token_ids[at] = self._pending[inputs.rows[at]]
+        token_ids, outputs = torch.from_numpy(inputs.token_ids), torch.from_numpy(inputs.output_inputs)
+        rows, positions = torch.from_numpy(inputs.rows), torch.from_numpy(inputs.positions)
+        adapters = None
+        if self._bank is not None and inputs.adapters.any():
+            adapters = np.repeat(inputs.adapters, inputs.lengths)
+        if self._native is not None:
+            logits = self._native.forward(slot_id, token_ids, positions, rows, outputs, adapters)
+            return StepStates(_NO_HIDDEN, lambda: logits)
+        attention = PagedAttention(
+            cache=self._cache,
+            windows=self._decoder.config.windows,
+            rows=torch.from_numpy(inputs.batch_rows),
+            starts=inputs.starts,
+            lengths=inputs.lengths,
+            slots=self._cache.slots(rows, positions),
+            scale=self._decoder.config.head_dim**-0.5,
+            limits=None if inputs.limits is None else torch.from_numpy(inputs.limits),
+        )
+        deltas = None if self._bank is None or adapters is None else GroupedDeltas(self._bank, adapters)
+        rotary = positions if inputs.rotary is None else torch.from_numpy(inputs.rotary)
+        forward = Forward(rotary, attention, deltas)
+        embedded = self._embed(inputs, token_ids)
+        for begin, features in images:
+            embedded[begin : begin + features.shape[1]] = features[0]
+        hidden = self._decoder.forward(embedded, forward)[outputs]
+        return StepStates(hidden, lambda: self._decoder.head_output(hidden).float())
+
+    def _embed(self, inputs: StepInputs, token_ids: Tensor) -> Tensor:
+        if self._decoder.value_tokens is None:
+            return self._decoder.embed(token_ids)
+        bins, at = inputs.bins, inputs.pending_inputs
+        if bins is None:
+            bins = np.full((len(token_ids), N_BINS), NO_BIN, np.int32)
+        bins[at] = self._pending_bins[inputs.rows[at]]
+        return cast(ValueDecoder, self._decoder).embed_bins(token_ids, torch.from_numpy(bins))

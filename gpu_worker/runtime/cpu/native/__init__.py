@@ -1,0 +1,10 @@
+"""The CPU's own forward: C, compiled on the machine that runs it, and optional everywhere. Called by `executor`.
+
+build     compiles the C files, once a machine
+forward   a decoder's weights and KV pool as `decoder.c` sees them
+products  who multiplies: the C kernels or torch's library, by measurement
+library   torch's own products, as `library.c` calls them
+weights   tensors as `matrix.c` reads them
+adapters  adapters as `adapters.c` reads them
+draw      the Gumbel maximum of sampling, in `draw.c`
+"""

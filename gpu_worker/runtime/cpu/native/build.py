@@ -1,0 +1,117 @@
+"""Compiles the C files beside it for the processor at hand, once, and keeps the result in the user's cache, or in
+a folder for temporary files where there is no home to write to.
+
+A library is code, so it is loaded only if nobody else can have written it: file and folder belong to this user or
+to root, and neither group nor others may write to them. What fails that is named, and built in the other folder.
+
+There is nothing to install: with a C compiler on the machine the CPU path is several times faster, without one the
+torch path computes the same. `PETIOLE_NATIVE=off` takes the torch path on purpose.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_FOLDER = Path(__file__).parent
+_SOURCES = ("decoder.c", "attention.c", "adapters.c", "library.c", "matrix.c", "draw.c")
+_HEADERS = ("adapters.h", "attention.h", "library.h", "matrix.h", "vectors.h")
+_FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11")
+_TIMEOUT_S = 120
+
+
+def wanted() -> bool:
+    return os.environ.get("PETIOLE_NATIVE", "on").lower() not in ("off", "0", "false")
+
+
+@cache
+def load_library() -> ctypes.CDLL | None:
+    """The compiled library, or None where there is no compiler that takes it. Says why, once."""
+    compiler = os.environ.get("CC") or next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
+    if compiler is None:
+        log.warning(
+            "no C compiler found: the CPU path runs on torch alone, which is slower (install gcc or clang)"
+        )
+        return None
+    try:
+        return ctypes.CDLL(str(_compiled(compiler)))
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", None) or error
+        log.warning("%s does not build the CPU kernels, torch takes their place: %s", compiler, str(detail)[:500])
+        return None
+
+
+def _compiled(compiler: str) -> Path:
+    source = b"".join((_FOLDER / name).read_bytes() for name in (*_SOURCES, *_HEADERS))
+    key = hashlib.sha256(source + repr((compiler, _FLAGS, _processor())).encode()).hexdigest()[:16]
+    try:
+        return _built(_cache_folder() / f"native-{key}.so", compiler)
+    except _Untrusted as error:
+        log.warning("the CPU kernels are compiled elsewhere: %s", error)
+    except (OSError, RuntimeError):  # no home, or none to write to
+        pass
+    return _built(_private_folder() / f"native-{key}.so", compiler)
+
+
+class _Untrusted(PermissionError):  # noqa: N818
+    """Somebody else can have written what is to be loaded."""
+
+
+def _built(target: Path, compiler: str) -> Path:
+    target.parent.parent.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(mode=0o700, exist_ok=True)
+    _check_writers(target.parent, stat.S_ISDIR)
+    if not os.path.lexists(target):
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            made = Path(scratch) / target.name
+            command = [compiler, *_FLAGS, "-o", str(made), *(str(_FOLDER / name) for name in _SOURCES), "-lm"]
+            began = time.monotonic()
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+            log.info("%s compiled the CPU kernels for this machine in %.1f s", compiler, time.monotonic() - began)
+            made.chmod(0o700)
+            made.replace(target)  # atomic: two workers may build at once
+    _check_writers(target, stat.S_ISREG)
+    return target
+
+
+def _check_writers(path: Path, is_kind: Callable[[int], bool]) -> None:
+    """Nobody but this user and root may have written it. Raises _Untrusted."""
+    found = path.lstat()
+    if not is_kind(found.st_mode):
+        raise _Untrusted(f"{path} is a link or of another kind")
+    if found.st_uid not in (os.getuid(), 0):
+        raise _Untrusted(f"{path} belongs to user {found.st_uid}, not to {os.getuid()}")
+    if found.st_mode & 0o022:
+        raise _Untrusted(f"{path} may be written by others (mode {stat.S_IMODE(found.st_mode):o}); chmod go-w it")
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "petiole"
+
+
+def _private_folder() -> Path:
+    """Not that of the embedded Redis, which is removed with its server."""
+    return Path(tempfile.gettempdir()) / f"petiole-kernels-{os.getuid()}"
+
+
+def _processor() -> str:
+    """What -march=native depends on."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        return next(line for line in text.splitlines() if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        return platform.machine() + platform.processor()

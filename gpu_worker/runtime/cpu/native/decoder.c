@@ -1,0 +1,336 @@
+/* A decoder's forward on a CPU, from token ids to logits in one call.
+ *
+ * Where the caches hold the weights, each thread computes its own share of the sequences from the first layer to the
+ * last (`share`): threads wait for nobody, and what one map leaves is in the thread's own cache for the next. Large
+ * weights, few sequences or one long prompt are for all threads together: they share out the outputs of each map,
+ * so that each weight is read once, and meet after it.
+ *
+ * Activations are float32; weights and the KV cache are read as they are stored and widened in registers, or, where
+ * the processor multiplies bfloat16 (DOT), meet activations that are rounded to it. What is computed for a position
+ * depends on that position alone: every sum runs over its terms in one fixed order, whatever the batch, the number
+ * of threads or the blocking; so a sequence gets the same bits alone and among others, in one prefill and in chunks.
+ * See matrix.c and attention.c for how.
+ *
+ * Vectors are those of the compiler (vector_size), not of one instruction set.
+ */
+#include <omp.h>
+
+#include "adapters.h"
+#include "attention.h"
+#include "library.h"
+
+typedef struct {
+  const float *input_norm, *q_norm, *k_norm, *post_norm;
+  Linear qkv, out, gate_up, down;
+  int64_t window;
+} Layer;
+
+typedef struct {
+  int32_t n_layers, hidden, inner;
+  float eps;
+  const float *rotary; /* [positions, head_dim]: cos | sin */
+  const float *norm;
+  Layer *layers;
+  Linear head;
+  Cache cache;
+  const Library *library; /* or null */
+} Model;
+
+typedef struct {
+  int64_t t, from;          /* positions of the step, or of the share of it that begins at `from` */
+  const int64_t *token_ids; /* [t], or null: hidden holds their embeddings */
+  const int64_t *positions; /* [t] */
+  const int64_t *rows;      /* [t] page-table rows */
+  float *hidden;            /* [t, hidden] */
+  float *normed;            /* [t, hidden] */
+  float *qkv;               /* [t, q + 2 kv] */
+  float *mixed;             /* [t, q] */
+  float *gates;             /* [t, 2 inner] */
+  float *acted;             /* [t, inner] */
+  const Delta *const *adapters; /* [t] deltas, [layers][MAPS], or null; null where the step has none */
+  float *reduced;           /* [t, most outputs of an A], where there are adapters */
+  int64_t reduced_stride;
+  uint16_t *halves;         /* [t, most terms of a sum], for the library */
+  int64_t o;                /* positions whose logits are wanted */
+  const int64_t *outputs;   /* [o] those, ascending */
+  float *logits;            /* [o, vocab], out */
+  int32_t n_threads;
+  char *scratch;            /* [threads] of `scratch_stride` bytes; see petiole_scratch */
+  int64_t scratch_stride;
+} Step;
+
+#define LEAST 8              /* positions of a share: fewer do not make up for reading all weights */
+#define CACHED (64ll << 20) /* bytes of weights that every thread may read for itself */
+#define UNEQUAL 8            /* the largest share may exceed the mean by 1 / UNEQUAL of it */
+#define READ_COST 32         /* a float of the KV cache that is read costs about as much as so many multiply-adds */
+
+/* The order of an adapter's deltas in a layer. */
+enum { QKV = 0, OUT = 1, GATE_UP = 2, DOWN = 3, MAPS = 4 };
+
+static void rms_norm(const float *x, const float *weight, float *y, int n, float eps) {
+  vf squares = {0};
+  int full = n / LANES * LANES;
+  for (int c = 0; c < full; c += LANES) squares += load(x + c) * load(x + c);
+  float total = sum(squares);
+  for (int c = full; c < n; c++) total += x[c] * x[c];
+  float by = 1.0f / sqrtf(total / n + eps);
+  for (int c = 0; c < full; c += LANES) store(y + c, load(weight + c) * (load(x + c) * by));
+  for (int c = full; c < n; c++) y[c] = weight[c] * (x[c] * by);
+}
+
+static void rotate(float *x, const float *table, int d) {
+  int half = d / 2;
+  for (int c = 0; c < half; c++) {
+    float low = x[c], high = x[c + half];
+    x[c] = low * table[c] - high * table[c + half];
+    x[c + half] = high * table[c] + low * table[c + half];
+  }
+}
+
+/* gate | up -> silu(gate) * up */
+static void silu_mul(const float *x, float *y, int n) {
+  int full = n / LANES * LANES;
+  for (int c = 0; c < full; c += LANES) store(y + c, load(x + c) / (1.0f + vexp(-load(x + c))) * load(x + n + c));
+  for (int c = full; c < n; c++) y[c] = x[c] / (1.0f + vexp(splat(-x[c]))[0]) * x[n + c];
+}
+
+static void keep(int kind, const char *pool, int64_t at, const float *x, int n) {
+  if (kind == F32) memcpy((float *)pool + at, x, 4 * n);
+  else narrow(x, n, (uint16_t *)pool + at);
+}
+
+static void rotate_and_keep(const Model *m, const Layer *l, int64_t i, const Step *s) {
+  const Cache *cache = &m->cache;
+  const int d = cache->head_dim, wide = (cache->heads + 2 * cache->kv_heads) * d;
+  const int64_t token = (int64_t)cache->kv_heads * d;
+#pragma omp for schedule(static)
+  for (int64_t t = 0; t < s->t; t++) {
+    float *q = s->qkv + t * wide, *k = q + cache->heads * d, *v = k + token;
+    const int64_t at = (i * cache->n_slots + slot_of(cache, s->rows[t], s->positions[t])) * token;
+    for (int h = 0; h < cache->heads + cache->kv_heads; h++) {
+      const float *weight = h < cache->heads ? l->q_norm : l->k_norm;
+      if (weight) rms_norm(q + h * d, weight, q + h * d, d, m->eps);
+      rotate(q + h * d, m->rotary + s->positions[t] * d, d);
+    }
+    keep(cache->kv_kind, cache->keys, at, k, (int)token);
+    keep(cache->kv_kind, cache->values, at, v, (int)token);
+  }
+}
+
+static void attention(const Model *m, int64_t layer, const Step *s, const Span *spans, int64_t n, Desk *d) {
+  const Cache *cache = &m->cache;
+  const int64_t window = m->layers[layer].window, q = (int64_t)cache->heads * cache->head_dim;
+  const int64_t wide = q + 2 * (int64_t)cache->kv_heads * cache->head_dim;
+  const int64_t group = q / cache->kv_heads;
+#pragma omp for schedule(dynamic, 1)
+  for (int64_t i = n * cache->kv_heads - 1; i >= 0; i--) { /* from the end: the longest first */
+    const int64_t next = i < omp_get_num_threads() ? i : i - omp_get_num_threads();
+    const Unit unit = {spans + i / cache->kv_heads, (int)(i % cache->kv_heads)};
+    const Unit then = {spans + next / cache->kv_heads, (int)(next % cache->kv_heads)};
+    attend(cache, layer, window, &unit, &then, s->qkv + unit.span->t * wide + unit.head * group, wide,
+           s->mixed + unit.span->t * q + unit.head * group, q, d);
+  }
+}
+
+/* The norms of the step's outputs -> normed [o, hidden] */
+static void last_norms(const Model *m, const Step *s) {
+#pragma omp for schedule(static)
+  for (int64_t i = 0; i < s->o; i++) {
+    const float *in = s->hidden + (s->outputs[i] - s->from) * m->hidden;
+    rms_norm(in, m->norm, s->normed + i * m->hidden, m->hidden, m->eps);
+  }
+}
+
+static void norms(const Model *m, const Step *s, const float *weight) {
+#pragma omp for schedule(static)
+  for (int64_t t = 0; t < s->t; t++)
+    rms_norm(s->hidden + t * m->hidden, weight, s->normed + t * m->hidden, m->hidden, m->eps);
+}
+
+typedef struct {
+  const Step *step;
+  const Run *runs;
+  int64_t n_runs;
+} Adapters;
+
+/* A step's linear maps, in their order: MAPS for each layer, then the head. */
+typedef struct {
+  const Linear *l;
+  int64_t rows;
+  const float *x;
+  float *y;
+  int add;
+} Map;
+
+static Map map_at(const Model *m, const Step *s, int64_t at) {
+  if (at == (int64_t)m->n_layers * MAPS) return (Map){&m->head, s->o, s->normed, s->logits, 0};
+  const Layer *l = m->layers + at / MAPS;
+  switch (at % MAPS) {
+    case QKV: return (Map){&l->qkv, s->t, s->normed, s->qkv, 0};
+    case OUT: return (Map){&l->out, s->t, s->mixed, s->hidden, 1};
+    case GATE_UP: return (Map){&l->gate_up, s->t, s->normed, s->gates, 0};
+    default: return (Map){&l->down, s->t, s->acted, s->hidden, 1};
+  }
+}
+
+/* What the adapters add to a map. */
+static void deltas(const Map *map, int64_t at, const Adapters *a, Bench *b) {
+  const Step *s = a->step;
+  if (a->n_runs)
+    add_deltas(a->runs, a->n_runs, at, map->x, map->l->k, map->y, map->l->n, s->reduced, s->reduced_stride, b);
+}
+
+/* The most terms of a sum, those of an adapter's B among them. */
+static int64_t widest(const Model *m, const Step *s) {
+  const int64_t of[] = {m->hidden, m->inner, (int64_t)m->cache.heads * m->cache.head_dim, s->reduced_stride};
+  int64_t k = 0;
+  for (int i = 0; i < 4; i++) k = of[i] > k ? of[i] : k;
+  return k;
+}
+
+/* A thread's scratch. The lists that all read are those of the first. */
+typedef struct {
+  Span *spans;
+  Run *runs;
+  Bench bench;
+  Desk desk;
+} Room;
+
+static Room new_room(const Model *m, const Step *s, Scratch *scratch) {
+  Room r;
+  r.spans = take(scratch, s->t * (int64_t)sizeof(Span));
+  r.runs = take(scratch, s->t * (int64_t)sizeof(Run));
+  r.bench = new_bench(s->t, widest(m, s), scratch);
+  r.desk = new_desk(&m->cache, smaller(s->t, span_length(&m->cache)), scratch);
+  return r;
+}
+
+/* The bytes of scratch that each thread of a step needs. */
+int64_t petiole_scratch(const Model *m, const Step *s) {
+  Scratch none = {NULL, 0};
+  new_room(m, s, &none);
+  return none.used;
+}
+
+/* What comes before a map: its inputs. */
+static void prepare(const Model *m, const Step *s, int64_t at, const Span *spans, int64_t n_spans, Desk *d) {
+  const int64_t i = at / MAPS;
+  const Layer *l = m->layers + i;
+  if (i == m->n_layers) last_norms(m, s);
+  else if (at % MAPS == QKV) norms(m, s, l->input_norm);
+  else if (at % MAPS == GATE_UP) norms(m, s, l->post_norm);
+  else if (at % MAPS == OUT) {
+    rotate_and_keep(m, l, i, s);
+    attention(m, i, s, spans, n_spans, d);
+  } else {
+#pragma omp for schedule(static)
+    for (int64_t t = 0; t < s->t; t++) silu_mul(s->gates + t * 2 * m->inner, s->acted + t * m->inner, m->inner);
+  }
+}
+
+/* What has been done of a map. */
+enum { NOTHING_YET = 0, PREPARED = 1, MULTIPLIED = 2 };
+
+/* A step or a share of one, on `n_threads` threads. The threads run one region up to each map that is the library's,
+ * which has threads of its own. Returns how many maps the library has failed at: they are computed here. */
+static int compute(const Model *m, const Step *s, int n_threads, const Library *library) {
+  const Room first = new_room(m, s, &(Scratch){s->scratch, 0});
+  const int64_t n_spans = find_spans(&m->cache, s->t, s->rows, s->positions, first.spans);
+  const Adapters adapters = {s, first.runs, s->adapters ? find_runs(s->t, s->adapters, first.runs) : 0};
+  const int64_t head = (int64_t)m->n_layers * MAPS;
+  int stage = NOTHING_YET, failures = 0; /* of the map `from` */
+  for (int64_t from = 0, end; from <= head; from = end) {
+    for (end = stage ? from + 1 : from; end <= head; end++) {
+      const Map map = map_at(m, s, end);
+      if (library && of_library(map.l, map.rows)) break;
+    }
+#pragma omp parallel num_threads(n_threads)
+    {
+      Room own = new_room(m, s, &(Scratch){s->scratch + omp_get_thread_num() * s->scratch_stride, 0});
+      if (!from && !stage && s->token_ids) embed(&m->head, s->t, s->token_ids, s->hidden);
+      for (int64_t at = from; at <= smaller(end, head); at++) {
+        const Map map = map_at(m, s, at);
+        const int reached = at == from ? stage : NOTHING_YET;
+        if (reached < PREPARED) prepare(m, s, at, first.spans, n_spans, &own.desk);
+        if (at == end) break;
+        if (reached < MULTIPLIED) linear(map.l, map.rows, map.x, map.y, map.add, &own.bench);
+        if (at < head) deltas(&map, at, &adapters, &own.bench);
+      }
+    }
+    if (end > head) break;
+    const Map map = map_at(m, s, end);
+    const int made = library_linear(library, map.l, map.rows, map.x, map.y, map.add, s->halves, n_threads);
+    stage = made ? MULTIPLIED : PREPARED;
+    failures += !made;
+  }
+  return failures;
+}
+
+/* Positions [from, to), for thread i. */
+static Step part_of(const Model *m, const Step *s, int64_t from, int64_t to, int i) {
+  const int64_t q = (int64_t)m->cache.heads * m->cache.head_dim;
+  const int64_t wide = q + 2 * (int64_t)m->cache.kv_heads * m->cache.head_dim;
+  int64_t first = 0, end;
+  while (first < s->o && s->outputs[first] < from) first++;
+  for (end = first; end < s->o && s->outputs[end] < to;) end++;
+  return (Step){.t = to - from,
+                .from = from,
+                .token_ids = s->token_ids ? s->token_ids + from : NULL,
+                .positions = s->positions + from,
+                .rows = s->rows + from,
+                .hidden = s->hidden + from * m->hidden,
+                .normed = s->normed + from * m->hidden,
+                .qkv = s->qkv + from * wide,
+                .mixed = s->mixed + from * q,
+                .gates = s->gates + from * 2 * m->inner,
+                .acted = s->acted + from * m->inner,
+                .adapters = s->adapters ? s->adapters + from : NULL,
+                .reduced = s->reduced + from * s->reduced_stride,
+                .reduced_stride = s->reduced_stride,
+                .halves = s->halves,
+                .o = end - first,
+                .outputs = s->outputs + first,
+                .logits = s->logits + first * m->head.n,
+                .scratch = s->scratch + i * s->scratch_stride};
+}
+
+static int64_t terms(const Linear *l) { return (int64_t)l->n * l->k; }
+
+static int64_t terms_of_layer(const Layer *l) {
+  return terms(&l->qkv) + terms(&l->out) + terms(&l->gate_up) + terms(&l->down);
+}
+
+/* What a position costs in a layer, in multiply-adds. */
+static int64_t cost(const Model *m, int64_t position) {
+  return terms_of_layer(m->layers) + READ_COST * 2 * (position + 1) * m->cache.kv_heads * m->cache.head_dim;
+}
+
+/* Cuts a step between sequences into `n_threads` shares of like cost. False where there is no such cut. */
+static int share(const Model *m, const Step *s, Step *shares) {
+  const int64_t weights = (m->n_layers * terms_of_layer(m->layers) + terms(&m->head)) * size_of(m->head.kind);
+  const int n = s->n_threads;
+  int64_t total = 0, done = 0, from = 0, before = 0;
+  int made = 0;
+  if (n == 1 || s->t < n * LEAST || weights > CACHED) return 0;
+  for (int64_t t = 0; t < s->t; t++) total += cost(m, s->positions[t]);
+  for (int64_t t = 0; t < s->t; t++) {
+    const int last = t + 1 == s->t;
+    done += cost(m, s->positions[t]);
+    if (!last && (done < total / n * (made + 1) || s->rows[t] == s->rows[t + 1])) continue;
+    if (made == n || t + 1 - from < LEAST || (done - before) * n > total + total / UNEQUAL) return 0;
+    shares[made] = part_of(m, s, from, t + 1, made);
+    made++;
+    before = done;
+    from = t + 1;
+  }
+  return made == n;
+}
+
+/* Returns how many maps the library has failed at. Shares are computed without it: its threads are those of a step. */
+int32_t petiole_forward(const Model *m, const Step *s) {
+  Step shares[s->n_threads];
+  if (!share(m, s, shares)) return compute(m, s, s->n_threads, m->library);
+#pragma omp parallel for schedule(static, 1) num_threads(s->n_threads)
+  for (int i = 0; i < s->n_threads; i++) compute(m, shares + i, 1, NULL);
+  return 0;
+}

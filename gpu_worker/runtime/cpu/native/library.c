@@ -1,0 +1,57 @@
+/* Products of torch's own library (oneDNN), which knows units that the C here does not, such as AMX's tiles.
+ *
+ * It reads weights in bfloat16 where matrix.c has packed them: in blocks of 64 outputs their orders are the same, byte
+ * for byte, so either may compute any number of rows. It is called through torch's C interface, without Python: a
+ * step is one call, and no lock is taken. Inputs and outputs of the library are bfloat16.
+ *
+ * The sums of a row may run in another order beside other rows. So there are no two bits to be relied on: what
+ * chooses the library gives up "the same bits in any batch" (products.py).
+ */
+#include "library.h"
+
+#include <omp.h>
+
+int library_linear(const Library *library, const Linear *l, int64_t m, const float *x, float *y, int add,
+                   uint16_t *halves, int n_threads) {
+  const int64_t sizes[] = {m, l->k}, strides[] = {l->k, 1};
+  void *inputs = NULL, *product = NULL, *data = NULL;
+#pragma omp parallel for schedule(static) num_threads(n_threads)
+  for (int64_t i = 0; i < m; i++) narrow(x + i * l->k, l->k, halves + i * l->k);
+  int failed = library->from_memory(halves, 2, sizes, strides, 0, library->dtype, 0, 0, &inputs) ||
+               library->multiply(inputs, l->library, NULL, "none", NULL, 0, NULL, &product) ||
+               library->data_of(product, &data);
+  if (!failed) {
+    const uint16_t *sums = data;
+#pragma omp parallel for schedule(static) num_threads(n_threads)
+    for (int64_t i = 0; i < m; i++) {
+      float *out = y + i * l->n;
+      for (int64_t c = 0; c < l->n; c += LANES) { /* n is a multiple of 64 */
+        vf total = (vf)(widen_halves(sums + i * l->n + c) << 16);
+        if (l->bias) total += load(l->bias + c);
+        store(out + c, add ? load(out + c) + total : total);
+      }
+    }
+  }
+  if (product) library->release(product);
+  if (inputs) library->release(inputs);
+  return !failed;
+}
+
+/* The bytes of scratch that each thread of `petiole_linear` needs. */
+int64_t petiole_linear_scratch(const Linear *l, int64_t m) {
+  Scratch none = {NULL, 0};
+  new_bench(m, l->k, &none);
+  return none.used;
+}
+
+/* One product by itself, so that it can be measured. Returns 0 where the library fails. */
+int32_t petiole_linear(const Library *library, const Linear *l, int64_t m, const float *x, float *y,
+                       uint16_t *halves, char *scratch, int64_t stride, int32_t n_threads) {
+  if (of_library(l, m)) return library_linear(library, l, m, x, y, 0, halves, n_threads);
+#pragma omp parallel num_threads(n_threads)
+  {
+    Bench own = new_bench(m, l->k, &(Scratch){scratch + omp_get_thread_num() * stride, 0});
+    linear(l, m, x, y, 0, &own);
+  }
+  return 1;
+}

@@ -1,0 +1,398 @@
+/* Linear maps over weights that were rearranged once into blocks of outputs.
+ *
+ * A block holds, for one input after another, the weights that lead to its outputs:
+ *
+ *     k = 0:  w[n0, 0]  w[n0 + 1, 0]  ...  w[n0 + block - 1, 0]
+ *     k = 1:  w[n0, 1]  w[n0 + 1, 1]  ...
+ *
+ * or, in bfloat16, for two inputs after the next two:
+ *
+ *     k = 0, 1:  w[n0, 0] w[n0, 1]   w[n0 + 1, 0] w[n0 + 1, 1]  ...
+ *
+ * A block has one panel of 32 outputs, or two side by side where a library reads the same weights (library.h). A
+ * product is: take one input, multiply the vector beside it, add to the sums of a panel's 32 outputs. No sum crosses
+ * lanes, weights are read in order, and each output is one chain of additions over k = 0, 1, 2, ... That chain is
+ * the same for one input row and for 500, however they are blocked: the same bits in any batch.
+ *
+ * A block takes the bytes that its rows took, so weights are rearranged where they lie.
+ *
+ * Where the processor multiplies bfloat16 (DOT), inputs are rounded to it beside weights in it; the sums are floats.
+ */
+#include "matrix.h"
+
+#include <omp.h>
+
+/* Input rows whose sums the registers hold. */
+#ifdef __AVX512F__
+#define MB 12
+#else
+#define MB 3
+#endif
+
+/* ---------------------------------------------------------------- panels */
+
+/* Where the weight from input c to output n lies. A pair of bfloat16 makes one float's bits: the even one is shifted
+ * up, the odd one masked. */
+INLINE int64_t place(int kind, int64_t block, int64_t c, int64_t n) {
+  return kind == BF16 ? (c / 2 * block + n) * 2 + c % 2 : c * block + n;
+}
+
+/* rows [n <= block, k] -> one block [k][block], padded with zeros */
+static void pack_block(int kind, int64_t block, const char *rows, int n, int64_t k, char *out) {
+  const int64_t size = size_of(kind);
+  if (n < block) memset(out, 0, (size_t)(k * block * size));
+  for (int64_t from = 0; from < k; from += 64) { /* a few lines of each row at a time */
+    const int64_t to = smaller(k, from + 64);
+    for (int i = 0; i < n; i++)
+      for (int64_t c = from; c < to; c++) {
+        const int64_t at = place(kind, block, c, i);
+        if (kind == F32) ((float *)out)[at] = ((const float *)rows)[i * k + c];
+        else if (kind == BF16) ((uint16_t *)out)[at] = ((const uint16_t *)rows)[i * k + c];
+        else out[at] = rows[i * k + c];
+      }
+  }
+}
+
+/* Rearranges the weights [n, k] of `l` in place; the last rows go to `tail`, [k][block]. copies: scratch, one block
+ * for each thread. */
+void petiole_pack(const Linear *l, char *copies, int32_t n_threads) {
+  const int64_t bytes = l->k * l->block * size_of(l->kind), whole = l->n / l->block;
+#pragma omp parallel for schedule(static) num_threads(n_threads)
+  for (int64_t b = 0; b < whole; b++) {
+    char *block = (char *)l->weight + b * bytes, *rows = copies + omp_get_thread_num() * bytes;
+    memcpy(rows, block, (size_t)bytes);
+    pack_block(l->kind, l->block, rows, l->block, l->k, block);
+  }
+  if (l->n % l->block)
+    pack_block(l->kind, l->block, l->weight + whole * bytes, l->n % l->block, l->k, (char *)l->tail);
+}
+
+#define AT_ONCE(kind) ((kind) == BF16 || (kind) == INT8_HALF ? 2 : 1)
+
+/* From the weights of AT_ONCE inputs to those of the next, in bytes. */
+INLINE int64_t row_of(int kind, int64_t block) { return block * AT_ONCE(kind) * size_of(kind); }
+
+/* Where the weights of AT_ONCE inputs to output n begin. */
+INLINE const char *weights_to(const Linear *l, int64_t n) {
+  const int64_t block = n / l->block;
+  const char *at = block < l->n / l->block ? l->weight + block * l->k * l->block * size_of(l->kind) : l->tail;
+  return at + place(l->kind, l->block, 0, n % l->block) * size_of(l->kind);
+}
+
+/* The weights of AT_ONCE inputs to the outputs of a panel. */
+INLINE void widen(int kind, const char *at, vf rows[2][2]) {
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; half++) {
+    const char *p = at + half * LANES * AT_ONCE(kind) * size_of(kind);
+    if (kind == F32) rows[0][half] = load((const float *)p);
+    else if (kind == INT8) rows[0][half] = __builtin_convertvector(widen_bytes(p), vf);
+    else {
+      const vu pairs = *(const vu *)p;
+      rows[0][half] = (vf)(pairs << 16);
+      rows[1][half] = (vf)(pairs & 0xFFFF0000u);
+    }
+  }
+}
+
+void embed(const Linear *l, int64_t t, const int64_t *ids, float *out) {
+#pragma omp for schedule(static)
+  for (int64_t i = 0; i < t; i++) {
+    const char *w = weights_to(l, ids[i]);
+    for (int64_t c = 0; c < l->k; c++) __builtin_prefetch(w + place(l->kind, l->block, c, 0) * size_of(l->kind));
+    for (int64_t c = 0; c < l->k; c++) {
+      const int64_t at = place(l->kind, l->block, c, 0);
+      uint32_t bits = l->kind == F32 ? ((const uint32_t *)w)[at] : (uint32_t)((const uint16_t *)w)[at] << 16;
+      memcpy(out + i * l->k + c, &bits, 4);
+    }
+  }
+}
+
+/* ---------------------------------------------------------------- products */
+
+INLINE int64_t input_size(int kind) { return HALF_INPUTS(kind) ? 2 : 4; }
+
+#ifdef DOT
+/* The weights of two inputs to 16 outputs, as pairs of bfloat16. */
+INLINE vu pairs_at(int kind, const char *w, int half) {
+  if (kind == BF16) return ((const vu *)w)[half];
+  const vf even = __builtin_convertvector(widen_bytes(w + half * LANES), vf);
+  const vf odd = __builtin_convertvector(widen_bytes(w + PANEL + half * LANES), vf);
+  return (vu)even >> 16 | ((vu)odd & 0xFFFF0000u);
+}
+#endif
+
+/* w: the weights of inputs i .. i + AT_ONCE - 1 */
+INLINE void add_products(int kind, int mb, int64_t i, const void *x, const char *w, vf acc[MB][2]) {
+#ifdef DOT
+  if (HALF_INPUTS(kind)) {
+    const vu low = pairs_at(kind, w, 0), high = pairs_at(kind, w, 1);
+#pragma GCC unroll 16
+    for (int j = 0; j < mb; j++) {
+      uint32_t pair;
+      memcpy(&pair, (const uint16_t *)x + j * KC + i, 4);
+      acc[j][0] = add_pairs(acc[j][0], low, pair - (vu){0});
+      acc[j][1] = add_pairs(acc[j][1], high, pair - (vu){0});
+    }
+    return;
+  }
+#endif
+  vf rows[2][2];
+  widen(kind, w, rows);
+  for (int odd = 0; odd < AT_ONCE(kind); odd++)
+#pragma GCC unroll 16
+    for (int j = 0; j < mb; j++) {
+      const vf in = splat(((const float *)x)[j * KC + i + odd]);
+      acc[j][0] += rows[odd][0] * in;
+      acc[j][1] += rows[odd][1] * in;
+    }
+}
+
+/* Weights come from far away: while a tile is computed, it asks for its share of those that are needed next. */
+typedef struct {
+  const char *at;
+  int64_t step; /* bytes for each row or pair of rows */
+} Ahead;
+
+INLINE void tile(int kind, int mb, int kc, const void *x, const char *w, int64_t ldw, float *c, int64_t ldc, int add,
+                 const Ahead *ahead) {
+  vf acc[MB][2];
+#pragma GCC unroll 16
+  for (int j = 0; j < mb; j++) {
+    acc[j][0] = add ? load(c + j * ldc) : (vf){0};
+    acc[j][1] = add ? load(c + j * ldc + LANES) : (vf){0};
+  }
+  const char *next = ahead ? ahead->at : NULL;
+  const int64_t step = ahead ? ahead->step : 0;
+  for (int64_t i = 0; i < kc; i += AT_ONCE(kind), w += ldw) {
+    if (ahead) {
+      __builtin_prefetch(next, 0, 2);
+      __builtin_prefetch(next + 64, 0, 2);
+      next += step;
+    }
+    add_products(kind, mb, i, x, w, acc);
+  }
+#pragma GCC unroll 16
+  for (int j = 0; j < mb; j++) {
+    store(c + j * ldc, acc[j][0]);
+    store(c + j * ldc + LANES, acc[j][1]);
+  }
+}
+
+#define TILE_CASE(kind, mb) case mb: tile(kind, mb, kc, x, w, ldw, c, ldc, add, AHEAD); break;
+#define TILE_FUNCTION(name, kind) \
+  static void name(int mb, int kc, const void *x, const char *w, int64_t ldw, float *c, int64_t ldc, int add, \
+                   const Ahead *ahead) { \
+    (void)ahead; \
+    switch (mb) { /* constants, so that each case is unrolled */ \
+      TILE_CASE(kind, 1) TILE_CASE(kind, 2) TILE_CASE(kind, 3) MORE_TILES(kind) } }
+#if MB == 12
+#define MORE_TILES(kind) \
+  TILE_CASE(kind, 4) TILE_CASE(kind, 5) TILE_CASE(kind, 6) TILE_CASE(kind, 7) TILE_CASE(kind, 8) \
+  TILE_CASE(kind, 9) TILE_CASE(kind, 10) TILE_CASE(kind, 11) TILE_CASE(kind, 12)
+#else
+#define MORE_TILES(kind)
+#endif
+#define AHEAD ahead
+TILE_FUNCTION(tile_f32, F32)
+TILE_FUNCTION(tile_bf16, BF16)
+TILE_FUNCTION(tile_int8, INT8)
+#ifdef DOT
+TILE_FUNCTION(tile_int8_half, INT8_HALF)
+#endif
+#undef AHEAD
+#define AHEAD NULL
+TILE_FUNCTION(near_f32, F32)
+TILE_FUNCTION(near_bf16, BF16)
+
+#ifdef DOT
+/* Few rows meet both panels of a block of 64 at once: lines that are neighbours in memory are read one after the other.
+ * The sums are the same chains. c: [mb][2 PANEL] */
+#define WIDE (MB / 2)
+INLINE void wide_tile(int mb, int kc, const uint16_t *x, const char *w, float *c, int add) {
+  vf acc[WIDE][4];
+#pragma GCC unroll 8
+  for (int j = 0; j < mb; j++)
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; v++) acc[j][v] = add ? load(c + j * 2 * PANEL + v * LANES) : (vf){0};
+  for (int i = 0; i < kc; i += 2, w += 4 * PANEL * 2) {
+    vu pairs[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; v++) {
+      __builtin_prefetch(w + KC / 2 * 4 * PANEL * 2 + v * 64, 0, 2);
+      pairs[v] = ((const vu *)w)[v];
+    }
+#pragma GCC unroll 8
+    for (int j = 0; j < mb; j++) {
+      const vu in = pair_at(x, j * KC + i);
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; v++) acc[j][v] = add_pairs(acc[j][v], pairs[v], in);
+    }
+  }
+#pragma GCC unroll 8
+  for (int j = 0; j < mb; j++)
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; v++) store(c + j * 2 * PANEL + v * LANES, acc[j][v]);
+}
+
+static void wide_tiles(int mb, int kc, const uint16_t *x, const char *w, float *c, int add) {
+  switch (mb) { /* constants, so that each case is unrolled */
+    case 1: wide_tile(1, kc, x, w, c, add); break;
+    case 2: wide_tile(2, kc, x, w, c, add); break;
+    case 3: wide_tile(3, kc, x, w, c, add); break;
+    case 4: wide_tile(4, kc, x, w, c, add); break;
+    case 5: wide_tile(5, kc, x, w, c, add); break;
+    default: wide_tile(6, kc, x, w, c, add); break;
+  }
+}
+#endif
+
+typedef void (*Tile)(int mb, int kc, const void *x, const char *w, int64_t ldw, float *c, int64_t ldc, int add,
+                     const Ahead *ahead);
+
+/* In tiles of about the same number of rows. `ldw`: from one row of weights to the next, in bytes. */
+INLINE void in_tiles(Tile tile, int kind, int m, int kc, const void *x, const char *w, int64_t ldw, float *c,
+                     int64_t ldc, int add) {
+  const int n = (int)parts(m, MB), rows = parts(kc, AT_ONCE(kind));
+  const int64_t step = ldw / n;
+  for (int left = n, at = 0; left; left--) {
+    const int mb = (m - at) / left;
+    const Ahead ahead = {w + rows * (ldw + (n - left) * step), step};
+    tile(mb, kc, (const char *)x + at * KC * input_size(kind), w, ldw, c + at * ldc, ldc, add, &ahead);
+    at += mb;
+  }
+}
+
+void multiply(int half, int m, int kc, const void *x, const void *w, float *c, int64_t ldc, int add) {
+  if (half) in_tiles(near_bf16, BF16, m, kc, x, w, row_of(BF16, PANEL), c, ldc, add);
+  else in_tiles(near_f32, F32, m, kc, x, w, row_of(F32, PANEL), c, ldc, add);
+}
+
+/* [kc][PANEL] floats */
+INLINE void widen_panel(int kind, int kc, const char *w, int64_t ldw, float *out) {
+  for (int i = 0; i < kc; i += AT_ONCE(kind), w += ldw) {
+    vf rows[2][2];
+    widen(kind, w, rows);
+    for (int odd = 0; odd < AT_ONCE(kind); odd++) {
+      store(out + (i + odd) * PANEL, rows[odd][0]);
+      store(out + (i + odd) * PANEL + LANES, rows[odd][1]);
+    }
+  }
+}
+
+#ifdef DOT
+/* Bytes -> [kc / 2][PANEL] pairs of bfloat16 */
+static void pair_panel(int kc, const char *w, int64_t ldw, vu *out) {
+  for (int i = 0; i < kc; i += 2, w += ldw, out += 2)
+    for (int half = 0; half < 2; half++) out[half] = pairs_at(INT8_HALF, w, half);
+}
+#endif
+
+/* sums [m, PANEL] = x W. x: [ceil(k / KC)][m][KC] */
+static void product(const Linear *l, int64_t p, int m, const char *x, Bench *b) {
+  const char *w = weights_to(l, p * PANEL);
+  const int64_t ldw = row_of(l->kind, l->block);
+  for (int64_t from = 0; from < l->k; from += KC, x += m * KC * input_size(l->kind), w += KC / AT_ONCE(l->kind) * ldw) {
+    const int kc = (int)smaller(KC, l->k - from);
+#ifdef DOT
+    if (l->kind == INT8_HALF) {
+      if (m <= 4 * MB) {
+        in_tiles(tile_int8_half, INT8_HALF, m, kc, x, w, ldw, b->sums, PANEL, from > 0);
+        continue;
+      }
+      pair_panel(kc, w, ldw, (vu *)b->panel); /* once for all the rows */
+      multiply(1, m, kc, x, b->panel, b->sums, PANEL, from > 0);
+      continue;
+    }
+#endif
+    if (l->kind == F32 || HALF_INPUTS(l->kind) || m <= 2 * MB) {
+      if (l->kind == F32) in_tiles(tile_f32, F32, m, kc, x, w, ldw, b->sums, PANEL, from > 0);
+      else if (l->kind == BF16) in_tiles(tile_bf16, BF16, m, kc, x, w, ldw, b->sums, PANEL, from > 0);
+      else in_tiles(tile_int8, INT8, m, kc, x, w, ldw, b->sums, PANEL, from > 0);
+      continue;
+    }
+    if (l->kind == BF16) widen_panel(BF16, kc, w, ldw, b->panel); /* once for all the rows */
+    else widen_panel(INT8, kc, w, ldw, b->panel);
+    multiply(0, m, kc, x, b->panel, b->sums, PANEL, from > 0);
+  }
+}
+
+/* y [m, n at p] (+)= sums [m][lds] * scale + bias */
+static void finish(const Linear *l, int64_t p, int m, const float *sums, int64_t lds, float *y, int64_t ldy, int add) {
+  const int64_t n0 = p * PANEL, n = smaller(PANEL, l->n - n0);
+  for (int j = 0; j < m; j++) {
+    const float *in = sums + j * lds;
+    float *out = y + j * ldy + n0;
+    if (n == PANEL && !l->bias && !l->scale) {
+      for (int c = 0; c < PANEL; c += LANES) store(out + c, add ? load(out + c) + load(in + c) : load(in + c));
+      continue;
+    }
+    for (int64_t c = 0; c < n; c++) {
+      float total = in[c];
+      if (l->scale) total *= l->scale[n0 + c];
+      if (l->bias) total += l->bias[n0 + c];
+      out[c] = add ? out[c] + total : total;
+    }
+  }
+}
+
+/* x [m, k] -> [ceil(k / KC)][m][KC], as the products with this kind of weights take it */
+static void slice(int kind, const float *x, int64_t ldx, int64_t m, int64_t k, char *out) {
+  for (int64_t from = 0; from < k; from += KC)
+    for (int64_t j = 0; j < m; j++, out += KC * input_size(kind)) {
+      const float *in = x + j * ldx + from;
+      const int64_t n = smaller(KC, k - from);
+      if (HALF_INPUTS(kind)) narrow(in, n, (uint16_t *)out);
+      else memcpy(out, in, sizeof(float) * (size_t)n);
+    }
+}
+
+void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, float *y, int64_t ldy, int add, Bench *b) {
+  const int as_is = m == 1 && !HALF_INPUTS(l->kind);
+  if (!as_is && x != b->held) slice(l->kind, x, ldx, m, l->k, b->inputs);
+  b->held = x;
+  product(l, p, m, as_is ? (const char *)x : b->inputs, b);
+  finish(l, p, m, b->sums, PANEL, y, ldy, add);
+}
+
+/* All panels of a block. */
+static void block_of_outputs(const Linear *l, int64_t block, int m, const float *x, float *y, int add, Bench *b) {
+  const int64_t each = l->block / PANEL, first = block * each;
+#ifdef DOT
+  if (l->kind == BF16 && each == 2 && m <= WIDE && (block + 1) * l->block <= l->n) {
+    if (x != b->held) slice(l->kind, x, l->k, m, l->k, b->inputs);
+    b->held = x;
+    const uint16_t *in = b->inputs;
+    const char *w = weights_to(l, first * PANEL);
+    for (int64_t from = 0; from < l->k; from += KC, in += m * KC, w += KC / 2 * row_of(BF16, l->block))
+      wide_tiles(m, (int)smaller(KC, l->k - from), in, w, b->sums, from > 0);
+    for (int p = 0; p < 2; p++) finish(l, first + p, m, b->sums + p * PANEL, 2 * PANEL, y, l->n, add);
+    return;
+  }
+#endif
+  for (int64_t p = first; p < smaller(first + each, parts(l->n, PANEL)); p++)
+    outputs(l, p, m, x, l->k, y, l->n, add, b);
+}
+
+void linear(const Linear *l, int64_t m, const float *x, float *y, int add, Bench *b) {
+  const int64_t units = parts(l->n, l->block), blocks = parts(m, ROWS);
+  const int chunk = (int)(blocks > 1 ? 1 : units / (8 * omp_get_num_threads()) + 1);
+  b->held = NULL;
+#pragma omp for schedule(dynamic, chunk)
+  for (int64_t unit = 0; unit < blocks * units; unit++) {
+    const int64_t first = unit / units * ROWS;
+    const int rows = (int)smaller(ROWS, m - first);
+    block_of_outputs(l, unit % units, rows, x + first * l->k, y + first * l->n, add, b);
+  }
+}
+
+/* Whether inputs beside weights in bfloat16 are bfloat16, and may be beside bytes. */
+int32_t petiole_halves(void) { return HALF_INPUTS(BF16); }
+
+/* ---------------------------------------------------------------- memory */
+
+Bench new_bench(int64_t rows, int64_t k, Scratch *s) {
+  rows = smaller(rows, ROWS);
+  return (Bench){.inputs = take_floats(s, parts(k, KC) * KC * rows),
+                 .sums = take_floats(s, rows * 2 * PANEL),
+                 .panel = take_floats(s, KC * PANEL)};
+}

@@ -1,0 +1,67 @@
+/* Products with weights in panels. See matrix.c. */
+#pragma once
+#include "vectors.h"
+
+#define PANEL 32 /* outputs side by side: two vectors */
+#define KC 256   /* terms of a sum that are added up in registers in one go; the row length of packed inputs */
+#define ROWS 192 /* input rows that stay in the second-level cache while the weights pass by */
+
+enum { F32 = 0, BF16 = 1, INT8 = 2, INT8_HALF = 3 }; /* the last: with inputs in bfloat16; only with DOT */
+
+typedef struct {
+  const char *weight; /* whole blocks: [n / block][k][block] */
+  const char *tail;   /* the block of the last n % block outputs, padded, or null */
+  const float *scale; /* [n], for both kinds of INT8 */
+  const float *bias;  /* [n] or null */
+  int32_t n, k, kind, block; /* k is even for BF16 and INT8_HALF; block is a multiple of PANEL */
+  void *library;        /* the same weights as a library has them, or null; see library.h */
+  int64_t library_from; /* so many rows or more are the library's */
+} Linear;
+
+/* A thread's own memory for products of at most `rows` inputs of at most `k` terms. */
+typedef struct {
+  void *inputs;      /* [ceil(k / KC)][rows][KC], float, or bfloat16 where HALF_INPUTS */
+  const float *held; /* whose copy `inputs` is */
+  float *sums;   /* [rows][2 PANEL] */
+  float *panel;  /* [KC][PANEL] */
+} Bench;
+
+/* Beside bfloat16 with DOT, inputs are bfloat16; bytes are exact in it, too. */
+#ifdef DOT
+#define HALF_INPUTS(kind) ((kind) == BF16 || (kind) == INT8_HALF)
+#else
+#define HALF_INPUTS(kind) 0
+#endif
+
+INLINE int64_t size_of(int kind) { return kind == F32 ? 4 : kind == BF16 ? 2 : 1; }
+INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t parts(int64_t n, int64_t size) { return (n + size - 1) / size; }
+
+/* Memory that the caller holds, taken piece by piece. Without any, `used` tells how much there must be. */
+typedef struct {
+  char *memory;
+  int64_t used;
+} Scratch;
+
+INLINE void *take(Scratch *s, int64_t bytes) {
+  void *at = s->memory ? s->memory + s->used : NULL;
+  s->used += parts(bytes, 64) * 64;
+  return at;
+}
+
+INLINE float *take_floats(Scratch *s, int64_t n) { return take(s, n * (int64_t)sizeof(float)); }
+
+Bench new_bench(int64_t rows, int64_t k, Scratch *s);
+
+/* c [m, PANEL] (+)= x [m, kc] w [kc, PANEL]. Rows of x are KC apart, those of c `ldc`. `half`: x and w are bfloat16,
+ * w in pairs [ceil(kc / 2)][PANEL][2]; an odd kc is rounded up. Only with DOT. */
+void multiply(int half, int m, int kc, const void *x, const void *w, float *c, int64_t ldc, int add);
+
+/* y [m, n at panel p] (+)= x Wt + b, for m <= ROWS inputs. Forget `held` when x has changed. */
+void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, float *y, int64_t ldy, int add, Bench *b);
+
+/* Rows of a packed embedding: out [t, k]. Called by every thread of a region. */
+void embed(const Linear *l, int64_t t, const int64_t *ids, float *out);
+
+/* y [m, n] (+)= x Wt + b. Called by every thread of a region; ends with a barrier. */
+void linear(const Linear *l, int64_t m, const float *x, float *y, int add, Bench *b);

@@ -1,0 +1,283 @@
+"""`choose_products`: which numbers of rows the C kernels multiply, and which torch's library, by measurement.
+
+No kernel is the quickest on every processor. So when a model with weights in bfloat16 is loaded, both are timed on
+its own matrices, for each kind of map and a ladder of row counts, in about half a second. The times lie beside the
+compiled library. They give, for each kind of map, the number of rows from which the library serves. What is
+timed is the processor time of one thread: it tells which is quicker on a machine with other things to do, too.
+
+The C kernels sum each output in one order whatever is beside it, the library does not. So taking the library gives
+up "the same bits in any batch", and is only done where it pays: where some step becomes quicker by more than a
+fifth. `PETIOLE_EXACT=on` never takes it, `off` takes whatever is quickest. `PETIOLE_PRODUCTS=own` or `library`
+measures nothing and takes that for all rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from ctypes import c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+
+from petiole.gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.models.decoder import Decoder, LinearName
+from petiole.gpu_worker.models.layers import DenseLinear, Linear
+from petiole.gpu_worker.runtime.cpu.native.library import BLOCK, NEVER, Library, open_library
+from petiole.gpu_worker.runtime.cpu.native.weights import Weights
+
+log = logging.getLogger(__name__)
+
+Kind = LinearName | Literal["head"]
+Times = dict[str, dict[int, tuple[float, float]]]
+"""By kind of map and number of rows: seconds of all such maps of a step, by the C kernels and by the library."""
+
+RUNGS = (1, 4, 16, 64, 256)
+WORTH_IT = 1.2
+"""A step must be so many times quicker for the library to be worth other bits in other batches."""
+_MOST_HEAD_ROWS = 16  # prefill wants few rows of logits
+_SAMPLE_WEIGHTS = 4 << 20  # of a matrix; larger ones are judged by their first outputs
+_COLD_BYTES = 64 << 20  # few rows read weights from memory: so much is read between two visits of the same
+_ROUNDS = 3
+_TIME_LIMIT_S = 10.0  # of a start on a machine that is busy with other things
+_TOLERANCE = 0.02  # bfloat16 has 8 bits: the largest difference, by the largest output
+
+
+@dataclass
+class Products:
+    """`library`: None where the C kernels serve alone."""
+
+    library: Library | None
+    thresholds: Mapping[str, int]
+
+    def library_from(self, kind: Kind) -> int:
+        return self.thresholds.get(kind, NEVER) if self.library is not None else NEVER
+
+    def give_up_library(self) -> None:
+        log.warning("torch's library failed at a product: from now on the CPU's own kernels make all of them")
+
+
+@dataclass(frozen=True)
+class _Map:
+    """One kind of linear map: `count` matrices in a step, the first few of them in `examples`."""
+
+    examples: tuple[Linear, ...]
+    count: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n, k = self.examples[0].weight.shape  # type: ignore[attr-defined]
+        return n, k
+
+
+def choose_products(native: ctypes.CDLL, decoder: Decoder) -> Products:
+    forced, exact = _setting("products", ("auto", "own", "library")), _setting("exact")
+    maps = _maps(decoder)
+    usable = decoder.dtype == torch.bfloat16 and all(_is_dense(m) for m in maps.values())
+    if not usable or forced == "own" or exact == "on":
+        return Products(None, {})
+    library = open_library()
+    if library is None or not all(library.takes(*m.shape) for m in maps.values()):
+        return Products(None, {})
+    if forced == "library":
+        log.info("CPU products: torch's library for all rows, as PETIOLE_PRODUCTS says")
+        return Products(library, dict.fromkeys(maps, 1))
+    began = time.perf_counter()
+    file = _file(native, maps)
+    times = _read(file)
+    known = times is not None
+    if times is None:
+        times = _measure(native, library, maps)
+        if times is None:
+            log.info("CPU products: own kernels for all rows, as the machine is too busy to measure others")
+            return Products(None, {})
+        _write(file, times)
+    thresholds = decide(times, exact)
+    took = "as measured before" if known else f"measured in {time.perf_counter() - began:.2f} s"
+    log.info("CPU products, %s: %s", took, describe(times, thresholds))
+    return Products(library, thresholds) if thresholds else Products(None, {})
+
+
+def decide(times: Times, exact: str) -> dict[str, int]:
+    """The number of rows from which the library serves, for each kind of map; empty where it never should."""
+    thresholds = {}
+    for kind, by_rows in times.items():
+        rungs = sorted(by_rows)
+        regret = {start: sum(by_rows[r][r >= start] / min(by_rows[r]) for r in rungs) for start in (*rungs, NEVER)}
+        thresholds[kind] = min(regret, key=lambda start: (regret[start], -start))
+    thresholds = {kind: start if start > RUNGS[0] else 1 for kind, start in thresholds.items() if start < NEVER}
+    if exact != "off" and gain(times, thresholds) <= WORTH_IT:
+        return {}
+    return thresholds
+
+
+def gain(times: Times, thresholds: Mapping[str, int]) -> float:
+    """How many times quicker the maps of some step become, at most."""
+    most = 1.0
+    for rows in RUNGS if times else ():
+        alone = chosen = 0.0
+        for kind, by_rows in times.items():
+            at = rows if rows in by_rows else min(by_rows)  # a long prompt has one row of logits
+            own, library = by_rows[at]
+            alone += own
+            chosen += library if at >= thresholds.get(kind, NEVER) else own
+        most = max(most, alone / chosen)
+    return most
+
+
+def describe(times: Times, thresholds: Mapping[str, int]) -> str:
+    if not thresholds:
+        possible = gain(times, decide(times, "off"))
+        return (
+            "own kernels for all rows, the same bits in any batch "
+            f"(with torch's library a step would be {possible:.2f} times quicker, at most)"
+        )
+    parts = [
+        f"{kind} from {thresholds[kind]} row{'s' * (thresholds[kind] > 1)}" for kind in times if kind in thresholds
+    ]
+    return (
+        f"torch's library for {', '.join(parts)}, own kernels for the rest: up to {gain(times, thresholds):.2f} "
+        "times quicker than these alone; bits depend on the batch (PETIOLE_EXACT=on: they do not)"
+    )
+
+
+# -- what is measured
+
+
+def _maps(decoder: Decoder) -> dict[Kind, _Map]:
+    names: tuple[LinearName, ...] = get_args(LinearName)
+    maps: dict[Kind, _Map] = {
+        name: _Map(tuple(getattr(layer, name) for layer in decoder.layers), len(decoder.layers)) for name in names
+    }
+    maps["head"] = _Map((decoder.head,), 1)
+    return maps
+
+
+def _is_dense(m: _Map) -> bool:
+    return all(isinstance(linear, DenseLinear) and linear.weight.dtype == torch.bfloat16 for linear in m.examples)
+
+
+def _measure(native: ctypes.CDLL, library: Library, maps: Mapping[Kind, _Map]) -> Times | None:
+    """None if it takes too long; no times for what the library makes another product of."""
+    n_threads, give_up = torch.get_num_threads(), time.monotonic() + _TIME_LIMIT_S
+    times: Times = {}
+    try:
+        torch.set_num_threads(1)
+        for kind, m in maps.items():
+            bench = _Bench(native, library, m)
+            if not bench.agree():
+                log.warning("torch's library multiplies packed weights %s otherwise: it is not used", [*m.shape])
+                return {}
+            times[kind] = {}
+            for rows in RUNGS:
+                if kind != "head" or rows <= _MOST_HEAD_ROWS:
+                    times[kind][rows] = bench.time(rows)
+                if time.monotonic() > give_up:
+                    return None
+    finally:
+        torch.set_num_threads(n_threads)
+    return times
+
+
+class _Bench:
+    """Copies of a kind's matrices, or of their first outputs, that both sides multiply with."""
+
+    def __init__(self, native: ctypes.CDLL, library: Library, m: _Map) -> None:
+        self._native, self._library = native, library
+        native.petiole_linear_scratch.restype = c_int64
+        n, self._k = m.shape
+        self._n = min(n, max(BLOCK, _SAMPLE_WEIGHTS // self._k // BLOCK * BLOCK))
+        self._scale = m.count * n / self._n
+        n_copies = max(1, min(len(m.examples), _COLD_BYTES // (2 * self._n * self._k)))
+        self._weights = Weights(native, library)
+        self._linears = []
+        for linear in m.examples[:n_copies]:
+            assert isinstance(linear, DenseLinear)
+            self._linears.append(self._weights.linear(DenseLinear(linear.weight[: self._n].clone()), 1))
+        rows = max(RUNGS)
+        self._x = torch.linspace(-1, 1, rows * self._k).sin().view(rows, self._k)
+        self._y = torch.empty(rows, self._n)
+        self._halves = torch.empty(rows, self._k, dtype=torch.bfloat16)
+        self._stride = native.petiole_linear_scratch(ctypes.byref(self._linears[0]), c_int64(rows))
+        self._scratch = torch.empty(self._stride // 4)
+
+    def agree(self) -> bool:
+        """Whether both make the same product of the same memory."""
+        own, theirs = self._product(4, NEVER).clone(), self._product(4, 1)
+        return bool((own - theirs).abs().max() <= _TOLERANCE * own.abs().max())
+
+    def time(self, rows: int) -> tuple[float, float]:
+        """Seconds of all maps of this kind in a step: by the C kernels, by the library."""
+        best = [float("inf")] * 2
+        linears = self._linears if rows <= 16 else self._linears[:1]
+        for _ in range(_ROUNDS if rows <= 16 else 2):
+            for i, library_from in enumerate((NEVER, 1)):
+                began = time.thread_time()
+                for linear in linears:
+                    self._run(linear, rows, library_from)
+                best[i] = min(best[i], time.thread_time() - began)
+        return best[0] * self._scale / len(linears), best[1] * self._scale / len(linears)
+
+    def _product(self, rows: int, library_from: int) -> torch.Tensor:
+        self._run(self._linears[0], rows, library_from)
+        return self._y.view(-1)[: rows * self._n].view(rows, self._n)
+
+    def _run(self, linear: ctypes.Structure, rows: int, library_from: int) -> None:
+        linear.library_from = library_from
+        self._native.petiole_linear(
+            c_void_p(self._library.address),
+            ctypes.byref(linear),
+            c_int64(rows),
+            c_void_p(self._x.data_ptr()),
+            c_void_p(self._y.data_ptr()),
+            c_void_p(self._halves.data_ptr()),
+            c_void_p(self._scratch.data_ptr()),
+            c_int64(self._stride),
+            c_int32(1),
+        )
+
+
+# -- what is kept
+
+
+def _file(native: ctypes.CDLL, maps: Mapping[Kind, _Map]) -> Path:
+    """Beside the compiled library: its name tells the processor."""
+    compiled = Path(native._name)
+    asked = [torch.__version__, RUNGS, [(kind, m.shape, m.count) for kind, m in maps.items()]]
+    key = hashlib.sha256(repr(asked).encode()).hexdigest()[:12]
+    return compiled.with_name(f"{compiled.stem}-products-{key}.json")
+
+
+def _read(file: Path) -> Times | None:
+    try:
+        found = json.loads(file.read_text())
+        times = {
+            str(kind): {int(rows): (float(own), float(library)) for rows, (own, library) in by_rows.items()}
+            for kind, by_rows in found.items()
+        }
+        return times if all(times.values()) else None
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def _write(file: Path, times: Times) -> None:
+    try:
+        scratch = file.with_name(f"{file.name}.{os.getpid()}")
+        scratch.write_text(json.dumps(times))
+        scratch.replace(file)
+    except OSError as error:
+        log.info("what was measured is not kept: %s", error)
+
+
+def _setting(name: str, values: tuple[str, ...] = ("auto", "on", "off")) -> str:
+    value = os.environ.get(f"PETIOLE_{name.upper()}", "").lower() or values[0]
+    if value not in values:
+        raise InvalidRequest(name, f"must be one of {', '.join(values)}", value)
+    return value

@@ -1,0 +1,85 @@
+"""`Weights`: tensors as `matrix.c` reads them, and kept alive for as long as it does."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int32, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from petiole.gpu_worker.models.layers import DenseLinear, Int8Linear, Linear
+from petiole.gpu_worker.runtime.cpu.native.library import BLOCK, NEVER, Library
+
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_INT8_HALF = 3
+_PANEL = 32
+
+
+class LinearStruct(ctypes.Structure):
+    _fields_ = [
+        ("weight", c_void_p),
+        ("tail", c_void_p),
+        ("scale", c_void_p),
+        ("bias", c_void_p),
+        ("n", c_int32),
+        ("k", c_int32),
+        ("kind", c_int32),
+        ("block", c_int32),
+        ("library", c_void_p),
+        ("library_from", c_int64),
+    ]
+
+
+class Weights:
+    """`other`: the library that may read the same weights."""
+
+    def __init__(self, library: ctypes.CDLL, other: Library | None = None) -> None:
+        self.library = library
+        self._other = other
+        self._kept: list[object] = []
+
+    def linear(self, linear: Linear, library_from: int = NEVER) -> LinearStruct:
+        """Rearranges the weights in the memory where they are: nobody else can use them afterwards, but for the
+        other library, which makes the products of `library_from` rows or more."""
+        assert isinstance(linear, (DenseLinear, Int8Linear))
+        weight, (n, k) = linear.weight, linear.weight.shape
+        assert weight.is_contiguous()
+        shared = library_from < NEVER
+        block = BLOCK if shared else _PANEL
+        packed = LinearStruct(
+            weight=self.pointer(weight),
+            tail=self.pointer(torch.empty((k, block), dtype=weight.dtype)) if n % block else None,
+            scale=self.floats(linear.scale if isinstance(linear, Int8Linear) else None),
+            bias=self.floats(linear.bias),
+            n=n,
+            k=k,
+            kind=self._kind(linear),
+            block=block,
+            library_from=library_from,
+        )
+        n_threads = torch.get_num_threads()
+        copies = torch.empty((n_threads, k, block), dtype=weight.dtype)
+        self.library.petiole_pack(ctypes.byref(packed), c_void_p(copies.data_ptr()), c_int32(n_threads))
+        if shared:
+            assert self._other is not None
+            packed.library = self._other.weights(weight.data_ptr(), n, k, self)
+        return packed
+
+    def _kind(self, linear: DenseLinear | Int8Linear) -> int:
+        """Beside bytes of a model in bfloat16, inputs are bfloat16 where the processor multiplies it."""
+        if (
+            isinstance(linear, Int8Linear)
+            and linear.scale.dtype == torch.bfloat16
+            and self.library.petiole_halves()
+        ):
+            return _INT8_HALF
+        return KINDS[linear.weight.dtype]
+
+    def floats(self, tensor: Tensor | None) -> int | None:
+        return None if tensor is None else self.pointer(tensor.float())
+
+    def pointer(self, tensor: Tensor) -> int:
+        tensor = tensor.contiguous()
+        self._kept.append(tensor)
+        return tensor.data_ptr()

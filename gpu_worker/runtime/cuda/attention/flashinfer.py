@@ -1,0 +1,213 @@
+"""FlashInfer's kernels: paged attention, and the small parts of a decoder layer.
+
+A wrapper plans on the host (which row gets which part of the card) and runs on the device. Its plan is made from
+`indptr` and last-page lengths on the host; the long list of KV pages is built on the device from the page table
+and never crosses the bus. A wrapper belongs to one slot: planning fills pinned memory of its own and copies it
+without waiting, and only committing the slot's step proves that the copy has happened.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from petiole.gpu_worker.models.config import ModelConfig
+from petiole.gpu_worker.models.layers import Rotation
+from petiole.gpu_worker.runtime.interface import Int32Array
+from petiole.gpu_worker.runtime.memory.kv import KVCache
+
+os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")  # read when FlashInfer is imported
+"""FlashInfer's norms as CUDA kernels, like all of its others that are called here. The default are norms in CuTe,
+which nobody has tried with this path."""
+
+WORKSPACE_BYTES = 128 * 2**20
+"""For the partial sums of all wrappers of one stream. A row of queries is split among as many blocks as the card
+has, and no more: that takes a fraction of it, whatever the model."""
+
+_CUDA_CORE_GROUPS = frozenset({1, 2, 3, 4, 6, 8, 16})
+
+TENSOR_CORES_FROM = 4
+"""With so many queries to a head of keys, tensor cores are quicker (`bench.gpu --only attention` compares)."""
+
+HEAD_SIZES = (64, 128, 256)
+"""Smaller ones are refused by the kernels. Of others a pass reads whole 64s alone (of 96, the first 64), and a
+decode adds up over threads whose number must be a power of two; neither is checked there."""
+
+
+class FlashInferKernels:
+    """See `models.layers.Kernels`. `add_rms_norm` works in place."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        from flashinfer.norm import rmsnorm
+
+        out: Tensor = rmsnorm(x, weight, eps)
+        return out
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        from flashinfer.norm import fused_add_rmsnorm
+
+        fused_add_rmsnorm(x, residual, weight, eps)
+        return x
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        from flashinfer.activation import silu_and_mul
+
+        out: Tensor = silu_and_mul(gate_up)
+        return out
+
+    def quantize_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        from petiole.gpu_worker.runtime.cuda.fused.layers import quantize_rows
+
+        return quantize_rows(x)
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What every plan of a model has in common."""
+
+    config: ModelConfig
+    cache: KVCache
+    dtype: torch.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.cache.keys.device
+
+    @property
+    def windows(self) -> list[int]:
+        """The distinct windows of the layers: each needs a plan of its own."""
+        return sorted(set(self.config.windows))
+
+    def pages(self, layer: int) -> tuple[Tensor, Tensor]:
+        """([n_pages, page_size, Hkv, D], the same of the values)"""
+        shape = (-1, self.cache.page_size, self.config.n_kv_heads, self.config.head_dim)
+        return self.cache.keys[layer].view(shape), self.cache.values[layer].view(shape)
+
+    def plan_settings(self, window: int) -> dict[str, Any]:
+        return {
+            "q_data_type": self.dtype,
+            "kv_data_type": self.cache.keys.dtype,
+            "sm_scale": self.config.head_dim**-0.5,
+            "window_left": window - 1 if window else -1,
+        }
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        c = self.config
+        return c.n_heads, c.n_kv_heads, c.head_dim, self.cache.page_size
+
+
+def host_page_counts(lengths: Int32Array, page_size: int) -> tuple[Int32Array, Int32Array]:
+    """(indptr [B + 1], tokens in the last page [B]) of rows with `lengths` cached tokens, all above 0."""
+    counts = (lengths + page_size - 1) // page_size
+    indptr = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(counts, out=indptr[1:])
+    return indptr, (lengths - (counts - 1) * page_size).astype(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class FlashInferAttention:
+    """One step's attention; `wrappers` by window, all planned; slots: int64 [T], where the step's positions go.
+    See `models.decoder.Attention`."""
+
+    geometry: Geometry
+    slots: Tensor
+    wrappers: Mapping[int, Any]
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
+        from petiole.gpu_worker.runtime.cuda.fused.layers import rotate_and_store
+
+        cache, window = self.geometry.cache, self.geometry.config.windows[layer]
+        rotate_and_store(q, k, v, rotation, cache.keys[layer], cache.values[layer], self.slots)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # FlashInfer would fill a prefill's with zeros
+        self.wrappers[window].run(q, self.geometry.pages(layer), out=out)
+        return out.view(q.shape[0], -1)
+
+
+class DecodeWrappers:
+    """The captured decodes of one slot at one batch size, of `queries` positions for each row: fixed buffers and a
+    wrapper for each window. Several positions are always attended to on tensor cores.
+
+    A graph has room for rows that are split among blocks and merged afterwards, unless it is told that they never
+    are. With as many rows and heads of keys as the card runs blocks (two on each processor) nothing is split: such
+    a batch does without the merge, a kernel in each layer. The kernel without tensor cores knows by itself.
+    """
+
+    def __init__(
+        self, geometry: Geometry, size: int, workspace: Tensor, indices: Tensor, queries: int = 1
+    ) -> None:
+        from flashinfer import BatchDecodeWithPagedKVCacheWrapper
+
+        self.geometry, self.size = geometry, size
+        self._more = {"q_len_per_req": queries} if queries > 1 else {}
+        n_kv_heads = geometry.config.n_kv_heads
+        group = geometry.config.n_heads // n_kv_heads
+        tensor_cores = queries > 1 or group not in _CUDA_CORE_GROUPS or group >= TENSOR_CORES_FROM
+        processors = torch.cuda.get_device_properties(geometry.device).multi_processor_count
+        self.whole = tensor_cores and size * n_kv_heads >= 2 * processors
+        self.indices = indices
+        self.indptr = torch.zeros(size + 1, dtype=torch.int32, device=geometry.device)
+        self.last_page_len = torch.ones(size, dtype=torch.int32, device=geometry.device)
+        self.wrappers = {
+            window: BatchDecodeWithPagedKVCacheWrapper(
+                workspace,
+                "NHD",
+                use_cuda_graph=True,
+                use_tensor_cores=tensor_cores,
+                paged_kv_indptr_buffer=self.indptr,
+                paged_kv_indices_buffer=indices,
+                paged_kv_last_page_len_buffer=self.last_page_len,
+                backend="fa2",
+            )
+            for window in geometry.windows
+        }
+
+    def plan(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
+        """indptr, last_page_len: pinned; indices: on the device. Nothing waits."""
+        for window, wrapper in self.wrappers.items():
+            settings = self.geometry.plan_settings(window) | self._more
+            wrapper.plan(
+                indptr, indices, last_page_len, *self.geometry.sizes, disable_split_kv=self.whole, **settings
+            )
+
+
+class AppendWrappers:
+    """Prefill and verify of one slot: any number of positions for each row, one causal pass.
+
+    The backend is named: "auto" takes another kernel on Hopper, which few installations have compiled, which
+    takes minutes to compile, and whose sums differ from those of the decode.
+    """
+
+    def __init__(self, geometry: Geometry, workspace: Tensor) -> None:
+        from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+        self.geometry = geometry
+        self.wrappers = {
+            window: BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
+            for window in geometry.windows
+        }
+
+    def plan(self, lengths: Tensor, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
+        """lengths: appended positions, as an indptr. All pinned but `indices`."""
+        for window, wrapper in self.wrappers.items():
+            settings = self.geometry.plan_settings(window)
+            wrapper.plan(lengths, indptr, indices, last_page_len, *self.geometry.sizes, causal=True, **settings)
+
+
+def new_workspace(device: torch.device) -> Tensor:
+    """Shared by all wrappers of one stream; must be zero before its first use."""
+    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+
+def batch_ladder(asked: Sequence[int], most: int) -> list[int]:
+    """Batch sizes to capture graphs for: those asked for, or 1, 2, 4, every 8th to 64, every 16th to 256, …"""
+    if asked:
+        return sorted({min(size, most) for size in asked})
+    steps = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most + 64, 64)]
+    return sorted({min(size, most) for size in steps})

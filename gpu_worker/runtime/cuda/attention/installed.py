@@ -1,0 +1,61 @@
+"""Whether the FlashInfer that is installed can be relied on.
+
+Versions before those of `VERSIONS` read entries of a plan that were never written, where tensor cores, CUDA graphs
+and rows that are not split come together (as in `flashinfer.DecodeWrappers`; FlashInfer's issue 4002), and ask for
+more workspace than there is where eight queries share a head of keys. Nothing is known of later ones.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from petiole.gpu_worker.errors import ModelError
+
+PACKAGE = "flashinfer-python"
+VERSIONS = ">=0.7.2.post1,<0.8"
+
+
+def require_version() -> None:
+    """Raises ModelError if FlashInfer is missing, or is a version that cannot be relied on."""
+    found = installed_version()
+    if found is None:
+        raise ModelError(
+            f"the CUDA path needs FlashInfer, which is not installed: pip install '{PACKAGE}{VERSIONS}'"
+        )
+    if not SpecifierSet(VERSIONS, prereleases=True).contains(found):
+        raise ModelError(
+            f"the CUDA path needs {PACKAGE} {VERSIONS}, found {found}: pip install '{PACKAGE}{VERSIONS}'"
+        )
+    try:
+        import flashinfer  # noqa: F401
+    except Exception as error:  # whatever a broken installation raises
+        raise ModelError(f"{PACKAGE} {found} cannot be imported: {error!r}") from error
+
+
+@contextmanager
+def kernels_at_hand() -> Iterator[None]:
+    """Raises ModelError, in one line, if FlashInfer would have to compile a kernel and cannot."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except (RuntimeError, OSError) as error:
+        lines = str(error).strip().splitlines()
+        if not any(tool in str(error).lower() for tool in ("nvcc", "ninja")):
+            raise
+        raise ModelError(
+            f"a kernel of FlashInfer that this model needs is not compiled, and it cannot be compiled here "
+            f"({lines[0]}): install flashinfer-jit-cache of the same version, or nvcc and ninja"
+        ) from error
+
+
+def installed_version() -> Version | None:
+    try:
+        return Version(importlib.metadata.version(PACKAGE))
+    except importlib.metadata.PackageNotFoundError:
+        return None

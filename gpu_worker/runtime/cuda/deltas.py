@@ -1,0 +1,25 @@
+"""What adapters add to the linear layers of a captured decode step. `models.lora` has the formula."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from petiole.gpu_worker.models.decoder import LinearName
+from petiole.gpu_worker.models.lora import AdapterBank
+
+
+class CapturedDeltas:
+    """The deltas of a decode step on CUDA, each position with its own adapter's matrices.
+
+    It makes no decision on the host, so it can be captured in a graph. adapter_slots: int32 [T].
+    """
+
+    def __init__(self, bank: AdapterBank, adapter_slots: Tensor) -> None:
+        self._bank = bank
+        self._of = adapter_slots
+
+    def add(self, layer: int, name: LinearName, x: Tensor, y: Tensor) -> None:
+        from petiole.gpu_worker.runtime.cuda.fused.adapters import add_deltas
+
+        slots = self._bank.slots(layer, name)
+        add_deltas(x, y, slots.a, slots.b, self._of, self._bank.ranks)

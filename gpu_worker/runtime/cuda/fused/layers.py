@@ -1,0 +1,226 @@
+"""Of a decoder layer, on CUDA: what lies between the queries, keys and values and their attention, in one launch;
+and what eight bits need."""
+
+# ruff: noqa: N803
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-not-found, import-untyped"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from petiole.gpu_worker.models.layers import Rotation
+
+_HEADS = 8
+FP8_MAX = tl.constexpr(448.0)
+
+
+def overlapped(x: Tensor) -> dict[str, bool]:
+    """Launch options of a kernel that reads and writes nothing before its `gdc_wait`, for the device of x.
+
+    From Hopper on it may then start while the kernel before it ends (programmatic dependent launch).
+    """
+    hopper = x.is_cuda and torch.cuda.get_device_capability(x.device)[0] >= 9
+    return {"OVERLAPPED": True, "launch_pdl": True} if hopper else {"OVERLAPPED": False}
+
+
+def rotate_and_store(
+    q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, keys: Tensor, values: Tensor, slots: Tensor
+) -> None:
+    """Rotate q in place; keys[slots[t]] = k[t] rotated, values[slots[t]] = v[t], in the cache's type, cut to its
+    range. Norm and rotation are computed in float32.
+
+    q: [T, Hq, D], k, v: [T, Hkv, D], rows of any stride, heads dense; keys, values: [slots, Hkv, D], contiguous;
+    slots: int64 [T].
+    """
+    n, n_heads, width = q.shape
+    n_kv_heads, table = k.shape[1], rotation.table
+    assert all(x.stride()[1:] == (width, 1) for x in (q, k, v))
+    assert table.is_contiguous()
+    q_norm, k_norm = rotation.norms or (table, table)
+    _rotate_and_store[(n, triton.cdiv(n_heads, _HEADS) + triton.cdiv(n_kv_heads, _HEADS))](
+        q,
+        k,
+        v,
+        q_norm,
+        k_norm,
+        rotation.positions,
+        table,
+        keys,
+        values,
+        slots,
+        n_heads,
+        n_kv_heads,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        rotation.eps,
+        NORMED=rotation.norms is not None,
+        HALF=width // 2,
+        BLOCK=triton.next_power_of_2(width // 2),
+        HEADS=_HEADS,
+        num_warps=4,
+        **overlapped(q),
+    )
+
+
+@triton.jit
+def _rotate_and_store(
+    q,
+    k,
+    v,
+    q_norm,
+    k_norm,
+    positions,
+    table,
+    keys,
+    values,
+    slots,
+    n_heads,
+    n_kv_heads,
+    q_row,
+    k_row,
+    v_row,
+    eps,
+    NORMED: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
+):
+    if OVERLAPPED:
+        gdc_launch_dependents()
+        gdc_wait()
+    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    angles = table + tl.load(positions + row).to(tl.int64) * (2 * HALF)
+    n_groups = tl.cdiv(n_heads, HEADS)
+    if group < n_groups:
+        at, used = _places(group, n_heads, HALF, BLOCK, HEADS)
+        x = q + row * q_row
+        low, high = _rotated(x, at, used, q_norm, angles, eps, NORMED, HALF, BLOCK)
+        _store_halves(x, at, used, low, high, HALF)
+    else:
+        at, used = _places(group - n_groups, n_kv_heads, HALF, BLOCK, HEADS)
+        place = tl.load(slots + row) * n_kv_heads * (2 * HALF)
+        low, high = _halves(v + row * v_row, at, used, HALF)
+        _store_halves(values + place, at, used, low, high, HALF)
+        low, high = _rotated(k + row * k_row, at, used, k_norm, angles, eps, NORMED, HALF, BLOCK)
+        _store_halves(keys + place, at, used, low, high, HALF)
+
+
+@triton.jit
+def _places(group, n_heads, HALF: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr):
+    """Where the lower halves of a group of heads lie in a row of dense heads, and which of them there are."""
+    head, column = group * HEADS + tl.arange(0, HEADS), tl.arange(0, BLOCK)
+    return head[:, None] * (2 * HALF) + column[None, :], (head < n_heads)[:, None] & (column < HALF)[None, :]
+
+
+@triton.jit
+def _rotated(x, at, used, norm, angles, eps, NORMED: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    """The lower and upper halves, float32 [heads, BLOCK], of the heads at `at`, normed and rotated."""
+    column = tl.arange(0, BLOCK)
+    inside = column < HALF
+    low, high = _halves(x, at, used, HALF)
+    if NORMED:
+        square = tl.sum(low * low + high * high, 1) / (2 * HALF)
+        scale = tl.rsqrt(square + eps)[:, None]
+        low = low * scale * tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+        high = high * scale * tl.load(norm + HALF + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+    cos = tl.load(angles + column, mask=inside, other=0.0)[None, :]
+    sin = tl.load(angles + HALF + column, mask=inside, other=0.0)[None, :]
+    return low * cos - high * sin, high * cos + low * sin
+
+
+@triton.jit
+def _halves(x, at, used, HALF: tl.constexpr):
+    low = tl.load(x + at, mask=used, other=0.0).to(tl.float32)
+    return low, tl.load(x + at + HALF, mask=used, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store_halves(target, at, used, low, high, HALF: tl.constexpr):
+    if target.dtype.element_ty == tl.float8e4nv:
+        low, high = tl.clamp(low, -FP8_MAX, FP8_MAX), tl.clamp(high, -FP8_MAX, FP8_MAX)
+    tl.store(target + at, low.to(target.dtype.element_ty), mask=used)
+    tl.store(target + at + HALF, high.to(target.dtype.element_ty), mask=used)
+
+
+def write_pages(table: Tensor, rows: Tensor, columns: Tensor, pages: Tensor) -> None:
+    """table[rows, columns] = pages; all int32. rows, columns, pages: [N]; of equal places, the pages are equal."""
+    n, block = len(rows), 256
+    _write_pages[(triton.cdiv(n, block),)](
+        table, rows, columns, pages, n, table.stride(0), BLOCK=block, num_warps=4
+    )
+
+
+@triton.jit
+def _write_pages(table, rows, columns, pages, n, width, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    used = i < n
+    row = tl.load(rows + i, mask=used, other=0).to(tl.int64)
+    column, page = tl.load(columns + i, mask=used, other=0), tl.load(pages + i, mask=used, other=0)
+    tl.store(table + row * width + column, page, mask=used)
+
+
+def gather_pages(table: Tensor, rows: Tensor, indptr: Tensor, pages: Tensor) -> None:
+    """pages[indptr[i] : indptr[i + 1]] = the first pages of row `rows[i]`; all int32.
+
+    table: [rows, columns]; rows: [B], of any stride; indptr: [B + 1]; pages: at least indptr[B] long.
+    """
+    _gather_pages[(len(rows),)](
+        table, rows, indptr, pages, table.stride(0), rows.stride(0), BLOCK=1024, num_warps=4
+    )
+
+
+@triton.jit
+def _gather_pages(table, rows, indptr, pages, columns, apart, BLOCK: tl.constexpr):
+    i = tl.program_id(0)
+    row = tl.load(rows + i * apart).to(tl.int64)
+    first, end = tl.load(indptr + i), tl.load(indptr + i + 1)
+    for start in range(0, end - first, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        used = column < end - first
+        tl.store(pages + first + column, tl.load(table + row * columns + column, mask=used), mask=used)
+
+
+def token_slots(table: Tensor, rows: Tensor, positions: Tensor, page_size: int) -> Tensor:
+    """int64 [T]: where in the pool the given positions of the given rows lie; see `KVCache.slots`."""
+    n = len(rows)
+    slots = torch.empty(n, dtype=torch.int64, device=table.device)
+    block = 256
+    _token_slots[(triton.cdiv(n, block),)](
+        table, rows, positions, slots, n, page_size, table.stride(0), BLOCK=block, num_warps=4
+    )
+    return slots
+
+
+@triton.jit(do_not_specialize=["n"])
+def _token_slots(table, rows, positions, slots, n, page_size, columns, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    used = i < n
+    row = tl.load(rows + i, mask=used, other=0).to(tl.int64)
+    position = tl.load(positions + i, mask=used, other=0).to(tl.int64)
+    page = tl.load(table + row * columns + position // page_size, mask=used, other=0).to(tl.int64)
+    tl.store(slots + i, page * page_size + position % page_size, mask=used)
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(float8_e4m3fn [T, in], float32 [T, 1]) whose product is x, bfloat16 or float16 [T, in]."""
+    x = x.contiguous()
+    n, width = x.shape
+    values = torch.empty_like(x, dtype=torch.float8_e4m3fn)
+    scales = torch.empty((n, 1), dtype=torch.float32, device=x.device)
+    _quantize_rows[(n,)](x, values, scales, width, BLOCK=triton.next_power_of_2(width), num_warps=8)
+    return values, scales
+
+
+@triton.jit
+def _quantize_rows(x, values, scales, width, BLOCK: tl.constexpr):
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    used = column < width
+    wide = tl.load(x + row * width + column, mask=used, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(wide), 0), 1e-12) / FP8_MAX
+    tl.store(scales + row, scale)
+    tl.store(values + row * width + column, (wide / scale).to(tl.float8e4nv), mask=used)

@@ -1,0 +1,25 @@
+"""Opens the device that the configuration names."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.runtime.device.cpu import CpuDevice
+from petiole.gpu_worker.runtime.device.interface import Device
+
+
+def open_device(kind: Literal["auto", "cpu", "cuda"]) -> Device:
+    """Open a device. "auto": CUDA if available, else the CPU. Raises ModelError if "cuda" is not available."""
+    if kind == "cpu":
+        return CpuDevice()
+    import torch
+
+    if torch.cuda.is_available():
+        from petiole.gpu_worker.runtime.device.cuda import CudaDevice
+
+        return CudaDevice()
+    if kind == "cuda":
+        why = "sees no GPU" if torch.version.cuda else "was built without CUDA"
+        raise ModelError(f"the device is to be cuda, but torch {torch.__version__} {why}")
+    return CpuDevice()

@@ -1,0 +1,107 @@
+"""Copies of a step's outputs from the device to the host.
+
+`RenderBuffer` is a slot's pinned host memory for the outputs of a step. `start_transfer` enqueues the copies on
+the copy stream and returns a `TransferHandle`; only `commit_step` calls its `wait`.
+
+The copy waits for an event, not for the compute stream. When the copy is enqueued, the next step's forward may
+already be on that stream. Waiting for the stream would wait for that forward too and serialize the pipeline.
+`ready` is recorded directly after this step's sampling and marks exactly this step (I3).
+
+The arrays that `wait` returns are views of the buffer. They are valid until the slot is reused, which is after
+`commit_step` has consumed them (I6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from petiole.gpu_worker.runtime.device.interface import DeviceStream, Event
+from petiole.gpu_worker.runtime.interface import StepOutput
+
+_NOTHING: Mapping[str, npt.NDArray[Any]] = {}
+
+
+class HostArray(Protocol):
+    """A numpy array, or a host tensor of torch."""
+
+    def __getitem__(self, key: Any) -> Any: ...
+
+    def __setitem__(self, key: Any, value: Any) -> None: ...
+
+
+class TransferHandle:
+    """The results of a step while they are copied. Implements `interface.Transfer`."""
+
+    __slots__ = ("_collect", "_done")
+
+    def __init__(self, done: Event, collect: Callable[[], StepOutput]) -> None:
+        self._done = done
+        self._collect = collect
+
+    def ready(self) -> bool:
+        return self._done.query()
+
+    def wait(self) -> StepOutput:
+        self._done.synchronize()
+        return self._collect()
+
+
+class RenderBuffer:
+    """The host buffers of one slot's outputs.
+
+    `host` maps output names to buffers (`token_ids` and `accepted` always; `logprobs`, `top_ids`, `top_logprobs`,
+    `bins` if the model or a request has them): numpy arrays, or tensors from `Device.host_buffer`. Each is at
+    least as long as the largest output.
+    """
+
+    def __init__(self, host: Mapping[str, HostArray], copy_stream: DeviceStream) -> None:
+        assert {"token_ids", "accepted"} <= set(host), "every step samples tokens"
+        self._host = dict(host)
+        self._copy_stream = copy_stream
+
+    def extended(self, host: Mapping[str, HostArray]) -> RenderBuffer:
+        """A copy with additional buffers, for a step with optional outputs."""
+        return RenderBuffer({**self._host, **host}, self._copy_stream)
+
+    def start_transfer(
+        self,
+        ready: Event | None,
+        sources: Mapping[str, HostArray],
+        lengths: Mapping[str, int],
+        known: Mapping[str, npt.NDArray[Any]] = _NOTHING,
+    ) -> TransferHandle:
+        """Copy the first `lengths[name]` rows of each of `sources` once `ready` has completed.
+
+        `ready` None: the copy stream is the compute stream. `sources` is read when the copy runs, so it may still
+        be incomplete now; outputs with 0 rows may be missing. `known`: outputs that the host knows without a copy.
+        """
+
+        def copy() -> None:
+            for name, n in lengths.items():
+                if n:
+                    _copy(self._host[name], sources[name], n)
+
+        if ready is not None:
+            self._copy_stream.wait_event(ready)
+        self._copy_stream.enqueue(copy, "copy")
+        return TransferHandle(self._copy_stream.record(), lambda: self._collect(lengths, known))
+
+    def _collect(self, lengths: Mapping[str, int], known: Mapping[str, npt.NDArray[Any]]) -> StepOutput:
+        return StepOutput(**known, **{name: _numpy(self._host[name])[:n] for name, n in lengths.items()})
+
+
+def _copy(target: HostArray, source: Any, n: int) -> None:
+    if isinstance(target, np.ndarray):
+        target[:n] = source[:n]
+    elif source.device.type == "cpu":
+        target.numpy()[:n] = source.numpy()  # type: ignore[attr-defined]
+    else:
+        target[:n].copy_(source, non_blocking=True)
+
+
+def _numpy(array: Any) -> npt.NDArray[Any]:
+    return array if isinstance(array, np.ndarray) else array.numpy()

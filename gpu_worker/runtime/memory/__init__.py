@@ -1,0 +1,6 @@
+"""Where KV lies on the device, and whether all of it fits. Called by `runtime` and the executors.
+
+kv         the paged KV pool and the device's page table
+room       whether rows and adapters fit, before any are allocated
+container  the limits of this process's control groups
+"""

@@ -1,0 +1,133 @@
+"""The arrays of a step, prepared on the host at launch.
+
+rows     [B]  7          3             5
+starts   [B]  12         0             40
+lengths  [B]  1          4             3
+inputs   [T]  p          a  b  c  d    p  x  y       p: the row's pending token
+position [T]  12         0  1  2  3    40 41 42
+outputs  [B]  1          1             3
+last     [O]  0          4             5  6  7       inputs whose logits are sampled
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from petiole.cache import ragged_arange
+from petiole.gpu_worker.request.images import IMAGE
+from petiole.gpu_worker.runtime.interface import PENDING, Int32Array, PageUpdates, StepBatch, StepKind
+
+Int64Array = npt.NDArray[np.int64]
+
+ImageInputs = Sequence[tuple[int, Tensor]]
+"""Images of a step: the index of the first input of each, and its features (see `ImageDecoder`)."""
+
+_NONE = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """rows, positions, token_ids: [T]; PENDING if a token comes from its row's pending buffer. pending_inputs: the
+    indices of those. output_inputs: [O], indices of the inputs whose logits are sampled. known_pending_rows,
+    known_pending, pending_bins: [B'], next inputs to write to the pending buffers of these rows. batch_rows,
+    starts, lengths: [B], and pages, bins: as in `StepBatch`. adapters: [B], each sequence's slot. limits: [T], for
+    each input the end of the positions that it sees, or None: all up to itself. rotary: [T] or [axes, T], or None:
+    the same as positions."""
+
+    kind: StepKind
+    rows: Int64Array
+    positions: Int64Array
+    token_ids: Int64Array
+    pending_inputs: Int64Array
+    output_inputs: Int64Array
+    known_pending_rows: Int64Array
+    known_pending: Int64Array
+    batch_rows: Int64Array
+    starts: Int32Array
+    lengths: Int32Array
+    adapters: Int32Array
+    pages: PageUpdates
+    bins: Int32Array | None = None
+    pending_bins: Int32Array | None = None
+    limits: Int64Array | None = None
+    rotary: Int64Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepStates:
+    """The results of a forward, valid until the slot's next forward.
+
+    hidden: [O, hidden]; used only by models that decode bins. logits: returns [O, vocab], in float32 or
+    the model's type; must be called in stream order.
+    """
+
+    hidden: Tensor
+    logits: Callable[[], Tensor]
+
+
+def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:
+    """The inputs of a batch. `token_ids` and `bins` are copies: the CPU executor writes pending ones into them."""
+    if batch.kind == "decode":
+        return _lay_out_decode(batch, adapters)
+    starts, lengths, outputs = batch.starts, batch.lengths, batch.outputs
+    ends = np.cumsum(lengths)
+    first = ends - lengths
+    known = batch.pending != PENDING
+    token_ids, positions = batch.token_ids.astype(np.int64), ragged_arange(starts, lengths)
+    if batch.embeddings:
+        token_ids[token_ids == IMAGE] = 0  # replaced by embeddings
+    return StepInputs(
+        kind=batch.kind,
+        rows=np.repeat(batch.rows, lengths).astype(np.int64),
+        positions=positions,
+        token_ids=token_ids,
+        pending_inputs=first[batch.token_ids[first] == PENDING].astype(np.int64),
+        output_inputs=ragged_arange(ends - outputs, outputs),
+        known_pending_rows=batch.rows[known].astype(np.int64),
+        known_pending=batch.pending[known].astype(np.int64),
+        batch_rows=batch.rows.astype(np.int64),
+        starts=starts,
+        lengths=lengths,
+        adapters=adapters,
+        pages=batch.pages,
+        bins=None if batch.bins is None else batch.bins.copy(),
+        pending_bins=None if batch.pending_bins is None else batch.pending_bins[known],
+        limits=None if batch.regions is None else _limits(batch, positions, first),
+        rotary=None if batch.rotary is None else batch.rotary.astype(np.int64),
+    )
+
+
+def _limits(batch: StepBatch, positions: Int64Array, first: Int32Array) -> Int64Array:
+    """`StepInputs.limits`. Inputs of a bidirectional region see up to its end."""
+    limits = positions + 1
+    for i, begin, end in cast(Int32Array, batch.regions).tolist():
+        inside = np.arange(first[i], first[i] + batch.lengths[i])
+        inside = inside[(positions[inside] >= begin) & (positions[inside] < end)]
+        limits[inside] = end
+    return limits
+
+
+def _lay_out_decode(batch: StepBatch, adapters: Int32Array) -> StepInputs:
+    """`lay_out` for a decode, where each row has one position, one output and a pending input."""
+    rows, every = batch.rows.astype(np.int64), np.arange(batch.size)
+    return StepInputs(
+        kind=batch.kind,
+        rows=rows,
+        positions=batch.starts.astype(np.int64),
+        token_ids=batch.token_ids.astype(np.int64),
+        pending_inputs=every,
+        output_inputs=every,
+        known_pending_rows=_NONE,
+        known_pending=_NONE,
+        batch_rows=rows,
+        starts=batch.starts,
+        lengths=batch.lengths,
+        adapters=adapters,
+        pages=batch.pages,
+    )

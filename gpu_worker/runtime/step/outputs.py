@@ -1,0 +1,98 @@
+"""Sampling of a step: from logits to token ids, the rows' next inputs and the outputs for the host.
+
+All code here runs in stream order. `RowStates` holds the state that outlives a step; `sampling` has the
+arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from petiole.gpu_worker.runtime.interface import StepBatch, TokenMask
+from petiole.gpu_worker.runtime.step.rows import OutputPlan, RowStates, Uses, choice_of, write_rows
+from petiole.gpu_worker.runtime.step.sampling import (
+    Choose,
+    apply_bits,
+    apply_penalties,
+    bar,
+    count_accepted,
+    logprobs,
+)
+
+Upload = Callable[[npt.NDArray[Any]], Tensor]
+
+
+class OutputSampler:
+    """Samples steps. `upload` copies an array to the device in stream order; `choose` is the device's."""
+
+    def __init__(self, states: RowStates, upload: Upload, choose: Choose) -> None:
+        self._states, self._up, self._choose = states, upload, choose
+
+    def sample(
+        self, plan: OutputPlan, batch: StepBatch, logits: Tensor, mask: TokenMask | None
+    ) -> dict[str, Tensor]:
+        """Sample, write the rows' next inputs and update the penalty counts. logits: [O, vocab], in float32 or the
+        model's type.
+
+        Returns the tensors to copy to the host, named as in `StepOutput`; `accepted` only for a verify, since the
+        host knows it otherwise.
+        """
+        rows = self._up(plan.rows)
+        logits = self._adjust(logits, rows, plan, mask)
+        token_ids = self._choose(logits, choice_of(plan, self._up))
+        outputs = {"token_ids": token_ids.int()}
+        k = plan.top_logprobs
+        if k is not None:
+            chosen, ids, top = logprobs(logits.float(), token_ids, k)
+            outputs |= {"logprobs": chosen, "top_ids": ids.int(), "top_logprobs": top}
+        if plan.verifies:
+            outputs["accepted"] = self._verify(plan, batch, rows, token_ids).int()
+            return outputs
+        write_rows(self._states.pending, rows, token_ids)
+        if plan.uses & Uses.PENALTIES:
+            self._states.count(rows, token_ids, None)
+        return outputs
+
+    def _adjust(self, logits: Tensor, rows: Tensor, plan: OutputPlan, mask: TokenMask | None) -> Tensor:
+        p = plan.parameters
+        if plan.uses & (Uses.BIAS | Uses.PENALTIES) or mask is not None or len(plan.ends):
+            logits = logits.float()
+        if plan.uses & Uses.BIAS:
+            logits = logits + self._states.bias(rows, self._up(p["biased"]))
+        if plan.uses & Uses.PENALTIES:
+            numbers = self._up(np.stack([p["repetition"], p["presence"], p["frequency"]]))
+            pairs = self._up(plan.draft_pairs) if plan.verifies else None
+            logits = apply_penalties(logits, self._states.penalties(rows, numbers, pairs))
+        if mask is not None and len(mask.outputs):
+            logits = apply_bits(logits, self._up(mask.outputs).long(), self._up(mask.bits))
+        if len(plan.ends):
+            narrowed = plan.narrowed(mask)
+            logits = bar(logits, self._up(plan.ends), self._up(narrowed) if len(narrowed) else None)
+        return logits
+
+    def _verify(self, plan: OutputPlan, batch: StepBatch, rows: Tensor, token_ids: Tensor) -> Tensor:
+        """int64 [B]: the number of accepted outputs of each row. The last accepted one is the row's next input."""
+        width = int(batch.outputs.max())
+        owner = np.repeat(np.arange(batch.size), batch.outputs)
+        first = np.cumsum(batch.outputs) - batch.outputs
+        within = np.arange(plan.n) - first[owner]
+        sampled = np.flatnonzero(batch.outputs)
+        arrays = (batch.outputs, plan.drafts, owner * width + within, sampled, first[sampled], batch.rows[sampled])
+        outputs, drafts, cells, of, first_of, rows_of = self._together(arrays)
+        accepted = count_accepted(token_ids, drafts, cells, width, outputs)
+        last = first_of + (accepted if len(sampled) == batch.size else accepted[of]) - 1
+        self._states.pending[rows_of] = token_ids[last]
+        if plan.uses & Uses.PENALTIES:
+            self._states.count(rows, token_ids, self._up(within) < accepted[self._up(owner)])
+        return accepted
+
+    def _together(self, arrays: Sequence[npt.NDArray[np.integer]]) -> tuple[Tensor, ...]:
+        """Whole numbers on the device, as int64, in one copy."""
+        together = self._up(np.concatenate(arrays).astype(np.int64, copy=False))
+        return tuple(torch.split(together, [len(a) for a in arrays]))

@@ -1,0 +1,297 @@
+"""Sampling state of each row: parameters, penalty counts and logit bias.
+
+Parameters are stored on the host and copied into a step at launch, so a row can be rebound while steps of its last
+sequence are in flight. State that depends on sampled tokens (penalty counts) and the dense bias of rows that bias,
+ban or allow tokens are stored on the device and accessed in stream order only. Both are allocated on first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from petiole.cache import ragged_arange
+from petiole.gpu_worker.request import SamplingParams
+from petiole.gpu_worker.runtime.device.interface import upload
+from petiole.gpu_worker.runtime.interface import Int32Array, RowBinding, StepBatch, TokenMask
+from petiole.gpu_worker.runtime.step.noise import noise_keys
+from petiole.gpu_worker.runtime.step.sampling import NEG_INF, Choice, Penalties
+
+_PARAMETERS = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_k", np.int64),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("repetition", np.float32),
+        ("presence", np.float32),
+        ("frequency", np.float32),
+        ("seed", np.uint64),
+        ("logprobs", np.int32),
+        ("biased", np.bool_),
+        ("first_end", np.int64),  # the first position at which the sequence may end
+    ],
+    align=True,  # torch takes a field's array only if its stride is a multiple of its element
+)
+
+
+class Uses:
+    """Bit flags: the sampling stages that a row uses. A step's flags are those of its outputs, ORed."""
+
+    DRAW, TOP_K, TOP_P, MIN_P, PENALTIES, BIAS, LOGPROBS, MIN_TOKENS = (1 << bit for bit in range(8))
+
+
+_COLDEST = 1e-6
+_NO_DRAFTS = _NO_TOKENS = np.empty(0, np.int64)
+_NO_PAIRS = np.empty((0, 2), np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPlan:
+    """The outputs of one step, on the host. O outputs over B rows; `uses`: their `Uses` flags, ORed.
+
+    rows: int64 [O]. positions: int64 [O], of the tokens to be sampled. drafts: int64 [O], the draft that each
+    output is compared with, -1 for a row's last output. draft_pairs: int64 [n, 2], (output, token) for each draft
+    that precedes an output in its row, if the row has penalties. ends: int64 [n, 2], (output, token) for each end
+    token of an output before `min_tokens`.
+    """
+
+    rows: npt.NDArray[np.int64]
+    parameters: npt.NDArray[np.void]
+    positions: npt.NDArray[np.int64]
+    drafts: npt.NDArray[np.int64]
+    draft_pairs: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+    verifies: bool
+    uses: int
+    vocab_size: int
+
+    @property
+    def n(self) -> int:
+        return len(self.rows)
+
+    @property
+    def top_logprobs(self) -> int | None:
+        """The largest k that an output requests, or None."""
+        return int(self.parameters["logprobs"].max()) if self.uses & Uses.LOGPROBS else None
+
+    def narrowed(self, mask: TokenMask | None) -> npt.NDArray[np.int64]:
+        """int64 [m]: the outputs of `ends` that may have no other tokens: masked, biased, or with ends alone."""
+        outputs, counts = np.unique(self.ends[:, 0], return_counts=True)
+        limited = self.parameters["biased"][outputs] | (counts >= self.vocab_size)
+        if mask is not None:
+            limited |= np.isin(outputs, mask.outputs)
+        return outputs[limited]
+
+
+class RowStates:
+    """The state of all rows. Host methods run on the engine thread, device methods in stream order.
+
+    Next inputs: pending: int64 [rows], token ids; pending_bins: int32 [rows, N_BINS], the bins decoded with
+    them; empty for a model without value tokens.
+    """
+
+    def __init__(self, n_rows: int, vocab_size: int, device: torch.device, n_bins: int = 0) -> None:
+        self._n_rows, self._vocab_size, self._device = n_rows, vocab_size, device
+        self._parameters = np.zeros(n_rows, dtype=_PARAMETERS)
+        self._uses = np.zeros(n_rows, dtype=np.int64)  # room for more flags than there will be
+        self._adapters = np.zeros(n_rows, dtype=np.int32)
+        self._rotary_offsets = np.zeros(n_rows, dtype=np.int64)
+        self._ends = [_NO_TOKENS] * n_rows
+        self._seen: Tensor | None = None
+        self._counts: Tensor | None = None
+        self._bias: Tensor | None = None
+        self.pending = torch.zeros(n_rows, dtype=torch.int64, device=device)
+        self.pending_bins = torch.zeros((n_rows, n_bins), dtype=torch.int32, device=device)
+
+    # -- host
+
+    def bind(self, bindings: Sequence[RowBinding]) -> None:
+        for binding in bindings:
+            s = binding.sampling
+            greedy = is_greedy(s)
+            self._parameters[binding.row] = (
+                0.0 if greedy else s.temperature,
+                0 if greedy else min(s.top_k, self._vocab_size),
+                1.0 if greedy else s.top_p,
+                0.0 if greedy else s.min_p,
+                s.repetition_penalty,
+                s.presence_penalty,
+                s.frequency_penalty,
+                binding.seed & 0xFFFFFFFFFFFFFFFF,
+                -1 if s.logprobs is None else s.logprobs,
+                is_biased(s),
+                len(binding.prompt_token_ids) + s.min_tokens,
+            )
+            self._uses[binding.row] = uses_of(s)
+            self._adapters[binding.row] = binding.adapter_slot
+            self._rotary_offsets[binding.row] = binding.rotary_offset
+            self._ends[binding.row] = self._known(binding.end_token_ids) if s.min_tokens else _NO_TOKENS
+
+    def adapters(self, rows: Int32Array) -> Int32Array:
+        return self._adapters[rows]
+
+    def rotary_offsets(self, rows: Int32Array) -> npt.NDArray[np.int64]:
+        return self._rotary_offsets[rows]
+
+    def plan_outputs(self, batch: StepBatch) -> OutputPlan:
+        drafts, verifies = _NO_DRAFTS, False
+        if batch.kind == "decode":  # one output for each row
+            rows, positions = batch.rows.astype(np.int64), batch.starts + np.int64(1)
+        else:
+            rows = np.repeat(batch.rows, batch.outputs).astype(np.int64)
+            positions = ragged_arange(batch.starts + batch.lengths - batch.outputs + 1, batch.outputs)
+            verifies = bool((batch.outputs > 1).any())
+            if verifies:
+                drafts = _drafts(batch)
+        used = self._uses[rows]
+        uses = int(np.bitwise_or.reduce(used))
+        parameters, pairs, ends = self._parameters[rows], _NO_PAIRS, _NO_PAIRS
+        if verifies and uses & Uses.PENALTIES:
+            pairs = _draft_pairs(batch, (used & Uses.PENALTIES) != 0)
+        if uses & Uses.MIN_TOKENS:
+            ends = self._early_ends(rows, np.flatnonzero(positions < parameters["first_end"]))
+        return OutputPlan(rows, parameters, positions, drafts, pairs, ends, verifies, uses, self._vocab_size)
+
+    def _early_ends(self, rows: npt.NDArray[np.int64], early: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """`OutputPlan.ends` of the outputs `early`."""
+        tokens = [self._ends[row] for row in rows[early].tolist()]
+        if not tokens:
+            return _NO_PAIRS
+        return np.stack([np.repeat(early, [len(ids) for ids in tokens]), np.concatenate(tokens)], axis=1)
+
+    def _known(self, token_ids: Iterable[int]) -> npt.NDArray[np.int64]:
+        """int64 [n], sorted: distinct ids that the model has; some are only the tokenizer's."""
+        return np.array(sorted({t for t in token_ids if 0 <= t < self._vocab_size}), dtype=np.int64)
+
+    # -- device, in stream order
+
+    def apply_bindings(self, bindings: Sequence[RowBinding]) -> None:
+        for binding in bindings:
+            if is_penalized(binding.sampling):
+                self._set_counts(binding)
+            if is_biased(binding.sampling):
+                self._set_bias(binding.row, binding.sampling)
+
+    def bias(self, rows: Tensor, biased: Tensor) -> Tensor:
+        """float32 [O, V]; zero for rows without a bias."""
+        assert self._bias is not None
+        return self._bias[rows].masked_fill(~biased[:, None], 0.0)
+
+    def penalties(self, rows: Tensor, numbers: Tensor, draft_pairs: Tensor | None) -> Penalties:
+        """The penalties of O outputs. numbers: float32 [3, O], repetition, presence, frequency; neutral for rows
+        without penalties, whose counts are undefined."""
+        assert self._counts is not None
+        assert self._seen is not None
+        counts, seen = self._counts[rows], self._seen[rows]
+        if draft_pairs is not None and len(draft_pairs):
+            at = (draft_pairs[:, 0], draft_pairs[:, 1])
+            counts.index_put_(at, torch.ones_like(draft_pairs[:, 0], dtype=counts.dtype), accumulate=True)
+        return Penalties(numbers[0], numbers[1], numbers[2], seen | (counts > 0), counts)
+
+    def count(self, rows: Tensor, token_ids: Tensor, accepted: Tensor | None) -> None:
+        """Add sampled tokens to the counts. `accepted`: bool [O] for a verify, else None."""
+        assert self._counts is not None
+        ones = torch.ones_like(token_ids) if accepted is None else accepted
+        self._counts.index_put_((rows, token_ids), ones.to(self._counts.dtype), accumulate=True)
+
+    def _set_counts(self, binding: RowBinding) -> None:
+        shape = (self._n_rows, self._vocab_size)
+        if self._counts is None or self._seen is None:
+            self._counts = torch.zeros(shape, dtype=torch.int32, device=self._device)
+            self._seen = torch.zeros(shape, dtype=torch.bool, device=self._device)
+        counts = np.bincount(binding.output_token_ids, minlength=self._vocab_size)[: self._vocab_size]
+        self._counts[binding.row] = upload(counts.astype(np.int32), self._device)
+        prompt = binding.prompt_token_ids.astype(np.int64)  # ids that only the tokenizer has are left out
+        known = prompt[(prompt >= 0) & (prompt < self._vocab_size)]
+        self._seen[binding.row].zero_().index_fill_(0, upload(known, self._device), True)
+
+    def _set_bias(self, row: int, sampling: SamplingParams) -> None:
+        if self._bias is None:
+            self._bias = torch.zeros((self._n_rows, self._vocab_size), dtype=torch.float32, device=self._device)
+        dense = np.zeros(self._vocab_size, dtype=np.float32)
+        if sampling.allowed_token_ids is not None:
+            dense[:] = NEG_INF
+            dense[np.asarray(sampling.allowed_token_ids, dtype=np.int64)] = 0.0
+        for token, value in sampling.logit_bias.items():
+            dense[token] += value
+        dense[np.asarray(sampling.banned_token_ids, dtype=np.int64)] = NEG_INF
+        self._bias[row] = upload(dense, self._device)
+
+
+def write_rows(target: Tensor, rows: Tensor, values: Tensor) -> None:
+    """target[rows] = values. On a CPU, numpy is about ten times as fast as torch for the few rows of a step."""
+    if target.device.type == "cpu":
+        target.numpy()[rows.numpy()] = values.numpy()
+    else:
+        target[rows] = values
+
+
+def uses_of(s: SamplingParams) -> int:
+    """The `Uses` flags of a row. A greedy row uses no filters."""
+    drawn = not is_greedy(s)
+    return (
+        Uses.DRAW * drawn
+        | Uses.TOP_K * (drawn and s.top_k > 0)
+        | Uses.TOP_P * (drawn and s.top_p < 1)
+        | Uses.MIN_P * (drawn and s.min_p > 0)
+        | Uses.PENALTIES * is_penalized(s)
+        | Uses.BIAS * is_biased(s)
+        | Uses.LOGPROBS * (s.logprobs is not None)
+        | Uses.MIN_TOKENS * (s.min_tokens > 0)
+    )
+
+
+def is_greedy(s: SamplingParams) -> bool:
+    """Whether the temperature is too low to sample: dividing logits by it could overflow float32."""
+    return s.temperature < _COLDEST
+
+
+def is_penalized(s: SamplingParams) -> bool:
+    return s.repetition_penalty != 1.0 or s.presence_penalty != 0.0 or s.frequency_penalty != 0.0
+
+
+def is_biased(s: SamplingParams) -> bool:
+    return bool(s.logit_bias) or s.allowed_token_ids is not None or bool(s.banned_token_ids)
+
+
+def choice_of(plan: OutputPlan, upload: Callable[[npt.NDArray[Any]], Tensor]) -> Choice | None:
+    """The step's `Choice` on the device; None if all outputs are greedy. Called in stream order."""
+    p, uses = plan.parameters, plan.uses
+    if not uses & Uses.DRAW:
+        return None
+    return Choice(
+        temperature=upload(p["temperature"]),
+        keys=upload(noise_keys(p["seed"], plan.positions)),
+        top_k=upload(p["top_k"]) if uses & Uses.TOP_K else None,
+        top_p=upload(p["top_p"]) if uses & Uses.TOP_P else None,
+        min_p=upload(p["min_p"]) if uses & Uses.MIN_P else None,
+    )
+
+
+def _drafts(batch: StepBatch) -> npt.NDArray[np.int64]:
+    """`OutputPlan.drafts` of a batch."""
+    within, inputs = _places(batch)
+    last = within == np.repeat(batch.outputs, batch.outputs) - 1
+    return np.where(last, -1, batch.token_ids[np.minimum(inputs + 1, len(batch.token_ids) - 1)]).astype(np.int64)
+
+
+def _draft_pairs(batch: StepBatch, wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """`OutputPlan.draft_pairs` of a batch, for the outputs that are wanted."""
+    within, inputs = _places(batch)
+    counts = np.where(wanted, within, 0)
+    outputs = np.repeat(np.arange(len(within)), counts)
+    drafts = ragged_arange(inputs - counts + 1, counts)
+    return np.stack([outputs, batch.token_ids[drafts]], axis=1).astype(np.int64)
+
+
+def _places(batch: StepBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """int64 [O]: of each output its place among those of its row, and the input whose logits it is."""
+    within = ragged_arange(np.zeros_like(batch.outputs), batch.outputs)
+    return within, ragged_arange(np.cumsum(batch.lengths) - batch.outputs, batch.outputs)

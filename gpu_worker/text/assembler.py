@@ -1,0 +1,80 @@
+"""Detokenization and stop strings of one output.
+
+The text and the stop decision depend only on the token sequence, not on how it is divided into pushes. A resumed
+request replays the tokens that have been delivered already and continues from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from petiole.gpu_worker.text.stops import StopMatcher, automaton_of
+from petiole.gpu_worker.text.tokenizer import Tokenizer
+
+
+class TextPiece(NamedTuple):
+    """The result of a push. `stop`: the stop string that ended the output, or None. `n_tokens`: the number of
+    pushed tokens that belong to the output, up to and including the one that completed the stop string."""
+
+    text: str
+    stop: str | None
+    n_tokens: int
+
+
+class TextAssembler:
+    """The text of one output. Owned by one thread. `before`: the tokens whose text it continues.
+
+    The text of the first `min_tokens` tokens completes no stop string, but may begin one.
+    """
+
+    __slots__ = ("_detokenizer", "_matcher", "_min_tokens", "_n_tokens")
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        *,
+        min_tokens: int = 0,
+        skip_special_tokens: bool = True,
+        before: Sequence[int] = (),
+    ) -> None:
+        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens, before=before)
+        self._matcher = StopMatcher(automaton_of(tuple(stop))) if stop else None
+        self._min_tokens = min_tokens
+        self._n_tokens = 0  # counted only if there are stop strings
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that has ended the output, or None."""
+        return self._matcher.stop if self._matcher else None
+
+    @property
+    def _may_stop(self) -> bool:
+        return self._n_tokens > self._min_tokens
+
+    def push(self, token_ids: Sequence[int]) -> TextPiece:
+        """Append tokens. Tokens after a stop string are ignored."""
+        matcher = self._matcher
+        if matcher is None:
+            return TextPiece(self._detokenizer.push(token_ids), None, len(token_ids))
+        if matcher.stop is not None:
+            return TextPiece("", matcher.stop, 0)
+        texts = []
+        for k, token_id in enumerate(token_ids):
+            self._n_tokens += 1
+            text = self._detokenizer.push((token_id,))
+            if text:
+                texts.append(matcher.push(text, self._may_stop))
+                if matcher.stop is not None:
+                    return TextPiece("".join(texts), matcher.stop, k + 1)
+        return TextPiece("".join(texts), None, len(token_ids))
+
+    def flush(self) -> str:
+        """Return the text held back, at the end of the output; empty after a stop string."""
+        if self._matcher is None:
+            return self._detokenizer.flush()
+        if self._matcher.stop is not None:
+            return ""
+        text = self._matcher.push(self._detokenizer.flush(), self._may_stop)
+        return text + self._matcher.flush() if self._matcher.stop is None else text

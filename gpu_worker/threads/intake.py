@@ -1,0 +1,70 @@
+"""The way in: requests become sequences beside the engine thread.
+
+    put ──┬── preparation threads ──┬── accept: the sequence goes to the engine's inbox
+          └── adapter threads ──────┴── refuse: the request ends with its error
+
+A request that may wait for its adapter, which is read from a disk or downloaded, does so on threads of its own. It
+holds up no request without an adapter, and none with one that is at hand.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+
+from petiole.gpu_worker.errors import failed
+from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.threads.pool import Threads
+from petiole.gpu_worker.threads.preparation import Preparer
+from petiole.gpu_worker.threads.text import OutputStream
+
+PREPARATION_THREADS = 2
+ADAPTER_THREADS = 2
+
+
+class Intake:
+    """The threads that prepare requests.
+
+    For each request they call either `accept(seq, stream)` or `refuse(stream, error)`. `adapter_at_hand` is the
+    runtime's.
+    """
+
+    def __init__(
+        self,
+        preparer: Preparer,
+        adapter_at_hand: Callable[[str], bool],
+        accept: Callable[[ScheduledSequence, OutputStream], None],
+        refuse: Callable[[OutputStream, BaseException], None],
+    ) -> None:
+        self.preparer = preparer
+        self._adapter_at_hand = adapter_at_hand
+        self._accept = accept
+        self._refuse = refuse
+        self._arrivals = itertools.count()
+        self._preparation = Threads(PREPARATION_THREADS, "prepare")
+        self._reading = Threads(ADAPTER_THREADS, "adapter")
+
+    def put(self, stream: OutputStream) -> None:
+        """Queue a request. Of equal priority, the one that was put first runs first."""
+        arrival, arrival_s = next(self._arrivals), time.perf_counter()
+        adapter: object = stream.handle.request.adapter  # not checked yet
+        at_hand = not isinstance(adapter, str) or self._adapter_at_hand(adapter)
+        threads = self._preparation if at_hand else self._reading
+        threads.put(lambda: self._prepare(stream, arrival, arrival_s))
+
+    def close(self) -> None:
+        """Returns when every request that was put has been accepted or refused."""
+        self._preparation.close()
+        self._reading.close()
+
+    def _prepare(self, stream: OutputStream, arrival: int, arrival_s: float) -> None:
+        try:
+            seq = self.preparer.prepare(stream, arrival, arrival_s)
+        except Exception as error:  # InvalidRequest, or any error of a chat template or tokenizer
+            self._refuse(stream, error)
+        except BaseException as error:  # a panic: what libraries in Rust raise for one is no Exception
+            self._refuse(stream, failed(stream.handle.request.request_id, error))
+        else:
+            stream.handle.adapter_key = seq.adapter_key
+            self._accept(seq, stream)

@@ -1,0 +1,286 @@
+"""Prepares requests: validates and tokenizes a request and builds its sequence.
+
+Runs on preparation threads. Invalid requests are rejected here, with the field, the limit and the value, at no
+cost to the engine thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import cast
+
+import xxhash
+
+from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.constraints import ConstraintState, SkillConstraint
+from petiole.gpu_worker.errors import AdapterChanged, InvalidRequest, require
+from petiole.gpu_worker.request import Constraint, Request, SamplingParams
+from petiole.gpu_worker.request.images import IMAGE, check_images
+from petiole.gpu_worker.request.values import Bins
+from petiole.gpu_worker.runtime.interface import ModelLimits
+from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.stopping import StopRules
+from petiole.gpu_worker.speculation import Drafter, Proposer
+from petiole.gpu_worker.text import Tokenizer
+from petiole.gpu_worker.text.checks import check_text, check_token_ids, is_token_id
+from petiole.gpu_worker.threads.prompts import Tokens, prompt_tokens, resumed_tokens
+from petiole.gpu_worker.threads.text import OutputStream
+
+ConstraintCompiler = Callable[[Constraint], ConstraintState]
+
+MAX_LOGPROBS = 20
+MAX_DEADLINE_S = 1e9  # about a tenth of the longest timeout of a lock
+_SEED_RANGE = 1 << 64
+_ONLY_FOR_CHAT = ("tools", "chat_template_kwargs", "continue_final_message")
+
+
+class Preparer:
+    """Builds sequences within the model's limits. Keeps no state of requests. Thread-safe.
+
+    `adapter_key` is the runtime's. Without a tokenizer, prompts are token ids, and nothing can be constrained.
+    `history_length`: how many of its last transitions a sequence remembers.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        limits: ModelLimits,
+        *,
+        tokenizer: Tokenizer | None,
+        compile_constraint: ConstraintCompiler | None,
+        proposer: Proposer,
+        adapter_key: Callable[[str], str],
+        history_length: int = 0,
+    ) -> None:
+        self.config = config
+        self.limits = limits
+        self.tokenizer = tokenizer
+        self.compile_constraint = compile_constraint
+        self.proposer = proposer
+        self.adapter_key = adapter_key
+        self.history_length = history_length
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The EOS tokens of the model (which a reload may change) and of the tokenizer."""
+        return self.limits.eos_token_ids | (self.tokenizer.eos_token_ids if self.tokenizer else frozenset())
+
+    def prepare(self, stream: OutputStream, arrival: int, arrival_s: float) -> ScheduledSequence:
+        """The sequence of a request. Raises InvalidRequest, or AdapterError."""
+        request = stream.handle.request
+        given, resumed = self._prompt(request), self._resumed(request)
+        prompt = given.ids
+        self._check_request(request, resumed.ids)
+        check_sampling(request.sampling, self.limits)
+        rules = StopRules.of(request.sampling, self.eos_token_ids, len(prompt), self.limits.max_model_len)
+        check_min_tokens(request.sampling, rules.end_ids, self.limits.vocab_size)
+        self._check_fits(len(prompt), rules)
+        constraint = self._constraint(request, resumed)
+        stream.open(self._text_tokenizer(request), [token for token in prompt if token != IMAGE], rules)
+        return ScheduledSequence(
+            request,
+            prompt,
+            rules,
+            arrival=arrival,
+            arrival_s=arrival_s,
+            seed=resolve_seed(request),
+            max_outstanding=1 if self.config.pipeline == "off" else 2,
+            constraint=constraint,
+            drafter=None if given.images else self._drafter(request, prompt),
+            stream=stream,
+            adapter_key=self._adapter_key(request),
+            history_length=self.history_length,
+            values=self.limits.values,
+            images=given.images,
+            image_limits=self.limits.images,
+            bins=given.bins | {len(prompt) + at: bins for at, bins in resumed.bins.items()},
+        )
+
+    # ------------------------------------------------------------ parts
+
+    def _prompt(self, request: Request) -> Tokens:
+        given = (request.prompt is not None) + (request.messages is not None)
+        require(given == 1, "prompt", "exactly one of prompt and messages must be given", f"{given} of them")
+        for field in _ONLY_FOR_CHAT if request.messages is None else ():
+            require(not getattr(request, field), field, "needs messages", "a prompt")
+        require_bool("continue_final_message", request.continue_final_message)
+        limit, typed = self.limits.max_model_len - 1, Tokens([])
+        if request.messages is not None:
+            tokenizer = self._tokenizer("messages")
+            field = "messages"
+            tokens = tokenizer.apply_chat_template(
+                request.messages,
+                request.tools,
+                request.chat_template_kwargs,
+                continue_final_message=request.continue_final_message,
+                max_tokens=limit,
+            )
+        elif isinstance(request.prompt, str):
+            require(request.prompt != "", "prompt", "must not be empty", "an empty string")
+            field, tokens = "prompt", self._tokenizer("prompt").encode(request.prompt, max_tokens=limit)
+        else:
+            limits = self.limits
+            typed = prompt_tokens(request.prompt, limits.vocab_size, limits.values, request.images)
+            field, tokens = "prompt", typed.ids
+        check_images(typed.images, len(request.images), self.limits.images)
+        require(len(tokens) > 0, field, "must not be empty", "0 tokens")
+        require(len(tokens) <= limit, field, f"must have at most {limit} tokens", f"{len(tokens)} tokens")
+        last = self.limits.vocab_size - 1  # a tokenizer may have tokens that the model never learnt
+        require(max(tokens) <= last, field, f"must have only tokens of the model, 0 to {last}", max(tokens))
+        return Tokens(tokens, typed.bins, typed.images)
+
+    def _resumed(self, request: Request) -> Tokens:
+        limits = self.limits
+        return resumed_tokens(request.resume_token_ids, request.resume_bins, limits.vocab_size, limits.values)
+
+    def _check_request(self, request: Request, resumed: Sequence[int]) -> None:
+        limit = request.sampling.max_tokens
+        require_int("max_tokens", limit, 1, self.limits.max_model_len)
+        require(len(resumed) <= limit, "resume_token_ids", f"must have at most {limit} tokens", len(resumed))
+        require_int("priority", request.priority)
+        if request.deadline_s is not None:
+            require_number("deadline_s", request.deadline_s, 0.0, MAX_DEADLINE_S)
+            require(request.deadline_s > 0, "deadline_s", "must be above 0", request.deadline_s)
+        check_text("salt", request.salt)
+        if request.adapter is not None:
+            check_text("adapter", request.adapter)
+            slots = "this engine has no adapter slots (PETIOLE_LORA_SLOTS is 0)"
+            require(self.config.lora_slots > 0, "adapter", slots, request.adapter)
+
+    def _check_fits(self, n_prompt: int, rules: StopRules) -> None:
+        """Alone, with every page to itself."""
+        size, pages = self.limits.page_size, self.limits.n_pages - 1
+        needed = -(-(n_prompt + rules.max_output_tokens - 1) // size)
+        what = f"{n_prompt} prompt tokens and max_tokens {rules.max_output_tokens} need {needed} pages"
+        require(needed <= pages, "max_tokens", f"the KV cache has {pages} pages of {size} tokens", what)
+
+    def _constraint(self, request: Request, resumed: Tokens) -> ConstraintState | None:
+        if request.constraint is None:
+            return None
+        if isinstance(request.constraint, Constraint):
+            compiler = self.compile_constraint
+            require(compiler is not None, "constraint", "needs a tokenizer", request.constraint.kind)
+            state = cast(ConstraintCompiler, compiler)(request.constraint)
+        else:  # a state made by the caller, such as a skill's
+            state = request.constraint
+        for position, token in enumerate(resumed.ids):
+            if not state.finished and not self._consume(state, token, resumed.bins.get(position, ())):
+                raise InvalidRequest(f"resume_token_ids[{position}]", "must match the constraint", token)
+        return state
+
+    def _consume(self, state: ConstraintState, token: int, bins: Bins) -> bool:
+        if not isinstance(state, SkillConstraint):
+            return state.consume(token)
+        values = self.limits.values
+        return state.consume(token, () if values is None else values.values(token, bins))
+
+    def _drafter(self, request: Request, prompt: Sequence[int]) -> Drafter | None:
+        if self.config.speculative_tokens == 0 or self.limits.values is not None:
+            return None  # a draft is an id; a model that decodes bins beside it needs more
+        return self.proposer.drafter([*prompt, *request.resume_token_ids])
+
+    def _adapter_key(self, request: Request) -> str | None:
+        if request.adapter is None:
+            return None
+        key, begun_with = self.adapter_key(request.adapter), request.resume_adapter_key
+        if begun_with is not None and begun_with != key:
+            tokens = len(request.resume_token_ids)
+            raise AdapterChanged(
+                f"{tokens} tokens were generated with adapter {request.adapter}, whose content is no longer "
+                f"{begun_with} but {key}"
+            )
+        return key
+
+    def _text_tokenizer(self, request: Request) -> Tokenizer | None:
+        stop = request.sampling.stop
+        require(
+            isinstance(stop, Sequence) and not isinstance(stop, str), "stop", "must be a list of strings", stop
+        )
+        for i, text in enumerate(stop):
+            require(check_text(f"stop[{i}]", text) != "", f"stop[{i}]", "must not be empty", "an empty string")
+        return self._tokenizer("stop") if stop else self.tokenizer
+
+    def _tokenizer(self, field: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise InvalidRequest(field, "text needs a tokenizer, and this engine has none", "text")
+        return self.tokenizer
+
+
+def resolve_seed(request: Request) -> int:
+    """The request's own, or one that follows from its id, so that a redelivered request samples the same noise."""
+    seed = request.sampling.seed
+    return xxhash.xxh64_intdigest(request.request_id.encode()) if seed is None else seed % _SEED_RANGE
+
+
+def check_sampling(sampling: SamplingParams, limits: ModelLimits) -> None:
+    """Every field by its own limits. Raises InvalidRequest."""
+    require_number("temperature", sampling.temperature, 0.0, 100.0)
+    require_int("top_k", sampling.top_k, 0)
+    require_number("top_p", sampling.top_p, 0.0, 1.0)
+    require(sampling.top_p > 0, "top_p", "must be above 0 and at most 1", sampling.top_p)
+    require_number("min_p", sampling.min_p, 0.0, 1.0)
+    require_number("repetition_penalty", sampling.repetition_penalty, 0.01, 100.0)
+    require_number("presence_penalty", sampling.presence_penalty, -2.0, 2.0)
+    require_number("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0)
+    require_bool("ignore_eos", sampling.ignore_eos)
+    require_bool("skip_special_tokens", sampling.skip_special_tokens)
+    if sampling.seed is not None:
+        require_int("seed", sampling.seed)
+    if sampling.logprobs is not None:
+        require_int("logprobs", sampling.logprobs, 0, min(MAX_LOGPROBS, limits.vocab_size))
+    _check_token_sets(sampling, limits.vocab_size)
+
+
+def check_min_tokens(sampling: SamplingParams, end_ids: Collection[int], vocab_size: int) -> None:
+    """Something must be left to draw before the output may end. Raises InvalidRequest."""
+    low, high = sampling.min_tokens, sampling.max_tokens
+    require_int("min_tokens", low, 0)
+    require(low <= high, "min_tokens", f"must be at most max_tokens, {high}", low)
+    allowed = range(vocab_size) if sampling.allowed_token_ids is None else sampling.allowed_token_ids
+    excluded = {*sampling.banned_token_ids, *end_ids}
+    left = low == 0 or not excluded.issuperset(allowed)
+    require(left, "min_tokens", "must be 0 where all tokens that are allowed and not banned end the output", low)
+
+
+def _check_token_sets(sampling: SamplingParams, vocab_size: int) -> None:
+    require(isinstance(sampling.logit_bias, Mapping), "logit_bias", "must map token ids to numbers", "no mapping")
+    for token, bias in sampling.logit_bias.items():
+        limit = f"must have token ids from 0 to {vocab_size - 1} as keys"
+        require(is_token_id(token, vocab_size), "logit_bias", limit, token)
+        require_number(f"logit_bias[{token}]", bias, -1000.0, 1000.0)
+    banned = set(check_token_ids("banned_token_ids", sampling.banned_token_ids, vocab_size))
+    require(len(banned) < vocab_size, "banned_token_ids", "must leave a token", f"all {vocab_size}")
+    if sampling.allowed_token_ids is not None:
+        allowed = check_token_ids("allowed_token_ids", sampling.allowed_token_ids, vocab_size)
+        require(bool(set(allowed) - banned), "allowed_token_ids", "must leave a token that is not banned", allowed)
+    check_token_ids("stop_token_ids", sampling.stop_token_ids, vocab_size)
+    sequences = sampling.stop_token_sequences
+    listed = isinstance(sequences, Sequence) and not isinstance(sequences, str)
+    require(listed, "stop_token_sequences", "must be a list of lists of token ids", sequences)
+    for i, ids in enumerate(sequences):
+        field = f"stop_token_sequences[{i}]"
+        require(bool(check_token_ids(field, ids, vocab_size)), field, "must not be empty", "0 tokens")
+
+
+def require_bool(field: str, value: object) -> None:
+    require(isinstance(value, bool), field, "must be true or false", value)
+
+
+def require_int(field: str, value: object, low: int | None = None, high: int | None = None) -> None:
+    require(isinstance(value, int) and not isinstance(value, bool), field, "must be a whole number", value)
+    _require_range(field, cast(int, value), low, high)
+
+
+def require_number(field: str, value: object, low: float | None = None, high: float | None = None) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    finite = number and -math.inf < cast(float, value) < math.inf  # a whole number may be beyond all floats
+    require(finite, field, "must be a finite number", value)
+    _require_range(field, cast(float, value), low, high)
+
+
+def _require_range(field: str, value: float, low: float | None, high: float | None) -> None:
+    if low is not None and high is not None:
+        require(low <= value <= high, field, f"must be from {low} to {high}", value)
+    elif low is not None:
+        require(value >= low, field, f"must be at least {low}", value)

@@ -1,0 +1,342 @@
+"""The text thread: detokenizes outputs, matches stop strings, delivers deltas and ends requests.
+
+The engine thread posts the emissions of each committed step. This thread collects them per request and delivers
+them as deltas. It also decides where a stop string ends an output. The engine may have generated more tokens by
+then; it is told to stop, and its further tokens for the request are dropped.
+
+    post --> _posted --(thread wakes)--> pending output of each request --(urgent or due)--> delta or end
+
+The pending output of a request is delivered as one delta. The first token and the end of a request are *urgent*:
+they wake the thread and are delivered at once. Tokens of a request with stop strings also wake the thread, and
+are detokenized at once, since tokens generated past a match are wasted. All other output is *due* once per
+`interval_s`; the thread does not wake for it before that. This pays for deltas, and for switching between this
+thread and those that keep the device busy, once per interval instead of once per step.
+
+Every request ends exactly once (I8): only this thread ends handles, and `OutputStream.ended` records it. A fault
+in a request's text ends that request. A fault of the thread itself ends the engine, whose thread then ends the
+handles.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from petiole.gpu_worker.errors import failed
+from petiole.gpu_worker.handle import Handle
+from petiole.gpu_worker.request import Delta, FinishReason, Result, Timing, TokenLogprobs, Usage
+from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.state import Emission, Extras
+from petiole.gpu_worker.scheduling.stopping import End, Finish, StopRules
+from petiole.gpu_worker.text import TextAssembler, Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class OutputStream:
+    """The output of one request. Owned by the text thread, except `seq` and `requested_end`.
+
+    `begun`: a delta has been delivered. `watched`: the request has stop strings. `ended`: the handle has ended.
+    The engine thread owns `seq`, the sequence once it is accepted, and `requested_end`, an end requested before
+    that.
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+        self.ended = False
+        self.begun = False
+        self.watched = bool(handle.request.sampling.stop)
+        self.seq: ScheduledSequence | None = None
+        self.requested_end: End | None = None
+        self.text: TextAssembler | None = None
+        self.token_ids: list[int] = []
+        self.texts: list[str] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.stop: str | None = None
+
+    @property
+    def wakes(self) -> bool:
+        """Whether every emission of this request wakes the text thread."""
+        return self.watched or not self.begun
+
+    def open(self, tokenizer: Tokenizer | None, prompt: Sequence[int], rules: StopRules) -> None:
+        """Set up detokenization and replay the tokens of an earlier attempt, whose text was delivered already.
+
+        Runs on a preparation thread.
+        """
+        request = self.handle.request
+        sampling = request.sampling
+        answers = request.messages is not None and not request.continue_final_message
+        if tokenizer is not None:
+            self.text = TextAssembler(
+                tokenizer,
+                tuple(sampling.stop),
+                min_tokens=sampling.min_tokens,
+                skip_special_tokens=sampling.skip_special_tokens,
+                before=() if answers else prompt,
+            )
+        resumed = [int(token) for token in request.resume_token_ids]
+        _, text = self.push(resumed, _is_terminal(rules.cut((), resumed)[1]))
+        self.texts.append(text)
+
+    def push(self, fresh: Sequence[int], terminal: bool) -> tuple[list[int], str]:
+        """Append tokens. Returns those up to the end of the output, and their text.
+
+        `terminal`: the last token ends the output (EOS or a stop token) and has no text.
+        """
+        kept = list(fresh)
+        if self.text is None or self.stop is not None:
+            kept = kept if self.stop is None else []
+            self.token_ids += kept
+            return kept, ""
+        piece = self.text.push(kept[:-1] if terminal else kept)
+        if piece.stop is not None:
+            self.stop = piece.stop
+            del kept[piece.n_tokens :]
+        self.token_ids += kept
+        return kept, piece.text
+
+    def flush(self) -> str:
+        """Return the text held back so far. It may complete a stop string."""
+        if self.text is None or self.stop is not None:
+            return ""
+        text = self.text.flush()
+        self.stop = self.text.stop
+        return text
+
+
+@dataclass(slots=True, eq=False)
+class _PendingOutput:
+    """Output of a sequence that is not delivered yet.
+
+    `tokens` are still to be detokenized; `kept` and `text` are the detokenized tokens and their text.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    text: str = ""
+    extras: list[Extras] = field(default_factory=list)
+    end: End | None = None
+
+
+class TextThread:
+    """Owns every `OutputStream` from the moment the engine accepts its request.
+
+    `interval_s`: maximum delay of output that is not urgent; 0 delivers every step.
+    `stop_generating(seq)` tells the engine that this thread has ended an output. `on_end(handle)` is called after
+    a request has ended and its callbacks have run. `on_fatal(error)` is called if the thread ends by an error.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        stop_generating: Callable[[ScheduledSequence], None],
+        on_end: Callable[[Handle], None],
+        clock: Callable[[], float],
+        on_fatal: Callable[[BaseException], None],
+        interval_s: float = 0.0,
+    ) -> None:
+        self.model = model
+        self._stop_generating = stop_generating
+        self._on_end = on_end
+        self._clock = clock
+        self._on_fatal = on_fatal
+        self._interval_s = interval_s
+        self._due_at = 0.0
+        self._changed = threading.Condition()
+        self._posted: list[Emission] = []
+        self._calls: list[Callable[[], None]] = []
+        self._urgent = self._pausing = self._closed = False
+        self._thread = threading.Thread(target=self._run, name="text", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    # ------------------------------------------------------------ from other threads
+
+    def post(self, emissions: Sequence[Emission]) -> None:
+        urgent = any(end is not None or seq.stream.wakes for seq, _, _, end in emissions)
+        with self._changed:
+            self._posted += emissions
+            self._urgent |= urgent
+            if urgent or not self._pausing:
+                self._changed.notify()
+
+    def refuse(self, stream: OutputStream, error: BaseException) -> None:
+        """End a request with an error, after everything posted so far, unless it has ended."""
+        self._call(lambda: self._end_with_error(stream, error))
+
+    def flush(self) -> None:
+        """Wait until everything posted so far has been delivered."""
+        if threading.current_thread() is self._thread:
+            return
+        done = threading.Event()
+        self._call(done.set)
+        while self._thread.is_alive() and not done.wait(1.0):
+            pass
+
+    def close(self) -> None:
+        self._call(self._close)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _call(self, function: Callable[[], None]) -> None:
+        """Run `function` on the text thread after everything posted so far, or here if that has ended."""
+        with self._changed:
+            if not self._closed:
+                self._calls.append(function)
+                self._urgent = True
+                self._changed.notify()
+                return
+        function()
+
+    # ------------------------------------------------------------ on the text thread
+
+    def _run(self) -> None:
+        try:
+            self._serve_all()
+        except BaseException as error:
+            logger.critical("the text thread has failed", exc_info=error)
+            self._close()
+            self._on_fatal(error)
+        for call in self._calls:  # posted while the thread was closing
+            call()
+
+    def _serve_all(self) -> None:
+        outputs: dict[ScheduledSequence, _PendingOutput] = {}
+        while not self._closed:
+            posted, calls = self._next(bool(outputs))
+            _collect(outputs, posted)
+            due = bool(calls) or self._clock() >= self._due_at
+            for seq, output in list(outputs.items()):
+                if self._serve(seq, output, due):
+                    del outputs[seq]
+            if due:
+                self._due_at = self._clock() + self._interval_s
+            for call in calls:
+                call()
+
+    def _close(self) -> None:
+        with self._changed:
+            self._closed = True
+
+    def _next(self, has_pending: bool) -> tuple[list[Emission], list[Callable[[], None]]]:
+        """Wait until an urgent emission or a call arrives, or pending output is due."""
+        with self._changed:
+            while not self._urgent:
+                left = self._due_at - self._clock() if has_pending or self._posted else None
+                if left is not None and left <= 0:
+                    break
+                self._pausing = left is not None
+                self._changed.wait(left)
+            self._urgent = False
+            posted, self._posted = self._posted, []
+            calls, self._calls = self._calls, []
+            return posted, calls
+
+    def _serve(self, seq: ScheduledSequence, output: _PendingOutput, due: bool) -> bool:
+        """Deliver the pending output if it is due or urgent. Returns False if it stays pending."""
+        stream = seq.stream
+        if stream.ended:
+            return True
+        try:
+            if stream.watched:
+                _detokenize(stream, output)
+            urgent = output.end is not None or stream.stop is not None or not stream.begun
+            if not (due or urgent):
+                return False
+            self._deliver(seq, stream, output)
+        except BaseException as error:  # its own request fails; a panic of native code is no Exception
+            logger.exception("the text of request %s failed", seq.request.request_id)
+            self._end_with_error(stream, failed(seq.request.request_id, error))
+            self._stop_generating(seq)
+        return True
+
+    def _deliver(self, seq: ScheduledSequence, stream: OutputStream, output: _PendingOutput) -> None:
+        handle, end = stream.handle, output.end
+        if seq.scheduled_s is not None:
+            handle._admit()
+        _detokenize(stream, output)
+        token_ids, text = output.kept, output.text
+        index = len(stream.token_ids) - len(token_ids)
+        finish = end if isinstance(end, Finish) else None
+        if finish is not None:
+            text += stream.flush()
+        if stream.stop is not None and not isinstance(end, BaseException):
+            finish = Finish(FinishReason.STOP, stream.stop)
+        stream.texts.append(text)
+        logprobs = tuple(entry for extra in output.extras for entry in extra.logprobs or ())[: len(token_ids)]
+        values = tuple(entry for extra in output.extras for entry in extra.values or ())[: len(token_ids)]
+        bins = tuple(entry for extra in output.extras for entry in extra.bins or ())[: len(token_ids)]
+        stream.logprobs.extend(logprobs)
+        if token_ids or text or finish is not None:
+            reason = None if finish is None else finish.reason
+            stream.begun = True
+            extras = (logprobs or None, values or None, bins or None)
+            handle._push(Delta(index, tuple(token_ids), text, reason, *extras))
+        if isinstance(end, BaseException):
+            self._end_with_error(stream, end)
+        elif finish is not None:
+            result = self._result(seq, stream, finish)
+            stream.ended = True
+            handle._end(result)
+            self._on_end(handle)
+            if end is None:
+                self._stop_generating(seq)
+
+    def _end_with_error(self, stream: OutputStream, error: BaseException) -> None:
+        with self._changed:  # once the thread has ended, several others may be here
+            ended, stream.ended = stream.ended, True
+        if not ended:
+            stream.handle._end(error)
+            self._on_end(stream.handle)
+
+    def _result(self, seq: ScheduledSequence, stream: OutputStream, finish: Finish) -> Result:
+        now, arrival = self._clock(), seq.arrival_s
+        first, scheduled = seq.first_token_s, seq.scheduled_s
+        return Result(
+            request_id=seq.request.request_id,
+            text="".join(stream.texts),
+            token_ids=tuple(stream.token_ids),
+            finish_reason=finish.reason,
+            stop_reason=finish.stop_reason,
+            usage=Usage(seq.num_input_tokens, seq.cached_prompt_tokens or 0, len(stream.token_ids)),
+            timing=Timing(
+                queue_ms=((now if scheduled is None else scheduled) - arrival) * 1e3,
+                prefill_ms=0.0 if first is None or scheduled is None else (first - scheduled) * 1e3,
+                ttft_ms=None if first is None else (first - arrival) * 1e3,
+                total_ms=(now - arrival) * 1e3,
+            ),
+            model=self.model,
+            logprobs=tuple(stream.logprobs) if stream.handle.request.sampling.logprobs is not None else None,
+        )
+
+
+def _collect(outputs: dict[ScheduledSequence, _PendingOutput], emissions: Iterable[Emission]) -> None:
+    """Group emissions by sequence, in order of first appearance."""
+    for seq, tokens, extras, end in emissions:
+        output = outputs.get(seq)
+        if output is None:
+            output = outputs[seq] = _PendingOutput()
+        output.tokens += tokens
+        if extras is not None:
+            output.extras.append(extras)
+        if end is not None:
+            output.end = end
+
+
+def _detokenize(stream: OutputStream, output: _PendingOutput) -> None:
+    """Detokenize `output.tokens`."""
+    kept, text = stream.push(output.tokens, bool(output.tokens) and _is_terminal(output.end))
+    output.tokens = []
+    output.kept += kept
+    output.text += text
+
+
+def _is_terminal(end: End | None) -> bool:
+    """Whether the output ended with EOS or a stop token, whose text is not part of the output."""
+    if not isinstance(end, Finish) or end.reason is not FinishReason.STOP:
+        return False
+    return end.stop_reason == "eos" or isinstance(end.stop_reason, int)

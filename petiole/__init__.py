@@ -1,0 +1,94 @@
+"""Petiole: serve language models from a Celery fleet.
+
+    from petiole import generate, stream
+    result = generate.delay(prompt="Count from 1 to 5.", max_tokens=64)
+    for delta in stream(result):
+        print(delta.text, end="", flush=True)
+
+    tasks/       everything Celery: submitting tasks and reading their streams, and the worker
+    gpu_worker/  the engine: scheduling, runtime, models. It knows no Celery and no Redis
+    cache/       who owns which KV page: pure Python and numpy
+
+An import may only go down this list. The three folders are the repository's own, by links. The names below are
+those of `petiole.tasks`, imported at their first use: so `import petiole.cache` brings no Celery. `celery -A
+petiole` finds `app`.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from petiole.tasks import (
+        AsyncGeneration,
+        ChatCall,
+        ChatOptions,
+        ChatRequest,
+        GenerateCall,
+        GenerateOptions,
+        GenerateRequest,
+        GenerationDict,
+        GenerationResult,
+        InvalidRequest,
+        NoWorker,
+        StreamDelta,
+        StreamError,
+        StreamExpired,
+        StreamTimeout,
+        Submission,
+        Unavailable,
+        astream,
+        cancel,
+        celery_app,
+        chat,
+        generate,
+        stream,
+    )
+    from petiole.tasks import celery_app as app
+    from petiole.tasks.commands import testing
+
+__all__ = [
+    "AsyncGeneration",
+    "ChatCall",
+    "ChatOptions",
+    "ChatRequest",
+    "GenerateCall",
+    "GenerateOptions",
+    "GenerateRequest",
+    "GenerationDict",
+    "GenerationResult",
+    "InvalidRequest",
+    "NoWorker",
+    "StreamDelta",
+    "StreamError",
+    "StreamExpired",
+    "StreamTimeout",
+    "Submission",
+    "Unavailable",
+    "app",
+    "astream",
+    "cancel",
+    "celery_app",
+    "chat",
+    "generate",
+    "stream",
+    "testing",
+]
+
+# A checkout without links, as git makes it on Windows by default: the folders are beside this one.
+if not os.path.isdir(os.path.join(__path__[0], "tasks")):
+    __path__.append(os.path.dirname(os.path.abspath(__path__[0])))
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "testing":
+        return import_module("petiole.tasks.commands.testing")
+    return getattr(import_module("petiole.tasks"), "celery_app" if name == "app" else name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,416 @@
+"""How callers wait for results in Redis: one subscription a process, whatever its version of Celery.
+
+Only Celery 5.7 serializes the use of its subscription, and only there may two result objects of one task wait.
+So the lock, the reset after a fork, the reading of the socket and the loop of those who wait are Petiole's own.
+Celery keeps what it keeps in all versions: which result objects wait, and what becomes of a result.
+
+    get() ─► look the result up ─► drain_events, until the result is there
+                                      │ one thread waits at the socket, the others for it
+                                      │ each POLL_S: look up all results that are waited for
+                                      └ connection lost: subscribe anew; in vain: `Unavailable`
+
+All operations on the subscription hold its lock. A result that is dropped unsubscribes, and the garbage collector
+may drop it in the middle of such an operation. So `cancel_for` only takes note, and whoever holds the lock
+unsubscribes on the way out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import selectors
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, runtime_checkable
+
+from celery import states
+from celery.backends.asynchronous import BaseResultConsumer
+from celery.result import AsyncResult, EagerResult
+
+from petiole.tasks.errors import Unavailable
+from petiole.tasks.urls import redacted
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 2.0
+"""How often results that are waited for are also polled: pub/sub may lose messages."""
+
+FAILED_FOR_ALL_S = 1.0
+"""For so long after one thread has failed to reconnect the others do not try again, one after the other."""
+
+WAIT_S = 1.0
+"""The longest wait at the socket: a reconnect, which closes it, does not wake who waits there."""
+
+
+class Watch(Protocol):
+    """Somebody who is told about once a second that nothing has come."""
+
+    def silent(self) -> None: ...
+
+
+@runtime_checkable
+class Watched(Protocol):
+    """An app with somebody to tell, given the queues that are waited for."""
+
+    def watch(self, queues: Iterable[str | None]) -> Watch | None: ...
+
+
+class Waiting:
+    """The loop of those who wait, until `ready` is kept. Celery asks for this object as its `drainer`."""
+
+    def __init__(self, consumer: ResultConsumer) -> None:
+        self._consumer = consumer
+
+    def start(self) -> None:
+        """Celery's other drainers start a thread or a greenlet; each thread that waits reads for all here."""
+
+    def stop(self) -> None:
+        """The inverse of `start`."""
+
+    def drain_events_until(
+        self,
+        ready: Any,
+        timeout: float | None = None,
+        interval: float = WAIT_S,
+        on_interval: Callable[[], object] | None = None,
+        wait: object = None,
+    ) -> Iterator[None]:
+        give_up_at = None if timeout is None else time.monotonic() + timeout
+        while not ready.ready:
+            if give_up_at is not None and time.monotonic() >= give_up_at:
+                raise TimeoutError
+            with contextlib.suppress(TimeoutError):
+                self._consumer.drain_events(timeout=interval)
+                yield
+            if on_interval:
+                on_interval()
+
+
+class _Depth(threading.local):
+    """How many `_locked` blocks this thread is in."""
+
+    value = 0
+
+
+class ResultConsumer(BaseResultConsumer):  # type: ignore[misc]
+    """The subscription of a process, and the results that are waited for."""
+
+    _pubsub: Any = None
+    _poll_at = 0.0
+    _failed_at = float("-inf")
+    _received = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.drainer = Waiting(self)
+        self.subscribed_to: set[Any] = set()
+        self._connection_errors = self.backend.connection_errors
+        self._process = os.getpid()
+        self._listeners: list[_Listener] = []
+        self._reset_sync()
+
+    # ------------------------------------------------------------ one operation at a time
+
+    def _reset_sync(self) -> None:
+        self._pubsub_lock = threading.RLock()
+        self._pubsub_read = threading.Condition(self._pubsub_lock)
+        self._socket_waiter = False
+        self._depth = _Depth()
+        self._to_unsubscribe: set[Any] = set()
+
+    def _reset_after_fork(self) -> None:
+        """In a forked child, drop the inherited subscription: both processes would read from it."""
+        if self._process != os.getpid():
+            self._pubsub = None
+            self._reset_sync()
+            self._process = os.getpid()
+
+    def on_after_fork(self) -> None:
+        self._reset_after_fork()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            with self._pubsub_lock:
+                self._depth.value += 1
+                try:
+                    yield
+                finally:
+                    self._depth.value -= 1
+        except BaseException:
+            try:
+                self._unsubscribe_dropped()
+            except Exception:  # of other results: it must not hide this operation's own error
+                logger.exception("cannot unsubscribe from the results that were dropped")
+            raise
+        self._unsubscribe_dropped()
+
+    def _unsubscribe_dropped(self) -> None:
+        """Without waiting for the lock: its holder does this on the way out. A key that is added after that, and
+        before the release, is met by the next turn of the loop."""
+        while self._to_unsubscribe and not self._depth.value and self._pubsub_lock.acquire(blocking=False):
+            self._depth.value += 1
+            try:
+                while self._to_unsubscribe:
+                    key = self._to_unsubscribe.pop()
+                    if key in self.subscribed_to:
+                        self.subscribed_to.discard(key)
+                        if self._pubsub is not None:
+                            with self.reconnect_on_error():
+                                self._pubsub.unsubscribe(key)
+            finally:
+                self._depth.value -= 1
+                self._pubsub_lock.release()
+
+    # ------------------------------------------------------------ the subscription
+
+    def _key(self, task_id: str) -> Any:
+        return self.backend.get_key_for_task(task_id)
+
+    def start(self, initial_task_id: str, **_: Any) -> None:
+        self._subscribe_anew()
+        self.consume_from(initial_task_id)
+
+    def stop(self) -> None:
+        with self._locked():
+            if self._pubsub is not None:
+                self._pubsub.close()
+
+    def consume_from(self, task_id: str) -> None:
+        self._reset_after_fork()
+        key = self._key(task_id)
+        with self._locked():
+            self._to_unsubscribe.discard(key)
+            if key in self.subscribed_to:
+                return
+            self.subscribed_to.add(key)
+            if self._pubsub is None:
+                self._subscribe_anew()
+            else:
+                with self.reconnect_on_error():
+                    self._pubsub.subscribe(key)
+
+    def cancel_for(self, task_id: str) -> None:
+        """Called by each result that is dropped: even while the interpreter ends, or between a fork and gevent's
+        replacement of the locks."""
+        key = self._key(task_id)
+        if self._process != os.getpid():
+            self.subscribed_to.discard(key)
+        elif key in self.subscribed_to:
+            self._to_unsubscribe.add(key)
+            with contextlib.suppress(Unavailable):  # then there is no subscription either
+                self._unsubscribe_dropped()
+
+    def _subscribe_anew(self) -> None:
+        """Subscribe again to all channels that were subscribed to before the connection was lost."""
+        with self._locked():
+            if self._pubsub is None:
+                with self.reconnect_on_error():
+                    self._reconnect_pubsub()
+
+    def _reconnect_pubsub(self) -> None:
+        """A new connection and subscription. What ended while there was none is looked up first; if no result is
+        waited for after that, the subscription is left to the next one that is."""
+        with self._locked():
+            self._pubsub = None
+            self.backend.client.connection_pool.reset()
+            if waiting := list(self.subscribed_to):
+                for meta in filter(None, self.backend.client.mget(waiting)):
+                    self.on_state_change(self.backend.decode_result(meta), None)
+            self.subscribed_to -= self._to_unsubscribe  # the new connection knows nothing of these
+            self._to_unsubscribe.clear()
+            if self.subscribed_to:
+                pubsub = self.backend.client.pubsub(ignore_subscribe_messages=True)
+                pubsub.subscribe(*self.subscribed_to)
+                self._pubsub = pubsub
+
+    def _reconnect(self) -> None:
+        self.backend.ensure(self._reconnect_pubsub, ())
+
+    @contextlib.contextmanager
+    def reconnect_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError:  # the caller's own timeout
+            raise
+        except self._connection_errors as lost:
+            if time.monotonic() - self._failed_at < FAILED_FOR_ALL_S:
+                raise Unavailable(redacted(self.backend.url), str(lost)) from lost
+            try:
+                self._reconnect()
+            except self._connection_errors as error:
+                self._failed_at = time.monotonic()
+                raise Unavailable(redacted(self.backend.url), str(error)) from error
+
+    # ------------------------------------------------------------ reading it
+
+    def drain_events(self, timeout: float | None = None) -> None:
+        """Wait for a message, and handle it. One thread waits at the socket, without the lock, so that others can
+        subscribe; those that come meanwhile wait for it, because the message that it reads may be theirs."""
+        self._reset_after_fork()
+        if self._pubsub is None and self.subscribed_to:
+            self._subscribe_anew()
+        if time.monotonic() >= self._poll_at:
+            self._poll_at = time.monotonic() + POLL_S
+            self._poll_results()
+        wait_s = WAIT_S if timeout is None else min(timeout, WAIT_S)
+        with self._locked():
+            pubsub = self._pubsub
+            if pubsub is not None:
+                if self._socket_waiter:
+                    self._pubsub_read.wait(wait_s)
+                    return
+                if self._handle_one(pubsub, wait_s):
+                    return
+                self._socket_waiter = True
+        if pubsub is None:
+            time.sleep(wait_s)
+            return
+        readable = False
+        try:
+            readable = _readable(pubsub, wait_s)
+        finally:
+            with self._locked():
+                self._socket_waiter = False
+                try:
+                    if readable and self._pubsub is pubsub:
+                        self._handle_one(pubsub, wait_s)
+                finally:
+                    self._pubsub_read.notify_all()
+
+    def _handle_one(self, pubsub: Any, wait_s: float) -> bool:
+        """Handle a message if one has arrived: bytes that are already read, or decrypted, do not show at the
+        socket."""
+        with self.reconnect_on_error():
+            connection = pubsub.connection
+            if not (pubsub.subscribed and connection is not None and connection.can_read(timeout=0)):
+                return False
+            message = pubsub.get_message(timeout=wait_s)  # for the rest of it
+            if message and message["type"] == "message":
+                self.on_state_change(self.backend.decode_result(message["data"]), message)
+        return True
+
+    def _poll_results(self) -> None:
+        """Deliver stored results. If there are some and nothing was heard, the subscription is dead: reconnect."""
+        for listener in list(self._listeners):
+            for task_id in listener.unfinished:  # another result object of this task may have unsubscribed
+                self.consume_from(task_id)
+        with self._locked():
+            waiting = list(self.subscribed_to)
+        if not waiting:
+            return
+        with self.reconnect_on_error():
+            metas = list(map(self.backend.decode_result, filter(None, self.backend.client.mget(waiting))))
+            stored = [meta for meta in metas if meta["status"] in states.READY_STATES]
+            with self._locked():
+                while self._pubsub is not None and self._handle_one(self._pubsub, 0):
+                    pass  # what was published before the look-up is no missed message
+            received, self._received = self._received, False
+            if stored and not received:
+                self._reconnect()
+            else:
+                with self._locked():
+                    for meta in stored:
+                        self.on_state_change(meta, None)
+
+    # ------------------------------------------------------------ what becomes of a result
+
+    def on_state_change(self, meta: Any, message: Any) -> None:
+        """Ignores the message of a result that was looked up before it was read: Celery would keep the last 8,192
+        of those, however large."""
+        self._received = self._received or message is not None
+        task_id = meta.get("task_id")
+        if task_id is None:  # PENDING: nothing is stored
+            return
+        if message is None or self._key(task_id) in self.subscribed_to:
+            super().on_state_change(meta, message)
+            if meta["status"] in states.READY_STATES:
+                self.cancel_for(task_id)
+            if message is None and meta["status"] in {states.SUCCESS, states.FAILURE}:
+                self._forget_message(task_id)
+        for listener in list(self._listeners):
+            listener.hear(meta)
+
+    def _forget_message(self, task_id: str) -> None:
+        """A result without a waiting object is kept for the next one, which looks it up anyway."""
+        kept = self.backend._pending_messages
+        with contextlib.suppress(KeyError):
+            kept.total -= len(kept.pop(task_id))
+
+    def _wait_for_pending(self, result: Any, on_message: Any = None, **options: Any) -> Iterator[None]:
+        """Celery keeps one `on_message` for all who wait, and before 5.7 one waiting result object a task. Here
+        each hears of its own results."""
+        listener = _Listener(result, on_message)
+        self._listeners.append(listener)
+        watch = self.app.watch(listener.queues) if isinstance(self.app, Watched) else None
+        try:
+            for _ in super()._wait_for_pending(result, **options):
+                yield
+                if watch is not None:
+                    watch.silent()
+        finally:
+            self._listeners.remove(listener)
+
+    def on_wait_for_pending(self, result: Any, **options: Any) -> None:
+        """Look up what is stored. Celery would sleep for `interval` after that if a group has unfinished tasks."""
+        with self.reconnect_on_error():  # reconnecting also looks up the results
+            for meta in result._iter_meta(**{**options, "interval": 0}):
+                if meta is not None:
+                    self.on_state_change(meta, None)
+
+
+class _Listener:
+    """One caller that waits: for a task, or for those of a group."""
+
+    def __init__(self, result: Any, on_message: Callable[[Any], object] | None) -> None:
+        self._nodes = {str(node.id): node for node in nodes(result)}
+        self._on_message = on_message
+
+    @property
+    def unfinished(self) -> list[str]:
+        return [task_id for task_id, node in self._nodes.items() if node._cache is None]
+
+    @property
+    def queues(self) -> set[str]:
+        """Those where the results of generations come from, as far as they are known here."""
+        known = (getattr(node, "submitted_to", None) for node in self._nodes.values())
+        return {queue for queue in known if queue is not None}
+
+    def hear(self, meta: Any) -> None:
+        node = self._nodes.get(meta["task_id"])
+        if node is not None:
+            if self._on_message is not None:
+                self._on_message(meta)
+            if node._cache is None:
+                node._maybe_set_cache(meta)
+
+
+def nodes(result: Any) -> Iterator[AsyncResult]:
+    """A result, or all those in a group's, that can be waited for."""
+    if hasattr(result, "results"):
+        for one in result.results:
+            yield from nodes(one)
+    elif not isinstance(result, EagerResult):
+        yield result
+
+
+def _readable(pubsub: Any, wait_s: float) -> bool:
+    """Whether something arrives within `wait_s`. Runs without the lock, so it leaves redis-py's buffers alone."""
+    if not pubsub.subscribed:
+        return bool(pubsub.subscribed_event.wait(wait_s))
+    socket = getattr(pubsub.connection, "_sock", None)
+    if socket is None:  # disconnected: the next read reconnects
+        return True
+    try:
+        if not hasattr(select, "poll"):
+            with selectors.DefaultSelector() as selector:
+                selector.register(socket, selectors.EVENT_READ)
+                return bool(selector.select(wait_s))
+        poller = select.poll()
+        poller.register(socket, select.POLLIN)
+        return bool(poller.poll(wait_s * 1000))
+    except (OSError, ValueError):  # closed or replaced meanwhile
+        return True

@@ -1,0 +1,131 @@
+"""Celery's Redis result backend, made to recover from an outage of Redis, and one for all threads of a process.
+
+The stock backend subscribes to a task's result when the task is submitted, although `get()` looks the result up
+again; does not recover if that fails; does not restore its earlier subscriptions; and waits for ever on a server
+that has become a replica. This one subscribes only when a result is waited for, so submitting takes one round trip
+less and cannot fail because of the subscription. A waiting caller also polls for its results, gets `Unavailable`
+if Redis stays unreachable, and may call `get()` again.
+
+All threads, or greenlets, share one backend (`result_backend_thread_safe`) and its subscription. One of those that
+wait reads the socket, for all of them. With gevent or eventlet the stock backend reads it in its own greenlet,
+which never ends, or for good with the first error. Without sharing, each request served by a greenlet would leave
+such a greenlet and two connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import redis
+from celery import states
+from celery.backends import redis as stock
+from celery.exceptions import BackendError
+
+from petiole.tasks.app.awaiting import ResultConsumer
+from petiole.tasks.app.stored_errors import StoredErrors
+from petiole.tasks.servers.masters import MasterPool, caused_by_call
+from petiole.tasks.servers.sentinels import SYNC, pool_parameters
+from petiole.tasks.urls import SentinelUrl, redacted
+
+logger = logging.getLogger(__name__)
+
+REFUSALS = (redis.RedisError, OSError, BackendError)
+"""What a result backend raises if it is away or full, not what is wrong with a result."""
+
+
+def refuses(error: BaseException) -> bool:
+    """Whether the backend may take later what it refuses with `error`."""
+    return isinstance(error, REFUSALS) and not caused_by_call(error)
+
+
+class RedisBackend(StoredErrors, stock.RedisBackend):  # type: ignore[misc]
+    ResultConsumer = ResultConsumer
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._stored: set[str] = set()
+        self._here = threading.local()
+
+    @property
+    def ConnectionPool(self) -> type[MasterPool]:  # noqa: N802 - Celery's name
+        return MasterPool
+
+    @contextlib.contextmanager
+    def having_stored(self, task_ids: Sequence[str]) -> Iterator[None]:
+        """In this context successes of these tasks are not stored: the worker has stored them together."""
+        self._stored.update(task_ids)
+        try:
+            yield
+        finally:
+            self._stored.difference_update(task_ids)
+
+    @contextlib.contextmanager
+    def trying_once(self) -> Iterator[None]:
+        """In this context, of this thread, an error of Redis is raised at once instead of after Celery's retries,
+        which sleep. Once a result is refused, all that is stored after it is, too: Celery would otherwise store a
+        failure in place of a success, if Redis answers again just then.
+
+        What lies in place of a result and is none counts as nothing: it is written anew. Those who wait for a
+        result get the error."""
+        before = getattr(self._here, "refusals", None)
+        self._here.refusals = []
+        try:
+            yield
+        finally:
+            self._here.refusals = before
+
+    @property
+    def _refusals(self) -> list[Exception] | None:
+        return getattr(self._here, "refusals", None)
+
+    def exception_safe_to_retry(self, exc: Exception) -> bool:
+        return self._refusals is None and bool(super().exception_safe_to_retry(exc))
+
+    def ensure(self, fun: Callable[..., Any], args: Sequence[Any], **policy: Any) -> Any:
+        return fun(*args) if self._refusals is not None else super().ensure(fun, args, **policy)
+
+    def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
+        try:
+            meta: dict[str, Any] = super()._get_task_meta_for(task_id)
+            return {"result": None, **meta}
+        except Exception as error:
+            if self._refusals is None or refuses(error):
+                raise
+            logger.error("task %s: its stored result cannot be read and is overwritten: %r", task_id, error)
+            return {"status": states.PENDING, "result": None}
+
+    def store_result(self, task_id: str, result: Any, state: str, *args: Any, **kwargs: Any) -> Any:
+        if state == states.SUCCESS and task_id in self._stored:
+            return result
+        refusals = self._refusals
+        if refusals:
+            raise refusals[0]
+        try:
+            return super().store_result(task_id, result, state, *args, **kwargs)
+        except REFUSALS as error:
+            if refusals is not None:
+                refusals.append(error)
+            raise
+
+    def on_task_call(self, producer: object, task_id: str) -> None:
+        """Do not subscribe at submission: `get()` subscribes."""
+
+
+def trying_once(backend: object) -> contextlib.AbstractContextManager[None]:
+    """`RedisBackend.trying_once`. Other backends do as they are configured."""
+    return backend.trying_once() if isinstance(backend, RedisBackend) else contextlib.nullcontext()
+
+
+class SentinelBackend(RedisBackend):
+    """`RedisBackend` that asks the sentinels for the address of the master."""
+
+    def _params_from_url(self, url: str, defaults: dict[str, Any]) -> dict[str, Any]:
+        others = {name: value for name, value in defaults.items() if name not in {"host", "port"}}
+        return {**others, **pool_parameters(SentinelUrl.parse(url), self._transport_options, SYNC)}
+
+    def as_uri(self, include_password: bool = False) -> str:
+        return self.url if include_password else redacted(self.url)

@@ -1,0 +1,120 @@
+"""`generate.s(...)`: a signature that carries its queue, for workers of another app that send it on.
+
+The next link of a chain, a callback, and the body of a chord are sent by the worker of the task before. A worker
+of the user's own app knows nothing of Petiole's queues, and would send the task to its own.
+
+Which queue, first match wins:
+
+    1. `.set(queue=...)`
+    2. a route for the task in the user's app, by the task's own name or by a function; a pattern, such as
+       `tasks.*`, is not meant for it
+    3. what Petiole's app does with it: its `task_routes`, the tenant's queue, the default queue
+
+At `.s()` only 3 is looked at, as far as it is in the environment: that may run while a module is imported, when
+nothing may connect, and no setting is validated. Submitting a canvas freezes its signatures, and looks at all.
+If Petiole's own app submits it, its router decides, as it does without a signature.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from celery import Celery, current_app
+from celery.app.routes import MapRoute
+from celery.canvas import Signature
+from celery.utils.functional import maybe_evaluate
+from kombu.entity import Queue
+
+from petiole.tasks.settings import PREFIX, Settings, parse_weights
+
+if TYPE_CHECKING:
+    from petiole.tasks.app.application import App
+
+
+class OwnQueue(str):
+    """The name of a queue that nobody has asked for: the signature's own. It is a plain string in JSON."""
+
+
+class GenerationSignature(Signature):  # type: ignore[misc]
+    """The signature of a task of Petiole's app."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._carry(_in_the_environment)
+
+    def set(self, immutable: bool | None = None, **options: Any) -> Self:
+        super().set(immutable, **options)
+        self._carry(_in_the_environment)
+        return self
+
+    def clone(self, args: Any = None, kwargs: Any = None, **options: Any) -> GenerationSignature:
+        plain = super().clone(args, kwargs, **options)
+        copy = GenerationSignature(plain, app=self._app)
+        copy._type = plain._type
+        return copy
+
+    partial = clone
+
+    def freeze(self, *args: Any, **options: Any) -> Any:
+        self._carry(_routed)
+        result = super().freeze(*args, **options)
+        result.submitted_to = self.options.get("queue")
+        return result
+
+    _freeze = freeze
+
+    def _carry(self, choose: Any) -> None:
+        """Set the queue, unless somebody else has set it, or an exchange."""
+        options = self.options
+        if isinstance(options.get("queue"), OwnQueue | None) and not options.keys() & {"exchange", "routing_key"}:
+            chosen = choose(self._app, self.task, self.args, self.kwargs, options)
+            if chosen is None:
+                options.pop("queue", None)
+            else:
+                options["queue"] = OwnQueue(chosen)
+
+
+def _in_the_environment(app: App, name: str, args: Any, kwargs: Any, options: Mapping[str, Any]) -> str:
+    if app.is_configured:
+        queue = str(app.conf.task_default_queue)
+    else:
+        queue = os.environ.get(f"{PREFIX}QUEUE") or str(Settings.model_fields["queue"].default)
+    tenant = (options.get("headers") or {}).get("tenant")
+    try:
+        weights = parse_weights(os.environ.get(f"{PREFIX}TENANT_WEIGHTS", ""))
+    except ValueError:  # whoever needs the setting says so
+        weights = {}
+    return f"{queue}.{tenant}" if tenant in weights else queue
+
+
+def _routed(app: App, name: str, args: Any, kwargs: Any, options: Mapping[str, Any]) -> str | None:
+    """The queue; None if a route names an exchange instead."""
+    others: Celery = current_app._get_current_object()
+    unset = {option: value for option, value in options.items() if option != "queue"}
+    if others is not app and (route := _meant_for(others, name, args, kwargs, unset)) is not None:
+        return _queue_of(route)
+    route = app.amqp.router.lookup_route(name, args, kwargs, unset) if app.amqp.router.routes else None
+    return str(app.conf.task_default_queue) if route is None else _queue_of(route)
+
+
+def _meant_for(app: Celery, name: str, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Any:
+    """The route of this task in `app`, or None."""
+    for router in map(maybe_evaluate, app.amqp.router.routes):
+        if isinstance(router, MapRoute):
+            route = router.map.get(name)
+        elif hasattr(router, "route_for_task"):
+            route = router.route_for_task(name, args, kwargs)
+        else:
+            route = router(name, args, kwargs, dict(options), task=None)
+        if route is not None:
+            return route
+    return None
+
+
+def _queue_of(route: Any) -> str | None:
+    if isinstance(route, str):
+        return route
+    queue = dict(route).get("queue")
+    return queue.name if isinstance(queue, Queue) else queue

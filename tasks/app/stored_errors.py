@@ -1,0 +1,42 @@
+"""The name of Petiole's errors in stored results.
+
+A result backend stores a failure with the module of its class. For Petiole's errors that is always `tasks.errors`,
+whatever the module is called here: producers and workers of other versions look for it. Here it is looked up among
+Petiole's own errors, so that no `tasks` of the application's own is asked.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from petiole.tasks import errors
+
+STORED_MODULE = "tasks.errors"
+
+
+class StoredErrors:
+    """A mixin for any result backend of Celery's."""
+
+    def prepare_exception(self, exc: BaseException, serializer: str | None = None) -> Any:
+        stock: Any = super()
+        stored = stock.prepare_exception(exc, serializer)
+        if isinstance(stored, dict) and stored["exc_module"] == errors.__name__:
+            return {**stored, "exc_module": STORED_MODULE}
+        return stored
+
+    def exception_to_python(self, exc: Any) -> Any:
+        stock: Any = super()
+        if isinstance(exc, dict) and exc.get("exc_module") == STORED_MODULE:
+            kind = getattr(errors, str(exc.get("exc_type")), None)
+            if isinstance(kind, type) and issubclass(kind, errors.PetioleError):
+                exc = {**exc, "exc_module": errors.__name__}
+        return stock.exception_to_python(exc)
+
+
+@cache
+def with_stored_errors(backend: type) -> type[Any]:
+    """`backend`, a class of Celery's, as one with `StoredErrors`."""
+    if issubclass(backend, StoredErrors):
+        return backend
+    return type(backend.__name__, (StoredErrors, backend), {"__module__": backend.__module__})

@@ -1,0 +1,144 @@
+"""What Petiole's app and the user's must have in common when one chain or chord has tasks of both.
+
+What is wrong would show late, as a task that nobody runs. So it is said where such a canvas is submitted: if
+Petiole's app submits the first task, by an exception; if the user's app does, in the log, because Celery's signals
+cannot stop a submission.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from celery import Celery, current_app
+from celery.signals import before_task_publish
+
+from petiole.tasks.app.rabbitmq import EXCHANGE_TYPE, QUEUE_TYPE
+from petiole.tasks.errors import InvalidSettings
+from petiole.tasks.settings import PREFIX
+from petiole.tasks.urls import redacted
+
+logger = logging.getLogger(__name__)
+
+_FAMILIES = {
+    **dict.fromkeys(("redis", "rediss", "redis+socket", "unix", "sentinel"), "redis"),
+    **dict.fromkeys(("amqp", "amqps", "pyamqp", "py-amqp", "librabbitmq"), "amqp"),
+}
+_PORTS = {"redis": 6379, "amqp": 5672}
+_LINKS = ("chain", "link", "callbacks", "link_error", "errbacks")
+_CELERYS_BROKER = "amqp://localhost//"  # without a setting
+
+_reported: set[str] = set()
+_sending = threading.local()
+
+
+@contextmanager
+def sent_by_petiole() -> Iterator[None]:
+    """Messages that are published in this context are those of Petiole's app."""
+    outer, _sending.ours = getattr(_sending, "ours", False), True
+    try:
+        yield
+    finally:
+        _sending.ours = outer
+
+
+def check(ours: Celery, options: Mapping[str, Any]) -> None:
+    """Raises `InvalidSettings` if a task of Petiole's app, submitted with `options`, leads to one of another app
+    that cannot be reached."""
+    linked = [(link, False) for link in _links(options)] + [(link, True) for link in _list(options.get("chord"))]
+    for signature, is_chord in linked:
+        theirs = getattr(signature, "_app", None)
+        if isinstance(theirs, Celery) and theirs is not ours:
+            for problem in _different(ours, theirs, is_chord):
+                raise InvalidSettings(problem)
+
+
+def watch(ours: Celery, names: Container[str]) -> None:
+    """Log what is wrong with generations, tasks of these names, that messages of another app lead to."""
+
+    def look_at_links(body: Any = None, **_: object) -> None:
+        if getattr(_sending, "ours", False) or not isinstance(body, tuple) or len(body) != 3:
+            return
+        chord = [one for one in _list(body[2].get("chord")) if isinstance(one, dict)]
+        found = [one for one in [*_links(body[2]), *chord] if one.get("task") in names]
+        theirs: Celery = current_app._get_current_object()
+        if found and theirs is not ours:
+            queues = {str(queue) for one in found if (queue := (one.get("options") or {}).get("queue"))}
+            for problem in [*_different(ours, theirs, bool(chord)), *_undeclared(theirs, queues)]:
+                if problem not in _reported:
+                    _reported.add(problem)
+                    logger.error("a generation of this chain or chord will not run: %s", problem)
+
+    before_task_publish.connect(look_at_links, weak=False)
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value] if value else []
+
+
+def _links(options: Mapping[str, Any]) -> Iterator[Any]:
+    for name in _LINKS:
+        yield from (one for one in _list(options.get(name)) if isinstance(one, dict))
+
+
+def _different(ours: Celery, theirs: Celery, is_chord: bool) -> Iterator[str]:
+    brokers = _broker(ours), _broker(theirs)
+    if _elsewhere(*brokers):
+        yield (
+            f"{PREFIX}BROKER_URL: must be the broker of the app {theirs.main!r}, {redacted(brokers[1])}, whose"
+            f" tasks are in one chain or chord with a generation, got {redacted(brokers[0])}"
+        )
+    backends = str(ours.conf.result_backend), str(theirs.conf.result_backend or "disabled://")
+    if is_chord and _elsewhere(*backends):
+        yield (
+            f"{PREFIX}RESULT_BACKEND: must be the result backend of the app {theirs.main!r}, whose tasks are in"
+            f" one chord with a generation, {redacted(backends[1])}, got {redacted(backends[0])}"
+        )
+
+
+def _broker(app: Celery) -> str:
+    url = app.conf.broker_write_url or _CELERYS_BROKER
+    return str(url[0] if isinstance(url, list | tuple) else url).partition(";")[0]
+
+
+def _elsewhere(one: str, other: str) -> bool:
+    """Whether two URLs cannot name the same place. Two host names may."""
+    (family, host, *rest), (other_family, other_host, *other_rest) = _place(one), _place(other)
+    return family != other_family or (host == other_host and rest != other_rest)
+
+
+def _place(url: str) -> tuple[str, str, int | None, str]:
+    parts = urlsplit(url)
+    family = _FAMILIES.get(parts.scheme, parts.scheme)
+    if parts.scheme in {"redis+socket", "unix"}:
+        query = parse_qs(parts.query)
+        database = (query.get("virtual_host") or query.get("db") or ["0"])[0].strip("/")
+        return family, parts.netloc + parts.path, None, database or "0"
+    host = {"localhost": "127.0.0.1", "": "127.0.0.1", "::1": "127.0.0.1"}.get(*[parts.hostname or ""] * 2)
+    where = parts.path.lstrip("/") or ("0" if family == "redis" else "/")
+    return family, host, parts.port or _PORTS.get(family), where
+
+
+def _undeclared(theirs: Celery, queues: Iterable[str]) -> Iterator[str]:
+    """What is wrong with how `theirs` would declare Petiole's queues."""
+    conf = theirs.conf
+    for name in sorted(set(queues).difference((conf.task_queues and theirs.amqp.queues) or ())):
+        if not conf.task_create_missing_queues:
+            yield (
+                f"task_create_missing_queues of the app {theirs.main!r}: must be True, or task_queues must have"
+                f" {name!r}, where generations go, got False"
+            )
+        elif _place(_broker(theirs))[0] == "amqp" and (
+            conf.get("task_create_missing_queue_type"),
+            conf.get("task_create_missing_queue_exchange_type"),
+        ) != (QUEUE_TYPE, EXCHANGE_TYPE):
+            yield (
+                f"task_create_missing_queue_type of the app {theirs.main!r}: must be {QUEUE_TYPE!r}, and"
+                f" task_create_missing_queue_exchange_type {EXCHANGE_TYPE!r} (Celery 5.6 and later), or"
+                f" task_queues must have {name!r} as Petiole's workers declare it, got"
+                f" {conf.get('task_create_missing_queue_type')!r}"
+            )

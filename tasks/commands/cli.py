@@ -1,0 +1,373 @@
+"""`petiole`: settings, the demo, and a view of the fleet. A worker is Celery's own: `celery -A tasks worker`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import redis
+from celery.states import PENDING, READY_STATES
+from kombu.exceptions import OperationalError
+
+import petiole
+from petiole.tasks import settings, worker_side
+from petiole.tasks.commands import conversation
+from petiole.tasks.commands.terminal import live, print_table, table_text
+from petiole.tasks.errors import InvalidSettings, PetioleError
+from petiole.tasks.fleet import control, lives, probes, queues, reports
+from petiole.tasks.servers import connections
+from petiole.tasks.settings import PREFIX, Settings
+from petiole.tasks.streams.readers import stream
+from petiole.tasks.urls import redacted
+
+DRAIN_POLL_S = 0.5
+METRICS_PORT = 9464
+MOST_PORT = 65_535
+UNKNOWN_AFTER_S = 2.0
+UNREACHABLE = (OperationalError, redis.RedisError, OSError)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["bench"]:  # it parses its own options
+        return bench(arguments[1:])
+    if not arguments:
+        parser().print_help()
+        return 0
+    options = parser().parse_args(arguments)
+    for line in [*settings.misspelt(), *settings.not_heeded(unless_set=True)]:
+        print(f"petiole: {line}", file=sys.stderr)
+    try:
+        status: int = options.run(options)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `petiole settings | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except InvalidSettings as error:
+        print(f"petiole: {error}", file=sys.stderr)
+        return error.exit_code
+    except (PetioleError, OperationalError, redis.RedisError, OSError) as error:
+        print(f"petiole: {str(error) or type(error).__name__}", file=sys.stderr)
+        return 1
+    return status
+
+
+def parser() -> argparse.ArgumentParser:
+    root = argparse.ArgumentParser(prog="petiole", description="LLM inference on a Celery fleet.")
+    root.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
+    commands = root.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: object, help: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=help, description=help)
+        added.set_defaults(run=run)
+        return added
+
+    show = command("settings", show_settings, "list every setting: its value here, and what it does")
+    show.add_argument("--markdown", action="store_true", help="the defaults, as the table in docs/settings.md")
+    demo = command("demo", run_demo, "eight prompts at once through an embedded Redis and a real worker")
+    demo.add_argument("--plain", action="store_true", help="plain text, as when not on a terminal")
+    status = command("status", show_status, "show the workers, live on a terminal")
+    status.add_argument("--json", action="store_true", help="print workers and queues as JSON, and exit")
+    status.add_argument("--once", action="store_true", help="print one table and exit, as when not on a terminal")
+    read = command("stream", read_stream, "print a task's stream, from its beginning to its end")
+    read.add_argument("task_id")
+    read.add_argument("--json", action="store_true", help="print every delta as JSON")
+    read.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after so long without a delta")
+    conversation.add_options(
+        command("chat", conversation.run, "a conversation in the terminal, through the queue")
+    )
+    cancel = command("cancel", cancel_tasks, "cancel tasks, wherever they are")
+    cancel.add_argument("task_id", nargs="+")
+    drain = command("drain", drain_workers, "let workers finish or hand back what they have, and end")
+    drain.add_argument("worker", nargs="+", help="its name, as `petiole status` shows it")
+    drain.add_argument("--wait", type=float, metavar="SECONDS", default=0.0, help="wait until they are gone")
+    metrics = command("metrics", run_metrics, "serve the fleet's figures for Prometheus, until told to end")
+    metrics.add_argument("--host", default="0.0.0.0", help="address to listen on (default: %(default)s, all)")
+    metrics.add_argument("--port", type=_port, default=METRICS_PORT, help="default: %(default)s; 0: a free one")
+    trace = command("trace", run_trace, "run the model here for a moment, and write a timeline of its steps")
+    trace.add_argument("file", help="Chrome JSON, for ui.perfetto.dev or chrome://tracing")
+    command("bench", None, "run benchmarks: see `petiole bench --help`")
+    return root
+
+
+def _port(text: str) -> int:
+    if not (text.isdecimal() and int(text) <= MOST_PORT):
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to {MOST_PORT}, got {text!r}")
+    return int(text)
+
+
+class Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        version = reports.version()
+        print(f"petiole {version}" if version else "petiole, not installed")
+        parser.exit()
+
+
+def show_settings(options: argparse.Namespace) -> int:
+    if options.markdown:
+        print(settings_page())
+        return 0
+    current = settings.settings()
+    rows = [
+        (PREFIX + name.upper(), _shown(getattr(current, name)), "" if _is_default(current, name) else "set", what)
+        for name, what in _described()
+    ]
+    print_table(("setting", "value", "", "what it does"), rows)
+    return 0
+
+
+def settings_page() -> str:
+    """docs/settings.md's table."""
+    lines = ["| variable | default | |", "|---|---|---|"]
+    for name, what in _described():
+        default = _shown(Settings.model_fields[name].default)
+        lines.append(f"| `{PREFIX}{name.upper()}` | {f'`{default}`' if default else ''} | {what} |")
+    return "\n".join(lines)
+
+
+def _described() -> list[tuple[str, str]]:
+    """Names and descriptions, the engine's settings last."""
+    ours = [name for name in Settings.model_fields if name not in settings.EngineSettings.model_fields]
+    names = [*ours, *settings.EngineSettings.model_fields]
+    return [(name, Settings.model_fields[name].description or "") for name in names]
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else redacted(str(value))
+
+
+def _is_default(current: Settings, name: str) -> bool:
+    return bool(getattr(current, name) == Settings.model_fields[name].default)
+
+
+def show_status(options: argparse.Namespace) -> int:
+    if sys.stdout.isatty() and not (options.once or options.json):
+        return live(_status_now, every_s=reports.REPORT_INTERVAL_S / 2)
+    workers = reports.workers()
+    if options.json:
+        shown: dict[str, Any] = {
+            "workers": [worker.model_dump() | {"lost": worker.lost} for worker in workers],
+            "queues": None,
+        }
+        try:
+            shown["queues"] = [queue.model_dump() for queue in queues.report_queues(workers)]
+        except UNREACHABLE as error:
+            print(f"petiole: the queues cannot be counted: {error}", file=sys.stderr)
+        print(json.dumps(shown, indent=2))
+    else:
+        print(_status(workers))
+    return 0 if workers else 1
+
+
+STATUS_COLUMNS = (
+    *("worker", "state", "version", "model", "device", "running", "waiting", "slots"),
+    *("held", "to store", "pages used", "hit rate", "tokens/s", "lease", "starts", "seen"),
+)
+
+
+def _status_now() -> str:
+    """The table, or the error while Redis is unreachable."""
+    try:
+        return _status(reports.workers())
+    except connections.LOST as error:
+        return str(error)
+
+
+def _status(workers: list[reports.WorkerReport]) -> str:
+    table, started = "No worker has reported within the last hour.", lives.lives()
+    if workers:
+        rows = [_status_row(worker, started.get(worker.worker)) for worker in workers]
+        table = table_text(STATUS_COLUMNS, rows)
+    return "\n".join([table, *_silent(workers, started), *_refused_writes()]) + f"\n\n{_queues(workers)}"
+
+
+def _silent(workers: list[reports.WorkerReport], started: dict[str, lives.Life]) -> list[str]:
+    """Of each name whose last process failed and which does not report: perhaps a crash loop."""
+    reporting = {worker.worker for worker in workers}
+    return [
+        f"{name} has not reported; started {life.starts} times, the process before ended: {life.last_exit}"
+        for name, life in started.items()
+        if life.last_exit not in ("", "0") and name not in reporting
+    ]
+
+
+def _refused_writes() -> list[str]:
+    try:
+        refused = probes.refused_writes()
+    except UNREACHABLE:  # as the queues' table says
+        return []
+    return [
+        f"The Redis of the {name} takes no writes, so workers cannot report: {reason}"
+        for name, reason in refused.items()
+        if reason
+    ]
+
+
+QUEUE_COLUMNS = ("queue", "waiting", "by priority", "workers")
+
+
+def _queues(workers: list[reports.WorkerReport]) -> str:
+    """The queues' table, or why there is none: the broker may be another server, and away."""
+    try:
+        counted = queues.report_queues(workers)
+    except UNREACHABLE as error:
+        return f"The queues cannot be counted: {error}"
+    return table_text(QUEUE_COLUMNS, [_queue_row(queue) for queue in counted])
+
+
+def _queue_row(queue: queues.QueueReport) -> tuple[str, ...]:
+    parts = [f"{priority}: {length}" for priority, length in queue.by_priority.items() if length]
+    known = queue.by_priority.keys() != {None}
+    return queue.queue, str(queue.waiting), ", ".join(parts) if known else "", str(queue.workers)
+
+
+def _status_row(worker: reports.WorkerReport, life: lives.Life | None) -> tuple[str, ...]:
+    starts = f"{life.starts} ({life.last_exit})" if life and life.last_exit else str(life.starts) if life else ""
+    seen = f"{worker.age_s or 0:.0f} s ago"
+    if worker.lost:  # its last figures are out of date
+        known = (worker.worker, "lost", worker.version, worker.model, worker.device)
+        return (*known, *[""] * (len(STATUS_COLUMNS) - len(known) - 2), starts, seen)
+    return (
+        worker.worker,
+        worker.state,
+        worker.version,
+        worker.model,
+        worker.device,
+        str(worker.running),
+        str(worker.waiting),
+        str(worker.slots),
+        str(worker.held_messages),
+        str(worker.pending_completions),
+        f"{worker.pages_used / worker.pages_total:.0%}" if worker.pages_total else "",
+        f"{worker.hit_rate:.0%}",
+        f"{worker.tokens_per_s:.0f}",
+        f"{worker.lease_age_s:.1f} s",
+        starts,
+        seen,
+    )
+
+
+def read_stream(options: argparse.Namespace) -> int:
+    silence = threading.Timer(UNKNOWN_AFTER_S, _warn_if_unknown, [options.task_id])
+    silence.daemon = True
+    silence.start()
+    try:
+        with stream(options.task_id, timeout_s=options.timeout) as deltas:
+            for delta in deltas:
+                silence.cancel()
+                print(delta.model_dump_json() + "\n" if options.json else delta.text, end="", flush=True)
+    finally:
+        silence.cancel()
+    if not options.json:
+        print()
+    return 0
+
+
+def _warn_if_unknown(task_id: str) -> None:
+    with contextlib.suppress(redis.RedisError, OSError):
+        if control.state_of(task_id) == PENDING:
+            print(f"petiole: {task_id} is not known to any worker yet; waiting", file=sys.stderr)
+
+
+def cancel_tasks(options: argparse.Namespace) -> int:
+    all_known = True
+    for task_id in options.task_id:
+        state = control.state_of(task_id)
+        if state in READY_STATES:
+            print(f"{task_id}: has ended ({state})")
+            continue
+        control.cancel(task_id)
+        all_known &= state != PENDING
+        unknown = "not known to any worker; cancelled, should it wait in a queue"
+        print(f"{task_id}: {unknown if state == PENDING else 'cancelled'}")
+    return 0 if all_known else 1
+
+
+def drain_workers(options: argparse.Namespace) -> int:
+    known = {worker.worker for worker in reports.workers() if not worker.lost}
+    if unknown := [name for name in options.worker if name not in known]:
+        print(f"petiole: no such worker: {', '.join(unknown)}", file=sys.stderr)
+        return 1
+    for name in options.worker:
+        control.drain(name)
+    give_up_at = time.monotonic() + options.wait
+    while options.wait and (left := _still_there(options.worker)):
+        if time.monotonic() > give_up_at:
+            print(f"petiole: still there: {', '.join(left)}", file=sys.stderr)
+            return 1
+        time.sleep(DRAIN_POLL_S)
+    return 0
+
+
+def _still_there(names: Sequence[str]) -> list[str]:
+    return [worker.worker for worker in reports.workers() if worker.worker in names and not worker.lost]
+
+
+def run_demo(options: argparse.Namespace) -> int:
+    from petiole.tasks.commands import demo
+
+    return demo.main(plain=options.plain)
+
+
+def run_metrics(options: argparse.Namespace) -> int:
+    try:
+        from petiole.tasks.fleet import exporter
+    except ImportError as error:
+        print(f"petiole: metrics need 'petiole[metrics]': {error}", file=sys.stderr)
+        return 1
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
+    host = options.host
+    port = exporter.serve(host, options.port)
+    print(f"serving http://{f'[{host}]' if ':' in host else host}:{port}/metrics", flush=True)
+    over.wait()
+    return 0
+
+
+def run_trace(options: argparse.Namespace) -> int:
+    try:
+        trace = worker_side.load(worker_side.TRACE)
+    except ImportError as error:
+        print(f"petiole: a trace needs 'petiole[worker]': {error}", file=sys.stderr)
+        return 1
+    try:
+        trace(options.file)
+    except (OSError, ValueError) as error:  # about the model, a setting or the file
+        print(f"petiole: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def bench(arguments: list[str]) -> int:
+    """The benchmarks are in the repository alone. A `bench` of the user's own is not theirs."""
+    checkout = Path(petiole.__file__).resolve().parents[1]
+    if not (checkout / "bench" / "__main__.py").is_file() or not (checkout / "pyproject.toml").is_file():
+        print("petiole: the benchmarks need a checkout of Petiole's repository: run it there", file=sys.stderr)
+        return 1
+    sys.path.insert(0, str(checkout))
+    try:
+        from bench.__main__ import main as run
+    except ImportError as error:
+        print(f"petiole: benchmarks need 'petiole[bench]': {error}", file=sys.stderr)
+        return 1
+    status: int = run(arguments)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

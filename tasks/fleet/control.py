@@ -1,0 +1,66 @@
+"""What a caller may do about a task or a worker: ask for a task's state, cancel a task, drain a worker."""
+
+from __future__ import annotations
+
+from celery import Celery
+from celery.result import AsyncResult
+from celery.states import PENDING, RECEIVED
+
+from petiole.tasks.app.application import app as celery_app
+from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.servers import connections
+from petiole.tasks.settings import settings
+
+CANCELLED_FOR_S = 30 * 86_400
+"""Time to live of the cancel flag of a task that no worker has ended: it may wait in a queue, or for its eta. The
+flag is a field of a small hash, which expires sooner once the task has ended."""
+
+_FLAGS_A_CALL = 1000
+
+
+def state_of(task_id: str, app: Celery = celery_app) -> str:
+    """The task's Celery state. `PENDING` only if no worker has received it: it is queued, or does not exist."""
+    keys, state = stream_keys(task_id), app.AsyncResult(task_id).state
+    if state == PENDING:
+        client = connections.streams()  # only commands that a producer's ACL allows
+        return str(RECEIVED if client.llen(keys.log) or client.hgetall(keys.state) else PENDING)
+    return str(state)
+
+
+def cancel(task: AsyncResult | str, app: Celery = celery_app) -> None:
+    """Cancel a task, given its `AsyncResult` or its id, wherever it is: queued, running, or between two workers.
+
+    Celery's `revoke` reaches the workers that are running now, the flag in Redis the next one to get the task.
+    """
+    task_id = task if isinstance(task, str) else str(task.id)
+    flag_cancel(task_id)
+    app.control.revoke(task_id, terminate=True)
+
+
+def flag_cancel(*task_ids: str) -> None:
+    """Set the cancel flag in Redis, for the workers that have the tasks or get them next."""
+    ttl_s = settings().stream_ttl_s
+    for start in range(0, len(task_ids), _FLAGS_A_CALL):
+        states = [stream_keys(task_id).state for task_id in task_ids[start : start + _FLAGS_A_CALL]]
+        with connections.streams().pipeline(transaction=False) as pipe:
+            for state in states:
+                pipe.hgetall(state)  # a command that a producer's ACL allows
+            known = pipe.execute(raise_on_error=False)  # a damaged state holds up no other
+            for state, fields in zip(states, known, strict=True):
+                ended = isinstance(fields, dict) and b"done" in fields
+                pipe.hset(state, "cancel", 1)
+                pipe.expire(state, ttl_s if ended else max(ttl_s, CANCELLED_FOR_S))
+                pipe.hgetall(state)
+            answers = pipe.execute(raise_on_error=False)
+            for state, fields in zip(states, answers[2::3], strict=True):
+                if isinstance(fields, dict) and b"done" in fields:  # perhaps since it was read before
+                    pipe.expire(state, ttl_s)
+            pipe.execute()
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+
+
+def drain(worker: str, app: Celery = celery_app) -> None:
+    """Shut a worker down warmly: it takes no more tasks, runs on for `drain_seconds`, and hands back the rest."""
+    app.control.shutdown(destination=[worker])

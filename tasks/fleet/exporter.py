@@ -1,0 +1,193 @@
+"""Prometheus metrics of the fleet: `petiole metrics` exports the workers' reports and the broker's queue lengths.
+
+One exporter serves a whole fleet and runs anywhere that reaches its Redis. It keeps no state between scrapes.
+Names follow other model servers where there is an equivalent. Counters count from a worker's start; a restarted
+worker's begin at zero again, which Prometheus handles as a counter reset.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from petiole.tasks.fleet import lives, probes, queues, reports
+from petiole.tasks.fleet.lives import Life
+from petiole.tasks.fleet.queues import QUARANTINE_KEY
+from petiole.tasks.fleet.reports import Distribution, WorkerReport
+from petiole.tasks.servers import connections
+
+logger = logging.getLogger(__name__)
+
+_LABELS = ("worker", "model")
+
+_GAUGES = {
+    "num_requests_running": ("running", "Requests that generate."),
+    "num_requests_waiting": ("waiting", "Requests that the worker has taken and that wait for a place."),
+    "num_slots": ("slots", "Requests that may generate at the same time."),
+    "num_held_messages": ("held_messages", "Messages that the worker has taken and not acknowledged."),
+    "num_pending_completions": ("pending_completions", "Generations that ended, whose outcome is not stored yet."),
+    "oldest_task_seconds": ("oldest_task_s", "Since the worker took its oldest task that is not completed."),
+    "streams_behind_seconds": ("streams_behind_s", "Seconds for which Redis has not taken the worker's streams."),
+}
+_COUNTERS = {
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens computed, those found in the prefix cache not among them."),
+    "generation_tokens": ("generated_tokens", "Tokens generated."),
+    "prompt_tokens_cached": (
+        "cached_prompt_tokens",
+        "Prompt tokens found in the prefix cache, of ended generations.",
+    ),
+    "spec_decode_num_draft_tokens": ("draft_tokens", "Tokens drafted for speculative decoding."),
+    "spec_decode_num_accepted_tokens": ("accepted_draft_tokens", "Drafted tokens that were accepted."),
+    "resumed_attempts": ("resumed_attempts", "Tasks that an earlier delivery had begun."),
+    "lost_leases": ("lost_leases", "Leases that the worker has lost, with the messages that it held."),
+    "deaths": ("deaths", "Dead owners of messages, whose messages this worker has given back."),
+    "redeliveries": ("redeliveries", "Messages that came again."),
+    "quarantined": ("quarantined", "Messages that the worker has refused."),
+    "steps": ("steps", "Steps of the engine."),
+    "evicted_pages": ("evicted_pages", "Pages that the prefix cache has given up."),
+    "zombie_outputs": ("zombie_outputs", "Tokens sampled after the end of their sequence, and dropped."),
+    "num_preemptions": ("preemptions", "Requests that gave place and pages to others and were computed again."),
+}
+_HISTOGRAMS = {
+    "request_queue_time_seconds": ("queue_s", "From a worker's taking a task to its place in the engine."),
+    "time_to_first_token_seconds": ("ttft_s", "From a worker's taking a task to its first token."),
+    "request_time_per_output_token_seconds": ("per_output_token_s", "A generation's mean time between tokens."),
+    "e2e_request_latency_seconds": ("total_s", "From a worker's taking a task to its end."),
+    "request_prompt_tokens": ("prompt_tokens", "Prompt tokens of a generation."),
+    "request_generation_tokens": ("completion_tokens", "Tokens that a generation made."),
+}
+
+
+class FleetCollector(Collector):
+    """Collects all metrics at each scrape."""
+
+    def collect(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily("petiole_redis_up", "Whether Redis and the broker answer as they should.")
+        try:
+            workers, quarantined = reports.workers(), connections.streams().llen(QUARANTINE_KEY)
+            refused, started = probes.refused_writes(), lives.lives()
+            lengths = queues.queue_lengths(others=(queue for worker in workers for queue in worker.queues))
+        except Exception as error:  # of any kind: the next scrape tries again
+            logger.warning("no metrics could be collected: %s", str(error) or type(error).__name__)
+            up.add_metric((), 0)
+            yield up
+            return
+        up.add_metric((), 1)
+        yield up
+        writable = GaugeMetricFamily(
+            "petiole_redis_writable", "Whether this Redis takes writes: not if it is full.", labels=("redis",)
+        )
+        for name, reason in refused.items():
+            writable.add_metric((name,), not reason)
+            if reason:
+                logger.warning("the Redis of the %s takes no writes: %s", name, reason)
+        yield writable
+        yield from _lives(started)
+        yield GaugeMetricFamily("petiole_quarantine_messages", "Messages that were put aside.", value=quarantined)
+        waiting = GaugeMetricFamily(
+            "petiole_queue_messages", "Tasks that no worker has taken.", labels=("queue", "priority")
+        )
+        for (queue, priority), length in lengths.items():
+            waiting.add_metric((queue, "" if priority is None else str(priority)), length)
+        yield waiting
+        yield from _states(workers)
+        yield from _figures([worker for worker in workers if not worker.lost])
+
+    def describe(self) -> Iterable[Metric]:
+        """Empty, so that registering the collector does not query Redis."""
+        return ()
+
+
+def _lives(started: dict[str, Life]) -> Iterator[Metric]:
+    """Of all names of the last week, whether or not a worker has it now."""
+    starts = CounterMetricFamily("petiole_worker_starts", "Starts of workers of this name.", labels=("worker",))
+    since = GaugeMetricFamily("petiole_worker_start_time_seconds", "The last of them.", labels=("worker",))
+    exits = GaugeMetricFamily(
+        "petiole_worker_last_exit", "1; how the one before it ended.", labels=("worker", "reason")
+    )
+    for name, life in started.items():
+        starts.add_metric((name,), life.starts)
+        since.add_metric((name,), life.started_at)
+        if life.last_exit:
+            exits.add_metric((name, life.last_exit), 1)
+    yield from (starts, since, exits)
+
+
+def _states(workers: list[WorkerReport]) -> Iterator[Metric]:
+    up = GaugeMetricFamily(
+        "petiole_worker_up", "Whether the worker reports, as every two seconds.", labels=_LABELS
+    )
+    ready = GaugeMetricFamily("petiole_worker_ready", "Whether it takes tasks: 0 while it drains.", labels=_LABELS)
+    lease = GaugeMetricFamily(
+        "petiole_lease_age_seconds", "Seconds since the leases on the worker's tasks were renewed.", labels=_LABELS
+    )
+    for worker in workers:
+        lease.add_metric(_labels(worker), worker.lease_age_s + (worker.age_s or 0))
+        up.add_metric(_labels(worker), not worker.lost)
+        ready.add_metric(_labels(worker), not worker.lost and worker.state == "ready")
+    yield up
+    yield ready
+    yield lease
+
+
+def _figures(workers: list[WorkerReport]) -> Iterator[Metric]:
+    """Metrics of live workers. The last report of a lost worker is out of date."""
+    for kind, families in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+        for name, (field, what) in families.items():
+            family = kind(f"petiole_{name}", what, labels=_LABELS)
+            for worker in workers:
+                family.add_metric(_labels(worker), getattr(worker, field))
+            yield family
+    for name, (field, what) in _HISTOGRAMS.items():
+        histogram = HistogramMetricFamily(f"petiole_{name}", what, labels=_LABELS)
+        for worker in workers:
+            if (distribution := worker.distributions.get(field)) is not None:
+                histogram.add_metric(_labels(worker), _buckets(distribution), distribution.sum)
+        yield histogram
+    labels = (*_LABELS, "priority")
+    what = "From a task's submission to a worker's taking it."
+    waits = HistogramMetricFamily("petiole_broker_time_seconds", what, labels=labels)
+    for worker in workers:
+        for priority, distribution in worker.broker_s.items():
+            waits.add_metric((*_labels(worker), priority), _buckets(distribution), distribution.sum)
+    yield waits
+    pages = GaugeMetricFamily("petiole_kv_cache_pages", "Pages of the KV cache.", labels=(*_LABELS, "state"))
+    ends = CounterMetricFamily(
+        "petiole_requests", "Ends of generations; error: a failed task.", labels=(*_LABELS, "finish_reason")
+    )
+    failures = CounterMetricFamily(
+        "petiole_failures", "Failed tasks, by whose fault it is: caller or server.", labels=(*_LABELS, "fault")
+    )
+    for worker in workers:
+        for state in ("used", "cached", "free"):
+            pages.add_metric((*_labels(worker), state), getattr(worker, f"pages_{state}"))
+        for reason, count in worker.finished.items():
+            ends.add_metric((*_labels(worker), reason), count)
+        for fault in ("caller", "server"):
+            failures.add_metric((*_labels(worker), fault), worker.failed.get(fault, 0))
+    yield pages
+    yield ends
+    yield failures
+
+
+def _labels(worker: WorkerReport) -> tuple[str, str]:
+    return worker.worker, worker.model
+
+
+def _buckets(distribution: Distribution) -> list[tuple[str, float]]:
+    """Cumulative buckets: (upper bound, number of values up to it)."""
+    bounds = [*map(str, distribution.bounds), "+Inf"]
+    return list(zip(bounds, accumulate(distribution.counts), strict=True))
+
+
+def serve(host: str, port: int) -> int:
+    """Serve scrapes on a background thread. Returns the port, which is a free one if `port` is 0."""
+    registry = CollectorRegistry()
+    registry.register(FleetCollector())
+    server, _ = start_http_server(port, host, registry)
+    return int(server.server_port)

@@ -1,0 +1,34 @@
+"""Whether each Redis takes writes. One that is full, or has lost its replicas, still answers what only reads:
+workers cannot report there, and look dead."""
+
+from __future__ import annotations
+
+import redis
+
+from petiole.tasks.servers import connections
+from petiole.tasks.settings import settings
+from petiole.tasks.urls import RABBITMQ, scheme
+
+_WRITE = ("SETRANGE", "petiole:nothing", 0, "")
+"""Refused as any write is, also for lack of memory, and changes nothing."""
+
+
+def refused_writes() -> dict[str, str]:
+    """Of the broker's and the streams' Redis, the reason why it takes no writes; empty if it does. A user who may
+    not write cannot know, and gets no answer. Raises what a lost connection raises."""
+    configured = settings()
+    urls = {"broker": configured.broker_url, "streams": configured.streams_url}
+    found = {}
+    for name, url in urls.items():
+        if scheme(url) in RABBITMQ:
+            continue
+        try:
+            with connections.connect(url) as client:
+                client.execute_command(*_WRITE)
+        except redis.exceptions.NoPermissionError:
+            continue
+        except redis.ResponseError as error:
+            found[name] = str(error)
+        else:
+            found[name] = ""
+    return found

@@ -1,0 +1,93 @@
+"""How many messages wait in the broker, by queue and priority; and the key of those that were set aside."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from celery import Celery
+from kombu.transport.redis import Channel as RedisChannel
+from pydantic import BaseModel
+
+from petiole.tasks.app.application import app as celery_app
+from petiole.tasks.fleet.reports import WorkerReport
+from petiole.tasks.servers import connections
+from petiole.tasks.servers.answers import is_damage
+from petiole.tasks.settings import settings
+
+logger = logging.getLogger(__name__)
+
+QUARANTINE_KEY = "petiole:quarantine"
+
+_TIMEOUTS = {
+    **dict.fromkeys(("socket_connect_timeout", "socket_timeout"), connections.CONNECT_TIMEOUT_S),  # Redis's
+    "read_timeout": connections.CONNECT_TIMEOUT_S,  # RabbitMQ's
+}
+"""Transport options that limit the wait for a broker that hangs, for ever by default."""
+
+
+def queue_lengths(app: Celery = celery_app, others: Iterable[str] = ()) -> dict[tuple[str, int | None], int]:
+    """Messages in the broker, by queue and priority: in the default queue, one for each tenant with a weight, and
+    `others`. The priority is None on RabbitMQ, which counts them together."""
+    configured = settings()
+    names = [configured.queue, *(f"{configured.queue}.{tenant}" for tenant in configured.weights)]
+    names += sorted(set(others).difference(names))
+    with app.connection_for_read(transport_options=_TIMEOUTS) as connection:
+        connection.connect()
+        return {
+            (name, priority): length for name in names for priority, length in _lengths(connection, name).items()
+        }
+
+
+class QueueReport(BaseModel):
+    """A queue: how many tasks wait in it, by priority (None on RabbitMQ, which counts them together), and how many
+    live workers take from it."""
+
+    queue: str
+    waiting: int
+    by_priority: dict[int | None, int]
+    workers: int
+
+
+def report_queues(reports: Sequence[WorkerReport], app: Celery = celery_app) -> list[QueueReport]:
+    """The default queue, those of tenants, and each that a worker of the last hour takes from."""
+    named = {name for worker in reports for name in worker.queues}
+    lengths: dict[str, dict[int | None, int]] = {}
+    for (name, priority), length in queue_lengths(app, named).items():
+        lengths.setdefault(name, {})[priority] = length
+    live = Counter(name for worker in reports if not worker.lost for name in worker.queues)
+    return [
+        QueueReport(queue=name, waiting=sum(counted.values()), by_priority=counted, workers=live[name])
+        for name, counted in lengths.items()
+    ]
+
+
+def _lengths(connection: Any, queue: str) -> dict[int | None, int]:
+    """A queue's messages, by priority."""
+    with connection.channel() as channel:
+        if isinstance(channel, RedisChannel):
+            return list_lengths(channel, queue)
+        try:
+            return {None: int(channel.queue_declare(queue, passive=True).message_count)}
+        except connection.channel_errors:  # the queue does not exist yet
+            return {None: 0}
+
+
+def list_lengths(channel: Any, queue: str) -> dict[int | None, int]:
+    """The lengths of a queue's lists on Redis, by priority. A key that is no list is left out."""
+    lists = {priority: channel._q_for_pri(queue, priority) for priority in channel.priority_steps}
+    with channel.conn_or_acquire() as client, client.pipeline(transaction=False) as pipe:
+        for key in lists.values():
+            pipe.llen(key)
+        lengths = pipe.execute(raise_on_error=False)
+    found: dict[int | None, int] = {}
+    for (priority, key), length in zip(lists.items(), lengths, strict=True):
+        if is_damage(length):
+            logger.warning("queue %s: key %r cannot be counted: %s", queue, key, length)
+        elif isinstance(length, Exception):
+            raise length
+        else:
+            found[int(priority)] = length
+    return found

@@ -1,0 +1,36 @@
+"""Which tasks should run on one worker, because what they begin with is in its prefix cache.
+
+The key travels in a message's headers. Workers on a Redis broker heed it when they take messages (see
+`tasks/worker/broker/lua/take.lua`); elsewhere nobody reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import blake2b
+
+from petiole.tasks.requests.schemas import ChatRequest, Options
+
+HEADER = "petiole-affinity"
+
+
+def key(request: Options) -> str | None:
+    """16 hexadecimal digits, the same for all turns of a conversation; None if the task may run anywhere.
+
+    It is made from `affinity`, or else from the messages of a chat up to the first of its user; adapter and salt
+    have prefix caches of their own.
+    """
+    if request.affinity is not None:
+        common: object = request.affinity
+    elif isinstance(request, ChatRequest):
+        roles = [message["role"] for message in request.messages]
+        common = request.messages[: roles.index("user") + 1 if "user" in roles else None]
+    else:
+        return None
+    return blake2b(json.dumps([request.adapter, request.salt, common]).encode(), digest_size=8).hexdigest()
+
+
+def headers(request: Options) -> dict[str, str]:
+    """What goes into the message of this task."""
+    made = key(request)
+    return {} if made is None else {HEADER: made}

@@ -1,0 +1,399 @@
+"""The schemas shared by callers and workers: requests, deltas, results, and their Redis keys.
+
+Requests are strict: an unknown field or a wrong type is rejected by name, so that no misspelt option is silently
+ignored. Deltas and results are lenient: a reader ignores unknown fields, so that older readers work with newer
+workers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from types import NoneType
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+from petiole.tasks.errors import InvalidRequest, shorten
+from petiole.tasks.requests.hints import instead_of
+
+MAX_PROMPT_CHARACTERS = 4_000_000
+MAX_PROMPT_TOKENS = 1_000_000
+MAX_STOPS = 64
+MAX_SALT_CHARACTERS = 256
+MAX_SCHEMA_CHARACTERS = 1_000_000  # of a JSON schema, of all tools, or of all variables of a chat template
+RESERVED_VARIABLES = frozenset(
+    {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
+)  # no variables of a chat template: the worker sets them, or nobody
+
+INTEREST_TTL_S = 15  # TTL of a reader's interest key; when it expires, the reader is gone
+
+SENT = "petiole-sent"  # a message's header: when its task was submitted, by the producer's `time.time()`
+
+FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
+
+
+class StreamKeys(NamedTuple):
+    """The Redis keys of one task. The braces put them into the same hash slot of a Redis Cluster."""
+
+    log: str  # list: every delta, as JSON
+    channel: str  # pub/sub: the same deltas
+    state: str  # hash: attempt, deaths, model, adapter, done, cancel
+    interest: str  # string with a short TTL: a reader exists (see `cancel_on_disconnect`)
+    completion: str  # string: "claimed" with a short TTL, or "done" (see `tasks.worker.completion.claims`)
+
+
+def stream_keys(task_id: str) -> StreamKeys:
+    tag = f"petiole:{{{task_id}}}"
+    return StreamKeys(f"{tag}:log", f"{tag}:ch", f"{tag}:state", f"{tag}:interest", f"{tag}:completion")
+
+
+def _integer_keys(value: object) -> object:
+    """JSON has no integer keys: convert {"42": -1.5} to {42: -1.5}."""
+    if not isinstance(value, Mapping):
+        return value
+    return {int(k) if isinstance(k, str) and k.lstrip("-").isdecimal() else k: v for k, v in value.items()}
+
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[list[TokenId], Field(max_length=MAX_PROMPT_TOKENS)]
+LogitBias = Annotated[
+    dict[TokenId, Annotated[float, Field(ge=-1000, le=1000)]],
+    BeforeValidator(_integer_keys),
+    Field(max_length=MAX_PROMPT_TOKENS),
+]
+StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+Choice = Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+class Options(BaseModel):
+    """Options of both `generate` and `chat`. `tasks.requests.types.Options` says what each means."""
+
+    model_config = ConfigDict(defer_build=True, extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    max_tokens: int = Field(default=256, ge=1)
+    min_tokens: int = Field(default=0, ge=0)
+    temperature: float = Field(default=1.0, ge=0, le=100)
+    top_k: int = Field(default=0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    repetition_penalty: float = Field(default=1.0, ge=0.01, le=100)
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    logit_bias: LogitBias = Field(default_factory=dict)
+    allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
+    banned_token_ids: TokenIds = Field(default_factory=list)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    ignore_eos: bool = False
+    stop: list[StopString] = Field(default_factory=list, max_length=MAX_STOPS)
+    stop_token_ids: TokenIds = Field(default_factory=list)
+    stop_token_sequences: list[Annotated[TokenIds, Field(min_length=1)]] = Field(
+        default_factory=list, max_length=MAX_STOPS
+    )
+    skip_special_tokens: bool = True
+
+    json_schema: dict[str, Any] | None = None
+    regex: str | None = Field(default=None, min_length=1, max_length=65_536)
+    choice: list[Choice] | None = Field(default=None, min_length=1, max_length=10_000)
+    grammar: str | None = Field(default=None, min_length=1, max_length=262_144)
+
+    adapter: str | None = Field(default=None, min_length=1, max_length=1024)
+    salt: str = Field(default="", max_length=MAX_SALT_CHARACTERS)
+    affinity: str | None = Field(default=None, min_length=1, max_length=MAX_SALT_CHARACTERS)
+    deadline_s: float | None = Field(default=None, gt=0, le=1e9)
+    cancel_on_disconnect: bool = False
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop_is_a_list(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("json_schema", mode="after")
+    @classmethod
+    def _schema_of_sensible_size(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
+        _json_length("json_schema", schema, MAX_SCHEMA_CHARACTERS)
+        return schema
+
+    @model_validator(mode="after")
+    def _min_tokens_fit_max_tokens(self) -> Self:
+        if self.min_tokens > self.max_tokens:
+            raise InvalidRequest("min_tokens", f"must be at most max_tokens, {self.max_tokens}", self.min_tokens)
+        return self
+
+    @model_validator(mode="after")
+    def _one_constraint(self) -> Self:
+        kinds = [kind for kind in CONSTRAINT_KINDS if getattr(self, kind) is not None]
+        if len(kinds) > 1:
+            raise InvalidRequest(kinds[1], f"cannot be combined with {kinds[0]}", " and ".join(kinds))
+        return self
+
+    def subject(self) -> dict[str, Any]:
+        """What to generate from, the options of one task alone, as keyword arguments of the engine's `Request`."""
+        return {name: getattr(self, name) for name in type(self).model_fields if name not in Options.model_fields}
+
+    def sampling(self) -> dict[str, Any]:
+        """The keyword arguments of the engine's `SamplingParams`."""
+        return {name: getattr(self, name) for name in Options.model_fields if name not in _NOT_SAMPLING}
+
+    def constraint(self) -> tuple[str, Any] | None:
+        """The constraint on the output as (kind, value), or None."""
+        for kind in CONSTRAINT_KINDS:
+            if (value := getattr(self, kind)) is not None:
+                return kind, value
+        return None
+
+
+CONSTRAINT_KINDS = ("json_schema", "regex", "choice", "grammar")
+_NOT_SAMPLING = {*CONSTRAINT_KINDS, "adapter", "salt", "affinity", "deadline_s", "cancel_on_disconnect"}
+
+
+class GenerateRequest(Options):
+    """A prompt to continue, as text or token ids."""
+
+    prompt: str | list[int]
+
+    @field_validator("prompt", mode="plain")
+    @classmethod
+    def _text_or_token_ids(cls, prompt: object) -> str | list[int]:
+        if isinstance(prompt, str):
+            return _text("prompt", prompt)
+        if not isinstance(prompt, list | tuple):
+            raise InvalidRequest("prompt", "must be text or a list of token ids", prompt)
+        if not prompt:
+            raise InvalidRequest("prompt", "must not be empty", "[]")
+        if len(prompt) > MAX_PROMPT_TOKENS:
+            raise InvalidRequest("prompt", f"must have at most {MAX_PROMPT_TOKENS} tokens", len(prompt))
+        for position, token in enumerate(prompt):
+            if type(token) is not int or not 0 <= token < 2**31:
+                raise InvalidRequest(f"prompt[{position}]", "must be a token id", token)
+        return list(prompt)
+
+
+class ChatRequest(Options):
+    """A conversation to answer. A message has a `role` and `content`; other keys go to the chat template.
+
+    The chat template reads the entries of `chat_template_kwargs` as variables. With `continue_final_message` the
+    output continues the final message, which must be the assistant's.
+    """
+
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=10_000)
+    tools: list[dict[str, Any]] | None = Field(default=None, min_length=1, max_length=1024)
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    continue_final_message: bool = False
+
+    @field_validator("messages", mode="after")
+    @classmethod
+    def _roles_and_contents(cls, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        total = 0
+        for position, message in enumerate(messages):
+            role, content = message.get("role"), message.get("content")
+            if not isinstance(role, str) or not role:
+                raise InvalidRequest(f"messages[{position}].role", "must be text", role)
+            if isinstance(content, str):
+                total += len(_text(f"messages[{position}].content", content, may_be_empty=True))
+            elif isinstance(content, list | NoneType):
+                total += _json_length(f"messages[{position}].content", content, MAX_PROMPT_CHARACTERS)
+            else:
+                raise InvalidRequest(f"messages[{position}].content", "must be text", content)
+        if total > MAX_PROMPT_CHARACTERS:
+            raise InvalidRequest("messages", f"must have at most {MAX_PROMPT_CHARACTERS} characters in all", total)
+        return messages
+
+    @field_validator("tools", mode="after")
+    @classmethod
+    def _tools_of_sensible_size(cls, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        _json_length("tools", tools, MAX_SCHEMA_CHARACTERS)
+        return tools
+
+    @field_validator("chat_template_kwargs", mode="after")
+    @classmethod
+    def _variables_of_their_own(cls, variables: dict[str, Any]) -> dict[str, Any]:
+        if reserved := sorted(RESERVED_VARIABLES & variables.keys()):
+            limit = f"must not have {', '.join(sorted(RESERVED_VARIABLES))}"
+            raise InvalidRequest("chat_template_kwargs", limit, ", ".join(reserved))
+        _json_length("chat_template_kwargs", variables, MAX_SCHEMA_CHARACTERS)
+        return variables
+
+    @model_validator(mode="after")
+    def _final_message_to_continue(self) -> Self:
+        role = self.messages[-1]["role"]
+        if self.continue_final_message and role != "assistant":
+            raise InvalidRequest("continue_final_message", "needs a final message of the assistant", role)
+        return self
+
+
+def _json_length(field: str, value: object, limit: int) -> int:
+    try:
+        length = len(json.dumps(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(field, "must be JSON", f"{type(error).__name__}: {error}") from None
+    if length > limit:
+        raise InvalidRequest(field, f"must have at most {limit} characters as JSON", length)
+    return length
+
+
+def _text(field: str, text: str, *, may_be_empty: bool = False) -> str:
+    if not text and not may_be_empty:
+        raise InvalidRequest(field, "must not be empty", repr(text))
+    if len(text) > MAX_PROMPT_CHARACTERS:
+        raise InvalidRequest(field, f"must have at most {MAX_PROMPT_CHARACTERS} characters", len(text))
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(field, "must be valid Unicode", f"{text[error.start]!a} at {error.start}") from None
+    return text
+
+
+R = TypeVar("R", bound=Options)
+
+_LIMITS = {
+    "missing": "is required",
+    "extra_forbidden": "is not an option of this task",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "finite_number": "must be a finite number",
+    "too_short": "must have at least {min_length} entries",
+    "too_long": "must have at most {max_length} entries",
+    "string_too_short": "must have at least {min_length} characters",
+    "int_type": "must be an integer",
+    "float_type": "must be a number",
+    "string_type": "must be text",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "string_too_long": "must have at most {max_length} characters",
+}
+
+
+def validate(kind: type[R], options: Mapping[str, Any]) -> R:
+    """`options` as a request. Raises `InvalidRequest` for its first error.
+
+    Unknown options are reported first: a misspelt one also makes the intended one missing.
+    """
+    for name in options:
+        if name.encode(errors="ignore").decode() != name:  # pydantic reports no name with a lone surrogate
+            raise InvalidRequest(ascii(name)[1:-1], _LIMITS["extra_forbidden"], shorten(options[name]))
+    try:
+        return kind.model_validate(dict(options))
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        first = min(details, key=lambda detail: detail["type"] != "extra_forbidden")
+        raise _invalid(first, kind.model_fields) from None
+
+
+def in_json(options: Mapping[str, Any]) -> dict[str, Any]:
+    """`options` as they go into a message: of a pydantic class its JSON schema."""
+    schema = options.get("json_schema")
+    if isinstance(schema, type) and issubclass(schema, BaseModel):
+        return {**options, "json_schema": schema.model_json_schema()}
+    return dict(options)
+
+
+def _invalid(error: ErrorDetails, known: Collection[str]) -> InvalidRequest:
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidRequest):
+        return cause
+    name, *rest = (part for part in error["loc"] if part != "[key]")
+    field = str(name) + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest)
+    value = "nothing" if error["type"] == "missing" else shorten(error["input"])
+    limit = _limit(error["type"], error["msg"], error.get("ctx", {}))
+    hint = instead_of(field, known) if error["type"] == "extra_forbidden" else ""
+    return InvalidRequest(field, f"{limit} ({hint})" if hint else limit, value)
+
+
+def _limit(kind: str, message: str, context: Mapping[str, Any]) -> str:
+    if context.get("min_length") == 1:
+        return "must not be empty"
+    if kind in _LIMITS:
+        return _LIMITS[kind].format(**context)
+    return message.replace("Input should", "must")
+
+
+class _Received(BaseModel):
+    """Base of what a reader receives. Later versions may add fields."""
+
+    model_config = ConfigDict(defer_build=True, extra="ignore", frozen=True)
+
+
+class TokenLogprobs(_Received):
+    """Natural-log probabilities of one position; `top` are pairs of token id and log probability."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]] = Field(default_factory=list)
+
+
+class StreamDelta(_Received):
+    """A piece of a task's stream.
+
+    `index` is the position of `token_ids[0]` in the output, `attempt` the delivery that generated it. Only the
+    last delta has a `finish_reason`, and only it may have no tokens. `text` may lag behind `token_ids`; the last
+    one has the rest. `values`, if not None, are the tokens' coordinates and sizes, with None for text tokens;
+    `bins` are the whole numbers from which they follow.
+    """
+
+    task_id: str
+    attempt: int
+    index: int
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    values: list[float | list[float] | None] | None = None
+    bins: list[list[int] | None] | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    error: dict[str, Any] | None = None
+
+    @property
+    def end(self) -> int:
+        """The index at which the next delta begins."""
+        return self.index + len(self.token_ids)
+
+    @property
+    def is_heartbeat(self) -> bool:
+        """Whether this is no delta of the task, but the sign of life that a reader has asked for."""
+        return not self.token_ids and self.finish_reason is None
+
+
+class Usage(_Received):
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    completion_tokens: int
+
+
+class Timing(_Received):
+    """Milliseconds since arrival in the engine; `prefill_ms` is a duration."""
+
+    queue_ms: float
+    prefill_ms: float
+    ttft_ms: float | None
+    total_ms: float
+
+
+class GenerationResult(_Received):
+    """What `AsyncResult.get()` returns as a dictionary: `GenerationResult.model_validate(result.get())`.
+
+    `tasks.requests.types.GenerationDict` is the type of that dictionary.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    usage: Usage
+    timing: Timing
+    model: str
+    attempt: int
+    logprobs: list[TokenLogprobs] | None = None

@@ -1,0 +1,106 @@
+"""Redis connection pools: one a process, created at its first use and again after a fork, and one an event loop.
+
+The clients do not retry: callers handle a lost connection themselves, some by reading the log again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
+from urllib.parse import parse_qs, urlsplit
+
+import redis
+from redis.asyncio import Redis as AsyncRedis
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from petiole.tasks.servers import redis_py
+from petiole.tasks.servers.masters import AsyncMasterPool, MasterPool
+from petiole.tasks.servers.sentinels import ASYNC, SYNC, options_for, pool_parameters
+from petiole.tasks.settings import settings
+from petiole.tasks.urls import EMBEDDED, SENTINEL, SentinelUrl, scheme, verified
+
+CONNECT_TIMEOUT_S = 5.0
+REPLY_TIMEOUT_S = 10.0
+LOST = (redis.ConnectionError, redis.TimeoutError, OSError)
+
+MAX_CONNECTIONS_A_LOOP = 16
+"""Size of an event loop's connection pool, used to subscribe and to read logs."""
+
+_OPTIONS: dict[str, Any] = {
+    **redis_py.RESP2,
+    "socket_connect_timeout": CONNECT_TIMEOUT_S,
+    "socket_timeout": REPLY_TIMEOUT_S,
+}
+
+
+def redis_url(url: str) -> str:
+    """`url` in redis-py's form: Celery's `redis+socket://` becomes `unix://`."""
+    if scheme(url) == EMBEDDED:
+        from petiole.tasks.servers import embedded
+
+        return f"unix://{embedded.socket_path()}?db=0"
+    if scheme(url) == "redis+socket":
+        parts = urlsplit(url)
+        db = parse_qs(parts.query).get("virtual_host", ["0"])[0].strip("/")
+        return f"unix://{parts.netloc}{parts.path}?db={db or 0}"
+    return verified(url)
+
+
+def connect(url: str) -> redis.Redis:
+    """A client with its own connection pool."""
+    pool = _pool(MasterPool, SYNC, url, retry=Retry(NoBackoff(), 0), **_OPTIONS)
+    return redis_py.owner(redis.Redis(connection_pool=pool))
+
+
+def _pool(kind: Any, classes: tuple[type, type], url: str, **options: Any) -> Any:
+    if scheme(url) == SENTINEL:
+        master = pool_parameters(SentinelUrl.parse(url), options_for(settings(), url), classes)
+        return kind(**master, **options)
+    return kind.from_url(redis_url(url), **options)
+
+
+def streams() -> redis.Redis:
+    """This process's client for streams, state and the fleet view."""
+    return _streams(settings().streams_url, os.getpid())
+
+
+@lru_cache(maxsize=8)
+def _streams(url: str, pid: int) -> redis.Redis:
+    return connect(url)
+
+
+T = TypeVar("T")
+
+
+class PerLoop(Generic[T]):
+    """One object for each event loop. They refer to their loop, so weak keys would keep them for ever; those of
+    closed loops are dropped when a new loop gets one."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._of: dict[asyncio.AbstractEventLoop, T] = {}
+
+    def __call__(self) -> T:
+        """The running loop's object."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._of:
+            for other in list(self._of):
+                if other.is_closed():
+                    self._of.pop(other, None)
+            self._of[loop] = self._make()
+        return self._of[loop]
+
+
+def _new_async_streams() -> AsyncRedis:
+    options = {**_OPTIONS, "max_connections": MAX_CONNECTIONS_A_LOOP, "retry": AsyncRetry(NoBackoff(), 0)}
+    pool = _pool(AsyncMasterPool, ASYNC, settings().streams_url, **options)
+    return redis_py.owner(AsyncRedis(connection_pool=pool))
+
+
+async_streams = PerLoop(_new_async_streams)
+"""The asyncio client, of the running event loop, for the Redis of `streams`."""

@@ -1,0 +1,156 @@
+"""Connection pools that follow the master after a failover, also if the old master stays up.
+
+A demoted master keeps its connections. It refuses writes but answers reads with stale data, so a client that only
+reads would not notice. Here a connection whose write is refused is closed; reconnecting leads to the new
+master. A connection that was not checked within `CHECK_S` is checked before the pool returns it, by a write that
+changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.exceptions import ReadOnlyError, ResponseError
+
+from petiole.tasks.servers import redis_py
+from petiole.tasks.servers.answers import Answers, AsyncAnswers, is_damage
+
+CHECK_S = 2.0
+"""How long a check is valid."""
+
+_CHECK = ("EXPIRE", "petiole:nothing", 1)
+
+
+def demoted(error: ResponseError) -> bool:
+    """Whether `error` says that the server is a replica. Redis 6 wraps the errors of commands in scripts."""
+    return isinstance(error, ReadOnlyError) or "-READONLY " in str(error)
+
+
+def refuses_writes(error: ResponseError) -> bool:
+    """Whether `error` says that the server currently refuses all writes."""
+    codes = ("OOM ", "NOREPLICAS ", "MISCONF ")
+    return isinstance(error, redis_py.OutOfMemory) or demoted(error) or any(code in str(error) for code in codes)
+
+
+def caused_by_call(error: BaseException) -> bool:
+    """Whether Redis refuses this call now and later: its arguments, its keys or its script are wrong."""
+    if isinstance(error, redis.DataError) or is_damage(error):
+        return True
+    if not isinstance(error, ResponseError) or "user_script" not in str(error):
+        return False
+    return not refuses_writes(error) and "NOPERM" not in str(error) and "ACL " not in str(error)
+
+
+class _CheckedConnection:
+    """When the server was last known to be a master. `lost_at` is a class attribute: each pool has a subclass."""
+
+    checked_at = lost_at = float("-inf")
+
+    @property
+    def checked(self) -> bool:
+        return not self.suspect and self.checked_at > time.monotonic() - CHECK_S
+
+    @property
+    def suspect(self) -> bool:
+        """Whether a connection of the pool has met a replica since this one was checked."""
+        return self.checked_at <= self.lost_at
+
+    def lose_master(self) -> None:
+        type(self).lost_at = time.monotonic()
+
+    def disconnect(self, *args: Any, **options: Any) -> Any:
+        self.checked_at = float("-inf")
+        connection: Any = super()
+        return connection.disconnect(*args, **options)
+
+
+class _Connection(_CheckedConnection, Answers):
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        connection: Any = super()
+        try:
+            return connection.read_response(*args, **options)
+        except ResponseError as error:
+            if not demoted(error):
+                raise
+            self.lose_master()
+            self.disconnect()
+            raise redis.ConnectionError(str(error)) from error
+
+
+class _AsyncConnection(_CheckedConnection, AsyncAnswers):
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        connection: Any = super()
+        try:
+            return await connection.read_response(*args, **options)
+        except ResponseError as error:
+            if not demoted(error):
+                raise
+            self.lose_master()
+            await self.disconnect(nowait=True)
+            raise redis.ConnectionError(str(error)) from error
+
+
+class MasterPool(redis.ConnectionPool):
+    """Without `max_connections` as large as it must be: redis-py 8 limits a pool to 100, and then raises."""
+
+    def __init__(
+        self, connection_class: type = redis.Connection, max_connections: int | None = None, **options: Any
+    ) -> None:
+        checked = type("Connection", (_Connection, connection_class), {})
+        super().__init__(connection_class=checked, max_connections=max_connections or 2**31, **options)
+
+    def get_connection(self, *args: Any, **options: Any) -> Any:
+        connection: Any = super().get_connection(*(args or redis_py.COMMAND), **options)
+        try:
+            if not connection.checked:
+                try:
+                    self._check(connection)
+                except redis.ConnectionError:  # the address may resolve to another server by now
+                    connection.disconnect()
+                    connection.connect()
+                    self._check(connection)
+        except BaseException:
+            self.release(connection)
+            raise
+        return connection
+
+    def _check(self, connection: Any) -> None:
+        try:
+            connection.send_command(*_CHECK)
+            connection.read_response()
+        except ResponseError:  # this user has no permission to write: cannot be checked
+            pass
+        connection.checked_at = time.monotonic()
+
+
+class AsyncMasterPool(redis.asyncio.BlockingConnectionPool):
+    """`MasterPool` for asyncio. While all `max_connections` are in use, callers wait."""
+
+    def __init__(self, connection_class: type = redis.asyncio.Connection, **options: Any) -> None:
+        super().__init__(connection_class=type("Connection", (_AsyncConnection, connection_class), {}), **options)
+
+    async def get_connection(self, *args: Any, **options: Any) -> Any:
+        connection: Any = await super().get_connection(*(args or redis_py.COMMAND), **options)  # type: ignore[no-untyped-call]
+        try:
+            if not connection.checked:
+                try:
+                    await self._check(connection)
+                except redis.ConnectionError:
+                    await connection.disconnect()
+                    await connection.connect()
+                    await self._check(connection)
+        except BaseException:
+            await self.release(connection)
+            raise
+        return connection
+
+    async def _check(self, connection: Any) -> None:
+        try:
+            await connection.send_command(*_CHECK)
+            await connection.read_response()
+        except ResponseError:
+            pass
+        connection.checked_at = time.monotonic()

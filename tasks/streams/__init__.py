@@ -1,0 +1,8 @@
+"""Reading the stream of a task. Applications call `readers`; the others are its parts.
+
+readers              `stream` and `astream`: the protocol over redis-py, blocking and with asyncio
+following            the protocol itself, without input or output: subscribe, read the log, follow, read again
+assembly             log and channel merged: every token once, in order
+subscriptions        pub/sub connections that are used again
+async_subscriptions  one pub/sub connection for all readers of an event loop
+"""

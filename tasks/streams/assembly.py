@@ -1,0 +1,106 @@
+"""Merges a log and a channel with overlapping contents into one stream: every token once, in order.
+
+The log is a list of deltas without gaps or overlaps: each begins at the index where the previous one ends. The
+channel carries the same deltas, but may lose some and deliver some twice. The reader's state is its position in
+the log (`LogPosition`). A published delta is handled by where it begins:
+
+    at the position        it is the next entry of the log: accept it
+    before the position    it was already read from the log: drop it
+    after the position     a delta was missed: read the log
+
+What has been returned to the caller (`next`, `text_length`) is counted separately from the position in the log.
+The two differ only when the log has been restarted: Redis failed over to a replica that lacked the last writes, or
+the task was retried. The same request produces the same tokens, possibly split into other deltas, so the part that
+was already returned is cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from petiole.tasks.requests.schemas import StreamDelta
+
+
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """The end of the log's first `entries` deltas, in tokens and in characters of text.
+
+    `last` is the index at which the last of them begins.
+    """
+
+    entries: int = 0
+    index: int = 0
+    text_length: int = 0
+    last: int = 0
+
+    def after(self, delta: StreamDelta) -> LogPosition:
+        return LogPosition(self.entries + 1, delta.end, self.text_length + len(delta.text), delta.index)
+
+    def ends_with(self, delta: StreamDelta) -> bool:
+        return (delta.index, delta.end, delta.finish_reason) == (self.last, self.index, None)
+
+
+class StreamAssembler:
+    """`published` and `logged` return the new deltas; `finished` is set after the last one."""
+
+    def __init__(self) -> None:
+        self.position = LogPosition()
+        self.next = 0
+        self.text_length = 0
+        self.attempt = 0
+        self.finished = False
+
+    def published(self, delta: StreamDelta) -> list[StreamDelta] | None:
+        """The new deltas, given one from the channel; None if the log must be read."""
+        if self.finished or delta.attempt < self.attempt or delta.index < self.position.index:
+            return []
+        if delta.index > self.position.index:
+            return None
+        return self._accept(delta)
+
+    @property
+    def read_from(self) -> int:
+        """First log entry to read: the one before `position`, which shows whether the log was restarted."""
+        return max(0, self.position.entries - 1)
+
+    def logged(self, deltas: Sequence[StreamDelta]) -> list[StreamDelta] | None:
+        """The new deltas, given the log from `read_from` on. None if the log was restarted: then `rewind`."""
+        if self.position.entries and not (deltas and self.position.ends_with(deltas[0])):
+            return None
+        new: list[StreamDelta] = []
+        for delta in deltas[self.position.entries - self.read_from :]:
+            if not self.finished and delta.index == self.position.index:
+                new += self._accept(delta)
+        return new
+
+    def rewind(self) -> None:
+        """Read the log from its beginning. Deltas that were already returned are not returned again."""
+        self.position = LogPosition()
+
+    def _accept(self, delta: StreamDelta) -> list[StreamDelta]:
+        before, self.position = self.position, self.position.after(delta)
+        self.attempt = max(self.attempt, delta.attempt)
+        self.finished = delta.finish_reason is not None
+        known_tokens, known_text = self.next - delta.index, self.text_length - before.text_length
+        self.next = max(self.next, delta.end)
+        self.text_length = max(self.text_length, self.position.text_length)
+        if known_tokens <= 0 and known_text <= 0:
+            return [delta]
+        rest = without(delta, max(0, known_tokens), max(0, known_text))
+        return [rest] if rest.token_ids or rest.text or rest.finish_reason else []
+
+
+def without(delta: StreamDelta, tokens: int, characters: int) -> StreamDelta:
+    """`delta` without its first `tokens` and the first `characters` of its text."""
+    tokens = min(tokens, len(delta.token_ids))
+    return delta.model_copy(
+        update={
+            "index": delta.index + tokens,
+            "token_ids": delta.token_ids[tokens:],
+            "text": delta.text[characters:],
+            "values": delta.values and delta.values[tokens:],
+            "bins": delta.bins and delta.bins[tokens:],
+            "logprobs": delta.logprobs and delta.logprobs[tokens:],
+        }
+    )

@@ -1,0 +1,199 @@
+"""Pub/sub for asyncio: all subscribers of one event loop share one connection.
+
+A worker publishes the deltas of all its streams together. With one connection a subscriber, each such flush would
+wake the event loop once a subscriber, and a web app with many streams would exhaust Redis's connections.
+
+One asyncio task reads the connection while there are subscribers. Redis replies in order, so a reply
+belongs to the oldest command without one. The queue of a subscriber is bounded: a slow one loses its oldest
+messages, detects the gap and reads the log. When the connection is lost, all its subscribers are woken, and each
+subscribes again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from typing import Any
+
+import redis
+
+from petiole.tasks.servers import connections, redis_py
+
+MAX_BEHIND = 1024
+"""Messages that are queued for one subscriber."""
+
+_REPLY_S = 1.0
+
+
+class Subscription:
+    """One reader's subscription to a channel."""
+
+    def __init__(self, channel: str) -> None:
+        self._channel = channel
+        self._shared: _SharedConnection | None = None
+        self._messages: deque[bytes] = deque(maxlen=MAX_BEHIND)
+        self._changed = asyncio.Event()
+
+    async def open(self) -> None:
+        """Subscribe. Raises one of `connections.LOST`, or the error that Redis replied."""
+        self._shared = await _shared_connections().get()
+        await self._shared.add(self._channel, self)
+
+    async def get(self, timeout_s: float) -> bytes | None:
+        """The next delta; None if none arrives within `timeout_s`. Raises redis.ConnectionError."""
+        assert self._shared is not None
+        if not self._messages and self._shared.lost is None:
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                return None
+        if not self._messages:
+            raise self._shared.error()
+        return self._messages.popleft()
+
+    async def hears(self) -> bool:
+        """Whether messages published before this call have arrived and are still queued."""
+        assert self._shared is not None
+        await self._shared.execute(_REPLY_S, "PING")
+        return bool(self._messages)
+
+    async def close(self) -> None:
+        if self._shared is not None:
+            with contextlib.suppress(*connections.LOST):
+                await self._shared.remove(self._channel, self)
+
+    async def distrust(self) -> None:
+        """Drop the shared connection after a missed message: workers may publish to another server now."""
+        assert self._shared is not None
+        await self._shared.lose("something was published and not heard")
+
+    def deliver(self, delta: bytes) -> None:
+        self._messages.append(delta)
+        self._changed.set()
+
+    def wake(self) -> None:
+        self._changed.set()
+
+
+class _SharedConnection:
+    """A connection and its subscribers. `lost`: why it was given up, or None."""
+
+    def __init__(self, pool: Any, connection: Any) -> None:
+        self.lost: str | None = None
+        self._pool, self._connection = pool, connection
+        self._subscribers: dict[bytes, set[Subscription]] = {}
+        self._pending: deque[asyncio.Future[Exception | None]] = deque()
+        self._reader: asyncio.Task[None] | None = None
+
+    @property
+    def usable(self) -> bool:
+        return self.lost is None and not self._connection.suspect
+
+    def error(self) -> redis.ConnectionError:
+        return redis.ConnectionError(f"a subscription's connection is lost: {self.lost}")
+
+    async def add(self, channel: str, subscriber: Subscription) -> None:
+        self._subscribers.setdefault(channel.encode(), set()).add(subscriber)
+        await self.execute(connections.REPLY_TIMEOUT_S, "SUBSCRIBE", channel)
+
+    async def remove(self, channel: str, subscriber: Subscription) -> None:
+        """Unsubscribe and wait for the reply, because the event loop may be closed after the last one."""
+        subscribers = self._subscribers.get(channel.encode(), set())
+        if subscriber in subscribers:
+            subscribers.discard(subscriber)
+            if not subscribers:
+                del self._subscribers[channel.encode()]
+                await self.execute(_REPLY_S, "UNSUBSCRIBE", channel)
+
+    async def lose(self, why: str) -> None:
+        """Release the connection, once; fail pending commands and wake all subscribers."""
+        if self.lost is not None:
+            return
+        self.lost = why
+        for reply in self._pending:
+            if not reply.done():
+                reply.set_result(self.error())
+        for subscribers in self._subscribers.values():
+            for subscriber in subscribers:
+                subscriber.wake()
+        self._subscribers.clear()
+        await self._connection.disconnect(nowait=True)
+        await self._pool.release(self._connection)
+
+    async def execute(self, timeout_s: float, *command: str) -> None:
+        """Send a command and wait for its reply. Messages published before the reply are queued by then."""
+        if self.lost is not None:
+            raise self.error()
+        reply: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self._pending.append(reply)
+        if self._reader is None or self._reader.done():
+            self._reader = asyncio.create_task(self._read_loop())
+        try:
+            await self._connection.send_command(*command, check_health=False)  # it would read other replies
+            async with asyncio.timeout(timeout_s):
+                error = await reply
+        except Exception as cause:  # of any type, if the connection is closed while redis-py sends
+            await self.lose(f"no answer to {command[0]}: {cause!r}")
+            raise self.error() from cause
+        except asyncio.CancelledError:
+            if not self._connection.is_connected:  # redis-py has closed it, and would reconnect by itself
+                await self.lose(f"{command[0]} was cut off")
+            raise
+        if error is not None:
+            raise error
+
+    async def _read_loop(self) -> None:
+        try:
+            while self._subscribers or self._pending:
+                await self._read_message()
+        except Exception as error:
+            await self.lose(repr(error))
+        except asyncio.CancelledError:
+            await self.lose("the event loop ends")
+            raise
+
+    async def _read_message(self) -> None:
+        error = None
+        try:
+            message = await self._connection.read_response(**redis_py.UNTIL_SOMETHING_COMES)
+        except redis.ResponseError as refused:
+            error = refused
+        else:
+            if message[0] == b"message":
+                _, channel, delta = message
+                for subscriber in self._subscribers.get(channel, ()):
+                    subscriber.deliver(delta)
+                return
+        reply = self._pending.popleft()
+        if not reply.done():
+            reply.set_result(error)
+
+
+class _SharedConnections:
+    """The shared connection of an event loop, opened on demand. Concurrent callers share one attempt."""
+
+    _current: _SharedConnection | None = None
+    _opening: asyncio.Task[_SharedConnection] | None = None
+
+    async def get(self) -> _SharedConnection:
+        if self._current is not None and self._current.usable:
+            return self._current
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+        return await asyncio.shield(self._opening)
+
+    async def _open(self) -> _SharedConnection:
+        try:
+            if self._current is not None:
+                await self._current.lose("its server has become a replica")
+            pool = connections.async_streams().connection_pool
+            self._current = _SharedConnection(pool, await pool.get_connection())  # type: ignore[no-untyped-call]
+            return self._current
+        finally:
+            self._opening = None
+
+
+_shared_connections = connections.PerLoop(_SharedConnections)

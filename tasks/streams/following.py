@@ -1,0 +1,188 @@
+"""The protocol of a stream's reader, without input or output.
+
+`read` is a generator. It yields an operation to perform, such as `("receive", 1.0)`, and is sent its result or
+thrown `Lost`; or it yields a delta for the reader. `readers` performs the operations, with redis-py or
+redis.asyncio; `assembly` decides which deltas are new.
+
+    subscribe ─► read the log ─► receive ◄─────────────────────┐
+        ▲                          │ the next delta ───────────┤ yield it
+        │                          │ a gap ─► read the log ────┤
+        │                          │ 1 s without a delta ─► has the task ended? ─► read the log
+        │                          │     messages were missed: distrust the subscription, subscribe
+        └── pause ◄── connection lost (anywhere)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import Any
+
+from celery.states import FAILURE, REVOKED, SUCCESS
+from pydantic import ValidationError
+
+from petiole.tasks import errors
+from petiole.tasks.errors import StreamError, StreamExpired, StreamTimeout
+from petiole.tasks.requests.schemas import GenerationResult, StreamDelta
+from petiole.tasks.streams.assembly import StreamAssembler, without
+
+SILENCE_S = 1.0  # time without a delta before the log is read: pub/sub may lose messages
+LOST_FOR_S = 60.0  # time without a connection before giving up
+LOG_GONE_FOR = 10  # consecutive silences with the log missing before it counts as expired
+LAST = {SUCCESS, FAILURE, REVOKED}
+
+Step = StreamDelta | tuple[Any, ...]
+Reading = Generator[Step, Any, None]
+
+
+class Lost(Exception):  # noqa: N818
+    """Thrown into the protocol when an operation failed: the connection and its subscription are lost."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def read(task_id: str, timeout_s: float | None, heartbeat_s: float | None = None) -> Reading:
+    """The protocol. `timeout_s` limits the wait for each delta; `heartbeat_s` that for anything."""
+    stream = Following(task_id, timeout_s, heartbeat_s)
+    lost_since: float | None = None
+    while not stream.assembler.finished:
+        try:
+            yield ("subscribe",)
+            yield from stream.catch_up()
+            lost_since = None
+            yield from stream.follow()
+        except Lost as lost:
+            now = time.monotonic()
+            lost_since = lost_since or now
+            stream.check_time(lost.error)
+            if now - lost_since > LOST_FOR_S:
+                what = f"no connection to the streams' Redis for {LOST_FOR_S:.0f} s: {lost.error}"
+                raise StreamError(what) from lost.error
+            yield from stream.heartbeat()
+            yield ("pause", min(1.0, 0.02 + (now - lost_since) / 2))
+
+
+class Following:
+    """The state of one reader."""
+
+    def __init__(self, task_id: str, timeout_s: float | None, heartbeat_s: float | None = None) -> None:
+        self.task_id, self.timeout_s, self.heartbeat_s = task_id, timeout_s, heartbeat_s
+        if heartbeat_s is not None and heartbeat_s < SILENCE_S:
+            raise ValueError(f"heartbeat_s: must be at least {SILENCE_S:g}, got {heartbeat_s!r}")
+        self.handed_out_at = time.monotonic()
+        self.assembler = StreamAssembler()
+        self.last_delta_at = time.monotonic()
+        self.silences_without_log = 0
+
+    def check_time(self, cause: BaseException | None = None) -> None:
+        if self.timeout_s is not None and time.monotonic() - self.last_delta_at >= self.timeout_s:
+            raise StreamTimeout(f"task {self.task_id}: no delta for {self.timeout_s:g} s") from cause
+
+    def delta(self, raw: bytes) -> StreamDelta:
+        try:
+            return StreamDelta.model_validate_json(raw)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise StreamError(
+                f"task {self.task_id}: a delta of its stream cannot be read: {first['msg']}"
+            ) from None
+
+    def hand_out(self, deltas: list[StreamDelta]) -> Reading:
+        for delta in deltas:
+            yield delta
+            if delta.error is not None:
+                raise errors.rebuild(delta.error)
+        if deltas:
+            self.last_delta_at = self.handed_out_at = time.monotonic()
+
+    def heartbeat(self) -> Reading:
+        """Yield an empty delta if one is due."""
+        if self.heartbeat_s is not None and time.monotonic() - self.handed_out_at >= self.heartbeat_s:
+            yield self.empty()
+            self.handed_out_at = time.monotonic()
+
+    def empty(self) -> StreamDelta:
+        position = self.assembler
+        return StreamDelta(
+            task_id=self.task_id, attempt=position.attempt, index=position.next, token_ids=[], text=""
+        )
+
+    def catch_up(self) -> Reading:
+        """Yield the new deltas of the log."""
+        new = yield from self.unread()
+        yield from self.hand_out(new)
+
+    def unread(self) -> Generator[Step, Any, list[StreamDelta]]:
+        """The log's deltas after the position, which moves past them: yield them before any step that may fail."""
+        while True:
+            entries, log_length = yield ("read_log", self.assembler.read_from)
+            new = self.assembler.logged([self.delta(raw) for raw in entries])
+            if new is not None:
+                self.silences_without_log = 0
+                return new
+            if log_length == 0:
+                self.silences_without_log += 1
+                return []
+            self.assembler.rewind()
+
+    def follow(self) -> Reading:
+        assembler = self.assembler
+        while not assembler.finished:
+            raw = yield ("receive", self.receive_timeout())
+            if raw is None:
+                yield from self.heartbeat()
+                yield from self.after_silence()
+                continue
+            new = assembler.published(self.delta(raw))
+            if new is None:
+                yield from self.catch_up()
+            else:
+                yield from self.hand_out(new)
+
+    def receive_timeout(self) -> float:
+        wait_s, now = SILENCE_S, time.monotonic()
+        if self.timeout_s is not None:
+            wait_s = min(wait_s, self.last_delta_at + self.timeout_s - now)
+        if self.heartbeat_s is not None:
+            wait_s = min(wait_s, self.handed_out_at + self.heartbeat_s - now)
+        return max(0.001, wait_s)
+
+    def after_silence(self) -> Reading:
+        """No delta arrived: the subscription may be dead, or the task may have ended without a stream."""
+        state, result = yield ("outcome",)  # read before the log, which is complete once the task has ended
+        new = yield from self.unread()
+        if new:
+            yield from self.hand_out(new)
+            if not (yield ("hears",)):
+                yield ("distrust",)
+                if self.assembler.finished:
+                    return
+                yield ("subscribe",)
+            yield from self.catch_up()
+        elif state in LAST:
+            yield from self.end_as(state, result)
+        elif self.silences_without_log >= LOG_GONE_FOR:
+            raise StreamExpired(f"task {self.task_id}: its log is gone after token {self.assembler.next}")
+        else:
+            self.check_time()
+
+    def end_as(self, state: str, result: Any) -> Reading:
+        """End the stream of a task whose log has no last delta: the task never ran, or the log has expired."""
+        self.assembler.finished = True
+        last = self.empty()
+        if state == REVOKED:
+            ending = "expired" if str(result) == "expired" else "revoked"  # Celery's reason; others: "terminated"
+            yield last.model_copy(update={"finish_reason": "cancelled", "stop_reason": ending})
+        elif state == FAILURE:
+            yield last.model_copy(update={"finish_reason": "error", "error": errors.describe(result)})
+            raise result
+        else:
+            try:
+                whole = GenerationResult.model_validate(result)
+            except ValidationError:
+                raise StreamExpired(f"task {self.task_id}: it has ended, and its log is gone") from None
+            parts = whole.model_dump(include={"token_ids", "text", "finish_reason", "stop_reason", "attempt"})
+            everything = last.model_copy(update={**parts, "index": 0, "logprobs": whole.logprobs})
+            yield without(everything, self.assembler.next, self.assembler.text_length)

@@ -1,0 +1,392 @@
+"""Readers of a task's stream. Late, reconnecting and concurrent readers all get every delta once, in order.
+
+`Stream` and `AsyncStream` perform the operations of the protocol in `following`, blocking and with asyncio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
+
+import redis
+from celery.backends.base import DisabledBackend
+from celery.exceptions import TimeoutError as GaveUp
+from celery.result import AsyncResult, EagerResult
+from kombu.exceptions import OperationalError
+
+from petiole.tasks.app.application import app as celery_app
+from petiole.tasks.errors import StreamError
+from petiole.tasks.fleet import control
+from petiole.tasks.fleet.serving import Watch
+from petiole.tasks.requests.schemas import INTEREST_TTL_S, StreamDelta, stream_keys
+from petiole.tasks.servers import connections
+from petiole.tasks.servers.answers import DamagedKey
+from petiole.tasks.streams import subscriptions
+from petiole.tasks.streams.async_subscriptions import Subscription
+from petiole.tasks.streams.following import Following, Lost, Step, read
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from redis.client import PubSub
+
+    from petiole.tasks.requests.types import GenerationDict
+
+
+class AsyncGeneration(AsyncResult):  # type: ignore[misc]
+    """Celery's `AsyncResult` of a generation."""
+
+    id: str
+    submitted_to: str | None = None
+    """The queue, if this process has submitted the task."""
+
+    if TYPE_CHECKING:
+
+        @overload
+        def get(
+            self, timeout: float | None = None, propagate: Literal[True] = True, **options: Any
+        ) -> GenerationDict: ...
+        @overload
+        def get(
+            self, timeout: float | None = None, propagate: bool = True, **options: Any
+        ) -> GenerationDict | Exception: ...
+        def get(self, *args: Any, **options: Any) -> Any: ...
+
+    @overload
+    async def aget(
+        self, timeout: float | None = None, propagate: Literal[True] = True, **options: Any
+    ) -> GenerationDict: ...
+    @overload
+    async def aget(
+        self, timeout: float | None = None, propagate: bool = True, **options: Any
+    ) -> GenerationDict | Exception: ...
+    async def aget(self, timeout: float | None = None, propagate: bool = True, **options: Any) -> Any:
+        """`get` for asyncio. It waits as a reader of the stream, so that no thread is taken for as long as that;
+        the result itself is then looked up in one."""
+        give_up_at = None if timeout is None else time.monotonic() + timeout
+        try:
+            async with asyncio.timeout(timeout):
+                if not await asyncio.to_thread(self.ready):
+                    await self._ended()
+        except TimeoutError:
+            raise GaveUp("The operation timed out.") from None
+        left_s = None if give_up_at is None else max(0.001, give_up_at - time.monotonic())
+        return await asyncio.to_thread(self.get, left_s, propagate, **options)
+
+    async def _ended(self) -> None:
+        """Read the stream to its end. How it ends is the result's to say."""
+        with contextlib.suppress(Exception):
+            async with contextlib.aclosing(AsyncStream(self, app=self.app)) as deltas:
+                async for _ in deltas:
+                    pass
+
+
+class EagerGeneration(EagerResult):  # type: ignore[misc]
+    """What an eager task gives in place of an `AsyncGeneration`."""
+
+    async def aget(self, *args: Any, **options: Any) -> Any:
+        return self.get(*args, **options)
+
+
+class _Reader:
+    """Base of `Stream` and `AsyncStream`: runs the protocol.
+
+    `_step` is the next operation of the protocol, or None after a delta, when the generator must be resumed.
+    """
+
+    def __init__(
+        self,
+        task: AsyncResult | str,
+        timeout_s: float | None = None,
+        cancel_on_disconnect: bool = False,
+        app: Celery | None = None,
+        heartbeat_s: float | None = None,
+    ) -> None:
+        self.task_id = task if isinstance(task, str) else str(task.id)
+        self.app = app or celery_app
+        self._keys = stream_keys(self.task_id)
+        self._cancel_on_disconnect = cancel_on_disconnect
+        self._interest_renewed_at = 0.0
+        self._complete = self._closed = False
+        self._process = os.getpid()
+        self._steps = (
+            Following(self.task_id, timeout_s).end_as(task.state, task.result)
+            if isinstance(task, EagerResult)
+            else read(self.task_id, timeout_s, heartbeat_s)
+        )
+        self._watch = Watch([getattr(task, "submitted_to", None)])
+        self._step: Step | None = next(self._steps)
+
+    @property
+    def result(self) -> AsyncGeneration:
+        """The task's Celery result."""
+        result: AsyncGeneration = self.app.AsyncResult(self.task_id)
+        return result
+
+    def _advance(self, answer: object) -> Step:
+        """Send the last operation's result and return the next step. Raises StopIteration at the end."""
+        return self._steps.throw(answer) if isinstance(answer, Lost) else self._steps.send(answer)
+
+    def _hand_out(self, delta: StreamDelta) -> StreamDelta:
+        self._step = None
+        self._complete = delta.finish_reason is not None
+        if not delta.is_heartbeat:
+            self._watch.heard()
+        return delta
+
+    def _damaged(self) -> StreamError:
+        return StreamError(f"task {self.task_id}: its stream in Redis is damaged: {self._keys.log} must be a list")
+
+    def _interest_is_due(self) -> bool:
+        if not self._cancel_on_disconnect or time.monotonic() - self._interest_renewed_at < INTEREST_TTL_S / 3:
+            return False
+        self._interest_renewed_at = time.monotonic()
+        return True
+
+    def _outcome_now(self) -> tuple[str | None, Any]:
+        if isinstance(self.app.backend, DisabledBackend):
+            return None, None
+        meta = self.app.backend.get_task_meta(self.task_id)
+        return meta["status"], meta["result"]
+
+    def _cancel_if_abandoned(self) -> None:
+        if self._cancel_on_disconnect and not self._complete:
+            with contextlib.suppress(OperationalError, *connections.LOST):
+                control.cancel(self.task_id, self.app)
+
+
+class Stream(_Reader, Iterator[StreamDelta]):
+    """Iterator of a task's deltas. The last one has a `finish_reason`; if the task failed, its exception follows.
+
+    Call `close()`, or use it as a context manager, if it may not be read to its end.
+    """
+
+    _pubsub: PubSub | None = None
+
+    def open(self) -> None:
+        """Subscribe now instead of at the first `next()`."""
+        if self._step == ("subscribe",):
+            self._step = self._advance(self._perform(self._step))
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> StreamDelta:
+        if self._closed:
+            raise StopIteration
+        try:
+            step = self._steps.send(None) if self._step is None else self._step
+            while not isinstance(step, StreamDelta):
+                step = self._advance(self._perform(step))
+        except BaseException:  # including StopIteration
+            self.close()
+            raise
+        return self._hand_out(step)
+
+    def _perform(self, step: Step) -> Any:
+        name, *arguments = step
+        try:
+            self._make_own()
+            return getattr(self, f"_{name}")(*arguments)
+        except connections.LOST as error:
+            if self._pubsub is not None:
+                self._pubsub.close()
+                self._pubsub = None
+            return Lost(error)
+        except DamagedKey as error:
+            raise self._damaged() from error
+
+    def _make_own(self) -> None:
+        """In a forked child, lose the subscription, which is the parent's, and go on with another."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            raise redis.ConnectionError("the process has forked")
+
+    def _subscribe(self) -> None:
+        self._pubsub = subscriptions.subscribe(self._keys.channel)
+
+    def _hears(self) -> bool:
+        assert self._pubsub is not None
+        return subscriptions.hears(self._pubsub)
+
+    def _distrust(self) -> None:
+        """Close this subscription, which missed a message, and all idle ones."""
+        assert self._pubsub is not None
+        self._pubsub.close()
+        self._pubsub = None
+        subscriptions.forget()
+
+    def _read_log(self, start: int) -> tuple[list[bytes], int]:
+        with connections.streams().pipeline(transaction=False) as pipe:
+            if self._interest_is_due():
+                pipe.set(self._keys.interest, 1, ex=INTEREST_TTL_S)
+            pipe.lrange(self._keys.log, start, -1)
+            pipe.llen(self._keys.log)
+            *_, entries, length = pipe.execute()
+        return entries, length
+
+    def _receive(self, timeout_s: float) -> bytes | None:
+        if self._interest_is_due():
+            connections.streams().set(self._keys.interest, 1, ex=INTEREST_TTL_S)
+        assert self._pubsub is not None
+        message = subscriptions.data(self._pubsub.get_message(timeout=timeout_s))
+        if message is None:
+            self._watch.silent()
+        return message
+
+    def _outcome(self) -> tuple[str | None, Any]:
+        return self._outcome_now()
+
+    def _pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def _unsubscribe(self) -> None:
+        if (pubsub := self._pubsub) is not None:
+            self._pubsub = None
+            subscriptions.unsubscribe(pubsub, self._keys.channel)
+
+    def close(self) -> None:
+        """Release the connection. With `cancel_on_disconnect`, cancel the task if it is unfinished.
+
+        A forked child that has not read it leaves all this to its parent.
+        """
+        if not self._closed:
+            self._closed = True
+            self._steps.close()
+            if self._process == os.getpid():
+                self._unsubscribe()
+                self._cancel_if_abandoned()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self.close()
+
+
+class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
+    """`Stream` for asyncio."""
+
+    _subscription: Subscription | None = None
+
+    async def open(self) -> None:
+        if self._step == ("subscribe",):
+            self._step = self._advance(await self._perform(self._step))
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> StreamDelta:
+        if self._closed:
+            raise StopAsyncIteration
+        try:
+            step = self._steps.send(None) if self._step is None else self._step
+            while not isinstance(step, StreamDelta):
+                step = self._advance(await self._perform(step))
+        except StopIteration:
+            await self.aclose()
+            raise StopAsyncIteration from None
+        except BaseException:
+            await self.aclose()
+            raise
+        return self._hand_out(step)
+
+    async def _perform(self, step: Step) -> Any:
+        name, *arguments = step
+        try:
+            return await getattr(self, f"_{name}")(*arguments)
+        except connections.LOST as error:
+            await self._unsubscribe()
+            return Lost(error)
+        except DamagedKey as error:
+            raise self._damaged() from error
+
+    async def _subscribe(self) -> None:
+        self._subscription = Subscription(self._keys.channel)
+        await self._subscription.open()
+
+    async def _hears(self) -> bool:
+        assert self._subscription is not None
+        return await self._subscription.hears()
+
+    async def _distrust(self) -> None:
+        assert self._subscription is not None
+        await self._subscription.distrust()
+        self._subscription = None
+
+    async def _read_log(self, start: int) -> tuple[list[bytes], int]:
+        async with connections.async_streams().pipeline(transaction=False) as pipe:
+            if self._interest_is_due():
+                pipe.set(self._keys.interest, 1, ex=INTEREST_TTL_S)
+            pipe.lrange(self._keys.log, start, -1)
+            pipe.llen(self._keys.log)
+            *_, entries, length = await pipe.execute()
+        return entries, length
+
+    async def _receive(self, timeout_s: float) -> bytes | None:
+        if self._interest_is_due():
+            await connections.async_streams().set(self._keys.interest, 1, ex=INTEREST_TTL_S)
+        assert self._subscription is not None
+        message = await self._subscription.get(timeout_s)
+        if message is None:
+            self._watch.silent()
+        return message
+
+    async def _outcome(self) -> tuple[str | None, Any]:
+        return await asyncio.to_thread(self._outcome_now)
+
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def _unsubscribe(self) -> None:
+        if (subscription := self._subscription) is not None:
+            self._subscription = None
+            await subscription.close()
+
+    async def aclose(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._steps.close()
+            await asyncio.shield(self._release())  # anyio cancels every `await` after a client has disconnected
+
+    async def _release(self) -> None:
+        await self._unsubscribe()
+        if self._cancel_on_disconnect:
+            await asyncio.to_thread(self._cancel_if_abandoned)
+
+
+def stream(
+    task: AsyncResult | str,
+    *,
+    timeout_s: float | None = None,
+    cancel_on_disconnect: bool = False,
+    heartbeat_s: float | None = None,
+) -> Stream:
+    """All deltas of a task, given its `AsyncResult` or its id, from the first one, however late reading begins.
+
+    Raises `StreamTimeout` after `timeout_s` without a delta; the default is no timeout. `cancel_on_disconnect`
+    cancels the task when this reader stops, and must be set for the task as well. With `heartbeat_s` there is an
+    empty delta, whose `is_heartbeat` is true, after so long without one.
+    """
+    return Stream(task, timeout_s, cancel_on_disconnect, heartbeat_s=heartbeat_s)
+
+
+async def astream(
+    task: AsyncResult | str,
+    *,
+    timeout_s: float | None = None,
+    cancel_on_disconnect: bool = False,
+    heartbeat_s: float | None = None,
+) -> AsyncGenerator[StreamDelta, None]:
+    """`stream` for asyncio."""
+    reader = AsyncStream(task, timeout_s, cancel_on_disconnect, heartbeat_s=heartbeat_s)
+    async with contextlib.aclosing(reader) as deltas:
+        async for delta in deltas:
+            yield delta

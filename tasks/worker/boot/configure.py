@@ -1,0 +1,53 @@
+"""Makes a Celery worker Petiole's: `celery -A tasks worker` calls `configure`, in the worker process only."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from petiole.tasks import worker_side
+from petiole.tasks.settings import settings
+from petiole.tasks.worker.boot import program
+from petiole.tasks.worker.boot.step import EngineStep
+from petiole.tasks.worker.broker import damage, inflating, prefetch, transport
+from petiole.tasks.worker.broker.fairness import tenant_queues
+from petiole.tasks.worker.broker.quarantine import put_aside
+from petiole.tasks.worker.foreign.linked import add_route
+from petiole.tasks.worker.generation import limits  # noqa: F401 - its control command is one once imported
+
+LOOK_AHEAD = 4
+"""Tasks that a worker holds beyond the places of its engine, so that a free place is filled at once."""
+
+ETA_TASKS = 10_000
+"""Limit on held tasks with an `eta`: each raises the prefetch by one and uses about 9 KB."""
+
+STORE_RETRIES = 40
+"""With Celery's pauses of up to 10 s, a result backend may be unreachable for about five minutes."""
+
+
+def configure(app: Any) -> None:
+    """Configure `app` to run Petiole's worker."""
+    conf = app.conf
+    if not conf.worker_concurrency:
+        conf.worker_concurrency = settings().max_num_seqs + LOOK_AHEAD
+    if not conf.worker_eta_task_limit:
+        conf.worker_eta_task_limit = ETA_TASKS
+    if settings().weights and not conf.task_queues:  # -Q can still select some of them
+        names = tenant_queues(conf.task_default_queue, settings().weights)
+        conf.task_queues = {name: {"exchange": name, "routing_key": name} for name in names}
+    conf.broker_connection_max_retries = None
+    conf.worker_cancel_long_running_tasks_on_connection_loss = False
+    conf.worker_enable_prefetch_count_reduction = False
+    conf.result_backend_always_retry = True
+    if conf.result_backend_max_retries == float("inf"):  # a result that is too large would be retried for ever
+        conf.result_backend_max_retries = STORE_RETRIES
+    conf.worker_consumer = worker_side.CONSUMER
+    app.amqp.Connection = program.Connection
+    app.steps["worker"].add(EngineStep)
+    for name in program.LOGGERS:
+        logging.getLogger(name).addFilter(program.figures_for_text)
+    add_route(app, settings().linked_queue)
+    transport.install()
+    prefetch.install()
+    inflating.install()
+    damage.quarantine = put_aside

@@ -1,0 +1,113 @@
+"""Changes to the program `celery -A tasks worker`: its exit and its log.
+
+The first Ctrl-C is a warm shutdown like SIGTERM and exits with status 0. A shutdown does not wait for a model that
+is being loaded, nor longer than `drain_seconds` for the app's other tasks. URLs without a password are printed
+without a masked one. The log of a generation has its statistics instead of its text.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+from typing import Any, NoReturn
+
+from celery.apps import worker as stock
+from celery.platforms import EX_OK
+from kombu.connection import Connection as StockConnection
+
+from petiole.tasks.definitions import SCHEMAS
+from petiole.tasks.errors import GenerationFailed
+from petiole.tasks.handover import take_result
+from petiole.tasks.urls import SENTINEL, redacted, scheme
+
+
+class Worker(stock.Worker):  # type: ignore[misc]
+    def install_platform_tweaks(self, worker: Any) -> None:
+        super().install_platform_tweaks(worker)
+        stock.install_worker_int_handler(worker, exitcode=EX_OK)
+
+    def start(self) -> None:
+        super().start()
+        if getattr(self.pool, "abandoned", False):
+            leave(self.exitcode or EX_OK)
+
+
+def leave(status: int) -> NoReturn:
+    """Exit the process although some threads cannot be stopped.
+
+    A normal exit would wait for a download's threads, and would abort if it ended a thread inside native code.
+    """
+    try:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+    finally:
+        os._exit(status)
+
+
+class Connection(StockConnection):
+    """A connection that does not treat sentinels as failover brokers: all of them name the same master."""
+
+    @property
+    def sentinels(self) -> list[str]:
+        return [url for url in self.alt if scheme(url) == SENTINEL]
+
+    def completes_cycle(self, retries: int) -> bool:
+        connection: Any = super()
+        return bool(self.sentinels or connection.completes_cycle(retries))
+
+    def maybe_switch_next(self) -> None:
+        connection: Any = super()
+        if not self.sentinels:
+            connection.maybe_switch_next()
+
+    def as_uri(self, include_password: Any = False, mask: Any = "**", *more: Any, **options: Any) -> str:
+        if self.sentinels and not include_password:
+            return redacted(";".join(self.sentinels))
+        return str(super().as_uri(include_password, mask if self.password else "", *more, **options))
+
+
+LOGGERS = ("celery.worker.strategy", "celery.app.trace")
+"""They log a task as received, and how it ended."""
+
+
+def figures_for_text(record: logging.LogRecord) -> bool:
+    """Log filter: Celery's trace would log the run time of the task's body alone, and the generated text.
+
+    Celery also hands its facts to structured logs, as `record.data`: of a generation these are its figures, and no
+    task's have its arguments, which are prompts, and in chains and chords the texts of others.
+    """
+    facts = record.args
+    if not isinstance(facts, dict) or "id" not in facts:
+        return True
+    data = {name: value for name, value in facts.items() if name not in {"args", "kwargs"}}
+    if "return_value" in facts:
+        try:
+            result = take_result(str(facts["id"]))  # not by the name: a message may say another (`shadow`)
+        except GenerationFailed:
+            if facts.get("name") in SCHEMAS:  # an eager task inside another
+                data["return_value"] = "a generation"
+                record.args = {**facts, "return_value": "a generation"}
+        else:
+            del data["return_value"]
+            figures = {name: result[name] for name in ("finish_reason", "attempt")}
+            data |= {
+                "runtime": result["timing"]["total_ms"] / 1000,
+                **result["usage"],
+                **result["timing"],
+                **figures,
+            }
+            record.args = {**facts, "runtime": f"{data['runtime']:.3f}", "return_value": _in_words(result)}
+    record.data = data
+    return True
+
+
+def _in_words(result: dict[str, Any]) -> str:
+    usage, timing = result["usage"], result["timing"]
+    return (
+        f"{usage['completion_tokens']} tokens ({result['finish_reason']}), "
+        f"TTFT {timing['ttft_ms'] or 0:.0f} ms, waited {timing['queue_ms']:.0f} ms, "
+        f"prompt {usage['prompt_tokens']} tokens, {usage['cached_prompt_tokens']} cached"
+        + (f", attempt {result['attempt']}" if result["attempt"] > 1 else "")
+    )

@@ -1,0 +1,135 @@
+"""Petiole's bootstep in Celery's worker: starts lease renewal, the reports for the fleet view and the
+heartbeat file.
+
+Celery starts steps in the order of their dependencies, and stops them in reverse:
+
+    event loop, pool (loads the model), this step, consumer
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import redis
+from celery import bootsteps
+from celery.exceptions import WorkerShutdown
+
+from petiole.tasks.fleet import lives
+from petiole.tasks.fleet.reports import WorkerReport, version
+from petiole.tasks.servers import connections
+from petiole.tasks.settings import settings
+from petiole.tasks.worker.broker import transport
+from petiole.tasks.worker.broker.leases import LeaseKeeper
+from petiole.tasks.worker.pool.pool import EX_USAGE, EnginePool
+from petiole.tasks.worker.reports import heartbeat
+from petiole.tasks.worker.reports.incidents import incidents
+from petiole.tasks.worker.reports.reporter import Reporter, engine_figures
+
+logger = logging.getLogger(__name__)
+
+YOUNG_OBJECTS = 10_000
+"""Garbage collection threshold of generation 0: with a default of 700 it would run every few tasks."""
+
+
+class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """The step between pool and consumer."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, **options: Any) -> None:
+        super().__init__(worker, **options)
+        self.leases: LeaseKeeper | None = None
+        record_life(worker)
+        if path := settings().heartbeat_file:
+            try:
+                heartbeat.clear(Path(path))
+            except OSError as error:
+                logger.critical(
+                    "PETIOLE_HEARTBEAT_FILE: must be a file that can be written (%s), got %s", error, path
+                )
+                raise WorkerShutdown(EX_USAGE) from None
+
+    def start(self, worker: Any) -> None:
+        """Runs when the model is loaded and no message has been taken.
+
+        The step has no `stop`: leases are needed until the consumer's channel has given its messages back, and
+        reports until the pool has handed off.
+        """
+        pool = worker.pool
+        if not isinstance(pool, EnginePool):
+            named = type(pool).__module__
+            logger.critical("Petiole's tasks need its own pool, not %s: leave -P (--pool) away", named)
+            raise WorkerShutdown(EX_USAGE)
+        freeze()
+        self.leases = leases = LeaseKeeper(
+            ledgers=lambda: [channel.ledger for channel in list(transport.channels)],
+            connect=connect,
+            heartbeat_age_s=pool.engine.heartbeat_age_s,
+            visibility_timeout_s=settings().visibility_timeout_s,
+        )
+        leases.start()
+        if path := settings().heartbeat_file:
+            heartbeat.Heartbeat(Path(path), pool.engine.heartbeat_age_s).start()
+
+        at_start = version()
+
+        def report(tokens_per_s: float) -> WorkerReport:
+            return WorkerReport(
+                worker=worker.hostname,
+                state="draining" if pool.draining else "ready",
+                version=at_start,
+                queues=sorted(worker.app.amqp.queues.consume_from),
+                tokens_per_s=round(tokens_per_s, 1),
+                lease_age_s=round(leases.lease_age_s, 1),
+                streams_behind_s=round(pool.publisher.behind_s, 3),
+                held_messages=sum(channel.qos.count for channel in list(transport.channels)),
+                **pool.uncompleted(),
+                **incidents.report(),
+                **engine_figures(pool.engine.stats()),
+                **pool.tally.report(),
+            )
+
+        pool.reporter = Reporter(
+            connections.streams(),
+            worker=worker.hostname,
+            report=report,
+            tokens=lambda: int(pool.engine.stats().get("generated_tokens", 0)),
+        )
+        pool.reporter.start()
+
+
+def record_life(worker: Any) -> None:
+    """Record that the worker begins, and, when its process exits, with which status."""
+
+    def record(write: Callable[..., None], *more: str) -> None:
+        try:
+            write(connections.streams(), worker.hostname, *more)
+        except (*connections.LOST, redis.RedisError):
+            logger.debug("starts and exits are not recorded", exc_info=True)
+
+    record(lives.begin)
+    atexit.register(lambda: record(lives.end, str(worker.exitcode or 0)))
+
+
+def freeze() -> None:
+    """Exclude all present objects from garbage collection: a full one would pause all streams for 100 ms.
+
+    Later objects live as long as a task, and few are in cycles, so they are collected less often.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
+
+
+def connect() -> redis.Redis | None:
+    """A separate client for the lease keeper, to the consumer's broker. None until that has registered."""
+    timeout_s = max(1.0, settings().visibility_timeout_s / 5)
+    for channel in list(transport.channels):
+        if channel.ledger.registered:
+            return channel.own_client(timeout_s)
+    return None

@@ -1,0 +1,140 @@
+"""Celery's consumer behind the gate.
+
+A stock worker exits on a header of the wrong type, and the redelivered message then ends the next worker. Other
+messages it acknowledges without a result. This consumer gives Celery only what the gate lets through, and has
+the rest put aside. Errors of Redis or the result backend are raised as usual.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from celery import signals
+from celery.exceptions import CPendingDeprecationWarning, NotRegistered
+from celery.worker.consumer import Consumer as StockConsumer
+from celery.worker.state import maybe_shutdown
+
+from petiole.tasks.worker.broker import gate
+from petiole.tasks.worker.broker.quarantine import put_aside
+
+logger = logging.getLogger(__name__)
+
+
+CONNECTING_PAUSES_S = (1, 1, 5)
+"""Pause before the second attempt to connect, its increment at each further attempt, and its maximum."""
+
+
+@contextmanager
+def _controlled(what: str, queue: object) -> Iterator[None]:
+    """Celery obeys the control commands `add_consumer` and `cancel_consumer` where an error ends the worker."""
+    try:
+        yield
+    except (redis.RedisError, OSError):
+        raise
+    except Exception:
+        logger.exception("a control command to %s the queue %r could not be carried out", what, queue)
+
+
+class Consumer(StockConsumer):  # type: ignore[misc]
+    def ensure_connected(self, conn: Any) -> Any:
+        """Connect to the broker; retry without limit by default, and log each failed attempt."""
+        conf = self.app.conf
+        if not (conf.broker_connection_retry and conf.broker_connection_retry_on_startup):
+            return super().ensure_connected(conn)
+
+        def report(error: Exception, pause_s: float) -> None:
+            reason = str(error).rstrip(".")
+            logger.error("no connection to %s: %s; trying again in %.0f s", conn.as_uri(), reason, pause_s)
+
+        most = conf.broker_connection_max_retries
+        connected = conn.ensure_connection(report, most, *CONNECTING_PAUSES_S, callback=maybe_shutdown)
+        self.first_connection_attempt = False
+        return connected
+
+    def on_connection_error_after_connected(self, exc: Exception) -> None:
+        with warnings.catch_warnings():  # about a default that a later Celery changes
+            warnings.simplefilter("ignore", CPendingDeprecationWarning)
+            super().on_connection_error_after_connected(exc)
+
+    def add_task_queue(self, queue: Any, *args: Any, **options: Any) -> None:
+        with _controlled("add", queue):
+            super().add_task_queue(queue, *args, **options)
+
+    def cancel_task_queue(self, queue: Any) -> None:
+        with _controlled("cancel", queue):
+            super().cancel_task_queue(queue)
+
+    def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], None]:
+        handle = super().create_task_handler(*args, **kwargs)
+
+        def guarded(message: Any) -> None:
+            task = gate.task(message)
+            if isinstance(task, gate.Refused):
+                self.refuse(message, task)
+                return
+            message.headers, message._decoded_cache = task.headers, task.body
+            try:
+                handle(message)
+                self.make_room()
+            except (redis.RedisError, OSError):
+                raise
+            except Exception as error:
+                logger.exception("a message could not be handled")
+                reason = f"the message cannot be handled: {type(error).__name__}"
+                self.refuse(message, gate.Refused(reason, task.id))
+
+        return guarded
+
+    def make_room(self) -> None:
+        """Celery applies the prefetch that a task with an eta raises in the next turn of the event loop, which may
+        be a second away: let it come at once."""
+        if self.qos.value != self.qos.prev:
+            self.pool.mailbox.post(lambda: None)
+
+    def refuse(self, message: Any, refused: gate.Refused, error: Exception | None = None) -> None:
+        """Have the message put aside, and then acknowledged. Stock Celery acknowledges without a result."""
+        body = message.body if isinstance(message.body, bytes) else str(message.body).encode(errors="replace")
+        where = message.delivery_info if isinstance(message.delivery_info, dict) else {}
+
+        def acknowledge() -> None:
+            if not message.acknowledged:
+                message.ack_log_error(logger, self.connection_errors)
+
+        queue = str(where.get("routing_key"))
+        put_aside(body, queue, refused.reason, refused.task_id, error=error, done=acknowledge)
+
+    def on_decode_error(self, message: Any, exc: Exception) -> None:
+        """Called by kombu for a body that it cannot decompress."""
+        task = gate.task(message)
+        if isinstance(task, gate.Refused) and task.reason.startswith("headers"):
+            self.refuse(message, task)
+            return
+        task_id = task.task_id if isinstance(task, gate.Refused) else task.id
+        self.refuse(message, gate.Refused(f"body cannot be decoded: {type(exc).__name__}: {exc}", task_id))
+
+    def on_unknown_message(self, body: Any, message: Any) -> None:
+        self.refuse(message, gate.Refused("the message names no task"))
+
+    def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
+        task = gate.task(message)
+        self.refuse(
+            message, gate.Refused(f"no valid task: {exc}", None if isinstance(task, gate.Refused) else task.id)
+        )
+
+    def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
+        """Stock Celery stores the failure here, on the event loop's thread."""
+        task = gate.task(message)
+        if isinstance(task, gate.Refused):
+            self.refuse(message, task)
+            return
+        name = task.name
+        reason = f"headers.task must be a task that this worker has, got {name}"
+        self.refuse(message, gate.Refused(reason, task.id), NotRegistered(name))
+        if self.event_dispatcher:
+            self.event_dispatcher.send("task-failed", uuid=task.id, exception=f"NotRegistered({name!r})")
+        signals.task_unknown.send(sender=self, message=message, exc=exc, name=name, id=task.id)

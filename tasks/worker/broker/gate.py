@@ -1,0 +1,372 @@
+"""The gate: what a broker delivers is either a well-formed message, or refused with a reason. Nothing else comes
+of it: both functions are total, pure, and the only places that know what kombu and Celery trip over.
+
+    bytes of Redis ──envelope──► kombu's Message ──task──► Celery's strategy, request, pool
+                      │                            │
+                      └────────────refused─────────┴──────► quarantine, and the task fails
+
+`envelope` is for what kombu reads before it calls a consumer. RabbitMQ's messages have no envelope: they come from
+kombu as `Message`. `task` is for what Celery reads between its consumer and its trace. It takes all messages that
+stock producers send: of protocol 2, and of protocol 1, whose headers are in the body.
+
+Harmless deviations are mended instead: headers that would replace attributes of Celery's request are left out.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from celery.canvas import Signature
+
+from petiole.tasks.errors import shorten
+from petiole.tasks.requests.messages import ID, KNOWN, LARGEST_INT, RESERVED, encodes, first_wrong, is_id, is_int
+
+DEPTH = 200
+"""Most levels of lists and objects in an envelope or body: Python's JSON and copies of it recurse."""
+
+MOST_VALUES = 4 * 2**20
+"""Most lists, objects and commas in an envelope or body: a byte or two of JSON may take two hundred in memory."""
+
+_BODY = "body", "must be [args, kwargs, embed]: a list and two objects"
+_EMBED = ("callbacks", "errbacks", "chain", "chord")
+_OLDER = (*KNOWN, "args", "kwargs", "callbacks", "errbacks", "chord", "utc")
+"""What Celery reads of a body of protocol 1; there `group` is also called `taskset`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What kombu's `Message` is made of; its body is decoded."""
+
+    payload: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A message's headers and decoded body for Celery. The body is a list, or of protocol 1 an object."""
+
+    headers: dict[str, Any]
+    body: list[Any] | dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self._said("task")
+
+    @property
+    def id(self) -> str:
+        return self._said("id")
+
+    def _said(self, name: str) -> str:
+        where = self.body if name not in self.headers and isinstance(self.body, dict) else self.headers
+        return str(where[name])
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """`reason` names the field, its limit and its value. `task_id`: of the task to fail, if one is usable."""
+
+    reason: str
+    task_id: str | None = None
+
+
+class Message(Protocol):
+    """What `task` reads of kombu's. `payload` decodes the body, and may raise anything."""
+
+    headers: Any
+    properties: Any
+    delivery_info: Any
+    content_type: Any
+    content_encoding: Any
+    body: Any
+
+    @property
+    def payload(self) -> Any: ...
+
+
+class _RefusedError(Exception):
+    """`field`: its limit and value."""
+
+    def __init__(self, field: str, limit: str, *value: object) -> None:
+        super().__init__(f"{field} {limit}" + "".join(f", got {_shown(one)}" for one in value))
+
+
+# ---------------------------------------------------------------- what kombu reads
+
+
+def envelope(raw: bytes) -> Envelope | Refused:
+    """What a producer has put into a Redis list."""
+    said: list[Any] = []
+    try:
+        return Envelope(_envelope(raw, said))
+    except _RefusedError as refused:
+        return Refused(str(refused), _id_of(*said))
+    except Exception as error:
+        return Refused(f"the message cannot be read: {_named(error)}", _id_of(*said))
+
+
+def _envelope(raw: bytes, said: list[Any]) -> dict[str, Any]:
+    nested = _check_size("the message", raw)
+    payload = json.loads(raw)
+    said.append(payload)
+    _check_depth("the message", payload, nested)
+    if not isinstance(payload, dict):
+        raise _RefusedError("the message", "must be an object", payload)
+    properties, headers = payload.get("properties"), payload.get("headers")
+    if not isinstance(properties, dict):
+        raise _RefusedError("properties", "must be an object", properties)
+    if not isinstance(headers, dict | None):
+        raise _RefusedError("headers", "must be an object", headers)
+    for name in ("content-type", "content-encoding"):
+        if not (payload.get(name) is None or encodes(payload[name])):
+            raise _RefusedError(name, "must be text", payload[name])
+    return {
+        "body": _body(payload.get("body"), properties.get("body_encoding")),
+        "content-type": payload.get("content-type"),
+        "content-encoding": payload.get("content-encoding"),
+        "headers": headers or {},
+        "properties": _properties(properties),
+    }
+
+
+def _body(body: object, encoding: object) -> bytes:
+    if not isinstance(body, str):
+        raise _RefusedError("body", "must be text", body)
+    if encoding is not None and encoding != "base64":
+        raise _RefusedError("properties.body_encoding", "must be base64 or null", encoding)
+    try:
+        return base64.b64decode(body) if encoding else body.encode()
+    except ValueError as error:
+        raise _RefusedError("body", f"cannot be decoded: {_named(error)}") from None
+
+
+def _properties(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the body's encoding, because the body is decoded, and with the priority as a number."""
+    where = properties.get("delivery_info")
+    _check_delivery_info(where)
+    for name in ("correlation_id", "reply_to"):
+        if not (properties.get(name) is None or encodes(properties[name])):
+            raise _RefusedError(f"properties.{name}", "must be text that UTF-8 can encode", properties[name])
+    mended = {name: value for name, value in properties.items() if name not in {"body_encoding", "priority"}}
+    mended["delivery_info"] = {name: value for name, value in (where or {}).items() if name != "consumer_tag"}
+    if properties.get("priority") is not None:
+        mended["priority"] = _priority(properties["priority"])
+    return mended
+
+
+def _check_delivery_info(where: object) -> None:
+    if where is None:
+        return
+    if not isinstance(where, dict):
+        raise _RefusedError("properties.delivery_info", "must be an object", where)
+    for name in ("exchange", "routing_key"):
+        if not (where.get(name) is None or encodes(where[name])):
+            raise _RefusedError(f"properties.delivery_info.{name}", "must be text", where[name])
+
+
+def _priority(given: object) -> int:
+    """As kombu reads it: it takes text, too."""
+    try:
+        priority = int(given)  # type: ignore[call-overload]
+    except (ValueError, TypeError, OverflowError):
+        priority = None
+    if not is_int(priority, -LARGEST_INT):
+        raise _RefusedError("properties.priority", f"must be a whole number to {LARGEST_INT}", given)
+    return int(priority)
+
+
+# ---------------------------------------------------------------- what Celery reads
+
+
+def task(message: Message) -> Task | Refused:
+    """A message from a queue of tasks."""
+    said: list[Any] = [{"headers": message.headers, "properties": message.properties}]
+    try:
+        return _task(message, said)
+    except _RefusedError as refused:
+        return Refused(str(refused), _id_of(*said))
+    except Exception as error:
+        return Refused(f"the message cannot be handled: {_named(error)}", _id_of(*said))
+
+
+def _task(message: Message, said: list[Any]) -> Task:
+    headers = message.headers
+    if not isinstance(headers, dict):
+        raise _RefusedError("headers", "must be an object", headers)
+    if not isinstance(message.properties, dict):
+        raise _RefusedError("properties", "must be an object", message.properties)
+    _check_delivery_info(message.delivery_info)
+    _properties(message.properties)
+    _check_depth("headers", headers)
+    _check_known("headers", headers)
+    headers = _mended(headers)
+    body = _decoded(message)
+    if isinstance(body, dict) and ("args" in body or "task" not in headers):
+        said.append(body)
+        body = _older(body)
+        _check_named({**body, **headers})
+        _check_arguments(body["args"], body["kwargs"], body)
+        return Task(headers, body)
+    _check_named(headers)
+    if not (isinstance(body, list | tuple) and len(body) == 3):
+        raise _RefusedError(*_BODY, body)
+    args, kwargs, embed = body
+    if not isinstance(embed, dict | None):
+        raise _RefusedError(*_BODY, embed)
+    _check_arguments(args, kwargs, embed or {})
+    for name in embed or {}:
+        if name not in _EMBED and (name in KNOWN or name in RESERVED):
+            raise _RefusedError("body.embed", f"must have no more than {', '.join(_EMBED)}", name)
+    return Task(headers, [args, kwargs, embed or {}])
+
+
+def _decoded(message: Message) -> Any:
+    for name, value in (("content_type", message.content_type), ("content_encoding", message.content_encoding)):
+        if not isinstance(value, str | None):
+            raise _RefusedError(name, "must be text", value)
+    raw = message.body
+    nested = _check_size("body", raw) if isinstance(raw, bytes) else None
+    try:
+        body = message.payload
+    except Exception as error:
+        raise _RefusedError("body", f"cannot be decoded: {_named(error)}") from None
+    _check_depth("body", body, nested)
+    return body
+
+
+def _older(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A body of protocol 1, with those fields that Celery reads."""
+    fields = {name: body[name] for name in _OLDER if body.get(name) is not None}
+    if body.get("taskset") is not None:
+        fields["group"] = body["taskset"]
+    _check_known("body", fields)
+    return {"args": [], "kwargs": {}, **fields}
+
+
+def _check_known(where: str, headers: Mapping[str, Any]) -> None:
+    if wrong := first_wrong(headers):
+        name, limit = wrong
+        raise _RefusedError(f"{where}.{name}", limit, headers[name])
+
+
+def _check_named(headers: Mapping[str, Any]) -> None:
+    if "task" not in headers:
+        raise _RefusedError("headers.task", "must name a task", None)
+    if "id" not in headers:
+        raise _RefusedError("headers.id", ID, None)
+
+
+def _check_arguments(args: object, kwargs: object, embed: Mapping[str, Any]) -> None:
+    if not isinstance(args, list | tuple):
+        raise _RefusedError(*_BODY, args)
+    if not isinstance(kwargs, dict):
+        raise _RefusedError(*_BODY, kwargs)
+    for name in ("callbacks", "errbacks", "chain"):
+        signatures = embed.get(name)
+        if not isinstance(signatures, list | tuple | None):
+            raise _RefusedError(f"body.embed.{name}", "must be a list of signatures", signatures)
+        for signature in signatures or ():
+            _check_signature(f"body.embed.{name}", signature)
+    if embed.get("chord") is not None:
+        _check_signature("body.embed.chord", embed["chord"])
+
+
+_SIGNATURE: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "args": ((list, tuple), "a list"),
+    "kwargs": (dict, "an object"),
+    "options": (dict, "an object"),
+    "subtask_type": (str, "text"),
+    "immutable": (bool, "true or false"),
+}
+
+
+def _check_signature(where: str, given: object) -> None:
+    """Whether Celery can make a signature of it; what that then does is its own task's affair."""
+    if not isinstance(given, dict):
+        raise _RefusedError(where, "must be a signature: an object", given)
+    if not encodes(given.get("task")):
+        raise _RefusedError(f"{where}.task", "must name a task", given.get("task"))
+    for name, (kinds, expected) in _SIGNATURE.items():
+        if given.get(name) is not None and not isinstance(given[name], kinds):
+            raise _RefusedError(f"{where}.{name}", f"must be {expected}", given[name])
+    options = given.get("options") or {}
+    if options.get("task_id") is not None and not is_id(options["task_id"]):
+        raise _RefusedError(f"{where}.options.task_id", ID, options["task_id"])
+    if given.get("chord_size") is not None and not is_int(given["chord_size"], -1):
+        raise _RefusedError(f"{where}.chord_size", "must be a whole number", given["chord_size"])
+    try:
+        Signature.from_dict(copy.deepcopy(given))
+    except Exception as error:
+        raise _RefusedError(where, f"must be a signature: {_named(error)}", given) from None
+
+
+_NEVER_NULL = frozenset({"task", "id", "retries", "replaced_task_nesting"})
+"""Null as one of these would replace what Celery takes without it."""
+
+
+def _mended(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """What is shown of arguments may have lone surrogates, as they may."""
+    shown = {
+        name: value.encode(errors="backslashreplace").decode()
+        for name in ("argsrepr", "kwargsrepr")
+        if (value := headers.get(name)) is not None
+    }
+    kept = {
+        name: value
+        for name, value in headers.items()
+        if name not in RESERVED and not (value is None and name in _NEVER_NULL)
+    }
+    return {**kept, **shown}
+
+
+# ---------------------------------------------------------------- both
+
+
+def _check_size(what: str, raw: bytes) -> int:
+    """Before it is parsed. Returns how many lists and objects it may have."""
+    nested = raw.count(b"[") + raw.count(b"{")
+    if (values := nested + raw.count(b",")) > MOST_VALUES:
+        raise _RefusedError(what, f"must have at most {MOST_VALUES} lists, objects and commas", values)
+    return nested
+
+
+def _check_depth(what: str, value: object, most: int | None = None) -> None:
+    """`most`: no more lists and objects than these are in it."""
+    if most is not None and most <= DEPTH:
+        return
+    level: Sequence[Any] = [value]
+    for _ in range(DEPTH + 1):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, dict | list | tuple)
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, dict | list | tuple)
+        ]
+        if not level:
+            return
+    raise _RefusedError(what, f"must have at most {DEPTH} levels of lists and objects")
+
+
+def _id_of(*said: Any) -> str | None:
+    """The id that a message gives its task, wherever it is."""
+    for one in said:
+        if not isinstance(one, dict):
+            continue
+        headers, properties = one.get("headers"), one.get("properties")
+        for where, name in ((headers, "id"), (one, "id"), (properties, "correlation_id")):
+            if isinstance(where, dict) and is_id(where.get(name)):
+                return str(where[name])
+    return None
+
+
+def _named(error: BaseException) -> str:
+    return _shown(f"{type(error).__name__}: {error}")[1:-1]
+
+
+def _shown(value: object) -> str:
+    """Without lone surrogates: it is logged."""
+    return ascii(shorten(value))[1:-1] if not encodes(shown := shorten(value)) else shown

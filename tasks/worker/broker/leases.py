@@ -1,0 +1,148 @@
+"""Lease renewal: a live worker keeps its messages, and those of a dead one return to their queues within seconds.
+
+Leases are renewed on a separate thread and connection, so that they do not expire while the event loop is busy or
+the worker is draining. They are renewed only while the engine makes progress: if the engine hangs, other workers
+get its tasks. Every worker also sweeps: it gives back the messages of owners whose lease has expired. In between
+it looks who is present, and sweeps sooner if somebody is not (see `presence`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+import redis
+
+from petiole.tasks.servers.connections import LOST
+from petiole.tasks.worker.broker.ledger import Ledger, Names, sweep
+from petiole.tasks.worker.broker.presence import Absences
+from petiole.tasks.worker.reports.incidents import incidents
+
+logger = logging.getLogger(__name__)
+
+RENEW_S = SWEEP_S = 1.0
+LOOK_S = 0.5
+"""Longest intervals between renewals, sweeps and looks. With short leases they are a fifth of a lease."""
+
+CONNECT_S = 0.5
+"""Pause between two attempts to connect."""
+
+NONE_ABSENT: Mapping[Names, Sequence[str]] = {}
+
+
+class LeaseKeeper:
+    """Renews the leases of `ledgers()` and sweeps those of dead owners.
+
+    `connect` is called on the keeper's thread until it returns a client; `heartbeat_age_s` is that of the engine.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledgers: Callable[[], list[Ledger]],
+        connect: Callable[[], redis.Redis | None],
+        heartbeat_age_s: Callable[[], float],
+        visibility_timeout_s: float,
+    ) -> None:
+        self._ledgers, self._connect, self._heartbeat_age_s = ledgers, connect, heartbeat_age_s
+        self.visibility_timeout_s = visibility_timeout_s
+        self.renew_s, self.sweep_s, self.look_s = (
+            min(most_s, visibility_timeout_s / 5) for most_s in (RENEW_S, SWEEP_S, LOOK_S)
+        )
+        self._absences: defaultdict[Names, Absences] = defaultdict(Absences)
+        self.renewed_at = time.monotonic()
+        self._stopped = threading.Event()
+        self._hanging = self._failing = False
+        self._may_look = True
+        self._client: redis.Redis | None = None
+        self._thread = threading.Thread(target=self._run, name="petiole-leases", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(2.0)
+
+    @property
+    def lease_age_s(self) -> float:
+        return time.monotonic() - self.renewed_at
+
+    def _run(self) -> None:
+        renew_at = sweep_at = look_at = time.monotonic()
+        while not self._stopped.wait(min(renew_at, sweep_at, look_at) - time.monotonic()):
+            now = time.monotonic()
+            try:
+                if self._client is None:
+                    self._absences.clear()  # what was seen on another connection does not count
+                    self._client = self._connect()
+                if self._client is not None:
+                    if now >= renew_at:
+                        self._renew(self._client)
+                        renew_at = now + self.renew_s
+                    if now >= sweep_at:
+                        self._sweep(self._client)
+                        sweep_at = now + self.sweep_s
+                    if now >= look_at:
+                        self._look(self._client)
+                        look_at = time.monotonic() + self.look_s  # not two looks in a row after a slow answer
+                    self._log_changes(None)
+            except Exception as error:  # of any kind: without this thread the worker would lose all its tasks
+                self._log_changes(error)
+                self._client = None
+            if self._client is None:
+                renew_at = sweep_at = look_at = now + CONNECT_S
+
+    def _log_changes(self, error: Exception | None) -> None:
+        """Log the first of consecutive failures, and the recovery."""
+        if error is not None and not self._failing:
+            if isinstance(error, (*LOST, redis.RedisError)):
+                logger.warning("leases: Redis does not renew them: %s", error)
+            else:
+                logger.error("leases: they cannot be renewed", exc_info=error)
+        elif error is None and self._failing:
+            logger.warning("leases: Redis renews them again")
+        self._failing = error is not None
+
+    def _renew(self, client: redis.Redis) -> None:
+        hanging = self._heartbeat_age_s() > self.visibility_timeout_s / 2
+        if hanging != self._hanging:
+            self._hanging = hanging
+            if hanging:
+                logger.error("the engine hangs: its tasks go to others")
+            else:
+                logger.warning("the engine goes on")
+        for ledger in self._ledgers():
+            if not ledger.renew(client, hanging=hanging):
+                logger.warning("a lease was lost: it was not renewed in time")
+        if not hanging:
+            self.renewed_at = time.monotonic()
+
+    def _sweep(self, client: redis.Redis, absent: Mapping[Names, Sequence[str]] = NONE_ABSENT) -> None:
+        for names in {ledger.names for ledger in self._ledgers()}:
+            swept = sweep(client, names, absent.get(names, ()))
+            self._absences[names].know(swept.alive)
+            incidents.count("deaths", len(swept.dead))
+            if swept.restored:
+                logger.warning("gave back %d messages of dead workers", swept.restored)
+
+    def _look(self, client: redis.Redis) -> None:
+        """See which owners are present, and sweep at once if some are not."""
+        absent: dict[Names, list[str]] = {}
+        for names, absences in self._absences.items():
+            if absences.owners and self._may_look:
+                channels = [names.present + owner for owner in absences.owners]
+                try:
+                    counts = dict(client.pubsub_numsub(*channels))
+                except redis.exceptions.NoPermissionError as error:
+                    logger.warning("deaths of other workers will be noticed by their leases alone: %s", error)
+                    self._may_look = False
+                    return
+                found = {owner: counts[names.present.encode() + owner.encode()] for owner in absences.owners}
+                absent[names] = absences.look(found)
+        if any(absent.values()):
+            self._sweep(client, absent)

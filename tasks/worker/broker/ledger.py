@@ -1,0 +1,245 @@
+"""Ownership of messages: every unacknowledged message belongs to an owner, and every owner has a lease.
+
+    queue ──take──► petiole:unacked:OWNER ──ack──► gone
+      ▲                     │
+      └──────restore────────┘  by the owner when it closes, by any worker when the lease has expired
+
+An owner is one consuming channel of one process while it keeps its lease; after losing it, the channel uses a new
+owner name. A delivery tag is a field of the owner's own hash. So an acknowledgement by a worker that has lost its
+lease deletes nothing, and does not affect the message's next owner.
+
+    petiole:owners          set of owners that hold, or have held, messages
+    petiole:lease:OWNER     string with a TTL; the lease is lost when it expires, by the server's clock. Its value
+                            says when its owner last showed a sign of life, in ms (older versions: 1)
+    petiole:unacked:OWNER   hash: tag -> queue and message, byte for byte as the producer sent it
+    petiole:home:QUEUE:KEY  string with a TTL: the owner that took the last message with this affinity (`take.lua`)
+    petiole:present:DB:OWNER  a channel, to which the owner subscribes while its process lives (`presence`)
+
+Two threads use a ledger, each with its own client: the consumer takes and acknowledges, the lease keeper renews.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import redis
+
+from petiole.tasks.servers.answers import DamagedKey
+from petiole.tasks.worker import scripts
+from petiole.tasks.worker.broker import damage, presence
+
+RESTORED_A_CALL = 200
+
+MESSAGE_NAME = "petiole-message"
+"""The property of a delivered message that holds `Taken.name`. What a producer wrote there is overwritten."""
+
+_REDELIVERED = b'"redelivered": true, '  # which `restore.lua` adds
+UNLIMITED = 2**31
+
+
+class Taken(NamedTuple):
+    """A message that the ledger now owns. `item` is the envelope as the producer sent it."""
+
+    tag: str
+    queue: str
+    item: bytes
+
+    @property
+    def name(self) -> str:
+        """Names the message, whoever takes it and however often: a digest of all that its producer wrote, to which
+        kombu adds an id."""
+        return blake2b(self.item.replace(_REDELIVERED, b""), digest_size=12).hexdigest()
+
+
+class Names(NamedTuple):
+    """The ledger's keys in the broker, under its global key prefix."""
+
+    owners: str
+    lease: str
+    unacked: str
+    home: str
+    present: str
+    """Of channels, which all databases of a server share."""
+
+    @classmethod
+    def under(cls, prefix: str, db: int = 0) -> Names:
+        names = ("owners", "lease:", "unacked:", "home:", f"present:{db}:")
+        return cls(*(f"{prefix}petiole:{name}" for name in names))
+
+
+class Swept(NamedTuple):
+    """What a sweep has found: the number of messages that went back, and the owners."""
+
+    restored: int
+    alive: list[str]
+    dead: list[str]
+
+
+def lease_ms(visibility_timeout_s: float) -> int:
+    return max(100, int(visibility_timeout_s * 1000))
+
+
+class Ledger:
+    """The messages held by one channel. Messages are left to their homes for `affinity_wait_ms`."""
+
+    def __init__(
+        self, *, prefix: str, visibility_timeout_s: float, affinity_wait_ms: int = 0, db: int = 0
+    ) -> None:
+        self.names = Names.under(prefix, db)
+        self.visibility_timeout_s, self.affinity_wait_ms = visibility_timeout_s, affinity_wait_ms
+        self.left = 0
+        """How many messages the last `take` left to their homes: after a while, they are anyone's."""
+        self.owner = new_owner()
+        self.registered = False
+        self.lost = False
+        self._next_tag = 1
+        self._acknowledged: list[str] = []
+        self._rejected: list[str] = []
+        self._mutex = threading.Lock()
+
+    @property
+    def unacked(self) -> str:
+        return self.names.unacked + self.owner
+
+    @property
+    def lease(self) -> str:
+        return self.names.lease + self.owner
+
+    @property
+    def channel(self) -> str:
+        """The channel that says whether the owner is present."""
+        return self.names.present + self.owner
+
+    # ------------------------------------------------------------ consumer
+
+    def take(
+        self, client: redis.Redis, queues: Sequence[str], most: int, *, limit: int = UNLIMITED
+    ) -> list[Taken] | None:
+        """Take up to `most` messages, from the first queue first. None: the lease and all messages are lost.
+
+        `limit`: how many an owner holds at most, this one and, since workers of one queue are alike, any other.
+        """
+        self.flush(client)
+        new, ttl_ms = int(not self.registered), lease_ms(self.visibility_timeout_s)
+        names = self.names
+        affinity = (self.affinity_wait_ms, limit or UNLIMITED, names.lease, names.unacked, names.home)
+        reply = scripts.load(client, "take")(
+            [self.names.owners, self.lease, self.unacked, *queues],
+            [self.owner, ttl_ms, new, self._next_tag, most, *affinity],
+        )
+        if reply[0] < 1:
+            if reply[0] < 0:
+                damage.report(self.unacked, "a hash: what it held is lost")
+            return None
+        self.registered, self.left, taken = True, reply[1], []
+        for tag, position, item in triples(reply[2:]):
+            if tag:
+                taken.append(Taken(str(tag), queues[position], item))
+            else:
+                damage.report(queues[position], "a list: its messages are not taken")
+        self._next_tag += len(taken)
+        return taken
+
+    def ack(self, tag: str) -> None:
+        """Acknowledge at the next `flush`."""
+        self._acknowledged.append(tag)
+
+    def give_back(self, tag: str) -> None:
+        """Put the message back at the head of its queue, at the next `flush`."""
+        self._rejected.append(tag)
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is nothing to flush."""
+        return not (self._acknowledged or self._rejected)
+
+    def flush(self, client: redis.Redis) -> None:
+        """Delete acknowledged messages and put rejected ones back, the oldest of a queue at its head. May be
+        repeated after an error: what Redis has done already is not done again."""
+        with self._mutex:
+            if self._acknowledged:
+                try:
+                    client.hdel(self.unacked, *self._acknowledged)
+                except DamagedKey:
+                    damage.report(self.unacked, "a hash: what it held is lost")
+                    self.lost = True
+                self._acknowledged.clear()
+            if self._rejected:
+                self._restore(client, forget=False, tags=self._rejected)
+                self._rejected.clear()
+
+    def close(self, client: redis.Redis) -> int:
+        """Give all messages back and delete the owner. Returns the number of messages."""
+        if not self.registered:
+            return 0
+        self.flush(client)
+        restored = self._restore(client, forget=True)
+        self.registered = False
+        return restored
+
+    def begin_anew(self) -> None:
+        """Continue as a new owner after losing the lease and, with it, all held messages."""
+        with self._mutex:
+            self._acknowledged.clear()
+            self._rejected.clear()
+        self.owner, self.registered, self.lost = new_owner(), False, False
+
+    def _restore(self, client: redis.Redis, *, forget: bool, tags: Sequence[str] = ()) -> int:
+        return restore(client, self.names, self.owner, forget=forget, tags=tags)
+
+    # ------------------------------------------------------------ lease keeper
+
+    def renew(self, client: redis.Redis, *, hanging: bool = False) -> bool:
+        """False if the lease was lost and the messages were given back. A worker whose engine hangs shows that it
+        lives, without extending its lease."""
+        if not self.registered or self.lost:
+            return True
+        owner = self.owner
+        ttl_ms = 0 if hanging else lease_ms(self.visibility_timeout_s)
+        kept = scripts.load(client, "renew")([self.names.owners, self.names.lease + owner], [owner, ttl_ms])
+        if not kept and owner == self.owner:
+            self.lost = True
+        return bool(kept)
+
+
+def restore(
+    client: redis.Redis, names: Names, owner: str, *, forget: bool = True, tags: Sequence[str] = ()
+) -> int:
+    """Give back `owner`'s messages, in short calls. Returns their number."""
+    return _give_back(client, names, owner, int(forget), *tags).restored
+
+
+def sweep(client: redis.Redis, names: Names, absent: Sequence[str] = ()) -> Swept:
+    """Give back the messages of all dead owners, in short calls: owners whose lease has expired, and those of
+    `absent`, whom the caller misses, that have shown no sign of life either."""
+    return _give_back(client, names, "", 1, names.present, presence.QUIET_MS, *absent)
+
+
+def _give_back(client: redis.Redis, names: Names, *arguments: Any) -> Swept:
+    script, total, dead = scripts.load(client, "restore"), 0, []
+    while True:
+        args: list[Any] = [names.lease, names.unacked, RESTORED_A_CALL, *arguments]
+        answer: tuple[int, list[bytes], list[bytes], list[bytes], list[bytes]] = script([names.owners], args)
+        restored, damaged, strange, alive, deleted = answer
+        for key in damaged:
+            damage.report(key, "a hash" if key.startswith(names.unacked.encode()) else "a list")
+        for key, tag, entry in triples(strange):
+            damage.put_aside(entry, key, f"the entry {damage.text(tag)} is no message")
+        total += restored
+        dead += [name.decode() for name in deleted]
+        if restored < RESTORED_A_CALL:
+            return Swept(total, [name.decode() for name in alive], dead)
+
+
+def triples(flat: Sequence[Any]) -> Iterator[tuple[Any, Any, Any]]:
+    return zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+
+
+def new_owner() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"

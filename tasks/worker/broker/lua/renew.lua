@@ -1,0 +1,15 @@
+-- Renew a lease, unless a sweep has given its owner's messages back. A lease that expired before any sweep is
+-- created again. Its value says when its owner last showed a sign of life, in ms by this server's clock.
+--
+-- KEYS  owners, lease
+-- ARGV  owner, ttl_ms; 0: show a sign of life only, as of a worker whose engine hangs
+-- reply 1, or 0 if the owner has lost its messages
+if redis.call('SISMEMBER', KEYS[1], ARGV[1]) == 0 then
+  return 0
+end
+if ARGV[2] == '0' then
+  redis.call('SET', KEYS[2], milliseconds(), 'XX', 'KEEPTTL')
+else
+  redis.call('SET', KEYS[2], milliseconds(), 'PX', ARGV[2])
+end
+return 1

@@ -1,0 +1,142 @@
+"""Presence: a killed process closes its connections at once, long before its lease expires.
+
+    owner    holds a subscription to a channel that is named after it: `Subscription`
+    Redis    counts subscribers (PUBSUB NUMSUB): none as soon as it has seen that connection close
+    sweeper  looks at these counts every half second: `Absences` says who may be dead, and the script that gives
+             messages back (`lua/restore.lua`) has the last word
+
+An owner is taken for dead before its lease has expired only if all of these hold:
+
+1. The sweeper has seen the channel with a subscriber, on the connection that it has now. After a restart of Redis
+   or a failover nobody has been seen, and an owner of a version without presence never is: their leases alone
+   decide.
+2. It sees no subscriber in two consecutive looks.
+3. The owner's last sign of life, whose time is the value of its lease, by Redis's clock, is older than `QUIET_MS`.
+   A live worker whose subscription alone was cut shows one every second.
+
+A wrong guess does no harm: the owner's next renewal is refused, and its attempts are fenced.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import redis
+
+from petiole.tasks.servers.connections import LOST
+
+logger = logging.getLogger(__name__)
+
+QUIET_MS = 1200
+CONFIRM_S = 5.0
+"""How long a new owner waits for its subscription. Without one, it is an owner whose lease alone decides."""
+
+PING_AFTER_S = 15.0
+"""A subscription that is silent for so long is asked whether it lives; if it does not answer, it is made again."""
+
+AGAIN_S = 0.25
+"""Pause after an attempt to subscribe that failed."""
+
+
+class Absences:
+    """Who seems to be gone, as seen on one connection. It decides; the lease keeper does what it says."""
+
+    def __init__(self) -> None:
+        self.owners: tuple[str, ...] = ()
+        self._seen: set[str] = set()
+        self._absent: set[str] = set()
+
+    def know(self, owners: Iterable[str]) -> None:
+        """These are all owners whose lease has not expired."""
+        self.owners = tuple(owners)
+        self._seen.intersection_update(self.owners)
+        self._absent.intersection_update(self.owners)
+
+    def look(self, subscribers: Mapping[str, int]) -> list[str]:
+        """Take in the number of subscribers of each owner's channel. Returns who is absent for the second time."""
+        self._seen.update(owner for owner, count in subscribers.items() if count)
+        before = self._absent
+        self._absent = {owner for owner, count in subscribers.items() if not count and owner in self._seen}
+        return sorted(self._absent & before)
+
+
+class Subscription:
+    """Keeps `channel` subscribed until it is closed, on a thread and a connection of its own."""
+
+    def __init__(self, pool: redis.ConnectionPool, channel: str) -> None:
+        self.channel = channel
+        self._connection: Any = pool.make_connection()
+        self._made, self._closed = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="petiole-presence", daemon=True)
+        _open.add(self)
+
+    def start(self) -> None:
+        """Subscribe, and wait a while for Redis to confirm it."""
+        self._thread.start()
+        self._made.wait(CONFIRM_S)
+
+    def close(self) -> None:
+        self._closed.set()
+        if (sock := self._connection._sock) is not None:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)  # the thread, which waits for something to read, wakes up
+
+    def leave_to_parent(self) -> None:
+        """In a forked process: close its copy of the socket, which would outlive the parent's."""
+        if (sock := self._connection._sock) is not None:
+            sock.close()
+
+    def _run(self) -> None:
+        pause_s = 0.0
+        while not self._closed.wait(pause_s):
+            held = False
+            try:
+                for _ in self._replies():
+                    held = True
+                    self._made.set()
+            except redis.exceptions.NoPermissionError as error:
+                logger.warning("this worker's death will be noticed by its lease alone: %s", error)
+                self._made.set()
+                return
+            except Exception as error:  # of any kind: the subscription is made again
+                if not isinstance(error, (*LOST, redis.RedisError)) and not self._closed.is_set():
+                    logger.exception("presence: the subscription was lost")
+            finally:
+                self._connection.disconnect()
+            pause_s = 0.0 if held else AGAIN_S
+
+    def _replies(self) -> Iterator[None]:
+        """Subscribe, and yield at each reply: the confirmation, and answers to pings."""
+        connection = self._connection
+        connection.connect()
+        connection.send_command("SUBSCRIBE", self.channel, check_health=False)
+        asked = False
+        while not self._closed.is_set():
+            try:
+                connection.read_response(disconnect_on_error=False)
+            except redis.TimeoutError:
+                if asked:
+                    raise
+                connection.send_command("PING", check_health=False)
+                asked = True
+            else:
+                asked = False
+                yield
+
+
+_open: weakref.WeakSet[Subscription] = weakref.WeakSet()
+
+
+def _in_a_forked_process() -> None:
+    for subscription in list(_open):
+        subscription.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_in_a_forked_process)

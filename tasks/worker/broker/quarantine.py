@@ -1,0 +1,204 @@
+"""The quarantine of messages that the gate refuses. If a message has a task id, the task is also stored as failed
+and its stream ended.
+
+    petiole:quarantine    list, newest first: {"at", "queue", "reason", "task_id", "message"}; capped, with a TTL
+
+Whoever meets such a message, on whichever thread, only queues it: `put_aside` neither waits nor raises. One thread
+stores what is queued, and tries again while Redis or the result backend is away. Only then is the message
+acknowledged (`done`), so a worker that ends before leaves it to the next one. Such messages count as held: no more
+of them wait than a worker may hold.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+
+from petiole.tasks.app.backend import refuses, trying_once
+from petiole.tasks.errors import InvalidRequest, describe
+from petiole.tasks.fleet.queues import QUARANTINE_KEY
+from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.servers import connections
+from petiole.tasks.settings import settings
+from petiole.tasks.worker import scripts
+from petiole.tasks.worker.output import wire
+from petiole.tasks.worker.reports.incidents import incidents
+
+logger = logging.getLogger(__name__)
+
+KEPT = 1000
+KEPT_S = 7 * 86_400
+SHOWN_BYTES = 65_536
+
+WAITING = 1000
+"""Most messages that wait to be stored. Further ones stay unacknowledged."""
+
+PAUSE_S = 1.0
+"""Before what could not be stored is tried again."""
+
+CLOSE_S = 2.0
+"""How long a shutdown waits for what is queued."""
+
+_ID = re.compile(rb'"(?:id|correlation_id)": ?"([0-9A-Za-z_-]{1,64})"')
+
+Callback = Callable[[], object]
+
+
+@dataclass(slots=True)
+class Aside:
+    """One message to be put aside. `steps`: what is left to do."""
+
+    item: bytes
+    queue: str
+    reason: str
+    task_id: str | None
+    error: Exception
+    done: Callback | None
+    at: float = field(default_factory=time.time)
+    steps: deque[Callable[[Any, Aside], None]] = field(default_factory=deque)
+
+
+class Quarantine:
+    """The queue and its thread. `post` runs `done` on the consumer's thread."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Aside] = deque()
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failing = False
+
+    def start(self, app: Any, post: Callable[[Callback], object]) -> None:
+        self._closing.clear()
+        self._thread = threading.Thread(target=self._run, args=(app, post), name="petiole-quarantine", daemon=True)
+        self._thread.start()
+
+    def put(self, aside: Aside) -> None:
+        with self._changed:
+            room = len(self._waiting) < WAITING
+            if room:
+                self._waiting.append(aside)
+                self._changed.notify()
+        if not room:
+            logger.error("a malformed message of %s is not put aside: %d wait for that", aside.queue, WAITING)
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Store what is queued, within `timeout_s`, and say what is left: its messages go back to their queues."""
+        self._closing.set()
+        with self._changed:
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        with self._changed:
+            left = list(self._waiting)
+        for aside in left:
+            fate = "is lost" if aside.done is None else "goes back to its queue"
+            logger.error("a malformed message of %s could not be put aside, and %s", aside.queue, fate)
+
+    @property
+    def empty(self) -> bool:
+        return not self._waiting
+
+    def _run(self, app: Any, post: Callable[[Callback], object]) -> None:
+        while (aside := self._next()) is not None:
+            if self._store(app, aside):
+                self._waiting.popleft()
+                if aside.done is not None:
+                    post(aside.done)
+            elif self._closing.wait(PAUSE_S):
+                return
+            else:
+                self._waiting.rotate(-1)
+
+    def _next(self) -> Aside | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing.is_set())
+            return self._waiting[0] if self._waiting else None
+
+    def _store(self, app: Any, aside: Aside) -> bool:
+        """False if it is worth another try. What can never be stored is only logged."""
+        while aside.steps:
+            try:
+                aside.steps[0](app, aside)
+            except Exception as error:
+                if refuses(error):
+                    if not self._failing:
+                        logger.error("malformed messages cannot be put aside yet: %s", error)
+                    self._failing = True
+                    return False
+                logger.exception("task %s: its malformed message is put aside only in part", aside.task_id)
+            aside.steps.popleft()
+        if self._failing:
+            logger.warning("malformed messages are put aside again")
+        self._failing = False
+        return True
+
+
+quarantine = Quarantine()
+"""This process's."""
+
+
+def put_aside(
+    item: bytes,
+    queue: str,
+    reason: str,
+    task_id: str | None = None,
+    *,
+    error: Exception | None = None,
+    done: Callback | None = None,
+) -> None:
+    """Quarantine a message, fail its task with `error`, and then call `done` on the consumer's thread."""
+    try:
+        if task_id is None and (match := _ID.search(item[:SHOWN_BYTES])):
+            task_id = match[1].decode()
+        logger.error("a message was put aside, from %s: %s", queue, reason)
+        incidents.count("quarantined")
+        error = error or InvalidRequest("message", reason, item[:200].decode(errors="replace"))
+        steps = [_enter] if task_id is None else [_enter, _fail, _end_stream]
+        quarantine.put(
+            Aside(item[:SHOWN_BYTES], queue, reason, task_id, error, done, steps=deque(steps)),
+        )
+    except Exception:
+        logger.exception("a malformed message could not be queued for the quarantine")
+
+
+def _enter(app: Any, aside: Aside) -> None:
+    entry = {
+        "at": aside.at,
+        "queue": aside.queue,
+        "reason": aside.reason,
+        "task_id": aside.task_id,
+        "message": aside.item.decode(errors="replace"),
+    }
+    with connections.streams().pipeline() as pipe:
+        pipe.lpush(QUARANTINE_KEY, json.dumps(entry))
+        pipe.ltrim(QUARANTINE_KEY, 0, KEPT - 1)
+        pipe.expire(QUARANTINE_KEY, KEPT_S)
+        pipe.execute()
+
+
+def _fail(app: Any, aside: Aside) -> None:
+    with trying_once(app.backend):
+        app.backend.mark_as_failure(aside.task_id, aside.error)
+
+
+def _end_stream(app: Any, aside: Aside) -> None:
+    assert aside.task_id is not None
+    ttl_ms = settings().stream_ttl_s * 1000
+    end_stream(connections.streams(), aside.task_id, ttl_ms, describe(aside.error))
+
+
+def end_stream(client: redis.Redis, task_id: str, ttl_ms: int, error: dict[str, Any]) -> None:
+    """Write the last delta of a stream without a worker, because its readers wait for one."""
+    keys = stream_keys(task_id)
+    script = scripts.load(client, "close")
+    script([keys.log, keys.state], [ttl_ms, *wire.closing(task_id, error)])

@@ -1,0 +1,126 @@
+"""Decides which delivery completes a task that has ended, and whether that is done.
+
+To complete a task is to send what is linked to it (callbacks, error callbacks, the rest of its chain, the body of
+its chord) and to store its result. Two workers may find it to do: one that was disconnected after it had written
+the end, and the one that got its message. So a task that has something linked is claimed first:
+
+    ended ──claim──► claimed ──links, result──► completed
+                        └──expires: its worker died──► claimed by another delivery, which does both again
+
+Who finds it claimed stands by (see `standby`). A claim is valid for one lease. A task with nothing linked needs no
+claim, because storing its result again changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery import states
+
+from petiole.tasks.app.backend import RedisBackend, refuses
+from petiole.tasks.errors import GenerationFailed
+from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.servers import connections
+from petiole.tasks.servers.answers import DamagedKey
+from petiole.tasks.settings import settings
+from petiole.tasks.worker import scripts
+from petiole.tasks.worker.broker.ledger import lease_ms
+
+logger = logging.getLogger(__name__)
+
+PARKED_FOR_S = 300.0
+"""How long a worker tries to store an outcome before it gives the message back."""
+
+
+class OutcomeNotStoredError(Exception):
+    """The result backend refuses the outcome of a task that has ended."""
+
+
+def linked(request: Any) -> bool:
+    """Whether other tasks are sent when this one, Celery's `request`, ends."""
+    return linked_on_success(request) or _embeds(request, "errbacks")
+
+
+def linked_on_success(request: Any) -> bool:
+    """Whether other tasks are sent when this one succeeds."""
+    return _embeds(request, "callbacks", "chain", "chord")
+
+
+def _embeds(request: Any, *names: str) -> bool:
+    _, _, embed = request._payload
+    return any((embed or {}).get(name) for name in names)
+
+
+def claim(request: Any) -> bool:
+    """Whether the caller is to complete the task. False if another delivery does, or has done so."""
+    if not linked(request):
+        return True
+    if _shown(request):  # if the backend does not answer, nothing is claimed
+        return False
+    key, valid_ms = stream_keys(request.id).completion, lease_ms(settings().visibility_timeout_s)
+    claimed = scripts.load(connections.streams(), "claim")([key], [valid_ms])
+    if claimed == 2:
+        logger.error("task %s: its key %s was of the wrong type and is overwritten", request.id, key)
+    return bool(claimed) and not _shown(request)  # by one that died before it could record that
+
+
+def mark(request: Any) -> None:
+    """Record that the task is completed."""
+    if linked(request):
+        connections.streams().set(stream_keys(request.id).completion, "done", ex=settings().stream_ttl_s)
+
+
+def completed(request: Any) -> bool:
+    """Whether nothing is left to do."""
+    try:
+        done = connections.streams().get(stream_keys(request.id).completion) == b"done"
+    except DamagedKey:
+        done = False  # whoever claims it next writes the key anew
+    return done or _shown(request)
+
+
+def chord_returned(request: Any, status: str, result: Any) -> bool:
+    """Count the task in its chord. False if another worker has claimed to send the chord's body, and may have died
+    before it did: Celery lets such a claim expire, but nobody would look again."""
+    backend, context = request.task.backend, request._context
+    backend.on_chord_part_return(context, status, result)
+    if not isinstance(backend, RedisBackend):
+        return True
+    redis_backend: Any = backend
+    return redis_backend.client.get(redis_backend.get_key_for_group(context.group, ".c")) in (None, b"done")
+
+
+def _shown(request: Any) -> bool:
+    """Whether the stored result shows that the task is completed. Celery sends callbacks before it stores a
+    success, but error callbacks after it has stored a failure."""
+    if request.ignore_result:
+        return not linked(request) and _ended(request.id)
+    status = request.task.backend.get_task_meta(request.id, cache=False)["status"]
+    return status in states.READY_STATES and not (status == states.FAILURE and linked(request))
+
+
+def _ended(task_id: str) -> bool:
+    try:
+        return bool(connections.streams().hexists(stream_keys(task_id).state, "done"))
+    except DamagedKey:  # it ends as a failure
+        return False
+
+
+def is_stored(request: Any) -> bool:
+    """Whether a final state is stored, or none is to be."""
+    if request.ignore_result:
+        return True
+    return request.task.backend.get_task_meta(request.id, cache=False)["status"] in states.READY_STATES
+
+
+def fail(request: Any, error: BaseException) -> None:
+    """Store a failure for an outcome that no backend could store, because of `error`."""
+    backend, failure = request.task.backend, GenerationFailed(f"its outcome cannot be stored: {error!r}")
+    try:
+        backend.mark_as_failure(request.id, failure, request=request._context)
+    except Exception as refusal:
+        if refuses(refusal):
+            raise
+        # of what the message says about the request, which may be what is wrong
+        backend.store_result(request.id, failure, states.FAILURE)

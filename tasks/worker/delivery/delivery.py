@@ -1,0 +1,125 @@
+"""What Celery passes to the pool for one message, and the ways to settle it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from billiard.einfo import ExceptionInfo
+from celery.exceptions import Ignore, Reject
+from celery.worker.state import revoked
+
+from petiole.tasks.requests.messages import FARTHEST_S, is_number
+from petiole.tasks.requests.schemas import SENT
+from petiole.tasks.worker.broker.ledger import MESSAGE_NAME
+from petiole.tasks.worker.broker.transport import Channel
+from petiole.tasks.worker.output.outcomes import Ending
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One message. `request` is Celery's Request object."""
+
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    accept_callback: Callable[[int, float], object]
+    callback: Callable[[tuple[bool, Any, float]], object]
+    timeout_callback: Callable[[bool, float], object]
+    soft_timeout_s: float | None
+    timeout_s: float | None
+
+    @property
+    def task_name(self) -> str:
+        return str(self.args[0])
+
+    @property
+    def task_id(self) -> str:
+        return str(self.args[1])
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """Celery's request dictionary: headers, args, kwargs, delivery_info."""
+        return self.args[2]  # type: ignore[no-any-return]
+
+    @property
+    def request(self) -> Any:
+        return getattr(self.accept_callback, "__self__", None)
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether the broker says that the message was given back to its queue before: on Redis, a hint."""
+        return (self.message.get("delivery_info") or {}).get("redelivered") is True
+
+    @property
+    def message_name(self) -> str:
+        """Names the message, whoever takes it. Empty on RabbitMQ, which itself says what was delivered before."""
+        return str((self.message.get("properties") or {}).get(MESSAGE_NAME, ""))
+
+    @property
+    def priority_step(self) -> int:
+        """The message's priority; on Redis, that of the list that it was in."""
+        priority = (self.message.get("delivery_info") or {}).get("priority")
+        priority = priority if type(priority) is int else 0
+        channel = self.request.message.channel
+        return int(channel.priority(priority)) if isinstance(channel, Channel) else priority
+
+    def broker_s(self, taken_at: float) -> float | None:
+        """Seconds from submission to `taken_at` (of `time.monotonic`), by the producer's clock and this host's.
+        None for a task that was to wait, or whose message does not say when it was sent."""
+        sent = self.message.get(SENT)
+        if (
+            not isinstance(sent, int | float)
+            or not is_number(sent, 0, FARTHEST_S)
+            or self.message.get("eta") is not None
+        ):
+            return None
+        return time.time() - (time.monotonic() - taken_at) - sent
+
+    @property
+    def ending(self) -> Ending | None:
+        """Read-only: only the consumer's thread may change Celery's state. `revoked` has expired tasks, too."""
+        if self.request.ending is None and self.withdrawn:
+            return "expired" if self._expired else "revoked"
+        return self.request.ending  # type: ignore[no-any-return]
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether a task that has not begun was revoked or has expired."""
+        return self._expired or self.request.id in revoked
+
+    @property
+    def _expired(self) -> bool:
+        expires = self.request.expires
+        return expires is not None and datetime.now(expires.tzinfo) > expires
+
+    # ------------------------------------------------------------ consumer's thread
+
+    @property
+    def held(self) -> bool:
+        """Whether the message is this worker's: it is not after a lost connection or a lost lease."""
+        message = self.request.message
+        channel = message.channel
+        return bool(channel.holds(message.delivery_tag) if isinstance(channel, Channel) else channel.is_open)
+
+    def begun(self) -> None:
+        """The request has a place in the engine."""
+        channel = self.request.message.channel
+        if isinstance(channel, Channel):
+            channel.qos.begun(self.request.message.delivery_tag)
+
+    def acknowledge(self) -> None:
+        """Acknowledge without a result or event: another delivery reports how the task ended."""
+        self._answer(Ignore())
+
+    def requeue(self) -> None:
+        """Reject the message and requeue it."""
+        self._answer(Reject("given up here", requeue=True))
+
+    def _answer(self, answer: Exception) -> None:
+        try:
+            raise answer
+        except type(answer):
+            self.callback((True, ExceptionInfo(), 0.0))

@@ -1,0 +1,80 @@
+"""Revoked and expired tasks. They end like others: first in their stream, then in Celery's result backend.
+
+Stock Celery stores REVOKED as soon as a worker learns of the revocation: the worker that has the task, and every
+other one that finds no stored state. But then the stream, possibly begun by another worker, has no last delta; the
+task may be about to succeed; and if its worker dies before the acknowledgement, the next one, which never received
+the revocation, completes the task as a success. So here a request only records the revocation. Its job writes the
+last delta, which only the attempt that owns the task can, and then lets Celery announce it. On `terminate`, a
+worker that does not have the task sets the cancel flag for the one that gets it.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal as signals
+from typing import Any
+
+from celery.utils.functional import maybe_list
+from celery.worker import state as known
+from celery.worker.control import control_command
+from celery.worker.request import Request as StockRequest
+
+from petiole.tasks.fleet import control
+from petiole.tasks.worker.output.outcomes import Ending
+
+logger = logging.getLogger(__name__)
+
+
+class Request(StockRequest):  # type: ignore[misc]
+    ending: Ending | None = None
+
+    def revoked(self) -> bool:
+        """False: the task is taken even if revoked, and its job ends the stream."""
+        if self.ending is None:
+            super().revoked()
+        return False
+
+    def _announce_revoked(self, reason: str, terminated: bool, signum: int | None, expired: bool) -> None:
+        self.ending = "expired" if expired else "revoked"
+
+    def terminate(self, pool: Any, signal: object = None) -> None:
+        self.ending = self.ending or "revoked"
+        if self._apply_result is not None and (job := self._apply_result()) is not None:
+            job.stop(self.ending)
+        else:  # it waits for its eta, or for a rate limit, perhaps until another worker has it
+            pool.completions.run(lambda: control.flag_cancel(self.id))
+
+    def announce(self, ending: str, *, running: bool) -> None:
+        """Store the state REVOKED, send event and signal, and acknowledge the message."""
+        if ending == "revoked" and running:
+            super()._announce_revoked("terminated", True, signals.SIGTERM, False)
+        else:
+            super()._announce_revoked(ending, False, None, ending == "expired")
+
+
+@control_command(variadic="task_id", signature="[id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]
+def revoke(
+    state: Any, task_id: Any, terminate: bool = False, signal: object = None, **_: object
+) -> dict[str, str]:
+    """Revoke task by task id (or list of ids)."""
+    ids = set(maybe_list(task_id) or ())
+    known.revoked.update(ids)
+    if not terminate:
+        logger.info("revoked: %s", ", ".join(ids))
+        return {"ok": f"tasks {ids} flagged as revoked"}
+    pool = state.consumer.pool
+    held = [one for one in ids if one in known.requests]
+    for one in held:
+        logger.info("terminating %s", one)
+        known.requests[one].terminate(pool, signal)
+    if others := ids.difference(held):
+        pool.completions.run(lambda: control.flag_cancel(*others))
+    return {"ok": f"terminate: {', '.join(held) or 'tasks unknown'}"}
+
+
+@control_command(  # type: ignore[untyped-decorator]
+    variadic="task_id", args=[("signal", str)], signature="<signal> [id1 [id2 [... [idN]]]]"
+)
+def terminate(state: Any, signal: object, task_id: Any, **_: object) -> dict[str, str]:
+    """Terminate task by task id (or list of ids)."""
+    return revoke(state, task_id, terminate=True, signal=signal)  # type: ignore[no-any-return]

@@ -1,0 +1,243 @@
+"""Foreign tasks, which are the app's tasks other than generations. They run on threads, as in Celery's
+`threads` pool.
+
+They share the worker's prefetch with the generations, so many long ones should have their own queue and worker.
+Their time limits are not enforced, and a running one cannot be terminated, because a thread cannot be killed:
+at shutdown it is cut off by the end of the process, and its message goes back to the queue.
+
+A task that kills its process takes the engine with it, and its message comes back. So the deaths of each task are
+counted in Redis, as those of generations are:
+
+    run begins       the count of unfinished runs goes up by one; for a message that is new it starts at one
+    run ends         the count is deleted
+    worker shuts down    the count goes down by one: a deploy is no death
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+
+import redis
+from billiard.einfo import ExceptionInfo
+
+from petiole.gpu_worker.threads.pool import Threads
+from petiole.tasks.errors import WorkersLost
+from petiole.tasks.servers.connections import LOST
+from petiole.tasks.worker.delivery.delivery import Delivery
+from petiole.tasks.worker.delivery.mailbox import Callback, Mailbox
+from petiole.tasks.worker.output.outcomes import forget_frames
+
+logger = logging.getLogger(__name__)
+
+THREADS = 4
+DAY_S = 86_400
+
+
+class ForeignTask:
+    """A foreign task; the handle that Celery keeps a weak reference to. `ForeignTasks.running` keeps it alive."""
+
+    def __init__(self, tasks: ForeignTasks, delivery: Delivery) -> None:
+        self._tasks, self._delivery = tasks, delivery
+        self._superseded: list[Delivery] = []
+        self.began_at: float | None = None
+        self._accepted = False
+
+    def terminate(self, signal: object = None) -> None:
+        """Does nothing: a thread cannot be killed."""
+
+    @property
+    def task_id(self) -> str:
+        return self._delivery.task_id
+
+    def is_same(self, delivery: Delivery) -> bool:
+        """Whether `delivery` brings this task's message again. A retry or a replacement has the same id, too."""
+        if delivery.message_name and delivery.message_name == self._delivery.message_name:
+            return True
+        return delivery.redelivered and _identity(self._delivery) == _identity(delivery)
+
+    # ------------------------------------------------------------ consumer's thread
+
+    def rebind(self, delivery: Delivery) -> None:
+        """The message came again after a lost connection: go on, for the new request object."""
+        self._superseded.append(self._delivery)
+        self._delivery = delivery
+        if self._accepted:
+            self._accept()
+
+    def _accept(self) -> None:
+        assert self.began_at is not None
+        self._accepted = True
+        self._delivery.accept_callback(os.getpid(), self.began_at)
+
+    def _settle(self, outcome: tuple[bool, object, float]) -> None:
+        try:
+            self._delivery.callback(outcome)
+        except MemoryError:  # raised by the task and stored: Celery does not acknowledge it
+            self._delivery.request.acknowledge()
+        finally:
+            self._forget(outcome[1])
+
+    def _fail(self, failure: ExceptionInfo) -> None:
+        try:
+            self._delivery.request.on_failure(failure)
+        finally:
+            self._forget(failure)
+
+    def _withdraw(self) -> None:
+        """Let Celery announce that the task was revoked or has expired, and acknowledge it."""
+        try:
+            if not self._delivery.request.revoked():
+                self._delivery.requeue()
+        finally:
+            self._forget()
+
+    def _forget(self, failure: object = None) -> None:
+        if isinstance(failure, ExceptionInfo):
+            forget_frames(getattr(failure.exception, "exc", failure.exception))
+        self._tasks.running.discard(self)
+        for delivery in self._superseded:
+            delivery.acknowledge()
+
+    # ------------------------------------------------------------ a thread of its own
+
+    def run(self) -> None:
+        delivery, tasks = self._delivery, self._tasks
+        if tasks.closed:
+            return
+        if delivery.withdrawn:  # while it waited for a thread
+            tasks.mailbox.post(self._withdraw)
+            return
+        deaths = tasks.deaths.begin(delivery)
+        with tasks.closing:
+            if not tasks.closed:
+                self.began_at = time.monotonic()
+        if self.began_at is None:
+            tasks.deaths.hand_back([delivery.task_id])
+            return
+        tasks.mailbox.post(self._accept)
+        poison = deaths >= tasks.deaths.limit
+        end = self._failing(WorkersLost(deaths)) if poison else self._outcome(delivery)
+        if not tasks.closed:
+            tasks.deaths.end(delivery)
+        tasks.mailbox.post(end)
+
+    def _outcome(self, delivery: Delivery) -> Callback:
+        """Run the task. The returned callback reports its outcome to Celery."""
+        began = time.monotonic()
+        try:
+            outcome = delivery.target(*delivery.args)
+        except Exception:
+            outcome = True, ExceptionInfo(), time.monotonic() - began
+        except BaseException as error:  # such as SystemExit, which Celery's trace does not store
+            return self._failing(RuntimeError(f"the task raised {error!r}"))
+        return lambda: self._settle(outcome)
+
+    def _failing(self, error: Exception) -> Callback:
+        failure = _failure(error)
+        return lambda: self._fail(failure)
+
+
+def _identity(delivery: Delivery) -> tuple[object, ...]:
+    message = delivery.message
+    return delivery.task_name, delivery.task_id, message.get("retries"), message.get("replaced_task_nesting")
+
+
+def _failure(error: Exception) -> ExceptionInfo:
+    try:
+        raise error
+    except type(error):
+        return ExceptionInfo()
+
+
+class Deaths:
+    """How many workers died while they ran a task. Without Redis none is counted, and the task runs."""
+
+    def __init__(self, client: redis.Redis, limit: int) -> None:
+        self._client, self.limit = client, limit
+
+    def begin(self, delivery: Delivery) -> int:
+        """A run begins. Returns the earlier ones that neither ended nor were handed back."""
+        key = runs_key(delivery.task_id)
+        try:
+            if not (self._begun_before(delivery) or delivery.redelivered):
+                self._client.set(key, 1, ex=DAY_S)
+                return 0
+            return self._add([key], 1) - 1
+        except (*LOST, redis.RedisError) as error:
+            logger.warning("task %s: its deaths are not counted: %s", delivery.task_id, error)
+            return 0
+
+    def end(self, delivery: Delivery) -> None:
+        try:
+            self._client.delete(runs_key(delivery.task_id), _messages_key(delivery.task_id))
+        except (*LOST, redis.RedisError) as error:
+            logger.warning("task %s: its end is not noted: %s", delivery.task_id, error)
+
+    def hand_back(self, task_ids: Sequence[str]) -> None:
+        """The worker shuts down in the middle of these runs."""
+        try:
+            self._add([runs_key(task_id) for task_id in task_ids], -1)
+        except (*LOST, redis.RedisError) as error:
+            logger.warning("this shutdown counts as a death of %s: %s", ", ".join(task_ids), error)
+
+    def _begun_before(self, delivery: Delivery) -> bool:
+        """Whether a run of this message has begun. Notes that one does now."""
+        if not delivery.message_name:
+            return False
+        key = _messages_key(delivery.task_id)
+        pipe = self._client.pipeline()
+        pipe.sadd(key, delivery.message_name)
+        pipe.expire(key, DAY_S)
+        return not pipe.execute()[0]
+
+    def _add(self, keys: Sequence[str], number: int) -> int:
+        """One round trip, because a Redis that hangs must not hold up a shutdown once for each task."""
+        pipe = self._client.pipeline()
+        for key in keys:
+            pipe.incrby(key, number)
+            pipe.expire(key, DAY_S)
+        return int(pipe.execute()[0])
+
+
+def runs_key(task_id: str) -> str:
+    return f"petiole:{{{task_id}}}:runs"
+
+
+def _messages_key(task_id: str) -> str:
+    return f"{runs_key(task_id)}:messages"
+
+
+class ForeignTasks:
+    """`running`: those that were taken and have not ended, whether a thread runs them yet or not. It changes on
+    the consumer's thread only."""
+
+    def __init__(self, mailbox: Mailbox, deaths: Deaths) -> None:
+        self.mailbox, self.deaths = mailbox, deaths
+        self.running: set[ForeignTask] = set()
+        self.closed = False
+        self.closing = threading.Lock()
+        self._threads = Threads(THREADS, "petiole-task")
+
+    def apply(self, delivery: Delivery) -> ForeignTask:
+        for known in self.running:
+            if known.is_same(delivery):
+                known.rebind(delivery)
+                return known
+        task = ForeignTask(self, delivery)
+        self.running.add(task)
+        self._threads.put(task.run)
+        return task
+
+    def close(self) -> int:
+        """Start no more tasks. Running ones are not waited for: their messages go back to the queue, and they end
+        with the process. Returns the number of tasks that have not ended."""
+        with self.closing:
+            again, self.closed = self.closed, True
+        begun = [task.task_id for task in self.running if task.began_at is not None]
+        if begun and not again:
+            self.deaths.hand_back(begun)
+        return len(self.running)

@@ -1,0 +1,84 @@
+"""Creates the engine that a worker runs.
+
+`PETIOLE_ENGINE_FACTORY` names its factory as "module:callable". The factory is called with an `EngineConfig` and
+returns an `EngineLike`. The fleet's tests use an engine that generates fake tokens.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Protocol
+
+from petiole import gpu_worker
+from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.handle import Handle
+from petiole.gpu_worker.request import Delta, Request
+from petiole.gpu_worker.runtime.interface import ModelLimits
+from petiole.tasks.settings import Settings
+
+
+class EngineLike(Protocol):
+    """The part of `gpu_worker.Engine` that the pool uses."""
+
+    limits: ModelLimits
+    on_fatal: Callable[[BaseException], None] | None
+
+    @property
+    def healthy(self) -> bool: ...
+
+    def start(self) -> object: ...
+
+    def submit(
+        self,
+        request: Request,
+        *,
+        on_delta: Callable[[Handle, Delta], None] | None = None,
+        on_admitted: Callable[[Handle], None] | None = None,
+        on_done: Callable[[Handle], None] | None = None,
+    ) -> Handle: ...
+
+    def stats(self) -> dict[str, float | int | str]: ...
+
+    def heartbeat_age_s(self) -> float: ...
+
+    def shutdown(self, drain: bool = True, handback: bool = False) -> None: ...
+
+
+def make_engine(settings: Settings) -> EngineLike:
+    """Load, warm up and start the engine of the settings. Raises InvalidRequest."""
+    module, _, name = settings.engine_factory.partition(":")
+    factory = getattr(import_module(_in_full(module)), name, None) if name else None
+    if not callable(factory):
+        raise InvalidRequest("engine_factory", "must be module:callable", settings.engine_factory)
+    engine: EngineLike = factory(EngineConfig(**settings.engine()))
+    engine.start()
+    return engine
+
+
+def _in_full(module: str) -> str:
+    """`gpu_worker.engine` is Petiole's, however it is installed: settings of checkouts name it so."""
+    if module.partition(".")[0] == gpu_worker.__name__.rpartition(".")[2]:
+        with suppress(ModuleNotFoundError):
+            if find_spec(f"petiole.{module}"):
+                return f"petiole.{module}"
+    return module
+
+
+def load_engine(settings: Settings) -> Future[EngineLike]:
+    """`make_engine` on a background thread, so that the calling thread handles signals while native code loads."""
+    engine: Future[EngineLike] = Future()
+
+    def load() -> None:
+        try:
+            engine.set_result(make_engine(settings))
+        except BaseException as error:
+            engine.set_exception(error)
+
+    threading.Thread(target=load, name="petiole-load", daemon=True).start()
+    return engine

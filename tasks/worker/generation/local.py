@@ -1,0 +1,50 @@
+"""Eager tasks: `generate.apply(...)` and `task_always_eager` run the engine in this process, without a worker.
+
+The engine is loaded at the first call and kept until the process ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from typing import Any
+
+from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
+from petiole.gpu_worker.tracing import Tracer
+from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest
+from petiole.tasks.settings import settings
+from petiole.tasks.worker.generation.engines import EngineLike, make_engine
+from petiole.tasks.worker.generation.requests import engine_request
+from petiole.tasks.worker.output.outcomes import Written, public, succeeded
+
+_mutex = threading.Lock()
+_engines: list[EngineLike] = []
+
+
+def run(task_request: GenerateRequest | ChatRequest, task_id: str) -> dict[str, Any]:
+    """Generate in this process. Raises the exception that the task would fail with."""
+    request = engine_request(task_id, task_request, deadline_s=task_request.deadline_s)
+    try:
+        result = _engine().submit(request).result()
+    except Exception as error:
+        raise public(error) from None
+    value = succeeded(result, 1, Written()).result
+    assert value is not None
+    return value
+
+
+def _engine() -> EngineLike:
+    with _mutex:
+        if not _engines:
+            _engines.append(make_engine(settings()))
+            atexit.register(_engines[0].shutdown, drain=False)
+        return _engines[0]
+
+
+def trace(path: str, requests: int = 8, tokens: int = 64) -> None:
+    """Run the configured model briefly, and write a timeline of host and device in each step to `path`."""
+    tracer = Tracer()
+    sampling = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+    with Engine(EngineConfig(**settings().engine()), tracer=tracer) as engine:
+        engine.generate([Request(prompt=f"Count to {n}.", sampling=sampling) for n in range(10, 10 + requests)])
+    tracer.save(path)

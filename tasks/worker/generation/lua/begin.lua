@@ -1,0 +1,58 @@
+-- Begin a delivery of each task: increment its fencing number (attempt) and read the state of earlier deliveries.
+--
+-- KEYS  two per task: log, state
+-- ARGV  ttl_ms, model, number of leading tasks to mark as running, a name of this call, which a repeated call has,
+--       too; then three per task: Celery's retry count, the message's name ('': it has none), 1 if the broker says
+--       that the message is redelivered
+-- reply one per task: {attempt, deaths, cancel, model, adapter, done, log entries}; attempt is 0 if it is done;
+--       {} if its keys are damaged, which leaves the other tasks as they are
+--
+-- `running` marks a task that was admitted and has neither ended nor been handed back. If it is set when a message
+-- is begun again, a worker died (or was disconnected) while it ran the task; if the message is new, the task id was
+-- used twice, which counts no death. `message:NAME` holds the last call that has begun a message: so this does not
+-- depend on anything that stands in the message, and a call that is repeated after a lost reply counts no death.
+-- Tasks that get a place at once are marked here, before the engine gets them, because they may kill the worker
+-- before it can mark them. An explicit Celery retry starts a new stream: log and progress are deleted, but the attempt keeps
+-- counting. While the log is empty, each delivery sets the model; the adapter is written with the first entry.
+local ttl, model, at_once, call = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+
+local function begin(i)
+  local log, state = KEYS[2 * i - 1], KEYS[2 * i]
+  local retries, message, again = tonumber(ARGV[2 + 3 * i]), 'message:' .. ARGV[3 + 3 * i], ARGV[4 + 3 * i] == '1'
+  local known = redis.call('HGET', state, 'retries')
+  if known and retries > whole(known) then
+    redis.call('DEL', log, string.sub(log, 1, -4) .. 'completion')
+    redis.call('HDEL', state, 'running', 'done', 'model', 'adapter', 'deaths')
+  end
+  local was = redis.call('HMGET', state, 'running', 'done', 'cancel', 'model', 'adapter', 'deaths', message)
+  local attempt, deaths = 0, whole(was[6] or 0)
+  local entries = redis.call('LRANGE', log, 0, -1)
+  if not was[2] then
+    attempt = redis.call('HINCRBY', state, 'attempt', 1)
+    if was[1] and (was[7] or again) and was[7] ~= call then
+      deaths = redis.call('HINCRBY', state, 'deaths', 1)
+    end
+    if message == 'message:' then
+      redis.call('HSET', state, 'retries', retries)
+    else
+      redis.call('HSET', state, 'retries', retries, message, call)
+    end
+    if i <= at_once then
+      redis.call('HSET', state, 'running', 1)
+    else
+      redis.call('HDEL', state, 'running')
+    end
+    if #entries == 0 then
+      redis.call('HSET', state, 'model', model)
+    end
+    redis.call('PEXPIRE', state, ttl)
+    redis.call('PEXPIRE', log, ttl)
+  end
+  return {attempt, deaths, was[3] or '', was[4] or '', was[5] or '', was[2] or '', entries}
+end
+
+local replies = {}
+for i = 1, #KEYS / 2 do
+  replies[i] = unless_damaged(begin, i) or {}
+end
+return replies

@@ -1,0 +1,47 @@
+"""Converts a task's request into the engine's."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from petiole.gpu_worker.request import Constraint, Request, SamplingParams
+from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest
+
+# Celery's priorities on Redis: 0 is the highest and the default. The engine has the same convention.
+HIGHEST_PRIORITY = 0
+
+
+def engine_request(
+    task_id: str,
+    task_request: GenerateRequest | ChatRequest,
+    *,
+    priority: int = HIGHEST_PRIORITY,
+    deadline_s: float | None = None,
+    resume_token_ids: Sequence[int] = (),
+    resume_bins: Sequence[Sequence[int] | None] = (),
+    resume_adapter_key: str | None = None,
+) -> Request:
+    """The engine's request. It is the same on every worker, except for the resumed tokens and adapter."""
+    sampling = task_request.sampling()
+    if sampling["seed"] is None:
+        sampling["seed"] = seed_of(task_id)
+    constraint = task_request.constraint()
+    return Request(
+        **task_request.subject(),
+        sampling=SamplingParams(**sampling),
+        constraint=None if constraint is None else Constraint(*constraint),  # type: ignore[arg-type]
+        adapter=task_request.adapter,
+        salt=task_request.salt,
+        priority=priority,
+        deadline_s=deadline_s,
+        resume_token_ids=tuple(resume_token_ids),
+        resume_bins=tuple(resume_bins),
+        resume_adapter_key=resume_adapter_key,
+        request_id=task_id,
+    )
+
+
+def seed_of(task_id: str) -> int:
+    """The default seed of a task. It depends only on the task id, so that every worker samples the same noise."""
+    return int.from_bytes(hashlib.blake2b(task_id.encode(), digest_size=8).digest(), "big") >> 1

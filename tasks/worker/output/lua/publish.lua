@@ -1,0 +1,106 @@
+-- Flush many streams: for each task check its owner, append a delta to the log, and publish it.
+--
+-- KEYS  two per task: log, state
+-- ARGV  ttl_ms; three per task: attempt, expected length of the log after the append, payload (empty: no delta);
+--       then three for each task with operations: its position, the operations, `done` or the adapter
+-- reply only for tasks with a code, four numbers each: position, code, length of the log, index of its end
+--
+-- The checks cost no extra command for the log: RPUSH returns its new length. If that is not the expected one, the
+-- delta is removed again, so a call that is repeated after a lost reply changes nothing.
+--
+-- operations  admitted  set `running`        last      the delta is the last: store `done`
+--             released  delete `running`     adapter   store the adapter that generated the first entry
+--             look      refresh the TTLs, check the cancel flag
+--             read      with look: check that the stream has a reader
+-- codes       1 stale: a newer attempt owns the task      2 gap: the log has another length than expected
+--             3 the cancel flag is set                    4 the stream has no reader
+--             5 the task's keys are damaged: nothing more is written, and the other streams are not affected
+local call, find = redis.call, string.find
+
+-- Called if the state names another owner than `mine`, or none. True if that owner is newer, or the task is done.
+-- Otherwise the owner is older, or Redis has lost the state: this attempt becomes the owner.
+local function stale(state, owner, mine, ttl)
+  local newest = owner and whole(owner)
+  if newest and (newest > tonumber(mine) or call('HEXISTS', state, 'done') == 1) then
+    return true
+  end
+  call('HSET', state, 'attempt', mine)
+  call('PEXPIRE', state, ttl)
+  return false
+end
+
+local function length_and_end(log)
+  local entry = call('LINDEX', log, -1)
+  if not entry then
+    return 0, 0
+  end
+  local read, ends = pcall(function()
+    local delta = cjson.decode(entry)
+    return delta.index + #delta.token_ids
+  end)
+  return call('LLEN', log), read and ends or -1  -- -1: nobody's delta
+end
+
+local ttl, first_turn = ARGV[1], 2 + #KEYS / 2 * 3
+local reply, turns = {}, {}
+for a = first_turn, #ARGV, 3 do
+  turns[tonumber(ARGV[a])] = a
+end
+-- Write one stream. Returns its code, the length of its log, and the index of its end.
+local function write(k)
+  local log, state, a = KEYS[k], KEYS[k + 1], (k + 1) / 2 * 3 - 1
+  local mine, payload, turn = ARGV[a], ARGV[a + 2], turns[(k - 1) / 2]
+  local operations = turn and ARGV[turn + 1] or ''
+  local code, length, ends = 0, 0, 0
+  local owner = call('HGET', state, 'attempt')
+  if owner ~= mine and stale(state, owner, mine, ttl) then
+    code = 1
+  elseif payload ~= '' then
+    if call('RPUSH', log, payload) == tonumber(ARGV[a + 1]) then
+      call('PUBLISH', string.sub(log, 1, -4) .. 'ch', payload)
+    else
+      call('RPOP', log)
+      length, ends = length_and_end(log)
+      if not (find(operations, 'last') and call('HEXISTS', state, 'done') == 1) then  -- else our own end, repeated
+        code = 2
+      end
+    end
+  end
+  if code == 0 and turn then
+    if find(operations, 'admitted') then
+      call('HSET', state, 'running', 1)
+    end
+    if find(operations, 'adapter') then
+      call('HSET', state, 'adapter', ARGV[turn + 2])
+    end
+    if find(operations, 'last') then
+      call('HSET', state, 'done', ARGV[turn + 2])
+      call('HDEL', state, 'running')
+    elseif find(operations, 'released') then
+      call('HDEL', state, 'running')
+    end
+    if find(operations, 'look') then
+      call('PEXPIRE', log, ttl)
+      call('PEXPIRE', state, ttl)
+      if not find(operations, 'last') then
+        if find(operations, 'read') and call('EXISTS', string.sub(log, 1, -4) .. 'interest') == 0 then
+          code = 4
+        end
+        if call('HEXISTS', state, 'cancel') == 1 then
+          code = 3
+        end
+      end
+    end
+  end
+  return code, length, ends
+end
+
+for k = 1, #KEYS, 2 do
+  local code, length, ends = unless_damaged(write, k)
+  if code ~= 0 then
+    for _, number in ipairs({(k - 1) / 2, code or 5, length or 0, ends or 0}) do
+      reply[#reply + 1] = number
+    end
+  end
+end
+return reply

@@ -1,0 +1,334 @@
+"""Writes streams to Redis: each flush empties all changed outboxes, with one script call for up to 64 of them.
+
+An outbox is the worker's end of a task's stream, for one attempt.
+
+    text thread ──push──► Outbox.pieces ──(publisher thread, publish.lua)──► log, channel, state
+
+Output is flushed at once; output that arrives during a flush is written by the next one. The engine delivers all
+streams together, once in `stream_interval_ms`, so the cost is one round trip per interval instead of per token. If
+Redis is slow, the pieces of an outbox are merged into one delta; if it is unreachable, they wait here. Memory is
+bounded: the intake needs a reply from Redis to begin a task, so only the output of the pool's tasks can pile up.
+
+A piece counts as sent when the script's reply confirms it. Other replies:
+
+    stale   a newer attempt owns the task: the outbox is dropped and its listener notified
+    gap     the log ends elsewhere (a reply was lost, or Redis lost its last writes): continue from there
+    cancel  the cancel flag is set, or the stream has no reader: the listener is notified
+    damaged the log or state has another type, or no number: the outbox is dropped and its listener notified
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import redis
+
+from petiole.gpu_worker.request import Delta
+from petiole.tasks.requests.schemas import INTEREST_TTL_S, stream_keys
+from petiole.tasks.servers.connections import LOST
+from petiole.tasks.worker import scripts
+from petiole.tasks.worker.output import wire
+from petiole.tasks.worker.output.outcomes import Outcome, Written
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+"""How often the call for an outbox also refreshes TTLs and checks for the cancel flag and for readers."""
+
+_STALE, _GAP, _FLAGGED, _DAMAGED = 1, 2, 3, 5
+_OUTBOXES_A_CALL = 64
+_CALLS_AHEAD = 2
+
+
+class Listener(Protocol):
+    """Callbacks of an outbox, called on the publisher's thread."""
+
+    def on_finished(self) -> None:
+        """This attempt has written the last delta."""
+
+    def on_stale(self) -> None:
+        """A newer attempt owns the task."""
+
+    def on_released(self) -> None:
+        """All pieces are in the log, and the task is marked as handed back."""
+
+    def on_damaged(self) -> None:
+        """The log or the state cannot be written."""
+
+    def give_up(self) -> None:
+        """The log differs from what this attempt wrote and cannot be repaired: the task must be begun again."""
+
+    def on_cancel(self, *, flagged: bool) -> None:
+        """Cancel the task: the cancel flag is set (`flagged`), or it has no reader. May be called repeatedly."""
+
+
+class Call:
+    """The arguments of one script call. `parts` has, for each outbox, how many pieces and log entries are written
+    after it, and its other operations (see publish.lua)."""
+
+    def __init__(self, ttl_ms: int) -> None:
+        self.keys: list[str] = []
+        self.args: list[str | int] = [ttl_ms]
+        self.turns: list[str | int] = []
+        self.parts: list[tuple[Outbox, int, int, str]] = []
+
+
+class Outbox:
+    """What one attempt of a task writes to its stream. Any thread may append to it, under the publisher's lock."""
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        task_id: str,
+        attempt: int,
+        before: Written,
+        listener: Listener,
+        *,
+        needs_reader: bool = False,
+        marked: bool = False,
+    ) -> None:
+        self.task_id, self.listener = task_id, listener
+        self._publisher = publisher
+        keys = stream_keys(task_id)
+        self._keys = keys.log, keys.state
+        self._attempt = str(attempt)
+        self._opening = wire.opening(task_id, attempt)
+        # Pieces of earlier attempts are kept as sent, so that they can be sent again if Redis loses the log.
+        self.pieces: list[Delta] = list(before.deltas)
+        self.sent = len(self.pieces)
+        self.entries = self.sent + before.unreadable
+        self.admitted = self.released = self.closed = False
+        self.admitted_sent = marked
+        self.adapter = ""
+        self.final: tuple[Outcome, str] | None = None
+        self.look_at = 0.0
+        self.reader_since = time.monotonic() + INTEREST_TTL_S if needs_reader else float("inf")
+
+    @property
+    def end(self) -> int:
+        """The index after the last token."""
+        return self.pieces[-1].index + len(self.pieces[-1].token_ids) if self.pieces else 0
+
+    def push(self, delta: Delta) -> None:
+        """Append a piece of output. The last piece is written by `finish`, as one log entry with the outcome."""
+        self._publisher._add(self, delta)
+
+    def admit(self, adapter: str) -> None:
+        """Mark the task as running: if it is neither ended nor handed back, its worker has died. `adapter`
+        identifies the adapter by its content."""
+        self.admitted, self.adapter = True, adapter
+        if not self.admitted_sent:
+            self._publisher._mark(self)
+
+    def finish(self, outcome: Outcome) -> None:
+        """Write the last delta. Calls `on_finished` if this attempt still owns the task, otherwise `on_stale`."""
+        self.final = outcome, json.dumps(outcome.record)
+        self._publisher._mark(self)
+
+    def release(self) -> None:
+        """Write the remaining pieces, then mark the task as handed back and call `on_released`."""
+        self.released = True
+        self._publisher._mark(self)
+
+    def drop(self) -> None:
+        """Write nothing more, and call no listener."""
+        self.closed = True
+
+    # ------------------------------------------------------------ publisher's thread
+
+    def close(self) -> Listener:
+        """Write nothing more. Returns the listener and forgets it: it refers to this outbox, and in a cycle both
+        would be kept until a garbage collection."""
+        self.closed = True
+        listener = self.listener
+        del self.listener
+        return listener
+
+    def join(self, call: Call, now: float) -> None:
+        """Append this outbox's arguments to a script call."""
+        # Read `final` before the pieces: once it is set, all pieces have been pushed.
+        final = self.final
+        operations = self._operations(now, final is not None)
+        count, entries, payload = len(self.pieces), self.entries, ""
+        if count > self.sent or final is not None:
+            entries += 1
+            pieces = self.pieces[self.sent : count]
+            index = pieces[0].index if pieces else self.end
+            payload = wire.merged(self._opening, index, pieces, None if final is None else final[0])
+        if payload and not self.entries and self.adapter and final is None:
+            operations += " adapter"
+        if operations:
+            call.turns += (len(call.parts), operations, self.adapter if final is None else final[1])
+        call.keys += self._keys
+        call.args += (self._attempt, entries, payload)
+        call.parts.append((self, count, entries, operations))
+
+    def _operations(self, now: float, last: bool) -> str:
+        """The script's operations besides writing a delta, separated by spaces. Usually empty."""
+        released, admitted = self.released and not last, self.admitted and not self.admitted_sent
+        look = last or now >= self.look_at or not self.entries  # the first entry creates the log: set a TTL
+        if not (look or released or admitted):
+            return ""
+        if look:
+            self.look_at = now + LOOK_S
+        read = look and now >= self.reader_since
+        words = {"admitted": admitted, "last": last, "released": released, "look": look, "read": read}
+        return " ".join(word for word, true in words.items() if true)
+
+
+class Publisher:
+    """The thread that empties outboxes. `on_fatal` is called if an unexpected exception ends it."""
+
+    on_fatal: Callable[[BaseException], object] | None = None
+
+    def __init__(self, client: redis.Redis, *, ttl_s: float) -> None:
+        self.ttl_ms = int(ttl_s * 1000)
+        self._pipe = scripts.Pipe(client, "publish")
+        self._changed = threading.Condition()
+        self._dirty: dict[Outbox, None] = {}
+        self._closing = False
+        self._failing_since: float | None = None
+        self._thread = threading.Thread(target=self._run, name="petiole-publisher", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Flush for up to `timeout_s`, and stop."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            self._pipe.close()
+
+    @property
+    def behind_s(self) -> float:
+        """Seconds since flushes began to fail; 0 if the last one succeeded."""
+        since = self._failing_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def _add(self, outbox: Outbox, delta: Delta) -> None:
+        with self._changed:
+            outbox.pieces.append(delta)
+            if delta.finish_reason is None:
+                self._due(outbox)
+
+    def _mark(self, outbox: Outbox) -> None:
+        with self._changed:
+            self._due(outbox)
+
+    def _due(self, outbox: Outbox) -> None:
+        if not outbox.closed:
+            self._dirty[outbox] = None
+            self._changed.notify()
+
+    def _run(self) -> None:
+        try:
+            while (batch := self._next_batch()) is not None:
+                self.flush(batch)
+                del batch  # outboxes that are closed are not kept until the next flush
+                if self._failing_since is not None:
+                    self._pause()
+        except Exception as error:
+            logger.exception("streams: the publisher failed")
+            if self.on_fatal is not None:
+                self.on_fatal(error)
+
+    def _next_batch(self) -> list[Outbox] | None:
+        """Wait for changed outboxes. None when closed."""
+        with self._changed:
+            while not (self._dirty or self._closing):
+                self._changed.wait()
+            batch = list(self._dirty)
+            self._dirty.clear()
+            return batch or None
+
+    def flush(self, batch: Sequence[Outbox]) -> None:
+        """Write the unsent parts of these outboxes. The next call is prepared while the server runs one."""
+        in_flight: deque[Call] = deque()
+        try:
+            for start in range(0, len(batch), _OUTBOXES_A_CALL):
+                call, now = Call(self.ttl_ms), time.monotonic()
+                for outbox in batch[start : start + _OUTBOXES_A_CALL]:
+                    if not outbox.closed:
+                        outbox.join(call, now)
+                if call.parts:
+                    self._pipe.send(call.keys, [*call.args, *call.turns])
+                    in_flight.append(call)
+                if len(in_flight) > _CALLS_AHEAD:
+                    self._answered(in_flight[0], self._pipe.receive())
+                    in_flight.popleft()
+            while in_flight:
+                self._answered(in_flight[0], self._pipe.receive())
+                in_flight.popleft()
+        except (*LOST, redis.RedisError) as error:
+            self._pipe.close()
+            self._hold([outbox for outbox in batch if not outbox.closed], error)
+            return
+        self._recovered()
+
+    def _answered(self, call: Call, reply: Sequence[int]) -> None:
+        unexpected = {reply[i]: reply[i + 1 : i + 4] for i in range(0, len(reply), 4)}
+        for position, (outbox, sent, entries, operations) in enumerate(call.parts):
+            code, length, end = unexpected.get(position, (0, 0, 0)) if unexpected else (0, 0, 0)
+            if code == _STALE:
+                outbox.close().on_stale()
+            elif code == _DAMAGED:
+                outbox.close().on_damaged()
+            elif code == _GAP:
+                self._rewind(outbox, length, end)
+            else:
+                outbox.sent, outbox.entries = sent, entries
+                if operations:
+                    self._done(outbox, operations)
+                if code and not outbox.closed:
+                    outbox.listener.on_cancel(flagged=code == _FLAGGED)
+
+    def _done(self, outbox: Outbox, operations: str) -> None:
+        outbox.admitted_sent = outbox.admitted_sent or "admitted" in operations
+        if "last" in operations:
+            outbox.close().on_finished()
+        elif "released" in operations:
+            outbox.close().on_released()
+
+    def _rewind(self, outbox: Outbox, entries: int, end: int) -> None:
+        """Continue with the piece that begins at `end`, where the log, of `entries` entries, ends."""
+        with self._changed:
+            starts = [piece.index for piece in outbox.pieces]
+            if end not in starts and end != outbox.end:
+                logger.error("stream %s: its log does not end with a delta of this attempt", outbox.task_id)
+                outbox.listener.give_up()
+                return
+            outbox.sent = starts.index(end) if end in starts else len(starts)
+            outbox.entries = entries
+            outbox.admitted_sent = False
+            outbox.look_at = 0.0
+            self._due(outbox)
+
+    def _hold(self, outboxes: list[Outbox], error: BaseException) -> None:
+        """Redis is unreachable or full: keep the outboxes for the next flush."""
+        if self._failing_since is None:
+            self._failing_since = time.monotonic()
+            logger.error("streams: Redis does not take them (%s); holding %d streams back", error, len(outboxes))
+        with self._changed:
+            for outbox in outboxes:
+                self._dirty[outbox] = None
+
+    def _pause(self) -> None:
+        """Wait before the flush that follows a failed one."""
+        deadline = time.monotonic() + min(1.0, 0.05 + self.behind_s / 4)
+        with self._changed:
+            while (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
+
+    def _recovered(self) -> None:
+        if self._failing_since is not None:
+            logger.warning("streams: Redis takes them again, after %.1f s", self.behind_s)
+            self._failing_since = None

@@ -1,0 +1,247 @@
+"""Celery's pool interface, implemented with the engine: `celery -A tasks worker` starts everything.
+
+    consumer ──on_apply──► Job ──intake──► engine ──text thread──► publisher ──► completion threads ──► consumer
+
+There is no thread per task. A generation task becomes a `Job`, and the engine batches all jobs. Other tasks of the
+app run on a few threads. `limit` is the number of the engine's places plus a small look-ahead: the next request is
+ready when a place becomes free, and a worker does not reserve many tasks that an idle one could run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import wait
+from typing import Any
+
+from celery.concurrency.base import BasePool
+from celery.exceptions import WorkerShutdown, WorkerTerminate
+from celery.worker import state
+from kombu.asynchronous import get_event_loop
+
+from petiole.gpu_worker.errors import InvalidRequest, ModelError
+from petiole.tasks import worker_side
+from petiole.tasks.app.application import app as petiole
+from petiole.tasks.definitions import GenerationTask
+from petiole.tasks.requests.messages import is_limit
+from petiole.tasks.servers import connections
+from petiole.tasks.servers.eviction import warn_of_eviction
+from petiole.tasks.settings import PREFIX, Settings, settings, shared
+from petiole.tasks.worker.broker.quarantine import quarantine
+from petiole.tasks.worker.completion.threads import Completions
+from petiole.tasks.worker.delivery.delivery import Delivery
+from petiole.tasks.worker.delivery.mailbox import Mailbox
+from petiole.tasks.worker.foreign.tasks import Deaths, ForeignTasks
+from petiole.tasks.worker.generation.engines import EngineLike, load_engine
+from petiole.tasks.worker.generation.intake import Intake
+from petiole.tasks.worker.generation.job import Job
+from petiole.tasks.worker.generation.workplace import InHand
+from petiole.tasks.worker.output.outcomes import largest
+from petiole.tasks.worker.output.publisher import Publisher
+from petiole.tasks.worker.pool import handoff
+from petiole.tasks.worker.reports.reporter import Reporter
+from petiole.tasks.worker.reports.tally import Tally
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.1
+"""How often a shutdown request is checked for while the model loads."""
+
+EX_USAGE = 2
+EX_SOFTWARE = 70
+
+
+class EnginePool(BasePool):  # type: ignore[misc]
+    """The pool: one engine and its jobs. `started`: the model is loaded, and the engine and all threads exist."""
+
+    signal_safe = False
+    task_join_will_block = True
+
+    engine: EngineLike
+    limit: int
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.settings: Settings = settings()
+        self.jobs: dict[str, Job] = {}
+        self.mailbox = Mailbox()
+        self.tally = Tally()
+        self.reporter: Reporter | None = None
+        self.hub: Any = None
+        self.started = self.draining = self.load_abandoned = self.failed = False
+
+    # ------------------------------------------------------------ start
+
+    def on_start(self) -> None:
+        """Load the model before the first message is taken."""
+        if self.app is not petiole:  # the app of `celery -A` has neither Petiole's transport nor its leases
+            logger.critical("Petiole's pool serves its own app, not %r: see docs/celery.md", self.app.main)
+            raise WorkerShutdown(EX_USAGE)
+        if not shared(backend := str(self.app.conf.result_backend or "disabled")):
+            logger.critical("result_backend: must keep results where other processes find them, got %s", backend)
+            raise WorkerShutdown(EX_USAGE)
+        begun = time.monotonic()
+        logger.warning("loading %s", self.settings.model)  # WARNING is Celery's default log level
+        self.engine = self._load()
+        logger.warning("serving %s after %.1f s", self.settings.model, time.monotonic() - begun)
+        self.engine.on_fatal = self.fail
+        client = connections.streams()
+        self.publisher = Publisher(client, ttl_s=self.settings.stream_ttl_s)
+        self.publisher.on_fatal = self.fail
+        self.intake = Intake(self, client)
+        self.foreign = ForeignTasks(self.mailbox, Deaths(client, self.settings.max_attempts))
+        self.completions = Completions(self.app)
+        GenerationTask.Request = worker_side.REQUEST
+        self.result_max_bytes = self.settings.result_max_bytes
+        threading.Thread(target=self._ask_servers, name="petiole-limits", daemon=True).start()
+        quarantine.start(self.app, self.mailbox.post)
+        self.publisher.start()
+        self.intake.start()
+        self.started = True
+
+    def _load(self) -> EngineLike:
+        engine = load_engine(self.settings)
+        try:
+            while not engine.done():
+                state.maybe_shutdown()
+                wait([engine], LOOK_S)
+            return engine.result()
+        except (WorkerShutdown, WorkerTerminate):
+            logger.warning("%s was not loaded to the end: this worker ends", self.settings.model)
+            self.load_abandoned = True
+            raise
+        except InvalidRequest as error:
+            logger.critical("%s%s: %s, got %s", PREFIX, error.field.upper(), error.limit, error.value)
+            raise WorkerShutdown(EX_USAGE) from None
+        except (ModelError, ImportError, OSError) as error:
+            logger.critical("the model cannot be served: %s", " ".join(str(error).split()))
+            raise WorkerShutdown(EX_SOFTWARE) from None
+
+    def _ask_servers(self) -> None:
+        """Query the servers' limits, on a thread of its own: a server that hangs must not delay a shutdown."""
+        self.result_max_bytes = min(self.result_max_bytes, largest(self.app.backend))
+        warn_of_eviction((self.settings.broker_url, self.settings.streams_url))
+
+    def register_with_event_loop(self, loop: Any) -> None:
+        self.hub = loop
+        self.mailbox.attach(loop)
+
+    # ------------------------------------------------------------ tasks
+
+    def on_apply(
+        self,
+        target: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        accept_callback: Any = None,
+        callback: Any = None,
+        timeout_callback: Any = None,
+        soft_timeout: float | None = None,
+        timeout: float | None = None,
+        **_: Any,
+    ) -> Any:
+        """Accept one message. Never raises: errors in the message become the task's failure."""
+        delivery = Delivery(
+            target,
+            tuple(args),
+            accept_callback,
+            callback,
+            timeout_callback,
+            _limit(soft_timeout) or self.options.get("soft_timeout"),
+            _limit(timeout) or self.options.get("timeout"),
+        )
+        if not isinstance(self.app.tasks.get(delivery.task_name), GenerationTask):
+            return self.foreign.apply(delivery)
+        job = self.jobs.get(delivery.task_id)
+        if job is not None:
+            job.rebind(delivery)
+            return job
+        job = self.jobs[delivery.task_id] = Job(self, delivery)
+        if not self.draining:
+            self.intake.put(job)
+        return job
+
+    def forget(self, job: InHand) -> None:
+        if self.jobs.get(job.task_id) is job:
+            del self.jobs[job.task_id]
+
+    def terminate_job(self, pid: int, signal: object = None) -> None:
+        """Does nothing: there are no pool processes, and the handle's `terminate` ends a task."""
+
+    def uncompleted(self) -> dict[str, Any]:
+        """What is taken and not completed, as fields of a `WorkerReport`."""
+        jobs, now = list(self.jobs.values()), time.monotonic()
+        return {
+            "pending_completions": sum(job.outcome is not None for job in jobs),
+            "oldest_task_s": round(max((now - job.taken_at for job in jobs), default=0.0), 1),
+        }
+
+    # ------------------------------------------------------------ size
+
+    def grow(self, n: int = 1) -> None:
+        self.limit += n
+
+    def shrink(self, n: int = 1) -> None:
+        self.limit = max(1, self.limit - n)
+
+    def _get_info(self) -> dict[str, Any]:
+        info: dict[str, Any] = super()._get_info()
+        return {
+            **info,
+            "processes": [os.getpid()],
+            "jobs": len(self.jobs),
+            "parked": sum(bool(job.parked) for job in list(self.jobs.values())),
+            "draining": self.draining,
+            "streams_behind_s": round(self.publisher.behind_s, 3) if self.started else 0.0,
+            "engine": self.engine.stats() if self.started else {},
+        }
+
+    # ------------------------------------------------------------ end
+
+    def on_stop(self) -> None:
+        """Warm shutdown: finish tasks for up to `drain_seconds`, hand back the rest. Cold: hand back all."""
+        cold = bool(state.should_terminate) or not self._serving()
+        handoff.hand_off(self, drain_s=0.0 if cold else self.settings.drain_seconds)
+
+    def on_terminate(self) -> None:
+        handoff.hand_off(self, drain_s=0.0)
+
+    def close_threads(self) -> None:
+        """Stop all threads: the last step of a handoff, when no task runs and all output is in Redis."""
+        quarantine.close()
+        self.mailbox.read()  # acknowledge what it has stored
+        self.completions.close()
+        self.publisher.close()
+        if self.reporter is not None:
+            self.reporter.stop()
+        self.engine.shutdown(drain=False)
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether threads are left that cannot be stopped: of an unfinished load, or of the app's other tasks."""
+        return self.load_abandoned or (self.started and bool(self.foreign.running))
+
+    def _serving(self) -> bool:
+        return self.started and self.engine.healthy and not self.failed
+
+    def fail(self, error: BaseException) -> None:
+        """End the worker after a fatal error of the engine or a shared thread: its supervisor restarts it, and
+        other workers resume its tasks."""
+        self.failed = True
+        logger.critical("failed: %r; this worker ends", error)
+        state.should_stop = EX_SOFTWARE
+        hub = self.hub or get_event_loop()
+        if hub is not None:
+            hub.call_soon(lambda: None)
+
+
+def _limit(given: object) -> float | None:
+    """A time limit, which the control command `time_limit` may have set to anything."""
+    if isinstance(given, int | float) and is_limit(given):
+        return given
+    if given is not None:
+        logger.error("a time limit must be a number of seconds, got %r: the task has no limit", given)
+    return None

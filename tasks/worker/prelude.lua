@@ -1,0 +1,32 @@
+-- Stands before every script: what they have in common about damaged keys, into which somebody else has written.
+--
+-- A key is damaged if it has another type than a command expects, or holds no number where one must be. A script
+-- goes on with all other keys and names this one in its reply; where it has only one, it fails with that error, which
+-- `tasks.servers.answers` recognises. Errors of the server, such as one that is full, always end the script.
+
+local function is_damage(problem)
+  local message = type(problem) == 'table' and problem.err or problem
+  return string.find(message, 'WRONGTYPE') or string.find(message, 'not an integer')
+    or string.find(message, 'would overflow')
+end
+
+-- What `work` returns, up to three values, or nil if it meets a damaged key.
+local function unless_damaged(work, ...)
+  local done, first, second, third = pcall(work, ...)
+  if done then
+    return first, second, third
+  elseif not is_damage(first) then
+    error(first, 0)
+  end
+end
+
+local function whole(text)
+  return tonumber(text) or error('not an integer')
+end
+
+
+-- This server's time.
+local function milliseconds()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end

@@ -1,0 +1,131 @@
+"""Each fault is brought about in a real fleet, and the metrics say which it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from petiole.tasks.errors import ModelChanged
+from tests.support.scraping import exporting
+from tests.support.site import REPOSITORY, Site, eventually
+
+pytestmark = pytest.mark.e2e
+
+EX_SOFTWARE = 70
+
+
+def status(site: Site) -> str:
+    command = [sys.executable, "-m", "petiole.tasks.commands.cli", "status", "--once"]
+    environment = {**os.environ, **site.environment, "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
+
+
+@pytest.mark.parametrize(
+    ("setting", "bad", "good"), [("maxmemory", "1", "0"), ("min-replicas-to-write", "1", "0")]
+)
+def test_a_redis_that_is_full_or_without_replicas_is_named(
+    own_site: Site, setting: str, bad: str, good: str
+) -> None:
+    worker = own_site.worker()
+    with exporting(own_site) as scrape:
+        own_site.redis.config_set(setting, bad)
+        eventually(lambda: scrape()["petiole_worker_up", ""] == 0, "it cannot report")
+        figures = scrape()
+        assert worker.alive()
+        assert figures["petiole_redis_up", ""] == 1
+        assert figures["petiole_redis_writable", "broker"] == figures["petiole_redis_writable", "streams"] == 0
+        assert "takes no writes" in status(own_site)
+        own_site.redis.config_set(setting, good)
+        assert scrape()["petiole_redis_writable", "streams"] == 1
+        eventually(lambda: scrape()["petiole_worker_up", ""] == 1, "it reports again")
+
+
+def test_a_lease_that_is_not_renewed_alarms_before_the_worker_is_lost(own_site: Site) -> None:
+    worker = own_site.worker()
+    with exporting(own_site) as scrape:
+        eventually(lambda: ("petiole_worker_up", "") in scrape(), "it reports")
+        worker.signal(signal.SIGSTOP)
+        seen: list[tuple[float, float]] = []
+
+        def lost() -> bool:
+            figures = scrape()
+            seen.append((figures["petiole_worker_up", ""], figures["petiole_lease_age_seconds", ""]))
+            return not seen[-1][0]
+
+        eventually(lost, "it is lost")
+        assert max(age for up, age in seen if up) > 4
+        worker.signal(signal.SIGCONT)
+
+
+def test_a_crash_loop_is_named_whether_the_model_was_loaded_or_not(own_site: Site) -> None:
+    """Three processes have one name after the other: it is killed, it cannot load its model, it runs."""
+    own_site.worker().kill()
+    own_site.workers.clear()
+    failing = own_site.start_worker(PETIOLE_ENGINE_FACTORY="no.module:here")
+    assert failing.ended() == EX_SOFTWARE
+    own_site.workers.clear()
+    with exporting(own_site) as scrape:
+        figures = scrape()
+        assert figures["petiole_worker_starts_total", ""] == 2
+        assert figures["petiole_worker_last_exit", "killed"] == 1
+        own_site.start_worker()
+        eventually(lambda: scrape()["petiole_worker_starts_total", ""] == 3, "it starts again")
+        assert scrape()["petiole_worker_last_exit", str(EX_SOFTWARE)] == 1
+        assert f"3 ({EX_SOFTWARE})" in status(own_site)
+
+
+def test_stuck_completions_are_named(own_site: Site) -> None:
+    own_site.worker(PETIOLE_RESULT_BACKEND="redis://127.0.0.1:1/0")
+    own_site.generate("stuck", max_tokens=2, submission={"task_id": "stuck"})
+    with exporting(own_site) as scrape:
+        figures = eventually(
+            lambda: (now := scrape()).get(("petiole_num_pending_completions", "")) == 1 and now, "it is pending"
+        )
+        assert figures["petiole_num_held_messages", ""] == 1
+        first = figures["petiole_oldest_task_seconds", ""]
+        eventually(lambda: scrape()["petiole_oldest_task_seconds", ""] > first, "it grows older")
+
+
+def test_a_death_a_redelivery_and_what_was_resumed_are_counted(own_site: Site) -> None:
+    first = own_site.worker(PETIOLE_FAKE_STEP_MS=20)
+    result = own_site.generate("long", max_tokens=200, seed=1)
+    own_site.streaming(result, 5)
+    first.kill()
+    own_site.worker()
+    own_site.get(result)
+    with exporting(own_site) as scrape:
+        names = ("deaths", "redeliveries", "resumed_attempts")
+
+        def counts() -> list[float]:
+            figures = scrape()
+            return [figures.get((f"petiole_{name}_total", ""), 0) for name in names]
+
+        own_site.redis.hdel("petiole:workers", first.node)
+        eventually(lambda: counts() == [1, 1, 1], "one of each")
+
+
+def test_a_lost_lease_is_counted(own_site: Site) -> None:
+    worker = own_site.worker()
+    eventually(lambda: own_site.redis.delete("petiole:owners"), "it was an owner")
+    with exporting(own_site) as scrape:
+        eventually(lambda: scrape().get(("petiole_lost_leases_total", "")) == 1, "it is reported")
+    assert worker.alive()
+
+
+def test_a_refused_message_and_a_servers_fault_are_told_from_a_callers(own_site: Site) -> None:
+    first = own_site.worker()
+    changed = own_site.generate("mine", max_tokens=2000)
+    own_site.streaming(changed, 5)
+    first.stop()
+    own_site.worker(PETIOLE_MODEL="another")
+    with pytest.raises(ModelChanged):
+        own_site.get(changed)
+    own_site.redis.lpush("petiole", b"garbage")
+    with exporting(own_site) as scrape:
+        eventually(lambda: scrape().get(("petiole_quarantined_total", "")) == 1, "the refused message")
+        figures = scrape()
+        assert (figures["petiole_failures_total", "server"], figures["petiole_failures_total", "caller"]) == (1, 0)

@@ -1,0 +1,201 @@
+"""A queue that no worker serves, a misspelt one, a misspelt setting: whoever waits learns so."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from petiole.tasks.fleet import reports, serving
+from petiole.tasks.fleet.reports import WorkerReport
+from tests.support.client import client
+from tests.support.site import REPOSITORY, Site, eventually
+
+LOGGED = """
+import logging, threading, time
+from celery.exceptions import TimeoutError as GaveUp
+said = []
+handler = logging.Handler()
+handler.emit = lambda record: said.append(record.getMessage())
+logging.getLogger().addHandler(handler)
+
+def until_said(waiting):
+    while not said:
+        next(waiting)
+
+def heartbeats(reader):
+    for delta in reader:
+        assert delta.is_heartbeat
+        yield
+"""
+MISSING = "no worker has served queue 'petiol' within the last hour; queues with workers: petiole (1)"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with Site(tmp_path_factory.mktemp("site")) as site:
+        site.worker()
+        eventually(lambda: reports.workers(site.redis), "it has reported")
+        yield site
+
+
+def test_who_reads_a_stream_of_a_misspelt_queue_is_warned_once_and_may_keep_its_client(served: Site) -> None:
+    code = f"""{LOGGED}
+result = generate.apply_async(kwargs={{"prompt": "hello"}}, queue="petiol")
+until_said(heartbeats(stream(result, heartbeat_s=1)))
+print(json.dumps(said))
+"""
+    assert client(served, code) == [MISSING]
+
+
+def test_so_is_who_reads_it_with_asyncio(served: Site) -> None:
+    code = f"""{LOGGED}
+async def read():
+    async for delta in generate.astream(prompt="hello", queue="petiol", heartbeat_s=1):
+        assert delta.is_heartbeat
+        if said:
+            break
+
+asyncio.run(read())
+print(json.dumps(said))
+"""
+    assert client(served, code) == [MISSING]
+
+
+def test_so_is_who_waits_for_the_result_and_for_a_group(served: Site) -> None:
+    code = f"""{LOGGED}
+from celery import group
+
+result = generate.apply_async(kwargs={{"prompt": "hello"}}, queue="petiol")
+lost = generate.s(prompt="hello").set(queue="petiol")
+both = group(lost, generate.s(prompt="hello", max_tokens=1)).apply_async()
+for waited_for in (result, both):
+    said.clear()
+    while not said:
+        try:
+            waited_for.get(timeout=5)
+        except GaveUp:
+            pass
+print(json.dumps(said))
+"""
+    assert client(served, code) == [MISSING]
+
+
+def test_of_a_task_that_is_known_by_its_id_it_is_said_if_there_is_no_worker_at_all(own_site: Site) -> None:
+    code = f"""{LOGGED}
+until_said(heartbeats(stream(generate.delay(prompt="hello").id, heartbeat_s=1)))
+print(json.dumps(said))
+"""
+    missing = "no worker has served any queue within the last hour; queues with workers: none"
+    assert client(own_site, code) == [missing]
+
+
+def test_require_worker(served: Site) -> None:
+    code = """
+from petiole.tasks import NoWorker
+result = generate.apply_async(kwargs={"prompt": "hello", "max_tokens": 2}, require_worker=True)
+reason = result.get(timeout=60)["finish_reason"]
+try:
+    generate.apply_async(kwargs={"prompt": "hello"}, queue="petiol", require_worker=True)
+except NoWorker as error:
+    print(json.dumps([reason, str(error)]))
+"""
+    said = f"require_worker: a worker must have been seen within 6 s, but {MISSING}"
+    assert client(served, code) == ["length", said]
+    assert served.redis.llen("petiol") <= 4  # of the other tests: this one submits nothing
+
+
+def petiole(site: Site, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "petiole.tasks.commands.cli", *arguments],
+        env={**os.environ, **site.environment},
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_status_shows_queues_also_without_any_worker(own_site: Site) -> None:
+    for priority in (0, 0, 3):
+        own_site.generate("hello", submission={"priority": priority})
+    shown = petiole(own_site, "status", "--once")
+    assert shown.returncode == 1
+    assert shown.stdout.splitlines()[0] == "No worker has reported within the last hour."
+    assert shown.stdout.splitlines()[-1].split() == ["petiole", "3", "0:", "2,", "3:", "1", "0"]
+    own_site.environment["PETIOLE_VISIBILITY_TIMEOUT_S"] = "2"
+    (queue,) = json.loads(petiole(own_site, "status", "--json").stdout)["queues"]
+    assert queue == {
+        "queue": "petiole",
+        "waiting": 3,
+        "by_priority": {"0": 2, "3": 1, "6": 0, "9": 0},
+        "workers": 0,
+    }
+
+
+def test_status_counts_the_workers_of_each_queue(served: Site) -> None:
+    def queues() -> dict[str, Any]:
+        shown = json.loads(petiole(served, "status", "--json").stdout)
+        return {queue["queue"]: queue["workers"] for queue in shown["queues"]}
+
+    assert eventually(lambda: queues() == {"petiole": 1}, "the worker's queue")
+
+
+def test_a_producer_is_told_of_variables_that_nobody_reads(served: Site) -> None:
+    site_of_the_default = {name: value for name, value in served.environment.items() if "BROKER" not in name}
+    code = f"""{LOGGED}
+import os
+os.environ["PETIOLE_QUEU"] = "x"
+os.environ["CELERY_BROKER_URL"] = "redis://other/0"
+for _ in range(2):
+    try:
+        generate.apply_async(kwargs={{"prompt": "hello"}}, retry=False)
+    except Exception:
+        pass
+print(json.dumps(said))
+"""
+    misspelt = "PETIOLE_QUEU is not a setting; did you mean PETIOLE_QUEUE?"
+    assert client(served, code) == [misspelt]  # PETIOLE_BROKER_URL is set: the other is the user's app's
+    unset = Site.__new__(Site)
+    unset.environment = {**site_of_the_default, "PETIOLE_REDIS_URL": served.url}
+    not_heeded = "CELERY_BROKER_URL is not heeded, set here or on the command line: use PETIOLE_BROKER_URL"
+    assert client(unset, code)[:2] == [misspelt, not_heeded]
+
+
+# ------------------------------------------------------------ the rule
+
+
+def seen(*served: tuple[list[str], float]) -> list[WorkerReport]:
+    return [WorkerReport(worker=str(n), queues=queues, age_s=age) for n, (queues, age) in enumerate(served)]
+
+
+def test_what_is_said() -> None:
+    assert serving.lack(seen((["a"], 1.0)), "a") is None
+    assert serving.lack(seen((["a"], 1.0)), None) is None
+    assert (
+        serving.lack(seen((["a"], 12.4), (["a"], 100.0), (["b", "c"], 1.0), (["c"], 2.0)), "a")
+        == "no worker has served queue 'a' for 12 s; queues with workers: b (1), c (2)"
+    )
+    assert (
+        serving.lack(seen((["a"], 12.4)), None)
+        == "no worker has served any queue for 12 s; queues with workers: none"
+    )
+
+
+def test_where_nobody_may_look_nothing_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused() -> list[WorkerReport]:
+        raise PermissionError("NOPERM")
+
+    monkeypatch.setattr(reports, "workers", refused)
+    watch = serving.Watch(["petiole"])
+    watch._look_at = 0.0
+    watch.silent()
+    eventually(lambda: watch._done, "it has looked")
+    assert caplog.records == []

@@ -1,0 +1,109 @@
+"""A real worker that gets thousands of hostile messages: it never ends, every message with an id has an end, and
+the valid tasks among them give what they always give.
+
+`PETIOLE_FUZZ_SEED` repeats a run, `PETIOLE_FUZZ_E2E_MESSAGES` sets the number."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery.states import READY_STATES
+
+from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.worker.broker import gate, quarantine
+from tests.support.fake_engine import expected
+from tests.support.hostile import Hostile, message, raw, received
+from tests.support.site import Site, Worker, eventually
+
+pytestmark = pytest.mark.e2e
+
+SEED = int(os.environ.get("PETIOLE_FUZZ_SEED") or random.SystemRandom().randrange(2**31))
+MESSAGES = int(os.environ.get("PETIOLE_FUZZ_E2E_MESSAGES", 2000))
+BATCH = 400
+VALID_EVERY = 20
+
+
+def collect(site: Site) -> list[dict[str, Any]]:
+    """What is in the quarantine, which is emptied: it keeps only the last `KEPT`."""
+    with site.redis.pipeline() as pipe:
+        pipe.lrange("petiole:quarantine", 0, -1)
+        pipe.delete("petiole:quarantine")
+        entries, _ = pipe.execute()
+    assert len(entries) < quarantine.KEPT
+    return [json.loads(entry) for entry in entries]
+
+
+def settled(site: Site, worker: Worker) -> bool:
+    assert worker.alive(), f"seed {SEED}: the worker ended:\n{worker.output[-4000:]}"
+    return site.unfinished() == 0
+
+
+def said_id(text: bytes) -> tuple[bool, str | None]:
+    """Whether a message is one, and the id that it gives its task."""
+    read = gate.envelope(text)
+    if isinstance(read, gate.Refused):
+        return False, read.task_id
+    arrived = received(read.payload)
+    task = gate.task(arrived)
+    if isinstance(task, gate.Refused):
+        return False, task.task_id
+    return not arrived.errors, task.id
+
+
+def ended(site: Site, task_id: str) -> str | None:
+    """How a task ended: by its result, or, if it is to have none, by its stream."""
+    stored = site.redis.get(f"celery-task-meta-{task_id}")
+    status = json.loads(stored)["status"] if stored else None
+    if status in READY_STATES:
+        return str(status)
+    log = site.log(task_id)
+    return "ended" if log and log[-1]["finish_reason"] else None
+
+
+def test_no_message_takes_a_worker_or_goes_without_an_end(tmp_path: Path) -> None:
+    print(f"PETIOLE_FUZZ_SEED={SEED} PETIOLE_FUZZ_E2E_MESSAGES={MESSAGES}")
+    hostile, began, put_aside, ends = Hostile(SEED), time.monotonic(), 0, Counter[str | None]()
+    with Site(tmp_path) as site:
+        worker = site.worker()
+        for first in range(0, MESSAGES, BATCH):
+            texts: dict[str, bytes] = {}
+            for number in range(first, min(first + BATCH, MESSAGES)):
+                task_id = f"task-{number}"
+                valid = number % VALID_EVERY == 0
+                texts[task_id] = raw(message(task_id, task_id)) if valid else hostile.message(task_id)
+            site.redis.lpush("petiole", *texts.values())
+            eventually(lambda: settled(site, worker), f"seed {SEED}: what follows {first} is settled", 300)
+            entries = collect(site)
+            put_aside += len(entries)
+            aside = {entry["task_id"] for entry in entries}
+            said = {task_id: said_id(text) for task_id, text in texts.items()}
+            assert len(entries) >= sum(not well for well, _ in said.values()), f"seed {SEED}, after {first}"
+            for task_id, text in texts.items():
+                _, its_id = said[task_id]
+                if its_id is not None:
+                    how = ended(site, its_id)
+                    ends[how] += 1
+                    assert how or its_id in aside, f"seed {SEED}, {task_id} has no end: {text[:3000]!r}"
+            for task_id in list(texts)[::VALID_EVERY]:
+                result = json.loads(site.redis.get(f"celery-task-meta-{task_id}"))["result"]
+                assert result["token_ids"] == expected(task_id, 1, 2)
+            forget(site, texts)
+            print(f"{first + len(texts)} after {time.monotonic() - began:.0f} s", flush=True)
+        assert site.get(site.generate("alive", max_tokens=3, seed=1))["token_ids"] == expected("alive", 1, 3)
+        assert worker.alive()
+    took_s = time.monotonic() - began
+    print(f"{MESSAGES} messages in {took_s:.0f} s: {dict(ends)}, {put_aside} put aside, no worker ended")
+
+
+def forget(site: Site, task_ids: Iterable[str]) -> None:
+    """So that a long run fills no Redis."""
+    names = [name for task_id in task_ids for name in (f"celery-task-meta-{task_id}", *stream_keys(task_id))]
+    site.redis.delete(*names)

@@ -1,0 +1,198 @@
+"""The project's Triton kernels compiled for Hopper, on a machine that has no card: `python -m tests.gpu.hopper`.
+
+Each kernel is compiled by the function around it, with arguments as a model gives them, and not launched. Prints a
+JSON object: for each kernel and variant what the compiler and the machine code say of it. A process of its own,
+because Triton settles at its import whether it interprets.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from petiole.gpu_worker.models.layers import DenseLinear, Rotation
+from petiole.gpu_worker.runtime.cuda.fused import adapters, choose, layers, products
+from petiole.gpu_worker.runtime.step.sampling import Choice
+
+VOCAB = 151_936
+TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+@dataclass
+class Compiled:
+    """registers: of a thread; stack: bytes of it in local memory, where spilled registers lie; shared: bytes of a
+    block; instructions: of the machine code, executed once or often; waits, early: whether it waits for the kernel
+    before it, and reads or writes global memory before that."""
+
+    registers: int
+    stack: int
+    shared: int
+    threads: int
+    instructions: int
+    waits: bool
+    early: bool
+
+
+class NoCard:
+    """What Triton asks of a driver before it compiles."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+
+def main() -> None:
+    found: dict[str, Compiled] = {}
+    variant = ""
+    run = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        found[f"{self.fn.__name__.lstrip('_')} {variant}".strip()] = examined(kernel)
+
+    driver.set_active(NoCard())
+    JITFunction.run = compile_only
+    for module in (layers, products):
+        module.overlapped = lambda x: {"OVERLAPPED": True, "launch_pdl": True}
+    for variant, call in VARIANTS.items():  # noqa: B007 - `compile_only` reads it
+        call()
+    print(json.dumps({name: asdict(kernel) for name, kernel in sorted(found.items())}, indent=1))
+
+
+def examined(kernel: Any) -> Compiled:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        usage = output("--dump-resource-usage", file.name)
+        code = output("-sass", file.name)
+    lines = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", code)
+    (registers,), (stack,) = (re.findall(rf"\b{name}:(\d+)", usage) for name in ("REG", "STACK"))
+    places = {name: [i for i, line in enumerate(lines) if re.search(name, line)] for name in (WAIT, MEMORY)}
+    waits = bool(places[WAIT])
+    return Compiled(
+        registers=int(registers),
+        stack=int(stack),
+        shared=kernel.metadata.shared,
+        threads=kernel.metadata.num_warps * 32,
+        instructions=sum(not line.startswith("NOP") for line in lines),
+        waits=waits,
+        early=waits and bool(places[MEMORY]) and places[MEMORY][0] < places[WAIT][0],
+    )
+
+
+WAIT = r"\bACQBULK\b"
+MEMORY = r"\b(LDG|STG|LD|ST|LDGSTS|UBLKCP|RED|ATOM|ATOMG)\b"
+
+
+def output(*arguments: str) -> str:
+    return subprocess.run([TOOL, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+# ---------------------------------------------------------------- as a model calls them
+
+
+def draw(dtype: torch.dtype) -> None:
+    n = 64
+    half = torch.full((n,), 0.5)
+    choice = Choice(half, torch.zeros((n, 2), dtype=torch.int32), torch.ones(n, dtype=torch.int64), half, half)
+    choose.choose(torch.empty((n, VOCAB), dtype=dtype), choice)
+
+
+def heads(width: int, normed: bool, dtype: torch.dtype) -> None:
+    n, n_heads, n_kv_heads = 16, 16, 8
+    q, k, v = (torch.empty((n, many, width), dtype=torch.bfloat16) for many in (n_heads, n_kv_heads, n_kv_heads))
+    norms = (torch.empty(width, dtype=torch.bfloat16),) * 2 if normed else None
+    rotation = Rotation(norms, 1e-6, torch.zeros(n, dtype=torch.int32), torch.empty(4096, width))
+    keys, values = (torch.empty((4096, n_kv_heads, width), dtype=dtype) for _ in range(2))
+    layers.rotate_and_store(q, k, v, rotation, keys, values, torch.zeros(n, dtype=torch.int64))
+
+
+def pages() -> None:
+    table = torch.empty((65, 4096), dtype=torch.int32)
+    rows, indptr = (torch.zeros(n, dtype=torch.int32) for n in (64, 65))
+    layers.write_pages(table, rows, rows, rows)
+    layers.gather_pages(table, rows, indptr, torch.empty(2**18, dtype=torch.int32))
+    layers.token_slots(table, rows, rows, 1)
+
+
+def eight_bits() -> None:
+    layers.quantize_rows(torch.empty((64, 4096), dtype=torch.bfloat16))
+
+
+def deltas() -> None:
+    hidden, outputs, rank = 1024, (2048, 1024, 1024), 16
+    x, y = torch.empty((16, hidden), dtype=torch.bfloat16), torch.empty((16, 4096), dtype=torch.bfloat16)
+    a = torch.empty((5, 3 * rank, hidden), dtype=torch.bfloat16)
+    b = [torch.empty((5, n, rank), dtype=torch.bfloat16) for n in outputs]
+    adapters.add_deltas(x, y, a, b, *(torch.zeros(n, dtype=torch.int32) for n in (16, 5)))
+
+
+def product(hidden: int, inner: int, biased: bool) -> Callable[[], None]:
+    """All four products of a layer."""
+
+    def linear(outputs: int, inputs: int) -> DenseLinear:
+        bias = torch.empty(outputs, dtype=torch.bfloat16) if biased else None
+        return DenseLinear(torch.empty((outputs, inputs), dtype=torch.bfloat16), bias)
+
+    def call() -> None:
+        x, norm = torch.empty((16, hidden), dtype=torch.bfloat16), torch.empty(hidden, dtype=torch.bfloat16)
+        products.product(x, linear(2 * hidden, hidden), norm=(norm, 1e-6))
+
+    return call
+
+
+def gated(hidden: int, inner: int) -> None:
+    x, norm = torch.empty((16, hidden), dtype=torch.bfloat16), torch.empty(hidden, dtype=torch.bfloat16)
+    weight = torch.empty((2 * inner, hidden), dtype=torch.bfloat16)
+    products.product(x, DenseLinear(weight), norm=(norm, 1e-6), gated=True)
+
+
+def added(hidden: int, inner: int) -> None:
+    x, y = torch.empty((16, inner), dtype=torch.bfloat16), torch.empty((16, hidden), dtype=torch.bfloat16)
+    products.product(x, DenseLinear(torch.empty((hidden, inner), dtype=torch.bfloat16)), add_to=y)
+
+
+VARIANTS: dict[str, Callable[[], Tensor | None]] = {
+    "float32": lambda: draw(torch.float32),
+    "bfloat16": lambda: draw(torch.bfloat16),
+    **{
+        f"of {width}{', normed' * normed}{', into eight bits' * (dtype != torch.bfloat16)}": (
+            lambda w=width, n=normed, d=dtype: heads(w, n, d)
+        )
+        for width in (64, 128)
+        for normed in (False, True)
+        for dtype in (torch.bfloat16, torch.float8_e4m3fn)
+    },
+    "": pages,
+    "of 4096": eight_bits,
+    "of rank 16": deltas,
+    "normed, 1024": product(1024, 3072, False),
+    "normed, 4096": product(4096, 12_288, False),
+    "normed, with a bias, 1024": product(1024, 3072, True),
+    "gated, 1024": lambda: gated(1024, 3072),
+    "gated, 4096": lambda: gated(4096, 12_288),
+    "added, 1024": lambda: added(1024, 3072),
+    "added, 4096": lambda: added(4096, 12_288),
+}
+
+
+if __name__ == "__main__":
+    main()

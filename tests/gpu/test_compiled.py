@@ -1,0 +1,85 @@
+"""What the compiler makes of the project's Triton kernels for Hopper: what would be slow or wrong there shows.
+
+The limits are what the kernels need now (Triton 3.6 to 3.9), with some room for another compiler.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+if importlib.util.find_spec("triton") is None:  # not imported: another module settles first what it is to do
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+REGISTERS = 65_536
+"""Of a multiprocessor."""
+
+SHARED = 228 << 10
+"""Bytes of a multiprocessor, of which each block takes 1 KB more than it asks for."""
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    """Compiled once for each change of theirs: Triton keeps what it has compiled."""
+    if sys.platform != "linux" or os.uname().machine != "x86_64":
+        pytest.skip("Triton brings its assembler for Linux on x86-64")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.hopper"],
+        cwd=Path(__file__).parent.parent.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    return json.loads(run.stdout)
+
+
+def named(kernels, *begin):
+    found = {name: kernel for name, kernel in kernels.items() if name.startswith(begin)}
+    assert found
+    return found
+
+
+def test_every_kernel_compiles_and_keeps_its_values_in_registers(kernels):
+    """But for two, of which some compilers keep a few bytes a thread in the cache."""
+    spilled = {name: kernel["stack"] for name, kernel in kernels.items() if kernel["stack"]}
+    assert all(name.startswith(("pick", "product")) and n <= 32 for name, n in spilled.items()), spilled
+
+
+def test_a_kernel_that_starts_early_touches_no_memory_before_the_one_before_it_has_ended(kernels):
+    waiting = {name for name, kernel in kernels.items() if kernel["waits"]}
+    assert waiting == set(named(kernels, "product", "rotate_and_store"))
+    assert not [name for name, kernel in kernels.items() if kernel["early"]]
+
+
+def blocks(kernel):
+    """How many of its blocks a multiprocessor holds at a time."""
+    registers = -(-kernel["registers"] // 8) * 8 * kernel["threads"]
+    return min(REGISTERS // registers, SHARED // (kernel["shared"] + 1024), 2048 // kernel["threads"])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "least"),
+    [("product", 2), ("scan", 4), ("pick", 1), ("rotate_and_store", 8), ("shrink", 4), ("expand", 8)],
+)
+def test_a_multiprocessor_holds_several_blocks_at_a_time(kernel, least, kernels):
+    assert min(blocks(found) for found in named(kernels, kernel).values()) >= least
+
+
+def test_what_drawing_a_token_costs(kernels, record_property):
+    """Instructions of `_scan`'s three branches for each logit of a thread, and of `_pick`, whose machine code
+    should stay small enough for a multiprocessor's cache."""
+    for name, kernel in named(kernels, "scan").items():
+        each = kernel["instructions"] * kernel["threads"] / 4096
+        record_property(f"instructions a logit, {name}", each)
+        assert each < 140
+    for name, kernel in named(kernels, "pick").items():
+        record_property(f"instructions, {name}", kernel["instructions"])
+        assert kernel["instructions"] < 4000

@@ -1,0 +1,270 @@
+"""Constrained decoding and speculation through the one path: same tokens, gated sampling, statistics."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from petiole.gpu_worker import (
+    Constraint,
+    Engine,
+    EngineConfig,
+    FinishReason,
+    InvalidRequest,
+    Request,
+    SamplingParams,
+)
+from petiole.gpu_worker.scheduling.pipeline import PendingCommit
+from petiole.gpu_worker.speculation import NgramProposer, SpeculationStats
+from tests.support.toy_engine import VOCAB, Expected, expected, request, toy_engine
+from tests.support.toy_text import ToyConstraint
+
+CONSTRAINED = [
+    request(
+        [1 + i, 2, 3], 20, constraint=Constraint("regex", 6 + i), temperature=0.8 * (i % 2), request_id=f"c{i}"
+    )
+    for i in range(4)
+]
+FREE = [request([1 + i, 2], 20, ignore_eos=True, request_id=f"f{i}") for i in range(4)]
+REPETITIVE = [
+    request([1 + i, 4, 13, 40, 25, 28, 37], 40, ignore_eos=True, temperature=t, request_id=f"s{i}{t}")
+    for i in range(3)
+    for t in (0.0, 0.3)
+]
+
+
+@pytest.mark.parametrize("pipeline", ["on", "off"])
+@pytest.mark.parametrize("drafts", [0, 4])
+def test_mixed_batches_give_the_oracles_tokens(pipeline: str, drafts: int) -> None:
+    requests = [r for pair in zip(CONSTRAINED, FREE, strict=True) for r in pair]
+    with toy_engine(pipeline=pipeline, speculative_tokens=drafts) as engine:
+        answers = [Expected.of(result) for result in engine.generate(requests)]
+    assert answers == [expected(r) for r in requests]
+    for r, answer in zip(requests, answers, strict=True):
+        if r.constraint is not None:
+            assert all(ToyConstraintReplay(answer.token_ids))
+
+
+def ToyConstraintReplay(tokens: tuple[int, ...]) -> list[bool]:  # noqa: N802 - reads like the class it replays
+    constraint = ToyConstraint(VOCAB, 99)
+    return [constraint.consume(token) for token in tokens if token != 0]
+
+
+def test_a_satisfied_constraint_ends_the_output() -> None:
+    with toy_engine() as engine:
+        result = engine.generate([request([1], 20, constraint=Constraint("regex", 3), ignore_eos=True)])[0]
+    assert (len(result.token_ids), result.finish_reason, result.stop_reason) == (
+        3,
+        FinishReason.STOP,
+        "constraint",
+    )
+
+
+DIGITS = range(15, 25)
+"""Of petiole-tiny, whose token 0 is an exclamation mark."""
+
+
+@pytest.mark.parametrize(
+    ("pattern", "sampling"),
+    [
+        ("[0-9]+", {"allowed_token_ids": [100]}),
+        ("[0-9]+", {"banned_token_ids": DIGITS}),
+        ("[0-9!]+", {"banned_token_ids": [0, *DIGITS]}),
+        ("[0-9!]+", {"allowed_token_ids": [100]}),
+        ("[0-9]+", {"banned_token_ids": DIGITS, "stop_token_ids": [0]}),
+    ],
+    ids=str,
+)
+def test_tokens_that_leave_nothing_of_a_constraint_are_the_requests_fault(
+    pattern: str, sampling: dict[str, Any]
+) -> None:
+    bad = Request(
+        prompt="x", constraint=Constraint("regex", pattern), sampling=SamplingParams(max_tokens=3, **sampling)
+    )
+    with Engine(EngineConfig(model="petiole-tiny", device="cpu")) as engine:
+        with pytest.raises(InvalidRequest, match="constraint: must leave a token"):
+            engine.generate([bad])
+        assert engine.generate([Request(prompt="x", sampling=SamplingParams(max_tokens=3))])[0].token_ids
+
+
+def test_a_bias_chooses_among_what_a_constraint_allows() -> None:
+    against = SamplingParams(max_tokens=3, logit_bias=dict.fromkeys(DIGITS, -1000.0))
+    stopped = SamplingParams(max_tokens=3, banned_token_ids=list(DIGITS)[1:], stop_token_ids=[DIGITS[0]])
+    with Engine(EngineConfig(model="petiole-tiny", device="cpu")) as engine:
+        request = Request(prompt="x", constraint=Constraint("regex", "[0-9]{3}"), sampling=against)
+        assert set(engine.generate([request])[0].token_ids) <= set(DIGITS)
+        request = Request(prompt="x", constraint=Constraint("regex", "[0-9]{3}"), sampling=stopped)
+        assert engine.generate([request])[0].token_ids == (DIGITS[0],)
+
+
+def test_a_forward_runs_ahead_of_the_commit_that_its_mask_waits_for() -> None:
+    """t+1 is launched while t is uncommitted; when its mask is computed, t has been committed."""
+    with toy_engine() as engine:
+        scheduler, loop = engine.scheduler, engine._loop
+        in_flight_at_launch: list[int] = []
+        holders_at_mask: list[int] = []
+        launch, mask = scheduler.launch_forward_async, scheduler.compute_mask
+
+        def watch_launch(plan: Any, slot_id: int) -> Any:
+            in_flight_at_launch.append(loop.pipeline.in_flight)
+            return launch(plan, slot_id)
+
+        def watch_mask(handle: Any) -> Any:
+            steps = [step for step in loop.pipeline.steps() if isinstance(step, PendingCommit)]
+            held = {id(seq) for step in steps for seq in step.sequences if not seq.finalized}
+            holders_at_mask.append(sum(id(seq) in held for seq in handle.sequences if seq.constraint))
+            return mask(handle)
+
+        scheduler.launch_forward_async = watch_launch  # type: ignore[method-assign]
+        scheduler.compute_mask = watch_mask  # type: ignore[method-assign]
+        engine.generate([request([1], 15, constraint=Constraint("regex", 15), ignore_eos=True)])
+    assert max(in_flight_at_launch) == 1
+    assert max(holders_at_mask) == 0
+
+
+def test_free_requests_are_not_held_up_by_constraints_elsewhere() -> None:
+    with toy_engine() as engine:
+        loop, depth = engine._loop, []
+        commit = engine.scheduler.commit_step
+
+        def watch(step: Any) -> None:
+            depth.append(loop.pipeline.in_flight)
+            commit(step)
+
+        engine.scheduler.commit_step = watch  # type: ignore[method-assign]
+        engine.generate(FREE)
+    assert max(depth) == 2
+
+
+def test_resume_replays_the_constraint() -> None:
+    whole = expected(CONSTRAINED[1])
+    with toy_engine() as engine:
+        for taken in range(1, len(whole.token_ids)):
+            resumed = request(
+                [2, 2, 3],
+                20,
+                constraint=Constraint("regex", 7),
+                temperature=0.8,
+                request_id="c1",
+                resume_token_ids=whole.token_ids[:taken],
+            )
+            assert Expected.of(engine.generate([resumed])[0]) == whole
+
+
+# ---------------------------------------------------------------- speculation
+
+
+@pytest.mark.parametrize("drafts", [1, 3, 8])
+@pytest.mark.parametrize("pipeline", ["on", "off"])
+def test_speculation_gives_the_tokens_of_plain_decoding(drafts: int, pipeline: str) -> None:
+    with toy_engine(speculative_tokens=drafts, pipeline=pipeline) as engine:
+        answers = [Expected.of(result) for result in engine.generate(REPETITIVE)]
+        stats = engine.stats()
+    assert answers == [expected(r) for r in REPETITIVE]
+    assert 0 < int(stats["accepted_draft_tokens"]) < int(stats["draft_tokens"])
+
+
+def test_accepted_drafts_save_steps() -> None:
+    class Oracle:
+        """Knows the answer, and guesses wrong every fifth time."""
+
+        def drafter(self, tokens: list[int]) -> Any:
+            return Knowing(list(expected(REPETITIVE[0]).token_ids))
+
+    class Knowing:
+        def __init__(self, answer: list[int]) -> None:
+            self.answer, self.at = answer, 0
+
+        def extend(self, tokens: list[int]) -> None:
+            self.at += len(tokens)
+
+        def propose(self, count: int) -> list[int]:
+            guesses = self.answer[self.at : self.at + count]
+            return [token if (self.at + i) % 5 else 0 for i, token in enumerate(guesses)]
+
+    engine = toy_engine(speculative_tokens=4)
+    engine._proposer = Oracle()
+    with engine:
+        assert Expected.of(engine.generate([REPETITIVE[0]])[0]) == expected(REPETITIVE[0])
+        steps = int(engine.stats()["steps"])
+    assert steps < 20, "40 tokens"
+
+
+def test_drafts_stop_at_eos_stops_and_caps() -> None:
+    requests = [
+        request([1, 4, 13, 40, 25, 28, 37], n, stop_token_ids=[k], request_id=f"{n}.{k}")
+        for n in (1, 2, 3, 90)
+        for k in (0, 16, 25)
+    ]
+    with toy_engine(speculative_tokens=6) as engine:
+        answers = [Expected.of(result) for result in engine.generate(requests)]
+    assert answers == [expected(r) for r in requests]
+
+
+def test_penalties_are_evaluated_for_each_draft_position() -> None:
+    requests = [
+        request([4, 13, 40, 25, 28, 37], 40, ignore_eos=True, frequency_penalty=f, request_id=str(f))
+        for f in (0.2, 1.5, -0.5)
+    ]
+    with toy_engine(speculative_tokens=5) as engine:
+        assert [Expected.of(r) for r in engine.generate(requests)] == [expected(r) for r in requests]
+        assert engine.stats()["draft_tokens"]
+
+
+def test_acceptance_is_logged_every_thousand_drafts(caplog: pytest.LogCaptureFixture) -> None:
+    stats = SpeculationStats()
+    with caplog.at_level(logging.INFO):
+        for _ in range(499):
+            stats.record(4, 3)
+    assert [record.args for record in caplog.records] == [(1000, 750, 75.0)]
+    assert stats.acceptance_rate == 0.75
+
+
+@pytest.mark.parametrize(
+    ("tokens", "count", "guess"),
+    [
+        ([1, 2, 3, 4, 1, 2], 3, [3, 4, 1]),
+        ([1, 2, 1, 2, 1, 2], 5, [1, 2, 1, 2, 1]),
+        ([7, 7, 7], 4, [7, 7, 7, 7]),
+        ([1, 2, 9, 1, 2, 8, 1, 2], 2, [8, 1]),
+        ([5, 1, 2, 9, 6, 1, 2, 8, 5, 1, 2], 1, [9]),
+        ([1, 2, 3, 4], 3, []),
+        ([1], 3, []),
+        ([], 3, []),
+    ],
+    ids=["repeat", "period", "run", "latest", "longest", "nothing", "short", "empty"],
+)
+def test_prompt_lookup(tokens: list[int], count: int, guess: list[int]) -> None:
+    drafter = NgramProposer(2, 4).drafter(tokens)
+    assert drafter.guess(count) == guess
+    assert drafter.propose(count) == drafter.propose(count) == guess[: drafter.worthwhile], "changes nothing"
+
+
+def test_the_index_grows_with_the_sequence() -> None:
+    at_once, bit_by_bit = NgramProposer().drafter([1, 2, 3, 1, 2, 3, 1]), NgramProposer().drafter([1, 2])
+    for token in [3, 1, 2, 3, 1]:
+        bit_by_bit.extend([token])
+    assert at_once.guess(5) == bit_by_bit.guess(5) == [2, 3, 1, 2, 3]
+    assert at_once.trust == bit_by_bit.trust
+
+
+def test_lookup_proposes_as_much_as_has_held_lately() -> None:
+    drafter = NgramProposer().drafter([1, 2, 3])
+    assert not drafter.propose(8)
+    drafter.extend([1, 2])
+    assert drafter.propose(8) == [3], "it is tried"
+    drafter.extend([3, 1, 2] * 10)
+    assert drafter.propose(8) == [3, 1, 2, 3, 1, 2, 3, 1]
+
+
+def test_lookup_is_silent_where_text_does_not_repeat_itself_and_speaks_again_where_it_does() -> None:
+    drafter = NgramProposer().drafter([1, 2, 0])
+    for token in range(3, 12):
+        drafter.extend([1, 2, token])  # what came behind 1, 2 comes no more
+    drafter.extend([1, 2])
+    assert drafter.guess(1) == [11]
+    assert not drafter.propose(4)
+    drafter.extend([7, 8] * 12)
+    assert drafter.propose(4) == [7, 8, 7, 8]

@@ -1,0 +1,325 @@
+"""Whose fault is whose: a host-side fault ends one request, a fault before dispatch its step, a device's all."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from petiole.gpu_worker import AdapterError, Constraint, Engine, EngineError, Request
+from petiole.gpu_worker.handle import Handle
+from petiole.gpu_worker.scheduling import scheduler as scheduler_module
+from petiole.gpu_worker.threads import text as text_thread
+from tests.support.toy_engine import VOCAB, Expected, expected, request, toy_engine
+from tests.support.toy_runtime import ToyRuntime
+
+GOOD = [request([1 + i, 2], 15, ignore_eos=True, request_id=str(i)) for i in range(4)]
+
+
+def outcomes(handles: list[Handle]) -> list[Expected | type[BaseException]]:
+    found: list[Expected | type[BaseException]] = []
+    for handle in handles:
+        try:
+            found.append(Expected.of(handle.result(timeout=30)))
+        except Exception as error:
+            found.append(type(error))
+    return found
+
+
+def others_are_unharmed(engine: Engine, bad: Any) -> EngineError:
+    handles = [engine.submit(r) for r in (*GOOD[:2], bad, *GOOD[2:])]
+    found = outcomes(handles)
+    error = handles[2].error
+    assert isinstance(error, EngineError)
+    assert [*found[:2], *found[3:]] == [expected(r) for r in GOOD]
+    engine.check_invariants()
+    assert engine.healthy
+    return error
+
+
+# ---------------------------------------------------------------- one request's own
+
+
+@pytest.mark.parametrize("fail_at", [0, 3])
+def test_a_mask_that_raises_fails_its_request_alone(fail_at: int) -> None:
+    with toy_engine() as engine:
+        bad = request([3, 3], 20, constraint=Constraint("regex", (12, fail_at)), request_id="bad")
+        assert "broken grammar" in str(others_are_unharmed(engine, bad))
+
+
+def test_a_constraint_that_refuses_what_was_sampled_fails_its_request_alone() -> None:
+    class Denier:
+        finished = False
+
+        def fill_mask(self, out: Any) -> None:
+            out[:] = -1
+
+        def consume(self, token_id: int) -> bool:
+            return False
+
+        def rollback(self, n: int) -> None: ...
+
+    with toy_engine() as engine:
+        others_are_unharmed(engine, request([3], constraint=Denier(), request_id="bad"))
+
+
+class FaultyDrafter:
+    """Drafts nothing. The prompt [3, 3] breaks it: told of tokens, or asked while a step is in flight."""
+
+    def __init__(self, prompt: list[int], fails: str) -> None:
+        self.fails, self.asked = fails if list(prompt) == [3, 3] else "never", 0
+
+    def extend(self, tokens: list[int]) -> None:
+        self.asked = 0
+        if self.fails == "told":
+            raise RuntimeError("a broken draft model")
+
+    def propose(self, count: int) -> list[int]:
+        self.asked += 1
+        if self.fails == "asked" and self.asked == 2:
+            raise RuntimeError("a broken draft model")
+        return []
+
+
+@pytest.mark.parametrize("fails", ["told", "asked"])
+def test_a_drafter_that_raises_fails_its_request_alone(fails: str) -> None:
+    class Proposer:
+        def drafter(self, prompt: list[int]) -> FaultyDrafter:
+            return FaultyDrafter(prompt, fails)
+
+    engine = toy_engine(speculative_tokens=2)
+    engine._proposer = Proposer()
+    with engine:
+        assert "broken draft" in str(others_are_unharmed(engine, request([3, 3], request_id="bad")))
+
+
+class Panic(BaseException):
+    """What a panic of native code looks like: no Exception."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError, Panic])
+@pytest.mark.parametrize("fails", ["push", "flush", "open"])
+def test_a_detokenizer_that_raises_fails_its_request_alone(fails: str, error: type[BaseException]) -> None:
+    class Broken:
+        def __getattr__(self, name: str) -> Any:
+            if name == fails:
+                raise error("a broken detokenizer")
+            return lambda *_: ""
+
+    with toy_engine() as engine:
+        prepare = engine._intake.preparer.prepare
+
+        def sabotage(stream: Any, arrival: int, arrival_s: float) -> Any:
+            seq = prepare(stream, arrival, arrival_s)
+            if seq.request.request_id == "bad":
+                stream.text._detokenizer = Broken()
+                if fails == "open":
+                    raise error("a broken detokenizer")
+            return seq
+
+        engine._intake.preparer.prepare = sabotage  # type: ignore[method-assign]
+        bad = request([3], 60, ignore_eos=True, request_id="bad")
+        handles = [engine.submit(r) for r in (GOOD[0], bad, bad, bad, GOOD[1])]
+        assert outcomes([handles[0], handles[-1]]) == [expected(r) for r in GOOD[:2]]
+        for handle in handles[1:4]:
+            with pytest.raises((EngineError, error), match="a broken detokenizer"):
+                handle.result(timeout=30)
+        while engine.stats()["rows_held"]:
+            engine._call(lambda: None)
+        assert engine.healthy
+
+
+def test_a_result_that_cannot_be_made_fails_its_request_alone() -> None:
+    with toy_engine() as engine:
+        prepare = engine._intake.preparer.prepare
+
+        def sabotage(stream: Any, arrival: int, arrival_s: float) -> Any:
+            seq = prepare(stream, arrival, arrival_s)
+            if seq.request.request_id == "bad":
+                stream.texts.append(None)
+            return seq
+
+        engine._intake.preparer.prepare = sabotage  # type: ignore[method-assign]
+        others_are_unharmed(engine, request([3], 5, request_id="bad"))
+
+
+# ---------------------------------------------------------------- the text thread's
+
+
+def test_a_text_thread_that_fails_answers_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends handles: without it all would wait for ever."""
+    told: list[BaseException] = []
+    collect, calls = text_thread._collect, 0
+
+    def once(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise Panic("a bug in the thread")
+        collect(*args)
+
+    monkeypatch.setattr(text_thread, "_collect", once)
+    engine = toy_engine()
+    engine.on_fatal = told.append
+    engine.start()
+    handles = [engine.submit(request([1 + i, 2], 60, ignore_eos=True)) for i in range(8)]
+    for handle in handles:
+        with pytest.raises(EngineError, match="a bug in the thread"):
+            handle.result(timeout=30)
+    engine._thread.join(30)
+    assert [str(error) for error in told] == ["a bug in the thread"]
+    assert not engine.healthy
+    with pytest.raises(EngineError, match="has failed"):
+        engine.submit(request()).result(timeout=30)
+    engine.shutdown()
+
+
+def test_a_tokenizer_that_panics_fails_its_requests_alone() -> None:
+    with toy_engine() as engine:
+
+        def panic(*args: Any, **options: Any) -> Any:
+            raise Panic("an index out of range")
+
+        engine.tokenizer.encode = panic  # type: ignore[union-attr, method-assign]
+        for _ in range(3):  # more than there are threads for it
+            with pytest.raises(EngineError, match="failed: Panic"):
+                engine.submit(Request(prompt="abc")).result(timeout=30)
+        assert outcomes([engine.submit(r) for r in GOOD]) == [expected(r) for r in GOOD]
+
+
+def test_an_adapter_that_cannot_be_loaded_fails_its_request_alone() -> None:
+    class Picky(ToyRuntime):
+        def load_adapter(self, adapter: str, slot: int) -> None:
+            raise AdapterError(f"{adapter} is truncated")
+
+    with toy_engine(runtime=Picky(), lora_slots=1) as engine:
+        handles = [engine.submit(r) for r in (GOOD[0], request([3], adapter="bad"), GOOD[1])]
+        assert outcomes(handles) == [expected(GOOD[0]), AdapterError, expected(GOOD[1])]
+
+
+def test_an_adapter_that_cannot_be_loaded_is_told_to_one_who_waits_alone() -> None:
+    class Broken(ToyRuntime):
+        def load_adapter(self, adapter: str, slot: int) -> None:
+            raise OSError("the disk is gone")
+
+    with toy_engine(runtime=Broken(), lora_slots=1) as engine:
+        with pytest.raises(AdapterError, match="the disk is gone"):
+            engine.submit(request([3], adapter="bad")).result(timeout=5)
+        assert outcomes([engine.submit(GOOD[0])]) == [expected(GOOD[0])]
+
+
+# ---------------------------------------------------------------- before dispatch
+
+
+@pytest.mark.parametrize("fail_at", [1, 4])
+def test_a_fault_before_dispatch_fails_its_sequences_and_the_loop_goes_on(
+    fail_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_batch, calls = scheduler_module.make_batch, 0
+
+    def once(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == fail_at:
+            raise RuntimeError("a bug in the batch")
+        return make_batch(*args)
+
+    monkeypatch.setattr(scheduler_module, "make_batch", once)
+    with toy_engine() as engine:
+        failed = outcomes([engine.submit(r) for r in GOOD])
+        assert EngineError in failed
+        engine.check_invariants()
+        again = outcomes([engine.submit(r) for r in GOOD])
+        assert again == [expected(r) for r in GOOD], "nothing of the failed prefill can be matched"
+        assert engine.healthy
+
+
+def test_a_fault_before_the_last_dispatch_of_all_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("a bug in the batch")
+
+    monkeypatch.setattr(scheduler_module, "make_batch", broken)
+    engine = toy_engine().start()
+    engine.pause()
+    handle = engine.submit(GOOD[0])
+    while not engine.stats()["waiting"]:
+        engine._call(lambda: None)
+    engine.shutdown()
+    with pytest.raises(EngineError, match="a bug in the batch"):
+        handle.result(timeout=30)
+
+
+# ---------------------------------------------------------------- the device's
+
+
+@pytest.mark.parametrize("step", [1, 2, 7])
+@pytest.mark.parametrize("pipeline", ["on", "off"])
+def test_a_device_error_answers_everybody_then_gives_everything_back(step: int, pipeline: str) -> None:
+    told: list[tuple[BaseException, bool]] = []
+    engine = toy_engine(
+        runtime=ToyRuntime(vocab_size=VOCAB, fail_forward_at=step, rows=3), max_num_seqs=3, pipeline=pipeline
+    )
+    done = threading.Event()
+    handles: list[Handle] = []
+
+    def on_fatal(error: BaseException) -> None:
+        told.append((error, all(handle.done() for handle in handles)))
+        done.set()
+
+    engine.on_fatal = on_fatal
+    engine.start()
+    engine.pause()
+    handles += [engine.submit(request([1 + i, 2], 15, ignore_eos=True)) for i in range(8)]
+    engine.resume()
+    assert done.wait(30)
+    engine._thread.join(30)
+    assert [answered for _, answered in told] == [True], "everybody is answered first, and it is told once"
+    assert outcomes(handles) == [EngineError] * 8
+    assert "told to fail" in str(handles[0].error)
+    assert not engine.healthy
+    manager = engine.scheduler.manager
+    manager.check()
+    assert manager.usage().rows_held == manager.usage().pages_private == 0
+    assert engine.scheduler.state.adapters.held == 0
+    with pytest.raises(EngineError, match="has failed"):
+        engine.submit(request()).result(timeout=30)
+    engine.shutdown()
+
+
+@pytest.mark.parametrize("step", [2, 3, 5])
+def test_a_device_error_under_a_step_that_waits_for_its_mask(step: int) -> None:
+    """It shows when an earlier step is committed, with a forward launched behind it that is not yet sampled."""
+    seen: list[tuple[bool, int]] = []
+    engine = toy_engine(runtime=ToyRuntime(vocab_size=VOCAB, fail_forward_at=step, rows=3), max_num_seqs=3)
+    engine.on_fatal = lambda error: seen.append(
+        (engine._loop.pipeline.launch_handle is not None, engine._loop.pipeline.in_flight)
+    )
+    engine.start()
+    engine.pause()
+    choice = Constraint("regex", 12)
+    handles = [engine.submit(request([1 + i, 2], 15, constraint=choice if i % 2 else None)) for i in range(6)]
+    while engine.stats()["waiting"] != len(handles):
+        engine._call(lambda: None)
+    engine.resume()
+    assert outcomes(handles) == [EngineError] * 6
+    engine._thread.join(30)
+    assert seen == [(True, 2)], "two steps were in flight, one of them without its mask"
+    manager = engine.scheduler.manager
+    manager.check()
+    assert manager.usage().rows_held == manager.usage().pages_private == 0
+    assert engine._loop.pipeline.is_empty
+    engine.shutdown()
+
+
+def test_a_launch_that_raises_is_the_devices_fault() -> None:
+    class Broken(ToyRuntime):
+        def launch_sampling(self, *args: Any) -> Any:
+            raise RuntimeError("no kernel image")
+
+    engine = toy_engine(runtime=Broken()).start()
+    with pytest.raises(EngineError, match="no kernel image"):
+        engine.submit(request()).result(timeout=30)
+    engine._thread.join(30)
+    assert not engine.healthy
+    engine.shutdown(drain=False)

@@ -1,0 +1,44 @@
+"""How an engine starts: the thread that serves warms up, and what fails leaves nothing behind."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from petiole.gpu_worker import Engine, EngineConfig, ModelError
+from petiole.gpu_worker.runtime import runtime as module
+from petiole.gpu_worker.runtime.interface import StepBatch
+from petiole.gpu_worker.runtime.runtime import ModelRuntime
+from tests.support.toy_engine import request
+
+
+def test_the_thread_that_serves_warms_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a library keeps for each thread (a handle of cuBLAS, say) is there before the first request."""
+    callers: list[str] = []
+
+    class Watched(ModelRuntime):
+        def launch_forward(self, slot_id: int, batch: StepBatch) -> None:
+            callers.append(threading.current_thread().name)
+            super().launch_forward(slot_id, batch)
+
+    monkeypatch.setattr(module, "ModelRuntime", Watched)
+    with Engine(EngineConfig(device="cpu", num_pages=64)) as engine:
+        warmed_up = list(callers)
+        engine.generate([request([5, 6], 3)])
+    assert warmed_up
+    assert set(callers) == {"engine"}
+
+
+def test_a_warm_up_without_room_is_the_models_fault_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cramped(ModelRuntime):
+        def launch_forward(self, slot_id: int, batch: StepBatch) -> None:
+            raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(module, "ModelRuntime", Cramped)
+    before = set(threading.enumerate())
+    engine = Engine(EngineConfig(device="cpu", num_pages=64))
+    with pytest.raises(ModelError, match="does not fit into memory"):
+        engine.start()
+    left = {thread.name for thread in set(threading.enumerate()) - before}
+    assert not left & {"engine", "text", "stream-compute"}

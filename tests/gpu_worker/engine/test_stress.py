@@ -1,0 +1,306 @@
+"""Random workloads, pipelined and blocking, against an oracle that has no engine in it.
+
+Each workload draws a machine (pages, rows, cache, policies), requests (shared prompts, stops, constraints,
+priorities, cancels, deadlines, handbacks) and what the operator does meanwhile (pause, reload), runs them with
+random delays at every stream and thread boundary, and demands: the oracle's tokens, exactly one end for each
+request, deltas that join without a seam, and a clean conservation check after every step and at the end.
+
+    pytest tests/gpu_worker/engine/test_stress.py                        300 workloads
+    PETIOLE_STRESS_SECONDS=3600 pytest tests/gpu_worker/engine/test_stress.py -k hour
+    python tests/gpu_worker/engine/test_stress.py --seed 17              one workload again
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from petiole.gpu_worker import (
+    Constraint,
+    Engine,
+    EngineConfig,
+    FinishReason,
+    HandedBack,
+    Request,
+    SamplingParams,
+)
+from petiole.gpu_worker.handle import Handle
+from tests.support.toy_engine import EOS, VOCAB, Expected, Watch, expected
+from tests.support.toy_runtime import ToyRuntime
+from tests.support.toy_text import LETTERS, ToyTokenizer, compile_toy
+
+WORKLOADS = 300
+
+
+@dataclass
+class Workload:
+    seed: int
+    machine: dict[str, Any]
+    config: dict[str, Any]
+    requests: list[Request]
+    disturb: dict[int, str] = field(default_factory=dict)  # request index -> cancel | handback
+    delays: float = 0.0
+    control: dict[int, str] = field(default_factory=dict)  # after which submission -> pause | reload
+
+
+# ---------------------------------------------------------------- drawing
+
+
+def draw(seed: int) -> Workload:
+    rng = random.Random(seed)
+    cache = rng.choice(["radix", "radix", "block", "off"])
+    page_size = {"radix": 1, "block": rng.choice([1, 16]), "off": rng.choice([1, 4, 16])}[cache]
+    rows = rng.randint(1, 8)
+    max_model_len = rng.choice([40, 64, 96])
+    requests = _requests(rng, max_model_len)
+    alone = max(-(-_positions(r, max_model_len) // page_size) for r in requests)
+    n_pages = 1 + alone + rng.choice([0, 1, alone // 2, 3 * alone, 20 * alone])
+    spec = rng.choice([0, 0, 2, 5])
+    config = {
+        "chunk_size": rng.choice([1, 3, 8, 64]),
+        "max_num_batched_tokens": rng.choice([8, 24, 512]),
+        "max_num_seqs": rows,
+        "prefix_cache": cache,
+        "page_size": page_size,
+        "prefix_cache_max_pages": rng.choice([None, None, None, 0, n_pages // 3]),
+        "prefill_policy": rng.choice(["drain", "pipelined", "pipelined"]),
+        "reserve": rng.choice(["demand", "demand", "full"]),
+        "delay_factor": rng.choice([0.0, 0.0, 0.5]),
+        "speculative_tokens": spec,
+        "lora_slots": rng.choice([1, 2]),
+        "debug": True,
+    }
+    disturb = {i: rng.choice(["cancel", "handback"]) for i in range(len(requests)) if rng.random() < 0.12}
+    machine = {"rows": rows, "n_pages": n_pages, "page_size": page_size, "max_model_len": max_model_len}
+    delays = rng.choice([0.0, 0.0002, 0.001])
+    control = {i: rng.choice(["pause", "reload"]) for i in range(len(requests)) if rng.random() < 0.06}
+    config["stream_interval_ms"] = rng.choice([0.0, 0.0, 2.0, 60_000.0])
+    return Workload(seed, machine, config, requests, disturb, delays, control)
+
+
+def _positions(request: Request, max_model_len: int) -> int:
+    n = len(request.prompt or ())
+    return n + min(request.sampling.max_tokens, max_model_len - n) - 1
+
+
+def _requests(rng: random.Random, max_model_len: int) -> list[Request]:
+    bases = [[rng.randrange(1, VOCAB) for _ in range(rng.randint(1, 30))] for _ in range(rng.randint(1, 3))]
+    requests = []
+    for i in range(rng.randint(1, 12)):
+        prompt = list(rng.choice(bases))
+        if rng.random() < 0.6:
+            prompt = prompt[: rng.randint(1, len(prompt))]
+            prompt += [rng.randrange(1, VOCAB) for _ in range(rng.randint(0, 6))]
+        constrained = rng.random() < 0.25
+        requests.append(
+            Request(
+                prompt=prompt,
+                sampling=_sampling(rng, max_model_len),
+                constraint=Constraint("regex", rng.randint(1, 12)) if constrained else None,
+                adapter=rng.choice([None, None, None, "a", "bb", "ccc"]),
+                priority=rng.choice([0, 0, 0, 1, -1]),
+                deadline_s=0.02 if rng.random() < 0.05 else None,
+                salt=rng.choice(["", "", "", "tenant"]),
+                request_id=f"{i}-{rng.random()}",
+            )
+        )
+    return requests
+
+
+def _sampling(rng: random.Random, max_model_len: int) -> SamplingParams:
+    def sometimes(p: float, value: Callable[[], Any], otherwise: Any) -> Any:
+        return value() if rng.random() < p else otherwise
+
+    max_tokens = rng.choice([1, 2, 5, 12, 25, max_model_len])
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=sometimes(0.3, lambda: rng.randint(1, max_tokens), 0),
+        temperature=rng.choice([0.0, 0.0, 0.7, 2.0]),
+        seed=sometimes(0.5, lambda: rng.randrange(1 << 32), None),
+        presence_penalty=sometimes(0.2, lambda: 0.5, 0.0),
+        frequency_penalty=sometimes(0.3, lambda: rng.choice([-0.5, 1.0]), 0.0),
+        ignore_eos=rng.random() < 0.3,
+        stop=sometimes(0.2, lambda: ["".join(rng.choices(LETTERS[:VOCAB], k=rng.choice([1, 2])))], []),
+        stop_token_ids=sometimes(0.2, lambda: [rng.randrange(VOCAB) for _ in range(3)], []),
+        stop_token_sequences=sometimes(0.2, lambda: [[rng.randrange(VOCAB)] for _ in range(2)], []),
+    )
+
+
+# ---------------------------------------------------------------- running
+
+
+class Delays:
+    """Random pauses, a third of them long enough to let every other thread run."""
+
+    def __init__(self, seed: int, longest_s: float) -> None:
+        self._rng, self._longest_s = random.Random(seed), longest_s
+
+    def __call__(self) -> None:
+        if self._longest_s and self._rng.random() < 0.3:
+            time.sleep(self._rng.random() * self._longest_s)
+
+    def before(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def delayed(*args: Any, **kwargs: Any) -> Any:
+            self()
+            return function(*args, **kwargs)
+
+        return delayed
+
+
+class SteadyRuntime(ToyRuntime):
+    """Reloads the weights that it has: everything is computed anew, and comes out the same."""
+
+    def reload(self, model: str) -> None:
+        self.kv[:] = 0
+
+
+def operate(engine: Engine, what: str) -> None:
+    if what == "reload":
+        engine.reload("the same")
+        return
+    engine.pause()
+    engine.check_invariants()
+    assert engine._loop.pipeline.is_empty
+    engine.resume()
+
+
+def open_engine(workload: Workload, pipeline: str, delays: float) -> Engine:
+    jitter = Delays(workload.seed, delays)
+    runtime = SteadyRuntime(vocab_size=VOCAB, eos=frozenset({EOS}), jitter=jitter, **workload.machine)
+    config = EngineConfig(pipeline=pipeline, **workload.config)  # type: ignore[arg-type]
+    tokenizer: Any = ToyTokenizer()
+    engine = Engine(config, runtime=runtime, tokenizer=tokenizer, compile_constraint=compile_toy).start()
+    for owner, name in (
+        (engine._text, "_next"),
+        (engine._loop, "_launch"),
+        (engine._loop, "_commit_oldest"),
+        (engine._intake.preparer, "prepare"),
+    ):
+        setattr(owner, name, Delays(workload.seed + 1, delays).before(getattr(owner, name)))
+    return engine
+
+
+def run(workload: Workload, pipeline: str, delays: float) -> None:
+    rng = random.Random(workload.seed)
+    engine = open_engine(workload, pipeline, delays)
+    try:
+        watches = [Watch() for _ in workload.requests]
+        handles = []
+        for i, (request, watch) in enumerate(zip(workload.requests, watches, strict=True)):
+            handles.append(engine.submit(request, on_delta=watch.on_delta, on_done=watch.on_done))
+            if rng.random() < 0.2:
+                time.sleep(rng.random() * 0.003)
+            if i in workload.control:
+                operate(engine, workload.control[i])
+        for i, how in workload.disturb.items():
+            handles[i].cancel() if how == "cancel" else handles[i].hand_back()
+        for i, (handle, watch) in enumerate(zip(handles, watches, strict=True)):
+            check(engine, handle, watch, workload, cancelled=workload.disturb.get(i) == "cancel")
+        engine._text.flush()
+        engine.check_invariants()
+        assert [watch.ends for watch in watches] == [1] * len(watches), "I8: every request ends exactly once"
+        wait_until_released(engine)
+        engine.check_invariants()
+    finally:
+        engine.shutdown(drain=False)
+    assert engine.failure is None, engine.failure
+
+
+def wait_until_released(engine: Engine) -> None:
+    """Zombies give their rows back when their last step completes."""
+    for _ in count():
+        stats = engine.stats()
+        if not (stats["rows_held"] or stats["pages_private"] or stats["open"]):
+            return
+        engine._call(lambda: None)
+
+
+def check(engine: Engine, handle: Handle, watch: Watch, workload: Workload, *, cancelled: bool) -> None:
+    request = handle.request
+    want = expected(request, workload.machine["max_model_len"])
+    try:
+        result = handle.result(timeout=60)
+    except HandedBack:
+        sofar = [token for delta in watch.deltas for token in delta.token_ids]
+        assert tuple(sofar) == want.token_ids[: len(sofar)]
+        again = engine.submit(replace(request, resume_token_ids=sofar, deadline_s=None)).result(timeout=60)
+        rest = tuple(sofar) + again.token_ids[len(sofar) :]
+        got = (rest, again.text, again.finish_reason)
+        assert got == (want.token_ids, want.text, want.finish_reason), (request, sofar, again, want)
+        return
+    deltas = [token for delta in watch.deltas for token in delta.token_ids]
+    assert result.token_ids == tuple(deltas), "deltas join without a seam"
+    assert "".join(delta.text for delta in watch.deltas) == result.text
+    assert watch.deltas[-1].finish_reason == result.finish_reason
+    if result.finish_reason in (FinishReason.CANCELLED, FinishReason.DEADLINE):
+        assert result.token_ids == want.token_ids[: len(result.token_ids)]
+        return
+    got = Expected(result.token_ids, result.text, result.finish_reason, result.stop_reason)
+    if (cancelled or request.deadline_s) and len(got.token_ids) < len(want.token_ids):
+        want = expected(request, workload.machine["max_model_len"], cut=len(got.token_ids))
+    assert got == want, f"{request}"
+
+
+def run_both(seed: int) -> None:
+    workload = draw(seed)
+    try:
+        run(workload, "on", workload.delays)
+        run(workload, "off", 0.0)
+    except BaseException:
+        print(f"stress workload failed: --seed {seed}\n{workload}")
+        raise
+
+
+# ---------------------------------------------------------------- tests
+
+
+@pytest.mark.parametrize("batch", range(10))
+def test_random_workloads_give_the_oracles_tokens(batch: int) -> None:
+    share = WORKLOADS // 10
+    for seed in range(batch * share, (batch + 1) * share):
+        run_both(seed)
+
+
+@pytest.mark.skipif("PETIOLE_STRESS_SECONDS" not in os.environ, reason="set PETIOLE_STRESS_SECONDS")
+def test_for_an_hour() -> None:
+    until = time.monotonic() + float(os.environ["PETIOLE_STRESS_SECONDS"])
+    start = int(os.environ.get("PETIOLE_STRESS_SEED", time.time_ns() % (1 << 32)))
+    print(f"seeds from {start}")
+    for seed in count(start):
+        if time.monotonic() > until:
+            print(f"{seed - start} workloads")
+            return
+        run_both(seed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Run stress workloads.")
+    parser.add_argument("--seed", type=int, help="one workload")
+    parser.add_argument("--count", type=int, default=WORKLOADS)
+    parser.add_argument("--first", type=int, default=0)
+    arguments = parser.parse_args()
+    seeds = (
+        [arguments.seed]
+        if arguments.seed is not None
+        else range(arguments.first, arguments.first + arguments.count)
+    )
+    for seed in seeds:
+        print(f"seed {seed}", flush=True)
+        run_both(seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Whole greedy generations equal those of transformers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bench.driver import Driver
+from petiole.gpu_worker.request import SamplingParams
+from tests.support.families import FAMILIES
+
+PROMPTS = [[5, 17, 200, 33, 91], [7], [301, 4, 4, 9, 12, 80, 81, 82, 83, 90, 11, 3, 250]]
+N_TOKENS = 24
+
+
+def oracle(model, prompt, n_tokens=N_TOKENS):
+    ids = model.generate(
+        torch.tensor([prompt]),
+        max_new_tokens=n_tokens,
+        min_new_tokens=n_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return ids[0, len(prompt) :].tolist()
+
+
+def oracle_of_min_tokens(model, prompt, sampling):
+    """Up to the token that ends it."""
+    ids = model.generate(
+        torch.tensor([prompt]),
+        max_new_tokens=N_TOKENS,
+        min_new_tokens=sampling.min_tokens,
+        do_sample=False,
+        eos_token_id=list(sampling.stop_token_ids),
+        pad_token_id=0,
+    )
+    return ids[0, len(prompt) :].tolist()
+
+
+MIN_TOKENS = [
+    SamplingParams(temperature=0.0, min_tokens=n, stop_token_ids=range(0, 320, 2)) for n in (1, 9, N_TOKENS)
+]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_greedy_generation_equals_that_of_transformers(family, checkpoint, open_runtime):
+    folder, model = checkpoint(family)
+    outputs = Driver(open_runtime(folder)).generate(PROMPTS, N_TOKENS)
+    assert outputs == [oracle(model, prompt) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("sampling", MIN_TOKENS, ids=lambda sampling: sampling.min_tokens)
+def test_min_tokens_are_those_of_transformers(sampling, checkpoint, open_runtime):
+    folder, model = checkpoint("qwen3")
+    outputs = Driver(open_runtime(folder)).generate(PROMPTS, N_TOKENS, sampling, depth=2)
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        expected = oracle_of_min_tokens(model, prompt, sampling)
+        assert output[: len(expected)] == expected
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("chunk", [0, 1, 4])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_chunks_pages_and_pipelining_change_no_token(page_size, chunk, depth, checkpoint, open_runtime):
+    folder, model = checkpoint("qwen3")
+    runtime = open_runtime(folder, page_size=page_size, prefix_cache="off")
+    outputs = Driver(runtime).generate(PROMPTS, N_TOKENS, chunk=chunk, depth=depth)
+    assert outputs == [oracle(model, prompt) for prompt in PROMPTS]

@@ -1,0 +1,128 @@
+"""Adapters of PEFT, named row by row in one batch, give what PEFT gives."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from bench.driver import Driver
+from petiole.gpu_worker.errors import AdapterError
+from petiole.gpu_worker.models.lora import AdapterBank, read_adapter
+from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
+from tests.support.families import write_adapter
+
+KINDS = {
+    "attention": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]},
+    "everything": {"r": 8, "lora_alpha": 8, "use_rslora": True, "target_modules": "all-linear"},
+    "mlp": {"r": 2, "lora_alpha": 6, "target_modules": ["gate_proj", "down_proj"]},
+}
+
+
+@pytest.fixture(scope="session")
+def adapters(checkpoint, tmp_path_factory):
+    """{kind: (folder, PEFT's model)} over one checkpoint."""
+    _, base = checkpoint("qwen3")
+    made = {}
+    for seed, (kind, settings) in enumerate(KINDS.items()):
+        folder = tmp_path_factory.mktemp(kind)
+        made[kind] = (folder, write_adapter(base, folder, seed=seed, **settings))
+    return made
+
+
+def open_with_adapters(checkpoint, adapters, open_runtime, **settings):
+    runtime = open_runtime(checkpoint("qwen3")[0], lora_slots=3, lora_max_rank=8, **settings)
+    for slot, (folder, _) in enumerate(adapters.values(), start=1):
+        runtime.load_adapter(str(folder), slot)
+    return runtime
+
+
+def test_rows_with_different_adapters_and_none_share_a_batch(checkpoint, adapters, open_runtime):
+    driver = Driver(open_with_adapters(checkpoint, adapters, open_runtime))
+    models = [checkpoint("qwen3")[1], *(model for _, model in adapters.values()), adapters["mlp"][1]]
+    slots = [0, 1, 2, 3, 3]
+    sequences = [driver.sequence(tokens(5 + 3 * i, i), ALL, adapter_slot=s) for i, s in enumerate(slots)]
+    for step in (driver.prefill, driver.decode, driver.decode):
+        output = step(sequences)
+        expected = [
+            reference(model, s.prompt + s.output[: len(s.output) - 1])[-1]
+            for model, s in zip(models, sequences, strict=True)
+        ]
+        assert relative_error(table(output), np.array(expected)) < 1e-4
+
+
+def test_a_chunked_prefill_with_an_adapter(checkpoint, adapters, open_runtime):
+    driver = Driver(open_with_adapters(checkpoint, adapters, open_runtime))
+    sequence = driver.sequence(tokens(20), ALL, adapter_slot=2)
+    driver.prefill([sequence], [8])
+    got = table(driver.prefill([sequence]))
+    assert relative_error(got, reference(adapters["everything"][1], tokens(20))[-1:]) < 1e-4
+
+
+def test_a_slot_forgets_the_adapter_that_was_in_it(checkpoint, adapters, open_runtime):
+    runtime = open_with_adapters(checkpoint, adapters, open_runtime)
+    runtime.load_adapter(str(adapters["mlp"][0]), 2)
+    driver = Driver(runtime)
+    got = table(driver.prefill([driver.sequence(tokens(9), ALL, adapter_slot=2)]))
+    assert relative_error(got, reference(adapters["mlp"][1], tokens(9))[-1:]) < 1e-4
+
+
+def test_an_adapter_that_does_not_fit_is_refused_with_one_line(checkpoint, adapters, open_runtime, tmp_path):
+    runtime = open_with_adapters(checkpoint, adapters, open_runtime)
+
+    def refused(adapter, slot=1):
+        with pytest.raises(AdapterError) as caught:
+            runtime.load_adapter(str(adapter), slot)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "does not exist" in refused(tmp_path / "nowhere")
+    assert "adapter_config.json" in refused(tmp_path)
+    assert "slot must be 1 to 3" in refused(adapters["mlp"][0], slot=4)
+    settings = json.loads((adapters["mlp"][0] / "adapter_config.json").read_text())
+    config = tmp_path / "adapter_config.json"
+    config.write_text(json.dumps(settings | {"r": 64}))
+    assert "rank must be 1 to 8" in refused(tmp_path)
+    config.write_text(json.dumps(settings | {"use_dora": True}))
+    assert "use_dora" in refused(tmp_path)
+    config.write_text(json.dumps(settings))
+    assert "missing" in refused(tmp_path)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"\x10")
+    assert "truncated" in refused(tmp_path)
+
+
+def test_an_engine_without_slots_says_so(checkpoint, adapters, open_runtime):
+    with pytest.raises(AdapterError, match="lora_slots is 0"):
+        open_runtime(checkpoint("qwen3")[0]).load_adapter(str(adapters["mlp"][0]), 1)
+
+
+class Recorder(TorchDispatchMode):
+    """Counts operations by name, and copies from the host to the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.uploads = Counter(), 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        self.calls[function.overloadpacket.__name__] += 1
+        tensors = [t for t in tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor)]
+        self.uploads += {t.device.type for t in tensors} == {"cpu", "meta"}
+        return out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_is_one_copy_to_the_device_and_two_operations_there(kind, checkpoint, adapters, open_runtime):
+    config = open_runtime(checkpoint("qwen3")[0])._model_config
+    adapter = read_adapter(kind, adapters[kind][0], config, 8, torch.bfloat16)
+    bank = AdapterBank(config, 2, 8, torch.bfloat16, torch.device("meta"))
+    with Recorder() as recorder:
+        bank.put(adapter, 2)
+    assert recorder.uploads == 1
+    assert recorder.calls["_foreach_zero_"] == recorder.calls["_foreach_copy_"] == 1
+    assert all(tensor.dtype == torch.bfloat16 for pair in adapter.weights.values() for tensor in pair)

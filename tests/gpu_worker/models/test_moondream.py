@@ -1,0 +1,212 @@
+"""Moondream 2 in the published layout, with a narrow shape that the reference implementation can run.
+
+`recorded_moondream.json` holds numbers of this code, which `confirm_moondream.py` compared with the reference.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
+from petiole.gpu_worker.constraints import PositionalConstraint
+from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.loading import LoadOptions
+from petiole.gpu_worker.models.moondream.config import parse_moondream_config
+from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder
+from petiole.gpu_worker.models.registry import architecture
+from petiole.gpu_worker.request.images import ImagePlace, PreparedImage
+from petiole.gpu_worker.runtime.runtime import ModelRuntime
+from tests.support.moondream import KINDS, NARROW, PROMPT, Forced, exact_crops, prepared, weights, write_model
+
+RECORD = Path(__file__).with_name("recorded_moondream.json")
+
+
+def open_decoder(folder: Path) -> MoondreamDecoder:
+    family, config = architecture(folder)
+    found: Any = family.load(folder, config, LoadOptions(torch.device("cpu"), torch.float32, 2049))
+    return found
+
+
+@dataclass
+class Answer:
+    bins: list[tuple[int, ...]]
+    hidden: torch.Tensor
+    logits: torch.Tensor
+    cached: int
+
+
+class Listening(MoondreamDecoder):
+    """Keeps the hidden states and logits of every output."""
+
+    __slots__ = ()
+    heard: list[tuple[torch.Tensor, torch.Tensor]] = []  # noqa: RUF012
+
+    def head_output(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = super().head_output(hidden)
+        self.heard.append((hidden[-1].clone(), logits[-1].clone()))
+        return logits
+
+
+def open_engine(folder: Path, **config: Any) -> Engine:
+    settings = {
+        "chunk_size": 1024,
+        "max_num_seqs": 2,
+        "num_pages": 3000,
+        "num_threads": 1,
+        "page_size": 1,
+        **config,
+    }
+    full = EngineConfig(model=str(folder), device="cpu", dtype="float32", **settings)
+    return Engine(full, runtime=ModelRuntime(full))
+
+
+def asked(image: PreparedImage | None, prompt: list[int] = PROMPT, **more: Any) -> Request:
+    constraint = PositionalConstraint(Forced(), [0], 512)
+    sampling = SamplingParams(max_tokens=20, temperature=0.0)
+    head: list[Any] = [0] if image is None else [0, ImagePlace(0)]
+    images = [] if image is None else [image]
+    return Request(prompt=[*head, *prompt], images=images, sampling=sampling, constraint=constraint, **more)
+
+
+def answer(folder: Path, image: PreparedImage | None, **config: Any) -> Answer:
+    """Through the engine, with the kinds of tokens forced."""
+    with open_engine(folder, **config) as engine:
+        runtime: Any = engine.runtime
+        object.__setattr__(runtime._decoder, "__class__", Listening)
+        Listening.heard.clear()
+        bins: list[tuple[int, ...]] = []
+        handle = engine.submit(asked(image), on_delta=lambda _, delta: bins.extend(delta.bins or ()))
+        result = handle.result(timeout=300)
+        assert list(result.token_ids) == KINDS
+    hidden, logits = zip(*Listening.heard[: 1 + len(KINDS)], strict=True)
+    return Answer(bins, torch.stack(hidden), torch.stack(logits), result.usage.cached_prompt_tokens)
+
+
+def digest(folder: Path) -> dict[str, Any]:
+    """What is recorded: with exact crops and without an image, bins and some of every tensor's numbers."""
+    image = prepared(exact_crops(), (1, 2))
+    with torch.no_grad():
+        embeddings = open_decoder(folder).encode([(torch.from_numpy(image.pixels), image.tiling)])[0][0]
+    found: dict[str, Any] = {"embeddings": sampled(embeddings)}
+    for name, one in (("image", answer(folder, image)), ("text", answer(folder, None))):
+        found[name] = {"bins": one.bins, "hidden": sampled(one.hidden), "logits": sampled(one.logits)}
+    return found
+
+
+def sampled(tensor: torch.Tensor) -> list[float]:
+    flat = tensor.flatten()
+    return [round(float(x), 5) for x in flat[:: max(1, len(flat) // 40)]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("moondream"))
+
+
+def test_numbers_are_those_that_the_reference_confirmed(folder: Path) -> None:
+    found, recorded = digest(folder), json.loads(RECORD.read_text())
+    assert np.allclose(found["embeddings"], recorded["embeddings"], atol=1e-3)
+    for name in ("image", "text"):
+        assert [list(bins) for bins in found[name]["bins"]] == recorded[name]["bins"]
+        assert np.allclose(found[name]["hidden"], recorded[name]["hidden"], atol=1e-3)
+        assert np.allclose(found[name]["logits"], recorded[name]["logits"], atol=1e-3)
+    assert found["image"]["bins"] != found["text"]["bins"], "the image matters"
+
+
+def test_a_second_question_about_an_image_reuses_it(folder: Path) -> None:
+    image = prepared(exact_crops(), (1, 2))
+    other = [*PROMPT[:3], 90, 3]
+    with open_engine(folder) as engine:
+        alone = engine.generate([asked(image, other)])[0]
+    with open_engine(folder) as engine:
+        engine.generate([asked(image)])
+        second = engine.generate([asked(image, other)])[0]
+        third = engine.generate([asked(prepared(exact_crops(seed=4), (1, 2), content_hash=2), other)])[0]
+        counters = engine.scheduler.state.counters
+        assert counters.encoded_images == 2
+    assert second.usage.cached_prompt_tokens == 730 + 3
+    assert third.usage.cached_prompt_tokens == 0
+    assert second.token_ids == alone.token_ids
+
+
+def test_an_answer_resumes_bin_for_bin(folder: Path) -> None:
+    image = prepared(exact_crops(), (1, 2))
+    with open_engine(folder) as engine:
+        bins: list[tuple[int, ...]] = []
+        whole = engine.submit(asked(image), on_delta=lambda _, d: bins.extend(d.bins or ())).result(timeout=300)
+        for n in (1, 2, 3, 7):
+            rest: list[tuple[int, ...]] = []
+            again = asked(image, resume_token_ids=whole.token_ids[:n], resume_bins=bins[:n])
+            result = engine.submit(again, on_delta=lambda _, d, rest=rest: rest.extend(d.bins or ())).result(60)
+            assert result.token_ids == whole.token_ids
+            assert rest == bins[n:]
+
+
+def test_a_release_is_recognised_by_its_family_alone() -> None:
+    config = parse_moondream_config({"model_type": "moondream1", "config": {}})
+    assert (config.n_layers, config.hidden_size, config.n_heads, config.vocab_size) == (24, 2048, 32, 51200)
+    assert (config.vision.layers, config.vision.dim, config.vision.geometry.size) == (27, 1152, 378)
+    assert config.eos_token_ids == (0,)
+
+
+def test_names_without_the_leading_model_are_read_too(folder: Path, tmp_path: Path) -> None:
+    bare = open_decoder(write_model(tmp_path, prefix=""))
+    assert torch.equal(bare.embedding, open_decoder(folder).embedding)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"text": {"dim": 130}}, "dim must be 64"),
+        ({"text": {"group_size": 128}}, "quantised already"),
+        ({"vision": {"crop_size": 379}}, "crop_size must be a multiple of 14, got 379"),
+        ({"region": {"size_out_dim": 100}}, "size_out_dim must be 2048, got 100"),
+        ({"text": {"n_layers": "many"}}, "makes no sense"),
+    ],
+)
+def test_a_configuration_that_cannot_be_served_is_refused(change: dict[str, dict[str, Any]], named: str) -> None:
+    config = {part: {**values, **change.get(part, {})} for part, values in NARROW.items()}
+    with pytest.raises(ModelError, match=named):
+        parse_moondream_config({"config": config})
+
+
+def test_a_checkpoint_with_names_of_training_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    save_file({"text_model.lm_head.linear.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="names of training"):
+        open_decoder(tmp_path)
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.region.size_encoder.bias"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"region\.size_encoder\.bias"):
+        open_decoder(tmp_path)
+
+
+def test_a_default_chunk_does_not_hold_an_image(folder: Path) -> None:
+    with pytest.raises(ModelError, match=r"chunk_size: must be at least 730.*got 512"):
+        open_engine(folder, chunk_size=512).start()
+
+
+def test_half_precision_serves(folder: Path) -> None:
+    settings: Any = {"chunk_size": 1024, "max_num_seqs": 2, "num_pages": 2000, "num_threads": 1}
+    config = EngineConfig(model=str(folder), device="cpu", dtype="bfloat16", **settings)
+    with Engine(config, runtime=ModelRuntime(config)) as engine:
+        result = engine.generate([asked(prepared(exact_crops(), (1, 2)))])[0]
+    assert list(result.token_ids) == KINDS
+
+
+def test_the_narrow_shape_has_the_published_names() -> None:
+    names = set(weights())
+    assert {"vision.blocks.26.attn.qkv.weight", "text.wte", "region.coord_features", "text.lm_head.bias"} <= names

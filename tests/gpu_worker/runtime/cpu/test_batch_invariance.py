@@ -1,0 +1,131 @@
+"""With the compiled CPU path a sequence gets the same bits alone, in a batch, in chunks, on any thread count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from bench.checkpoints import Shape, write_adapter
+from bench.driver import Driver
+from petiole.gpu_worker.request import SamplingParams
+from petiole.gpu_worker.runtime.cpu.native.build import load_library
+
+ALL = SamplingParams(temperature=0.0, logprobs=320)
+SHAPE = Shape("qwen3", "float32", 320, 64, 96, 3, 4, 2, 32)
+FAMILIES = ["qwen3", "mistral", "llama-biases"]
+
+
+@pytest.fixture
+def cpu_path(monkeypatch):
+    if load_library() is None:
+        pytest.skip("no C compiler")
+    monkeypatch.setenv("PETIOLE_NATIVE", "on")
+    monkeypatch.setenv("PETIOLE_EXACT", "on")
+    return "native"
+
+
+def prompts(lengths=(1, 2, 3, 7, 20, 33, 150, 8)):
+    random = np.random.default_rng(0)
+    return [random.integers(3, 320, n).tolist() for n in lengths]
+
+
+def trace(driver, sequences, chunk=0, steps=5):
+    """Bits of the log-probabilities that lead to each sequence's tokens."""
+    for sequence in sequences:
+        while chunk and len(sequence.prompt) - sequence.length > chunk:
+            driver.prefill([sequence], [sequence.length + chunk])
+    outputs = [driver.prefill(sequences)] + [driver.decode(sequences) for _ in range(steps)]
+    bits = [[o.top_logprobs[i].tobytes() for o in outputs] for i in range(len(sequences))]
+    for sequence in sequences:
+        driver.finish(sequence)
+    return bits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"dtype": "bfloat16"},
+        {"weight_quantization": "int8"},
+        {"dtype": "bfloat16", "weight_quantization": "int8"},
+    ],
+    ids=str,
+)
+def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch(family, settings, checkpoint, open_runtime):
+    driver = Driver(open_runtime(checkpoint(family)[0], **settings))
+    alone = [trace(driver, [driver.sequence(p, ALL)])[0] for p in prompts()]
+    together = trace(driver, [driver.sequence(p, ALL) for p in prompts()])
+    assert together == alone
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_sequence_gets_the_same_bits_in_a_share_of_a_large_batch(
+    family, page_size, dtype, checkpoint, open_runtime
+):
+    lengths = [*range(1, 40), 130, 200, 240]
+    cache = "radix" if page_size == 1 else "block"
+    settings = {"dtype": dtype, "page_size": page_size, "prefix_cache": cache, "max_num_seqs": len(lengths)}
+    runtime = open_runtime(checkpoint(family)[0], num_threads=3, **settings)
+    driver = Driver(runtime)
+    alone = [trace(driver, [driver.sequence(p, ALL)])[0] for p in prompts(lengths)]
+    for order in (lengths, lengths[::-1], lengths[1::2] + lengths[::2]):
+        at = [lengths.index(n) for n in order]
+        together = trace(driver, [driver.sequence(prompts(lengths)[i], ALL) for i in at])
+        assert together == [alone[i] for i in at]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_prompt_gets_the_same_bits_in_chunks(family, dtype, checkpoint, open_runtime):
+    driver = Driver(open_runtime(checkpoint(family)[0], dtype=dtype))
+    whole = [trace(driver, [driver.sequence(p, ALL)])[0] for p in prompts()]
+    for chunk in (1, 5, 64):
+        assert [trace(driver, [driver.sequence(p, ALL)], chunk)[0] for p in prompts()] == whole
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("ranks", [(4, 11, 7), (900, 600, 1)], ids=["odd", "above every width"])
+def test_a_sequence_with_an_adapter_gets_the_same_bits_alone_and_in_a_batch(
+    ranks, dtype, checkpoint, tmp_path, open_runtime
+):
+    runtime = open_runtime(checkpoint("qwen3")[0], lora_slots=3, lora_max_rank=max(ranks), dtype=dtype)
+    for slot, rank in enumerate(ranks, 1):
+        write_adapter(SHAPE, tmp_path / str(slot), rank=rank, seed=slot, spread=0.3)
+        runtime.load_adapter(str(tmp_path / str(slot)), slot)
+    driver = Driver(runtime)
+    slots = [0, 1, 1, 2, 0, 3, 2, 1]
+    alone = [
+        trace(driver, [driver.sequence(p, ALL, adapter_slot=s)])[0] for p, s in zip(prompts(), slots, strict=True)
+    ]
+    together = trace(
+        driver, [driver.sequence(p, ALL, adapter_slot=s) for p, s in zip(prompts(), slots, strict=True)]
+    )
+    assert together == alone
+    assert len({bits[0] for bits in alone}) == len(alone)
+
+
+def test_a_sequence_gets_the_same_bits_beside_others_that_must_not_end_yet(checkpoint, open_runtime):
+    driver = Driver(open_runtime(checkpoint("qwen3")[0]))
+    late = replace(ALL, min_tokens=3, stop_token_ids=range(0, 320, 2))
+    samplings = [ALL, late, ALL, late, late, ALL, ALL, late]
+    asked = list(zip(prompts(), samplings, strict=True))
+    alone = [trace(driver, [driver.sequence(p, s)])[0] for p, s in asked]
+    assert trace(driver, [driver.sequence(p, s) for p, s in asked]) == alone
+
+
+def test_the_number_of_threads_changes_no_bit(checkpoint, open_runtime):
+    before = torch.get_num_threads()
+    try:
+        traces = []
+        for n_threads in (1, 2):
+            driver = Driver(open_runtime(checkpoint("qwen3")[0], num_threads=n_threads))
+            traces.append(trace(driver, [driver.sequence(p, ALL) for p in prompts()]))
+        assert traces[0] == traces[1]
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,155 @@
+"""Queries that meet keys and values where those lie get the same bits as queries for which these are laid out.
+
+How many queries of a row a step holds decides between the two: whole prompts meet laid-out blocks of 128
+positions, and their pieces of a few positions do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import cycle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from petiole.gpu_worker.models.config import ModelConfig, RopeConfig
+from petiole.gpu_worker.models.decoder import Decoder, DecoderLayer, Forward
+from petiole.gpu_worker.models.layers import DenseLinear, TorchKernels
+from petiole.gpu_worker.models.rotary import rotary_table
+from petiole.gpu_worker.runtime.cpu.attention import PagedAttention
+from petiole.gpu_worker.runtime.cpu.native.build import load_library
+from petiole.gpu_worker.runtime.cpu.native.forward import NativeDecoder, native_decoder
+from petiole.gpu_worker.runtime.memory.kv import KVCache, new_kv_cache
+
+pytestmark = pytest.mark.skipif(load_library() is None, reason="no C compiler")
+
+HIDDEN, INNER, VOCAB, MAX_LENGTH = 34, 18, 37, 400
+CPU = torch.device("cpu")
+
+CONFIGS = st.builds(
+    lambda head_dim, kv_heads, group, windows: ModelConfig(
+        "test", VOCAB, HIDDEN, INNER, len(windows), kv_heads * group, kv_heads, head_dim, 1e-6, MAX_LENGTH,
+        RopeConfig(), True, False, False, False, True, windows,
+    ),
+    head_dim=st.sampled_from([16, 32, 48, 64, 80, 96, 112, 128, 192, 256]),
+    kv_heads=st.integers(1, 3),
+    group=st.sampled_from([1, 2, 3, 4, 7, 8, 9, 16]),
+    windows=st.tuples(*[st.sampled_from([0, 1, 5, 100, 127, 128, 129, 200])] * 2),
+)  # fmt: skip
+LENGTHS = st.lists(st.sampled_from([127, 128, 129, 255, 256, 257]) | st.integers(1, 300), min_size=1, max_size=3)
+PIECES = st.lists(st.sampled_from([1, 2, 3, 4, 8, 9, 40]), min_size=1, max_size=4)
+
+
+def random_decoder(config: ModelConfig, dtype: torch.dtype) -> Decoder:
+    generator = torch.Generator().manual_seed(0)
+
+    def weights(*shape: int) -> Tensor:
+        return (torch.randn(*shape, generator=generator) * shape[-1] ** -0.5).to(dtype)
+
+    def layer() -> DecoderLayer:
+        return DecoderLayer(
+            input_norm=1 + weights(HIDDEN),
+            qkv=DenseLinear(weights(config.q_size + 2 * config.kv_size, HIDDEN)),
+            q_norm=2 + weights(config.head_dim),
+            k_norm=2 + weights(config.head_dim),
+            out=DenseLinear(weights(HIDDEN, config.q_size)),
+            post_norm=1 + weights(HIDDEN),
+            gate_up=DenseLinear(weights(2 * INNER, HIDDEN)),
+            down=DenseLinear(weights(HIDDEN, INNER)),
+        )
+
+    embedding = weights(VOCAB, HIDDEN)
+    layers = tuple(layer() for _ in config.windows)
+    rotary = rotary_table(config.rope, config.head_dim, MAX_LENGTH, CPU)
+    return Decoder(config, embedding, layers, 1 + weights(HIDDEN), DenseLinear(embedding), rotary, TorchKernels())
+
+
+def scattered_cache(config: ModelConfig, page_size: int, rows: int, dtype: torch.dtype) -> KVCache:
+    """Pages in any order, and nothing in them that may be read."""
+    columns = -(-MAX_LENGTH // page_size)
+    cache = new_kv_cache(
+        config,
+        n_pages=rows * columns,
+        page_size=page_size,
+        rows=rows,
+        max_model_len=MAX_LENGTH,
+        dtype=dtype,
+        device=CPU,
+    )
+    pages = np.random.default_rng(0).permutation(rows * columns)
+    cache.table[:] = torch.from_numpy(pages.reshape(rows, columns))
+    cache.keys.fill_(torch.nan)
+    cache.values.fill_(torch.nan)
+    return cache
+
+
+def step(rows: Sequence[int], starts: Sequence[int], lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """token_ids, positions, rows."""
+    positions = torch.cat([torch.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)])
+    at = torch.repeat_interleave(torch.tensor(rows), torch.tensor(lengths))
+    return (positions * 7 + at * 11) % VOCAB, positions, at
+
+
+def by_torch(decoder: Decoder, cache: KVCache, lengths: Sequence[int]) -> Tensor:
+    rows, starts = range(len(lengths)), np.zeros(len(lengths), np.int32)
+    token_ids, positions, at = step(rows, starts.tolist(), lengths)
+    attention = PagedAttention(
+        cache=cache,
+        windows=decoder.config.windows,
+        rows=torch.tensor(rows),
+        starts=starts,
+        lengths=np.array(lengths, np.int32),
+        slots=cache.slots(at, positions),
+        scale=decoder.config.head_dim**-0.5,
+    )
+    return decoder.head_output(decoder.forward(decoder.embed(token_ids), Forward(positions, attention)))
+
+
+def in_one_step(native: NativeDecoder, lengths: Sequence[int]) -> list[Tensor]:
+    token_ids, positions, at = step(range(len(lengths)), [0] * len(lengths), lengths)
+    logits = native.forward(0, token_ids, positions, at, torch.arange(len(at)))
+    return list(logits.clone().split(list(lengths)))
+
+
+def in_pieces(native: NativeDecoder, lengths: Sequence[int], pieces: Iterable[int]) -> list[Tensor]:
+    done, found, sizes = [0] * len(lengths), [list[Tensor]() for _ in lengths], cycle(pieces)
+    while rows := [row for row, n in enumerate(lengths) if done[row] < n]:
+        starts = [done[row] for row in rows]
+        taken = [min(next(sizes), lengths[row] - done[row]) for row in rows]
+        token_ids, positions, at = step(rows, starts, taken)
+        logits = native.forward(0, token_ids, positions, at, torch.arange(len(at))).clone()
+        for row, n, part in zip(rows, taken, logits.split(taken), strict=True):
+            done[row] += n
+            found[row].append(part)
+    return [torch.cat(parts) for parts in found]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@settings(max_examples=40)
+@given(config=CONFIGS, page_size=st.sampled_from([1, 16]), lengths=LENGTHS, pieces=PIECES)
+def test_a_few_queries_get_the_same_bits_as_many(
+    dtype: torch.dtype, config: ModelConfig, page_size: int, lengths: list[int], pieces: list[int]
+) -> None:
+    cache = scattered_cache(config, page_size, len(lengths), dtype)
+    native = native_decoder(random_decoder(config, dtype), cache)
+    assert native is not None
+    few = in_pieces(native, lengths, pieces)
+    many = in_one_step(native, lengths)
+    assert torch.cat(many).isfinite().all()
+    assert all(torch.equal(a, b) for a, b in zip(few, many, strict=True))
+
+
+@settings(max_examples=40)
+@given(config=CONFIGS, page_size=st.sampled_from([1, 16]), lengths=LENGTHS)
+def test_many_queries_get_what_torch_computes(config: ModelConfig, page_size: int, lengths: list[int]) -> None:
+    """Up to rounding: the scores are large, so an embedding's last bit alone moves some logits by 3e-5."""
+    decoder = random_decoder(config, torch.float32)
+    cache = scattered_cache(config, page_size, len(lengths), torch.float32)
+    wanted = by_torch(decoder, cache, lengths)
+    native = native_decoder(decoder, cache)
+    assert native is not None
+    torch.testing.assert_close(torch.cat(in_one_step(native, lengths)), wanted, rtol=0, atol=2e-3)

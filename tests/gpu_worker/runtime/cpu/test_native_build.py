@@ -1,0 +1,153 @@
+"""The compiled CPU path is optional: what stops it from being built stops nothing else."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from petiole.gpu_worker.runtime.cpu.native import build
+
+load = build.load_library.__wrapped__  # each test asks anew
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    return tmp_path
+
+
+def test_without_a_compiler_torch_takes_its_place_and_says_so(monkeypatch, caplog):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with caplog.at_level(logging.WARNING):
+        assert load() is None
+    assert "no C compiler" in caplog.text
+
+
+def test_a_compiler_that_fails_is_named_with_its_complaint(monkeypatch, caplog, tmp_path):
+    compiler = tmp_path / "broken-cc"
+    compiler.write_text("#!/bin/sh\necho no such flag >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    with caplog.at_level(logging.WARNING):
+        assert load() is None
+    assert "broken-cc" in caplog.text
+    assert "no such flag" in caplog.text
+    assert not list(tmp_path.glob("petiole/*"))
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_it_is_built_once_and_kept(monkeypatch, empty_cache, caplog):
+    monkeypatch.setattr(build, "_FLAGS", ("-O0", "-fopenmp", "-shared", "-fPIC", "-std=gnu11"))
+    with caplog.at_level(logging.INFO):
+        assert load() is not None
+        (built,) = (empty_cache / "petiole").glob("*.so")
+        before = built.stat().st_mtime_ns
+        assert load() is not None
+    assert built.stat().st_mtime_ns == before
+    assert caplog.text.count("compiled the CPU kernels for this machine") == 1
+
+
+@pytest.fixture(params=["no home", "one where no folder can be made"])
+def nowhere_to_write(request, monkeypatch, tmp_path):
+    """Gives what stands for /tmp."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    if request.param == "no home":
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(Path, "home", lambda: Path("~nobody-of-this-name").expanduser())
+    else:
+        (tmp_path / "home").touch()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    return tmp_path / "tmp"
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_without_a_home_to_write_to_it_is_kept_in_a_private_temporary_folder(monkeypatch, nowhere_to_write):
+    monkeypatch.setattr(build, "_FLAGS", ("-O0", "-fopenmp", "-shared", "-fPIC", "-std=gnu11"))
+    assert load() is not None
+    (folder,) = nowhere_to_write.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert len(list(folder.glob("*.so"))) == 1
+
+
+def test_nothing_is_loaded_from_a_folder_that_others_can_write_to(nowhere_to_write, caplog):
+    folder = nowhere_to_write / f"petiole-kernels-{os.getuid()}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with caplog.at_level(logging.WARNING):
+        assert load() is None
+    assert "may be written by others (mode 777)" in caplog.text
+
+
+@pytest.fixture
+def planted(monkeypatch, empty_cache):
+    """A library in the cache, where the next look expects it, and what stands for /tmp."""
+    monkeypatch.setattr(build, "_FLAGS", ("-O0", "-fopenmp", "-shared", "-fPIC", "-std=gnu11"))
+    (empty_cache / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(empty_cache / "tmp"))
+    assert load() is not None
+    (library,) = (empty_cache / "petiole").glob("*.so")
+    return library
+
+
+def writable_by_others(library, monkeypatch):
+    library.chmod(0o777)
+
+
+def in_a_folder_that_others_may_write_to(library, monkeypatch):
+    library.parent.chmod(0o770)
+
+
+def a_link(library, monkeypatch):
+    library.symlink_to(library.rename(library.with_suffix(".moved")))
+
+
+def anothers(library, monkeypatch):
+    theirs, lstat = library.stat(), Path.lstat
+
+    def owned(path):
+        found = lstat(path)
+        return os.stat_result([*found[:4], 12345, *found[5:]]) if found.st_ino == theirs.st_ino else found
+
+    monkeypatch.setattr(Path, "lstat", owned)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (writable_by_others, "may be written by others (mode 777)"),
+        (in_a_folder_that_others_may_write_to, "may be written by others (mode 770)"),
+        (a_link, "is a link"),
+        (anothers, "belongs to user 12345"),
+    ],
+)
+def test_a_library_that_somebody_else_can_have_written_is_not_loaded(planted, spoil, reason, monkeypatch, caplog):
+    spoil(planted, monkeypatch)
+    with caplog.at_level(logging.WARNING):
+        library = load()
+    assert reason in caplog.text
+    assert library._name == str(Path(tempfile.gettempdir()) / f"petiole-kernels-{os.getuid()}" / planted.name)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_what_it_builds_is_trusted_under_any_umask(monkeypatch, empty_cache, caplog):
+    monkeypatch.setattr(build, "_FLAGS", ("-O0", "-fopenmp", "-shared", "-fPIC", "-std=gnu11"))
+    before = os.umask(0)
+    try:
+        assert [load()._name, load()._name] == [str(next((empty_cache / "petiole").glob("*.so")))] * 2
+    finally:
+        os.umask(before)
+    assert not caplog.text
+
+
+def test_it_can_be_turned_off(monkeypatch):
+    for value, expected in (("off", False), ("0", False), ("on", True)):
+        monkeypatch.setenv("PETIOLE_NATIVE", value)
+        assert build.wanted() is expected

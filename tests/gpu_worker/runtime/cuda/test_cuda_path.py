@@ -1,0 +1,348 @@
+"""The CUDA path's plumbing (plans, page lists, padding, staging) gives the CPU path's tokens.
+
+FlashInfer is replaced by its interface in torch, and decodes run without graphs; see `support`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from bench.driver import Driver
+from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.config import parse_decoder_config
+from petiole.gpu_worker.models.loading import load_decoder
+from petiole.gpu_worker.models.registry import ARCHITECTURES, Architecture
+from petiole.gpu_worker.request import SamplingParams
+from petiole.gpu_worker.runtime.cuda import executor as cuda
+from petiole.gpu_worker.runtime.cuda import fused, graphs
+from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
+    DecodeWrappers,
+    Geometry,
+    batch_ladder,
+    host_page_counts,
+    new_workspace,
+)
+from petiole.gpu_worker.runtime.cuda.executor import require_flashinfer, working_bytes
+from petiole.gpu_worker.runtime.cuda.graphs import DecodeGraphs, cuda_capture, eager
+from petiole.gpu_worker.runtime.interface import RowBinding
+from petiole.gpu_worker.runtime.memory.room import state_bytes
+from petiole.gpu_worker.runtime.step.rows import RowStates
+from petiole.gpu_worker.runtime.step.sampling import choose
+from tests.gpu_worker.models.test_generation import MIN_TOKENS, N_TOKENS, PROMPTS, oracle, oracle_of_min_tokens
+from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
+from tests.support import fake_flashinfer
+from tests.support.families import write_adapter
+from tests.support.values import WithValues
+
+
+@pytest.fixture
+def cpu_path(monkeypatch):
+    """The executor is replaced: what the CPU would have computed with makes no difference."""
+    monkeypatch.setenv("PETIOLE_NATIVE", "off")
+
+
+@pytest.fixture(params=[1, 16])
+def open_cuda(request, open_runtime, monkeypatch, cpu_path):
+    """A runtime on the CPU whose executor is the CUDA one."""
+    fake_flashinfer.install(monkeypatch)
+
+    def get(folder, **settings):
+        runtime = open_runtime(folder, page_size=request.param, prefix_cache="off", **settings)
+        return fake_flashinfer.compute_as_on_cuda(runtime)
+
+    return get
+
+
+@pytest.mark.parametrize("family", ["llama3", "mistral", "qwen2-window", "qwen3"])
+@pytest.mark.parametrize("chunk", [0, 4])
+def test_a_greedy_generation_equals_that_of_transformers(family, chunk, checkpoint, open_cuda):
+    folder, model = checkpoint(family)
+    outputs = Driver(open_cuda(folder)).generate(PROMPTS, N_TOKENS, chunk=chunk, depth=2)
+    assert outputs == [oracle(model, prompt) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("sampling", MIN_TOKENS, ids=lambda sampling: sampling.min_tokens)
+def test_min_tokens_are_those_of_transformers(sampling, checkpoint, open_cuda):
+    """In captured steps of one size, beside rows that do not ask for them."""
+    folder, model = checkpoint("qwen3")
+    driver = Driver(open_cuda(folder, graph_batch_sizes=(4,)))
+    bound, free = driver.sequence(PROMPTS[0], sampling), driver.sequence(PROMPTS[1])
+    driver.prefill([bound, free])
+    driver.decode_many([bound, free], N_TOKENS - 1)
+    expected = oracle_of_min_tokens(model, PROMPTS[0], sampling)
+    assert bound.output[: len(expected)] == expected
+    assert free.output == oracle(model, PROMPTS[1])
+
+
+def test_sampling_is_warmed_up_with_the_types_that_steps_have(checkpoint, open_cuda, monkeypatch):
+    """A kernel is compiled for its arguments' types: others would compile while somebody waits, or not at all."""
+    seen = []
+
+    def spy(logits, choice):
+        if choice is not None:
+            parts = (logits, *(getattr(choice, field.name) for field in dataclasses.fields(choice)))
+            seen.append([part.dtype for part in parts])
+        return choose(logits.float(), choice)
+
+    monkeypatch.setattr(cuda, "choose", spy)
+    monkeypatch.setattr("petiole.gpu_worker.runtime.runtime.choose_on_cpu", spy)
+    driver = Driver(open_cuda(checkpoint("qwen3")[0], dtype="bfloat16"))
+    warmed_up, seen[:] = list(seen), []
+    sampling = SamplingParams(temperature=0.7, top_k=9, top_p=0.9, min_p=0.1)
+    driver.generate([tokens(5)], 2, sampling)
+    driver.generate([tokens(5)], 2, dataclasses.replace(sampling, presence_penalty=0.5))
+    assert [kind for kind, *_ in seen] == [torch.bfloat16] * 2 + [torch.float32] * 2
+    assert warmed_up == [seen[0], seen[2]] == [seen[1], seen[3]]
+
+
+def test_logits_in_the_models_type_are_adjusted_in_float32(checkpoint, open_cuda, open_runtime, monkeypatch):
+    """What changes them, and what reads their log-probabilities, does as it does for a CPU's."""
+    seen = []
+
+    def spy(logits, choice):
+        seen.append(logits.dtype)
+        return choose(logits.float(), choice)
+
+    monkeypatch.setattr(cuda, "choose", spy)
+    monkeypatch.setattr("petiole.gpu_worker.runtime.runtime.choose_on_cpu", spy)
+    bias = {"logit_bias": {5: 3.0}, "banned_token_ids": [7]}
+    folder, outcomes = checkpoint("qwen3")[0], []
+    for get, kind in ((open_runtime, torch.float32), (open_cuda, torch.bfloat16)):
+        driver = Driver(get(folder, dtype="bfloat16"))
+        seen.clear()
+        sequence = driver.sequence(tokens(5), dataclasses.replace(ALL, repetition_penalty=1.2, **bias))
+        outcomes.append(table(driver.prefill([sequence])))
+        driver.prefill([driver.sequence(tokens(5))])
+        assert seen == [torch.float32, kind]
+    assert np.isneginf(outcomes[1][:, 7]).all()
+    known = np.isfinite(outcomes[0])
+    assert relative_error(outcomes[1][known], outcomes[0][known]) < 2e-2
+
+
+def test_batches_between_the_sizes_of_the_ladder_and_above_it(checkpoint, open_cuda):
+    folder, model = checkpoint("qwen3")
+    runtime = open_cuda(folder, graph_batch_sizes=(2, 5))
+    for n in (1, 2, 3, 5, 7):
+        prompts = [tokens(3 + i, i) for i in range(n)]
+        assert Driver(runtime).generate(prompts, 5) == [oracle(model, prompt, 5) for prompt in prompts]
+
+
+def test_an_append_after_a_shared_prefix_and_a_verify(checkpoint, open_cuda):
+    folder, model = checkpoint("qwen3")
+    driver = Driver(open_cuda(folder, speculative_tokens=2))
+    shared = tokens(32)
+    first = driver.sequence([*shared, 9, 9], ALL)
+    driver.prefill([first])
+    second = driver.fork(first, [*shared, 7], 32)
+    got = table(driver.prefill([second]))
+    assert relative_error(got, reference(model, [*shared, 7])[-1:]) < 1e-4
+    history = second.prompt + second.output
+    got = table(driver.verify([second], [[40, 41]]))
+    assert relative_error(got, reference(model, [*history, 40, 41])[-3:]) < 1e-4
+
+
+@pytest.mark.parametrize("setting", [{}, {"frequency_penalty": 0.4}], ids=["plain", "penalised"])
+def test_captured_verify_steps_give_the_tokens_of_plain_decoding(setting, checkpoint, open_cuda, monkeypatch):
+    """Rows with all drafts, with some and with none, padded to a size of the ladder; right drafts and wrong. A
+    row that is too short for padding has an eager step."""
+    replayed, run = [], DecodeGraphs.run
+    monkeypatch.setattr(DecodeGraphs, "run", lambda self, i: replayed.append(i.kind) or run(self, i))
+    runtime = open_cuda(checkpoint("qwen3")[0], speculative_tokens=3, graph_batch_sizes=(1, 4))
+    sampling = SamplingParams(temperature=0.7, **setting)
+    prompts, n = [tokens(3), tokens(21, 1), tokens(9, 2), tokens(16, 3)], 12
+    plain = Driver(runtime).generate(prompts, n, sampling, seeds=range(4))
+    driver = Driver(runtime)
+    sequences = [driver.sequence(prompt, sampling, seed) for seed, prompt in enumerate(prompts)]
+    driver.prefill(sequences)
+    for wrong_at in (3, 0, 2, 1):
+        replayed.clear()
+        drafts = []
+        for sequence, expected, k in zip(sequences, plain, (3, 2, 0, 1), strict=True):
+            done = len(sequence.output)
+            drafts.append(expected[done : done + k])
+        for draft in drafts:
+            draft[wrong_at:] = [(token + 1) % 320 for token in draft[wrong_at:]]
+        accepted = driver.verify(sequences, drafts).accepted.tolist()
+        assert accepted == [1 + min(len(d), wrong_at) for d in drafts]
+        assert replayed == ["verify"]
+    assert [s.output for s in sequences] == [p[: len(s.output)] for p, s in zip(plain, sequences, strict=True)]
+    short = driver.sequence(tokens(1))
+    driver.prefill([short])
+    replayed.clear()
+    driver.verify([short], [[5]])
+    assert replayed == []
+
+
+def test_decodes_with_and_without_adapters(checkpoint, open_cuda, tmp_path):
+    folder, base = checkpoint("qwen3")
+    model = write_adapter(base, tmp_path)
+    runtime = open_cuda(folder, lora_slots=1, lora_max_rank=8)
+    runtime.load_adapter(str(tmp_path), 1)
+    driver = Driver(runtime)
+    plain, adapted = driver.sequence(tokens(6), ALL), driver.sequence(tokens(6), ALL, adapter_slot=1)
+    driver.prefill([plain, adapted])
+    got = table(driver.decode([plain, adapted]))
+    expected = [
+        reference(base, plain.prompt + plain.output[:-1])[-1],
+        reference(model, adapted.prompt + adapted.output[:-1])[-1],
+    ]
+    assert relative_error(got, np.array(expected)) < 1e-4
+
+
+@pytest.mark.parametrize("sizes", [(1, 4, 8), (1,)], ids=["captured", "eager"])
+def test_bins_beside_the_tokens(sizes, checkpoint, open_cuda, open_runtime, monkeypatch):
+    kind = Architecture(parse_decoder_config, lambda *found: WithValues(load_decoder(*found)))
+    monkeypatch.setitem(ARCHITECTURES, "Qwen3ForCausalLM", kind)
+    folder, found = checkpoint("qwen3")[0], []
+    for get in (open_runtime, open_cuda):
+        driver = Driver(get(folder, graph_batch_sizes=sizes))
+        sequences = [driver.sequence(tokens(n, n)) for n in (3, 9, 5)]
+        found.append([driver.prefill(sequences).bins.copy()])
+        found[-1] += [driver.decode(sequences).bins.copy() for _ in range(6)]
+    assert np.abs(np.array(found[1]) - np.array(found[0])).max() <= 1, "a bin may lie at an edge"
+    assert np.abs(np.diff(found[0], axis=0)).max() > 50, "they change from step to step"
+
+
+@pytest.mark.parametrize("ending", ["ends", "raises"])
+def test_a_capture_that_fails_is_refused_by_its_cause_and_the_setting(ending, monkeypatch):
+    """Torch raises at the end of a capture that became invalid, which would hide why it did."""
+
+    class Capture(contextlib.nullcontext):
+        def __exit__(self, *error):
+            if ending == "raises":
+                raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", types.SimpleNamespace)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **_: Capture())
+    capture = cuda_capture(types.SimpleNamespace(synchronize=lambda: None, raw=None))
+
+    def work():
+        raise ValueError("it waits for the device")
+
+    with pytest.raises(ModelError, match=r"ValueError: it waits for the device.*PETIOLE_CUDA_GRAPHS=off"):
+        capture(work)
+
+
+def test_captures_that_are_only_compared_leave_the_memory_of_the_others_alone(monkeypatch):
+    pools = []
+
+    def graph(graph, *, stream, pool, capture_error_mode):
+        assert capture_error_mode == "thread_local", "other threads pin memory meanwhile"
+        pools.append(pool)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: types.SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    capture = cuda_capture(types.SimpleNamespace(synchronize=lambda: None, raw=None))
+    for kept in (True, False, True):
+        capture(lambda: None, kept=kept)
+    assert pools == [(0, 1), None, (0, 1)]
+
+
+def test_what_is_compared_is_not_kept(checkpoint, open_cuda, monkeypatch):
+    """Two ways for each size that fused products know; then each slot's graphs."""
+    captured = []
+
+    def capture(work, *, kept=True):
+        captured.append(kept)
+        return eager(work)
+
+    monkeypatch.setattr(fake_flashinfer, "eager", capture)
+    open_cuda(checkpoint("qwen3")[0], graph_batch_sizes=(1, 2, 4))
+    assert (captured.count(False), captured.count(True)) == (4, 6)
+
+
+@pytest.mark.parametrize("width", [32, 80, 96, 192])
+def test_heads_that_the_kernels_would_compute_wrongly_are_refused(width, checkpoint, open_runtime, monkeypatch):
+    fake_flashinfer.install(monkeypatch)
+    model = open_runtime(checkpoint("qwen3")[0])._model_config
+    require_flashinfer(dataclasses.replace(model, head_dim=128))
+    with pytest.raises(ModelError, match=rf"64, 128, 256.*{width}"):
+        require_flashinfer(dataclasses.replace(model, head_dim=width))
+
+
+def test_page_counts_of_rows():
+    indptr, last = host_page_counts(np.array([5, 1, 12], dtype=np.int32), 4)
+    assert (indptr.tolist(), last.tolist()) == ([0, 2, 3, 6], [1, 1, 4])
+
+
+def test_the_ladder_ends_at_the_largest_batch():
+    assert batch_ladder((), 1) == [1]
+    assert batch_ladder((), 64) == [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
+    assert batch_ladder((), 100)[-1] == 100
+    assert batch_ladder((3, 500), 64) == [3, 64]
+
+
+@pytest.mark.parametrize(("heads", "whole"), [(4, [False] * 4), (8, [False, False, True, True])])
+def test_a_batch_that_fills_the_card_is_not_split_where_tensor_cores_attend(
+    heads, whole, checkpoint, open_runtime, monkeypatch
+):
+    """Two blocks on each processor, one for each row and head of keys."""
+    fake_flashinfer.install(monkeypatch)
+    runtime = open_runtime(checkpoint("qwen3")[0])
+    model = dataclasses.replace(runtime._model_config, n_heads=heads, n_kv_heads=2)
+    geometry = Geometry(model, runtime._cache, torch.float32)
+    indices, workspace = torch.zeros(8, dtype=torch.int32), new_workspace(geometry.device)
+    sizes = (1, fake_flashinfer.PROCESSORS - 1, fake_flashinfer.PROCESSORS, 8)
+    assert [DecodeWrappers(geometry, size, workspace, indices).whole for size in sizes] == whole
+
+
+def test_working_memory_grows_with_the_batch(checkpoint, open_runtime):
+    runtime = open_runtime(checkpoint("qwen3")[0])
+    small, large = (
+        working_bytes(dataclasses.replace(runtime.config, max_num_seqs=n), runtime._model_config, 2)
+        for n in (1, 256)
+    )
+    assert small < large < 4 * 2**30
+
+
+def test_working_memory_has_room_for_the_states_of_rows_that_later_requests_allocate(checkpoint, open_runtime):
+    config, model = (runtime := open_runtime(checkpoint("qwen3")[0])).config, runtime._model_config
+    states = RowStates(config.max_num_seqs + 1, model.vocab_size, torch.device("cpu"))
+    sampling = SamplingParams(presence_penalty=1.0, logit_bias={1: 1.0})
+    states.apply_bindings([RowBinding(1, sampling, 1, np.ones(1, np.int32), np.empty(0, np.int32))])
+    allocated = sum(t.nbytes for t in (states._counts, states._seen, states._bias))
+    assert allocated == (config.max_num_seqs + 1) * state_bytes(model)
+
+
+@pytest.mark.parametrize("margin", [-1e9, 1.0])
+def test_the_quicker_of_two_ways_to_compute_a_small_batch_is_taken_by_both_slots(
+    margin, checkpoint, open_cuda, monkeypatch
+):
+    calls = []
+
+    def forward(*given):
+        calls.append(len(given[1]))
+        return fake_flashinfer.forward(*given)
+
+    monkeypatch.setattr(fused.products, "forward", forward)
+    monkeypatch.setattr(graphs, "MARGIN", margin)
+    folder, model = checkpoint("qwen3")
+    runtime = open_cuda(folder, graph_batch_sizes=(1, 2, 4))
+    assert runtime._executor.fused == {1: margin < 0, 2: margin < 0}
+    calls.clear()
+    for n in (1, 2, 3):
+        outputs = Driver(runtime).generate(PROMPTS[:n], N_TOKENS, depth=2)
+        assert outputs == [oracle(model, prompt) for prompt in PROMPTS[:n]]
+    assert set(calls) == ({1, 2} if margin < 0 else set())
+
+
+def test_without_a_compiler_for_other_kernels_the_usual_ones_serve(checkpoint, open_cuda, monkeypatch, caplog):
+    def failing(*_):
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(fused.products, "forward", failing)
+    folder, model = checkpoint("qwen3")
+    with caplog.at_level("WARNING"):
+        runtime = open_cuda(folder, graph_batch_sizes=(1, 4))
+    assert runtime._executor.fused == {1: False}
+    assert "no such instruction" in caplog.text
+    assert Driver(runtime).generate(PROMPTS[:1], N_TOKENS) == [oracle(model, PROMPTS[0])]

@@ -1,0 +1,145 @@
+"""The house: maps that are complete, folders that are not crowded, and no circle of imports anywhere.
+
+import-linter checks the floors (see pyproject.toml). This is what it does not see: a circle through an `__init__`,
+which runs whenever a room of its folder is imported, and what the maps say.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FLOORS = ("tasks", "gpu_worker", "cache")
+MOST_ROOMS = 13
+MOST_ON_A_FLOOR = 15
+"""`tasks` and `gpu_worker` themselves: what all of a floor may use lies there."""
+
+
+def modules() -> dict[str, Path]:
+    found = {"petiole": ROOT / "petiole" / "__init__.py", "petiole._alias": ROOT / "petiole" / "_alias.py"}
+    for floor in FLOORS:
+        for path in (ROOT / floor).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(("petiole", *(parts[:-1] if parts[-1] == "__init__" else parts)))] = path
+    return found
+
+
+MODULES = modules()
+FOLDERS = sorted(name for name, path in MODULES.items() if path.name == "__init__.py" and name != "petiole")
+
+
+def imported(name: str) -> Iterator[str]:
+    """The modules that a module imports anywhere in its code, those under TYPE_CHECKING and in functions, too."""
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{name} imports from a relative name"
+            for alias in node.names:
+                module = f"{node.module}.{alias.name}"
+                if module in MODULES:
+                    yield module
+                elif node.module in MODULES:
+                    yield str(node.module)
+
+
+def ancestors(name: str) -> Iterator[str]:
+    while name := name.rpartition(".")[0]:
+        yield name
+
+
+def graph() -> dict[str, set[str]]:
+    """What runs when a module is imported: what it imports, and the `__init__` of each folder on the way there. A
+    folder's `__init__` has begun before the rooms in it, so it is not a step on their way to each other."""
+    edges = defaultdict(set)
+    for name in MODULES:
+        own = {name, *ancestors(name)}
+        for target in imported(name):
+            edges[name] |= {target, *ancestors(target)} - own if target not in own else set()
+    edges["petiole"] = set()  # its names are imported at their first use
+    return edges
+
+
+def circles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """The strongly connected components of more than one module (Tarjan)."""
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(name: str) -> None:
+        order[name] = low[name] = len(order)
+        stack.append(name)
+        for target in sorted(edges[name]):
+            if target not in order:
+                visit(target)
+                low[name] = min(low[name], low[target])
+            elif target in stack:
+                low[name] = min(low[name], order[target])
+        if low[name] == order[name]:
+            circle = [stack.pop()]
+            while circle[-1] != name:
+                circle.append(stack.pop())
+            if len(circle) > 1:
+                found.append(sorted(circle))
+
+    for name in sorted(edges):
+        if name not in order:
+            visit(name)
+    return found
+
+
+def test_a_circle_is_found() -> None:
+    assert circles(defaultdict(set, {"a": {"b"}, "b": {"c"}, "c": {"b"}})) == [["b", "c"]]
+
+
+def test_there_is_no_circle_even_through_an_init() -> None:
+    assert circles(graph()) == []
+
+
+def rooms(folder: str) -> set[str]:
+    """The modules and folders in a folder. Files that are no code have no line of their own."""
+    path = MODULES[folder].parent
+    files = {file.stem for file in path.glob("*.py")} - {"__init__"}
+    kept = (file for file in path.glob("*/*") if file.suffix and file.parent.name != "__pycache__")
+    return files | {f"{file.parent.name}/" for file in kept}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_opens_with_a_map_of_its_rooms(folder: str) -> None:
+    docstring = ast.get_docstring(ast.parse(MODULES[folder].read_text())) or ""
+    mapped = re.findall(r"^ *([a-z_]+/?)  +\S", docstring, re.MULTILINE)
+    assert sorted(mapped) == sorted(rooms(folder))
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_has_as_many_rooms_as_one_takes_in(folder: str) -> None:
+    assert len(rooms(folder)) <= (MOST_ON_A_FLOOR if folder.count(".") == 1 else MOST_ROOMS)
+
+
+def test_the_tests_mirror_the_folders() -> None:
+    folders = {name.removeprefix("petiole.").replace(".", "/") for name in FOLDERS}
+    mirrored = [path for floor in FLOORS for path in (ROOT / "tests" / floor).rglob("*") if path.is_dir()]
+    names = {str(path.relative_to(ROOT / "tests")) for path in mirrored if path.name != "__pycache__"}
+    assert names - folders <= {"gpu_worker/engine"}
+
+
+def test_contributing_shows_the_same_house() -> None:
+    """CONTRIBUTING.md has a tree with a line about each folder."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    tree = page.partition("```\npetiole/")[2].partition("```")[0]
+    path: list[str] = []
+    shown = set()
+    for line in tree.splitlines()[1:]:
+        match = re.match(r"^( *)([a-z_]+)/ ", line)
+        if match:
+            depth = len(match[1]) // 2 - 1
+            path[depth:] = [match[2]]
+            shown.add(".".join(("petiole", *path)))
+    assert shown == set(FOLDERS)

@@ -1,0 +1,276 @@
+"""An application with a `tasks.py`, a `cache.py` and a `bench/` of its own installs the wheel: its Celery app and
+Petiole's both work there."""
+
+from __future__ import annotations
+
+import os
+import site
+import subprocess
+import sys
+import tarfile
+import time
+import venv
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.site import PATIENCE_S, REPOSITORY, RedisServer
+
+FILES = {
+    "tasks.py": """
+import os
+from celery import Celery
+import cache
+app = Celery("shop", broker=os.environ["SHOP_REDIS"], backend=os.environ["SHOP_REDIS"])
+app.conf.task_default_queue = "shop"
+
+@app.task
+def fetch_article(number):
+    return f"article {number}"
+
+@app.task
+def send_digest(given):
+    return [one["text"] for one in (given if isinstance(given, list) else [given])]
+
+@app.task
+def try_again(failed_id, request, left):
+    from petiole import generate
+    if left:
+        generate.apply_async(kwargs=request, link_error=try_again.s(request, left - 1))
+    return failed_id
+
+@app.task(name="tasks.price")
+def price(article):
+    return cache.PRICES[article]
+""",
+    "cache.py": 'PRICES = {"leaf": 3}\n',
+    "bench/__init__.py": "",
+    "bench/__main__.py": "raise SystemExit('the shop has its own bench')\n",
+    "shop.py": """
+import asyncio, json, logging, sys
+
+import bench, cache, tasks
+from petiole import InvalidRequest, astream, chat, generate, stream
+
+async def texts(result):
+    return [delta.text async for delta in astream(result)]
+
+assert tasks.price.delay("leaf").get(timeout=90) == 3
+result = generate.delay(prompt="Count from 1 to 5.", max_tokens=8, temperature=0)
+read = "".join(delta.text for delta in stream(result, timeout_s=90))
+assert result.get(timeout=90)["text"] == read == "".join(asyncio.run(texts(result)))
+answer = chat.delay(messages=[{"role": "user", "content": "Hi"}], max_tokens=4).get(timeout=90)
+assert answer["usage"]["completion_tokens"] <= 4
+
+too_long = generate.delay(prompt=[1] * 100_000, max_tokens=1)
+try:
+    too_long.get(timeout=90)
+except InvalidRequest as error:
+    assert error.field == "prompt", error
+else:
+    raise AssertionError("it was not refused")
+stored = json.loads(too_long.app.backend.get(too_long.app.backend.get_key_for_task(too_long.id)))
+assert stored["result"]["exc_module"] == "tasks.errors", stored
+
+from celery import chain, chord
+from petiole import NoWorker
+from tasks import fetch_article, send_digest, try_again
+
+linked = chain(fetch_article.s(3), generate.s(prompt="Count: ", max_tokens=4), send_digest.s())
+assert len(linked.delay().get(timeout=90)) == 1
+texts = chord([generate.s(prompt=str(n), max_tokens=4) for n in range(2)])(send_digest.s()).get(timeout=90)
+assert len(texts) == 2, texts
+request = {"prompt": [1] * 100_000, "max_tokens": 1}
+generate.apply_async(kwargs=request, link_error=try_again.s(request, 2))
+
+said = []
+handler = logging.Handler()
+handler.emit = lambda record: said.append(record.getMessage())
+logging.getLogger().addHandler(handler)
+lost = generate.delay(prompt="x", queue="petiol")
+for delta in stream(lost, heartbeat_s=1):
+    if said:
+        break
+assert said[0].startswith("no worker has served queue 'petiol' within the last hour; queues with workers: petiole")
+try:
+    generate.delay(prompt="x", queue="petiol", require_worker=True)
+except NoWorker:
+    pass
+else:
+    raise AssertionError("it was submitted")
+for name, hint in {"response_format": "json_schema", "max_completion_tokens": "max_tokens", "n": "a group",
+                   "model": "queue", "stream": "generate.stream(...)", "tool_choice": "json_schema",
+                   "temprature": "temperature"}.items():
+    try:
+        generate.delay(prompt="x", **{name: 1})
+    except InvalidRequest as error:
+        assert hint in str(error), error
+    else:
+        raise AssertionError(name)
+
+for name in ("tasks", "cache", "bench"):
+    assert sys.modules[name].__file__.startswith(sys.argv[1]), name
+assert not [name for name in sys.modules if name.startswith(("tasks.", "cache.", "gpu_worker"))]
+print("the shop is open")
+""",
+}
+UNPACKED = {"petiole/__init__.py", "petiole/_alias.py", "petiole/py.typed"}
+
+
+def build(kind: str, into: Path, source: Path = REPOSITORY) -> Path:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(into)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    [built] = into.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
+    """The Python of a fresh environment with the wheel. Its dependencies are those installed here."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    [packages] = folder.glob("lib/python*/site-packages")
+    (packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()))  # but not the links in them
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+    ]
+    subprocess.run([*install, str(wheel)], check=True)
+    return python
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        path = tmp_path / "project" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "project"
+
+
+def contents(wheel: Path) -> set[str]:
+    return {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+
+
+def tracked(*folders: str) -> set[str]:
+    files = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *folders],
+        cwd=REPOSITORY, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return {name for name in files.stdout.split() if (REPOSITORY / name).is_file()}
+
+
+def test_the_wheel_has_one_package_with_each_file_once(wheel: Path) -> None:
+    assert contents(wheel) == UNPACKED | {f"petiole/{name}" for name in tracked("tasks", "gpu_worker", "cache")}
+
+
+def test_an_sdist_has_each_file_once_and_gives_the_same_wheel(tmp_path: Path, wheel: Path) -> None:
+    with tarfile.open(build("sdist", tmp_path / "sdist")) as sdist:
+        names = [member.name.partition("/")[2] for member in sdist.getmembers() if member.isfile()]
+        sdist.extractall(tmp_path / "unpacked", filter="data")
+    assert len(names) == len(set(names))
+    assert not [name for name in names if name.startswith(("tasks/", "gpu_worker/", "cache/"))]
+    [unpacked] = (tmp_path / "unpacked").iterdir()
+    assert contents(build("wheel", tmp_path / "wheel", unpacked)) == contents(wheel)
+
+
+@contextmanager
+def worker(python: Path, app: str, cwd: Path, environment: dict[str, str], *options: str) -> Iterator[Path]:
+    """A worker of `celery -A app`, ready. Yields its log."""
+    log = cwd.parent / f"{app}.log"
+    command = [
+        str(python),
+        "-m",
+        "celery",
+        "-A",
+        app,
+        "worker",
+        "-n",
+        f"{app}@shop",
+        "--loglevel",
+        "INFO",
+        *options,
+    ]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=cwd, env=environment, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        give_up_at = time.monotonic() + PATIENCE_S
+        while f"{app}@shop ready." not in log.read_text(errors="replace"):
+            assert process.poll() is None, log.read_text(errors="replace")
+            assert time.monotonic() < give_up_at, log.read_text(errors="replace")
+            time.sleep(0.05)
+        yield log
+    finally:
+        process.terminate()
+        try:
+            process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def clean(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PETIOLE_"))}
+    return {**kept, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", **more}
+
+
+@pytest.mark.e2e
+def test_an_application_with_the_same_names_and_both_workers(tmp_path: Path, python: Path, project: Path) -> None:
+    server = RedisServer(tmp_path)
+    environment = clean(
+        SHOP_REDIS=server.url,
+        PETIOLE_BROKER_URL=server.url,
+        PETIOLE_LINKED_QUEUE="shop",
+        PETIOLE_MAX_NUM_SEQS="4",
+        PETIOLE_DEVICE="cpu",
+        PETIOLE_ENGINE_FACTORY="gpu_worker.engine:Engine",  # as settings of checkouts have it
+    )
+    try:
+        with (
+            worker(python, "tasks", project, environment, "--pool", "solo") as shops,
+            worker(python, "petiole", project, environment) as ours,
+        ):
+            command = [str(python), "shop.py", str(project)]
+            done = subprocess.run(
+                command, cwd=project, env=environment, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr + ours.read_text()[-3000:]
+            assert done.stdout.strip() == "the shop is open"
+            assert "tasks.price" in shops.read_text()
+            give_up_at = time.monotonic() + PATIENCE_S
+            while shops.read_text().count("Task tasks.try_again") < 3 * 2:  # received, and succeeded
+                assert time.monotonic() < give_up_at, shops.read_text()
+                time.sleep(0.05)
+            assert "petiole_tiny" not in shops.read_text()
+    finally:
+        server.kill()
+
+
+def test_without_a_checkout_there_are_no_benchmarks(python: Path, project: Path) -> None:
+    command = [str(python.parent / "petiole"), "bench", "--quick"]
+    done = subprocess.run(command, cwd=project, env=clean(), capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "petiole: the benchmarks need a checkout of Petiole's repository: run it there\n"
+
+
+def test_the_short_names_are_those_of_a_checkout_alone(tmp_path: Path, python: Path) -> None:
+    for name in ("tasks", "gpu_worker", "cache", "bench", "training"):
+        command = [str(python), "-c", f"import {name}"]
+        done = subprocess.run(command, cwd=tmp_path, env=clean(), capture_output=True, text=True, check=False)
+        assert f"No module named '{name}'" in done.stderr

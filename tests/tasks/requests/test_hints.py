@@ -1,0 +1,70 @@
+"""Habits from other APIs, and slips: the error says what to write here."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from petiole.tasks import InvalidRequest, chat, generate
+from petiole.tasks.definitions import parse
+from petiole.tasks.requests.hints import _ELSEWHERE, SUBMISSION, instead_of
+from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def refused(task: Any, *given: Any, **options: Any) -> str:
+    with pytest.raises(InvalidRequest) as refusal:
+        parse(task.name, given, options)
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("max_completion_tokens", 5, "use max_tokens"),
+        ("max_new_tokens", 5, "use max_tokens"),
+        ("response_format", {"type": "json_object"}, "use json_schema, which takes a schema or a pydantic class"),
+        ("tool_choice", "auto", "use json_schema or regex"),
+        ("model", "gpt-4o", "queue, that of the workers that serve the model; adapter for a LoRA adapter"),
+        ("n", 3, "submit a group, each with a seed of its own"),
+        ("stream", True, "every task has a stream: generate.stream(...), or stream(result)"),
+        ("max_token", 5, "did you mean max_tokens?"),
+        ("temprature", 0.5, "did you mean temperature?"),
+        ("priority", 3, "it belongs to the submission: an argument of delay, stream or apply_async"),
+        ("messages", MESSAGES, "it is one of chat"),
+    ],
+)
+def test_an_option_of_somebody_elses(option: str, value: Any, said: str) -> None:
+    message = refused(generate, prompt="hello", **{option: value})
+    assert message.startswith(f"{option}: is not an option of this task (")
+    assert said in message
+    assert message.endswith(f", got {value!r}")
+
+
+def test_an_option_that_resembles_nothing_has_no_hint() -> None:
+    assert refused(generate, prompt="hello", zzz=1) == "zzz: is not an option of this task, got 1"
+
+
+def test_a_conversation_has_a_name() -> None:
+    assert refused(chat, MESSAGES).startswith("messages: must be named: chat.delay(messages=[...]), got ")
+    assert refused(generate, MESSAGES).startswith("messages: must be named: chat.delay(messages=[...]), got ")
+
+
+@pytest.mark.parametrize("kind", [GenerateRequest, ChatRequest])
+def test_no_hint_is_about_an_option_that_exists(kind: type[BaseModel]) -> None:
+    assert not kind.model_fields.keys() & (_ELSEWHERE.keys() | SUBMISSION)
+    assert all(instead_of(name, kind.model_fields) for name in [*_ELSEWHERE, *SUBMISSION])
+
+
+class Answer(BaseModel):
+    number: int
+
+
+def test_a_pydantic_class_is_its_schema() -> None:
+    schema = Answer.model_json_schema()
+    assert json.loads(json.dumps(generate.s(prompt="x", json_schema=Answer)))["kwargs"]["json_schema"] == schema
+    assert dict(chat.si(messages=MESSAGES, json_schema=Answer))["kwargs"]["json_schema"] == schema

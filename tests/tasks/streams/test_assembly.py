@@ -1,0 +1,124 @@
+"""Whatever is missed, repeated or read in between, what comes out is the stream, once and in order.
+
+The model is the log itself: the deltas of one stream, joined.
+"""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from petiole.tasks.requests.schemas import StreamDelta
+from petiole.tasks.streams.assembly import StreamAssembler, without
+
+
+def delta(index: int, count: int, attempt: int = 1, *, last: bool = False) -> StreamDelta:
+    """Tokens are their own positions; a token's text is its number and, for every third, nothing."""
+    tokens = list(range(index, index + count))
+    return StreamDelta(
+        task_id="t",
+        attempt=attempt,
+        index=index,
+        token_ids=tokens,
+        text=text_of(tokens),
+        finish_reason="stop" if last else None,
+    )
+
+
+def text_of(tokens: list[int]) -> str:
+    return "".join(f"{token}," for token in tokens if token % 3)
+
+
+@st.composite
+def logs(draw: st.DrawFn, tokens: int | None = None) -> list[StreamDelta]:
+    """A finished stream in pieces, some of them by later attempts; the last piece may be empty."""
+    total = draw(st.integers(0, 40)) if tokens is None else tokens
+    attempt, index, log = 1, 0, []
+    while index < total:
+        count = draw(st.integers(1, total - index))
+        attempt += draw(st.booleans())
+        log.append(delta(index, count, attempt))
+        index += count
+    log.append(delta(index, 0, attempt, last=True))
+    return log
+
+
+class Reader:
+    """Reads a log that grows, hearing only what `hears` says, each time perhaps twice."""
+
+    def __init__(self) -> None:
+        self.assembler = StreamAssembler()
+        self.out: list[StreamDelta] = []
+
+    def hear(self, message: StreamDelta, log: list[StreamDelta]) -> None:
+        new = self.assembler.published(message)
+        if new is None:
+            self.read(log)
+        else:
+            self.out += new
+
+    def read(self, log: list[StreamDelta]) -> None:
+        new = self.assembler.logged(log[self.assembler.read_from :])
+        if new is None:
+            self.assembler.rewind()
+            new = self.assembler.logged(log)
+        assert new is not None
+        self.out += new
+
+    def check(self, tokens: int) -> None:
+        assert self.assembler.finished
+        assert [token for part in self.out for token in part.token_ids] == list(range(tokens))
+        assert "".join(part.text for part in self.out) == text_of(list(range(tokens)))
+        assert [part.finish_reason for part in self.out[:-1]] == [None] * (len(self.out) - 1)
+        position = 0
+        for part in self.out:
+            assert part.index == position
+            position = part.end
+
+
+@given(logs(), st.data())
+def test_every_token_once_and_in_order(log: list[StreamDelta], data: st.DataObject) -> None:
+    reader = Reader()
+    for length, message in enumerate(log, start=1):
+        for _ in range(data.draw(st.sampled_from([0, 1, 1, 2]), label="times heard")):
+            reader.hear(message, log[:length])
+        if data.draw(st.booleans(), label="an echo of something older"):
+            reader.hear(data.draw(st.sampled_from(log[:length])), log[:length])
+        if data.draw(st.integers(0, 4), label="silence") == 0:
+            reader.read(log[:length])
+    reader.read(log)
+    reader.check(log[-1].end)
+
+
+@given(logs(), st.data())
+def test_a_log_that_begins_anew_in_other_pieces(log: list[StreamDelta], data: st.DataObject) -> None:
+    """Redis loses the log's last entries, and the next attempt writes the same tokens in deltas of its own."""
+    reader = Reader()
+    seen = data.draw(st.integers(0, len(log) - 1), label="read before the loss")
+    reader.read(log[:seen])
+    kept = data.draw(st.integers(0, seen), label="entries left")
+    start = log[kept - 1].end if kept else 0
+    anew = log[:kept] + [
+        part.model_copy(
+            update={"index": part.index + start, **tokens(part, start), "attempt": log[-1].attempt + 1}
+        )
+        for part in data.draw(logs(tokens=log[-1].end - start), label="written anew")
+    ]
+    for length in range(kept + 1, len(anew) + 1):
+        if data.draw(st.booleans(), label="heard"):
+            reader.hear(anew[length - 1], anew[:length])
+    reader.read(anew)
+    reader.read(anew)
+    reader.check(log[-1].end)
+
+
+def tokens(part: StreamDelta, start: int) -> dict[str, object]:
+    moved = [token + start for token in part.token_ids]
+    return {"token_ids": moved, "text": text_of(moved)}
+
+
+def test_a_cut_delta_keeps_what_belongs_to_its_tokens() -> None:
+    whole = delta(3, 4).model_copy(update={"values": [None, 0.5, None, 0.25], "bins": [None, [512], None, [256]]})
+    cut = without(whole, 2, 2)
+    assert (cut.index, cut.token_ids, cut.text, cut.values) == (5, [5, 6], whole.text[2:], [None, 0.25])
+    assert cut.bins == [None, [256]]

@@ -1,0 +1,77 @@
+"""What a web app pays for `import tasks`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECK = """
+import json, sys
+import {module}
+print(json.dumps(sorted(sys.modules)))
+"""
+NOT_THE_PRODUCERS = (
+    "torch",
+    "numpy",
+    "transformers",
+    "petiole.gpu_worker",
+    "petiole.cache",
+    "petiole.tasks.worker",
+)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "tasks",
+        "petiole.tasks",
+        "petiole.tasks.commands.cli",
+        "petiole.tasks.commands.demo",
+        "petiole.tasks.servers.embedded",
+        "petiole.tasks.fleet.control",
+    ],
+)
+def test_the_producer_side_needs_nothing_of_the_worker(module: str) -> None:
+    imported = subprocess.run(
+        [sys.executable, "-c", CHECK.format(module=module)], capture_output=True, text=True, check=True
+    )
+    brought = json.loads(imported.stdout)
+    assert not [name for name in brought if f"{name}.".startswith(tuple(f"{one}." for one in NOT_THE_PRODUCERS))]
+
+
+def test_a_web_app_does_not_pay_for_what_workers_and_terminals_use() -> None:
+    imported = subprocess.run(
+        [sys.executable, "-c", CHECK.format(module="petiole.tasks")], capture_output=True, text=True, check=True
+    )
+    assert not {"celery.apps.worker", "celery.bin", "rich", "prometheus_client"} & set(json.loads(imported.stdout))
+
+
+def test_importing_reads_no_setting_and_starts_no_server(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "PETIOLE_BROKER_URL": "embedded://",
+        "PETIOLE_PAGE_SIZE": "not a number",
+        "XDG_RUNTIME_DIR": str(tmp_path),
+    }
+    subprocess.run(
+        [sys.executable, "-c", "from petiole import tasks; import petiole.tasks.commands.cli"],
+        env=environment,
+        check=True,
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_app_stays_the_current_one() -> None:
+    code = """
+import celery
+mine = celery.Celery("mine")
+from petiole import tasks
+assert celery.current_app._get_current_object() is mine
+assert tasks.generate.app is tasks.celery_app
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

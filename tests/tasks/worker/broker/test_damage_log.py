@@ -1,0 +1,19 @@
+"""What is remembered of damaged keys, so that each is named once a minute, does not grow with their number."""
+
+from __future__ import annotations
+
+import pytest
+
+from petiole.tasks.worker.broker import damage
+
+
+def test_the_keys_that_were_named_are_remembered_up_to_a_limit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(damage, "_reported_at", {})
+    n_keys = damage._REMEMBERED + 100
+    for key in range(n_keys):
+        damage.report(f"key{key}", "a list")
+    damage.report(f"key{n_keys - 1}", "a list")
+    assert len(damage._reported_at) == damage._REMEMBERED
+    assert len(caplog.records) == n_keys, "the last one is not named twice"

@@ -1,0 +1,156 @@
+"""What a delivery is to do follows from what earlier ones left."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from petiole.tasks import errors
+from petiole.tasks.handover import take_result
+from petiole.tasks.worker.generation.attempts import Begun
+from petiole.tasks.worker.generation.requests import engine_request, seed_of
+from petiole.tasks.worker.output.outcomes import Outcome, Written, at_hand, recorded, within
+
+DELTAS = [
+    b'{"task_id": "t", "attempt": 1, "index": 0, "token_ids": [1, 2], "text": "ab"}',
+    b'{"task_id": "t", "attempt": 1, "index": 2, "token_ids": [3], "text": "c"}',
+]
+
+
+def begun(**changes: Any) -> Begun:
+    reply = {"attempt": 2, "deaths": 0, "cancel": b"", "model": b"m", "adapter": b"", "done": b"", "log": []}
+    return Begun.parse(list({**reply, **changes}.values()))
+
+
+@pytest.mark.parametrize(
+    ("left", "verdict"),
+    [
+        ({}, "generate"),
+        ({"log": DELTAS}, "generate"),
+        ({"log": [*DELTAS, b"garbage"]}, "unreadable"),
+        ({"log": [*DELTAS, b"garbage"], "deaths": 3}, "unreadable"),
+        ({"attempt": 0, "done": b'{"finish_reason": "stop"}'}, "finished"),
+        ({"cancel": b"1"}, "cancelled"),
+        ({"deaths": 2}, "generate"),
+        ({"deaths": 3}, "poisoned"),
+        ({"model": b"other"}, "generate"),
+        ({"model": b"other", "log": DELTAS[:1]}, "model_changed"),
+        ({"deaths": 9, "attempt": 0, "done": b'{"finish_reason": "stop"}'}, "finished"),
+        ({"model": b"\xff", "adapter": b"\xff", "log": DELTAS[:1]}, "model_changed"),
+    ],
+)
+def test_the_verdict(left: dict[str, Any], verdict: str) -> None:
+    assert begun(**left).verdict(model="m", max_attempts=3) == verdict
+
+
+def test_the_log_gives_back_what_was_written() -> None:
+    written = begun(log=DELTAS).written
+    assert (written.token_ids, written.text, written.unreadable) == ([1, 2, 3], "abc", 0)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"garbage", b"5", b"{}", b"\xff", b"[" * 5000, DELTAS[0], DELTAS[1].replace(b"[3]", b'["x"]')],
+)
+def test_a_log_is_read_up_to_its_first_entry_that_is_no_delta(damage: bytes) -> None:
+    written = begun(log=[DELTAS[0], damage, DELTAS[1]]).written
+    assert (written.token_ids, written.text, written.unreadable) == ([1, 2], "ab", 2)
+
+
+@pytest.mark.parametrize(
+    "done",
+    [
+        b"",
+        b"garbage",
+        b"\xff",
+        b"[" * 5000,
+        b"5",
+        b"{}",
+        b'{"finish_reason": 5}',
+        b'{"finish_reason": "error", "error": 5}',
+    ],
+)
+def test_a_task_that_has_ended_somehow_has_failed(done: bytes) -> None:
+    ended = begun(attempt=0, done=done)
+    assert ended.verdict(model="m", max_attempts=3) == "finished"
+    assert ended.record is not None
+    error = recorded(ended.record, ended.written).error
+    assert str(error) == "the record of its end in Redis cannot be read"
+    assert isinstance(error, errors.GenerationFailed)
+
+
+def test_a_recorded_result_is_the_result() -> None:
+    result = {
+        "text": "abc",
+        "token_ids": [1, 2, 3],
+        "finish_reason": "stop",
+        "stop_reason": "eos",
+        "usage": {"prompt_tokens": 1, "cached_prompt_tokens": 0, "completion_tokens": 3},
+        "timing": {},
+        "model": "m",
+        "attempt": 1,
+    }
+    record = json.loads(json.dumps(Outcome(result, None, "stop", "eos").record))
+    assert not {"text", "token_ids"} & set(record)
+    assert recorded(record, Written.of(DELTAS)).result == result
+    assert isinstance(recorded(record, Written.of([*DELTAS, b"garbage"])).error, errors.GenerationFailed)
+
+
+def test_a_recorded_failure_is_the_failure() -> None:
+    error = errors.InvalidRequest("prompt", "must not be empty", "''")
+    outcome = recorded(json.loads(json.dumps(Outcome(error=error).record)), Written())
+    assert isinstance(outcome.error, errors.InvalidRequest)
+    assert outcome.error.args == error.args
+
+
+@given(
+    text=st.text(max_size=50).map(lambda part: part * 50),
+    token_ids=st.lists(st.integers(0, 2**20), max_size=300),
+    logprobs=st.none() | st.lists(st.just({"token_id": 1, "logprob": -3.4e38, "top": []}), max_size=300),
+    limit=st.integers(1024, 40_000),
+)
+def test_a_result_fails_exactly_if_its_json_is_larger_than_the_limit(
+    text: str, token_ids: list[int], logprobs: list[dict[str, Any]] | None, limit: int
+) -> None:
+    result = {"text": text, "token_ids": token_ids, "finish_reason": "stop"}
+    if logprobs is not None:
+        result["logprobs"] = logprobs
+    outcome = within(limit, Outcome(result, None, "stop"))
+    size = len(json.dumps(result))
+    if size <= limit:
+        assert outcome.result == result
+    else:
+        assert isinstance(outcome.error, errors.ResultTooLarge)
+        assert (outcome.error.size, outcome.error.limit) == (size, limit)
+        again = recorded(json.loads(json.dumps(outcome.record)), Written())
+        assert str(again.error) == str(outcome.error)
+
+
+def test_the_body_of_a_task_finds_its_own_outcome_and_no_other() -> None:
+    with at_hand("a", Outcome({"text": "x"}, None, "stop")):
+        assert take_result("a") == {"text": "x"}
+        with pytest.raises(errors.GenerationFailed):
+            take_result("b")
+    with pytest.raises(errors.GenerationFailed, match="does not run Petiole's app and pool"):
+        take_result("a")
+
+
+def test_a_request_is_the_same_on_every_worker() -> None:
+    from petiole.tasks.requests.schemas import GenerateRequest
+
+    asked = GenerateRequest(prompt="hello", choice=["a", "b"], salt="tenant")
+    one, other = (engine_request("task", asked, priority=3) for _ in range(2))
+    assert one == other
+    assert one.sampling.seed == seed_of("task") != seed_of("another")
+    assert 0 <= seed_of("task") < 2**63
+    assert one.constraint is not None
+    assert (one.constraint.kind, one.constraint.value, one.salt, one.priority) == (
+        "choice",
+        ["a", "b"],
+        "tenant",
+        3,
+    )

@@ -1,0 +1,57 @@
+"""Eager tasks run the engine here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from petiole.gpu_worker.errors import InvalidRequest as InvalidEngine
+from petiole.tasks.definitions import generate
+from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.settings import Settings, settings
+from petiole.tasks.worker.generation import local
+from petiole.tasks.worker.generation.engines import make_engine
+
+
+@pytest.fixture(autouse=True)
+def fake_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("PETIOLE_ENGINE_FACTORY", "tests.support.fake_engine:FakeEngine")
+    settings.cache_clear()
+    monkeypatch.setattr(local, "_engines", [])
+    yield
+    for engine in local._engines:
+        engine.shutdown(drain=False)
+    settings.cache_clear()
+
+
+def test_apply_generates_in_this_process() -> None:
+    from tests.support.fake_engine import expected
+
+    result = generate.apply(kwargs={"prompt": "hello", "max_tokens": 3, "seed": 1})
+    assert result.get()["token_ids"] == expected("hello", 1, 3)
+
+
+@pytest.mark.parametrize("factory", ["gpu_worker", "gpu_worker:nothing", "gpu_worker:__name__"])
+def test_an_engine_that_is_not_there_is_refused_by_name(factory: str) -> None:
+    with pytest.raises(InvalidEngine, match="engine_factory: must be module:callable"):
+        make_engine(Settings(engine_factory=factory))
+
+
+def test_bad_options_fail_as_in_a_worker() -> None:
+    with pytest.raises(InvalidRequest, match="max_tokens"):
+        generate.apply(kwargs={"prompt": "hello", "max_tokens": 0}).get()
+    with pytest.raises(InvalidRequest, match="at most"):
+        generate.apply(kwargs={"prompt": "hello", "max_tokens": 10**6}).get()
+
+
+def test_a_trace_shows_what_host_and_device_did(tmp_path: Path) -> None:
+    local.trace(str(tmp_path / "steps.json"), requests=2, tokens=3)
+    spans = json.loads((tmp_path / "steps.json").read_text())["traceEvents"]
+    names = {span["name"].split()[0] for span in spans}
+    assert {"plan", "launch", "prefill", "decode", "copy", "commit"} <= names
+    histories = [span["args"]["history"] for span in spans if span["name"].endswith(" ended")]
+    assert len(histories) == 2
+    assert all("prefill_scheduled(" in history and "decode_applied(1)@" in history for history in histories)

@@ -1,0 +1,67 @@
+"""What a task's end is recorded as, and whether the backend will take its result."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from petiole.gpu_worker import errors as engine_errors
+from petiole.gpu_worker.request import FinishReason, Result, Timing, TokenLogprobs, Usage
+from petiole.tasks.errors import InvalidRequest, ResultTooLarge
+from petiole.tasks.worker.output.outcomes import (
+    Outcome,
+    Written,
+    ended,
+    largest,
+    logprobs_json,
+    public,
+    recorded,
+    succeeded,
+    within,
+)
+from tests.support.site import RedisServer
+
+
+def of(text: str, reason: FinishReason = FinishReason.LENGTH) -> Outcome:
+    result = Result("r", text, (1, 2), reason, None, Usage(1, 0, 2), Timing(0.0, 0.0, None, 0.0), "m")
+    return succeeded(result, 1, Written())
+
+
+@pytest.mark.parametrize("value", [-math.inf, math.nan])
+def test_log_probabilities_are_json(value: float) -> None:
+    [entry] = logprobs_json([TokenLogprobs(1, value, ((2, value),))])
+    assert entry == {"token_id": 1, "logprob": -3.4e38, "top": [[2, -3.4e38]]}
+
+
+@pytest.mark.parametrize("ending", ["revoked", "expired"])
+def test_a_revocation_is_told_from_its_record(ending: Any) -> None:
+    assert recorded(ended(ending).record, Written()).revoked
+
+
+def test_a_generation_that_nobody_read_is_cancelled_but_not_revoked() -> None:
+    assert not recorded(of("unread", FinishReason.CANCELLED).record, Written()).revoked
+
+
+def test_what_the_backends_redis_does_not_take_is_too_large(server: RedisServer, client: redis.Redis) -> None:
+    assert largest(Celery("test", backend="cache+memory://", set_as_current=False).backend) == sys.maxsize
+    backend = Celery("test", backend=server.url, set_as_current=False).backend
+    client.config_set("proto-max-bulk-len", 2**20)
+    try:
+        limit = largest(backend)
+        assert within(limit, of("x" * 900_000)).error is None
+        assert isinstance(within(limit, of("x" * 2**20)).error, ResultTooLarge)
+        backend.store_result("just so", of("x" * (limit - 2000)).result, "SUCCESS")
+    finally:
+        client.config_set("proto-max-bulk-len", 512 * 2**20)
+
+
+@pytest.mark.parametrize("field", ["json_schema", "choice[1]"])
+def test_an_error_in_a_constraint_names_the_option_of_the_task(field: str) -> None:
+    refused = public(engine_errors.InvalidRequest(f"constraint.{field}", "must be another", 1))
+    assert isinstance(refused, InvalidRequest)
+    assert refused.field == field

@@ -1,0 +1,275 @@
+"""Streams on their way to Redis: every token once, in order, by one attempt at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+import redis
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from petiole.gpu_worker.request import Delta, FinishReason, TokenLogprobs
+from petiole.tasks.worker.output import publisher as module
+from petiole.tasks.worker.output.outcomes import Written
+from petiole.tasks.worker.output.publisher import Publisher
+from tests.support.publishing import END, KEYS, TASK, Flaky, attempt, begin, log, written
+
+
+def test_a_connection_that_was_closed_while_it_was_idle_is_made_anew_without_a_word(
+    publisher: Publisher, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream, _ = attempt(publisher, client)
+    stream.push(Delta(0, (1,), "a"))
+    publisher.flush([stream])
+    client.client_kill_filter(_type="normal", skipme=True)  # as a server's `timeout` or a proxy does
+    stream.push(Delta(1, (2,), "b"))
+    publisher.flush([stream])
+    assert (written(client), publisher.behind_s, caplog.records) == ([1, 2], 0.0, [])
+
+
+def test_a_delta_has_the_fields_of_the_wire_format(publisher: Publisher, client: redis.Redis) -> None:
+    stream, _ = attempt(publisher, client)
+    stream.push(Delta(0, (5,), 'é"\n'))
+    publisher.flush([stream])
+    assert log(client) == [
+        {"task_id": TASK, "attempt": 1, "index": 0, "token_ids": [5], "text": 'é"\n', "finish_reason": None}
+    ]
+
+
+def test_pieces_between_two_flushes_become_one_delta(publisher: Publisher, client: redis.Redis) -> None:
+    stream, heard = attempt(publisher, client)
+    for i in range(5):
+        stream.push(Delta(i, (i,), f"{i} "))
+    stream.finish(END)
+    publisher.flush([stream])
+    (delta,) = log(client)
+    assert (delta["token_ids"], delta["text"]) == ([0, 1, 2, 3, 4], "0 1 2 3 4 ")
+    assert (delta["finish_reason"], delta["stop_reason"]) == ("length", "max_tokens")
+    assert heard.words == ["finished"]
+
+
+def test_logprobs_and_values_travel_with_their_tokens(publisher: Publisher, client: redis.Redis) -> None:
+    stream, _ = attempt(publisher, client)
+    stream.push(Delta(0, (1,), "a", None, (TokenLogprobs(1, -0.5, ((7, -1.0),)),), ((0.25,),)))
+    stream.push(Delta(1, (2,), "b", None, (TokenLogprobs(2, -1.5),)))
+    publisher.flush([stream])
+    (delta,) = log(client)
+    assert [entry["token_id"] for entry in delta["logprobs"]] == [1, 2]
+    assert delta["logprobs"][0]["top"] == [[7, -1.0]]
+    assert delta["values"] == [[0.25], None]
+
+
+def test_bins_are_read_back_from_the_log(publisher: Publisher, client: redis.Redis) -> None:
+    stream, _ = attempt(publisher, client)
+    stream.push(Delta(0, (5, 1), "", None, None, ((0.25,), ()), ((256,), ())))
+    publisher.flush([stream])
+    stream.push(Delta(2, (6,), "", None, None, ((0.5, 0.5),), ((921, 921),)))
+    stream.push(Delta(3, (7,), "b"))
+    publisher.flush([stream])
+    entries = client.lrange(KEYS.log, 0, -1)
+    assert [json.loads(entry)["bins"] for entry in entries] == [[[256], None], [[921, 921], None]]
+    assert Written.of(entries).bins == [[256], None, [921, 921], None]
+
+
+def test_a_log_of_text_has_no_bins(publisher: Publisher, client: redis.Redis) -> None:
+    stream, _ = attempt(publisher, client)
+    stream.push(Delta(0, (5, 1), "ab"))
+    publisher.flush([stream])
+    entries = client.lrange(KEYS.log, 0, -1)
+    assert "bins" not in json.loads(entries[0])
+    assert Written.of(entries).bins == []
+
+
+def test_an_older_attempt_cannot_write_and_is_told(publisher: Publisher, client: redis.Redis) -> None:
+    old, old_heard = attempt(publisher, client)
+    old.push(Delta(0, (1,), "a"))
+    publisher.flush([old])
+    new, new_heard = attempt(publisher, client)
+    old.push(Delta(1, (2,), "zombie"))
+    old.finish(END)
+    new.push(Delta(1, (2,), "b"))
+    new.finish(END)
+    publisher.flush([old, new])
+    assert (old_heard.words, new_heard.words) == (["stale"], ["finished"])
+    assert [delta["text"] for delta in log(client)] == ["a", "b"]
+
+
+def test_a_call_whose_reply_was_lost_is_repeated_without_harm(publisher: Publisher, client: redis.Redis) -> None:
+    stream, heard = attempt(publisher, client)
+    lost = Flaky(publisher._pipe, ["after"])
+    publisher._pipe = lost  # type: ignore[assignment]
+    stream.push(Delta(0, (1, 2), "ab"))
+    publisher.flush([stream])
+    stream.push(Delta(2, (3,), "c"))
+    publisher.flush([stream])
+    publisher.flush([stream])
+    assert written(client) == [1, 2, 3]
+    lost.faults.append("after")
+    stream.finish(END)
+    publisher.flush([stream])
+    assert heard.words == []
+    publisher.flush([stream])
+    assert heard.words == ["finished"]
+    assert len([delta for delta in log(client) if delta["finish_reason"]]) == 1
+
+
+def test_what_redis_has_forgotten_is_sent_again(publisher: Publisher, client: redis.Redis) -> None:
+    stream, _ = attempt(publisher, client)
+    stream.push(Delta(0, (1,), "a"))
+    publisher.flush([stream])
+    client.flushall()
+    stream.push(Delta(1, (2,), "b"))
+    publisher.flush([stream])
+    publisher.flush([stream])
+    assert written(client) == [1, 2]
+    assert client.ttl(KEYS.log) > 0
+    assert client.ttl(KEYS.state) > 0
+
+
+def test_what_earlier_attempts_wrote_is_sent_again_too(publisher: Publisher, client: redis.Redis) -> None:
+    first, _ = attempt(publisher, client)
+    first.push(Delta(0, (1, 2), "ab"))
+    publisher.flush([first])
+    second, _ = attempt(publisher, client)
+    client.flushall()
+    second.push(Delta(2, (3,), "c"))
+    publisher.flush([second])
+    publisher.flush([second])
+    assert written(client) == [1, 2, 3]
+
+
+def test_a_failover_may_cost_the_log_the_end_of_an_earlier_attempt(
+    publisher: Publisher, client: redis.Redis
+) -> None:
+    first, _ = attempt(publisher, client)
+    for start in (0, 2):
+        first.push(Delta(start, (start, start + 1), "ab"))
+        publisher.flush([first])
+    second, heard = attempt(publisher, client)
+    client.rpop(KEYS.log)
+    second.push(Delta(4, (4,), "c"))
+    second.finish(END)
+    publisher.flush([second])
+    publisher.flush([second])
+    assert heard.words == ["finished"]
+    assert written(client) == [0, 1, 2, 3, 4]
+
+
+def test_the_cancel_flag_reaches_the_listener(publisher: Publisher, client: redis.Redis) -> None:
+    stream, heard = attempt(publisher, client)
+    client.hset(KEYS.state, "cancel", 1)
+    stream.push(Delta(0, (1,), "a"))
+    publisher.flush([stream])
+    assert heard.words == ["flagged"]
+    assert begin(client).verdict(model="m", max_attempts=3) == "cancelled"
+
+
+def test_a_stream_that_nobody_reads_is_cancelled_after_a_grace(
+    publisher: Publisher, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "INTEREST_TTL_S", 0)
+    monkeypatch.setattr(module, "LOOK_S", 0)
+    stream, heard = attempt(publisher, client, needs_reader=True)
+    client.set(KEYS.interest, 1)
+    stream.push(Delta(0, (1,), "a"))
+    publisher.flush([stream])
+    assert heard.words == []
+    client.delete(KEYS.interest)
+    stream.push(Delta(1, (2,), "b"))
+    publisher.flush([stream])
+    assert heard.words == ["unread"]
+
+
+@pytest.fixture
+def running(client: redis.Redis) -> Iterator[Publisher]:
+    publisher = Publisher(client, ttl_s=60)
+    publisher.start()
+    yield publisher
+    publisher.close()
+
+
+def test_what_comes_is_flushed_at_once_and_the_last_piece_with_the_end(
+    running: Publisher, client: redis.Redis
+) -> None:
+    listening = client.pubsub(ignore_subscribe_messages=True)
+    listening.subscribe(KEYS.channel)
+    listening.get_message(timeout=1)
+    stream, heard = attempt(running, client)
+    stream.push(Delta(0, (1,), "first"))
+    message = listening.get_message(timeout=10)
+    assert message is not None
+    assert json.loads(message["data"])["text"] == "first"
+    stream.push(Delta(1, (2,), "last", FinishReason.LENGTH))
+    assert running._dirty == {}
+    stream.finish(END)
+    assert heard.any.wait(10)
+    ends = [(delta["text"], delta["finish_reason"]) for delta in log(client)]
+    assert ends == [("first", None), ("last", "length")]
+
+
+def test_closing_flushes_what_is_there(client: redis.Redis) -> None:
+    publisher = Publisher(client, ttl_s=60)
+    publisher.start()
+    stream, _ = attempt(publisher, client)
+    for i in range(3):
+        stream.push(Delta(i, (i,), "x"))
+    publisher.close()
+    assert written(client) == [0, 1, 2]
+
+
+@hypothesis_settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lengths=st.lists(st.integers(1, 4), min_size=1, max_size=12),
+    flush_after=st.sets(st.integers(0, 11)),
+    take_over_after=st.sets(st.integers(0, 11), max_size=3),
+    faults=st.lists(st.sampled_from(["", "before", "after"]), max_size=12),
+    forget_after=st.sets(st.integers(0, 11), max_size=1),
+)
+def test_the_log_is_the_output_whatever_fails(
+    client: redis.Redis,
+    lengths: list[int],
+    flush_after: set[int],
+    take_over_after: set[int],
+    faults: list[str],
+    forget_after: set[int],
+) -> None:
+    """Calls fail before or after they happen, Redis forgets, workers take over: no token twice, none missing."""
+    client.flushall()
+    publisher = Publisher(client, ttl_s=60)
+    publisher._pipe = Flaky(publisher._pipe, faults)  # type: ignore[assignment]
+    stream, heard = attempt(publisher, client)
+    total = 0
+    for step, length in enumerate(lengths):
+        stream.push(Delta(total, tuple(range(total, total + length)), "x" * length))
+        total += length
+        if step in flush_after:
+            publisher.flush([stream])
+        if step in forget_after and step not in take_over_after:
+            client.flushall()
+        if step in take_over_after:
+            stream, heard = attempt(publisher, client)
+            total = stream.end
+    stream.finish(END)
+    for _ in range(len(faults) + 4):
+        publisher.flush([stream])
+    publisher._pipe.close()
+    assert heard.words == ["finished"]
+    assert written(client) == list(range(total))
+    assert "".join(delta["text"] for delta in log(client)) == "x" * total
+
+
+def test_a_log_that_ends_inside_a_piece_is_left_for_a_new_attempt(
+    publisher: Publisher, client: redis.Redis
+) -> None:
+    stream, heard = attempt(publisher, client)
+    stream.push(Delta(0, (1, 2, 3), "abc"))
+    publisher.flush([stream])
+    client.delete(KEYS.log)
+    client.rpush(KEYS.log, json.dumps({"index": 0, "token_ids": [1, 2]}))
+    client.rpush(KEYS.log, json.dumps({"index": 1, "token_ids": [2]}))
+    stream.push(Delta(3, (4,), "d"))
+    publisher.flush([stream])
+    assert heard.words == ["given up"]

@@ -1,0 +1,274 @@
+"""Train `petiole-tiny-vision` from nothing: `python -m training.vision.train --minutes 240`.
+
+Every picture is new. A step takes some pictures of one tiling, with one row of questions each. Bins are learnt
+from targets that a near miss matches in part. Beside the answers, each position of the picture learns to say which
+shape covers it and where that is: with answers alone, the encoder would take many times as long to see anything.
+That head is not exported. A checkpoint every few minutes makes the run resumable: start the
+same command again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from petiole.gpu_worker.models.moondream.crops import CropGeometry, Tiling, cropped
+from training.optimizer import Muon
+from training.vision import tokens as tokens_
+from training.vision.model import Moondream, Shape
+from training.vision.pictures import ask_all, cells, draw_scene, paint
+from training.vision.tokens import COORDINATE, EOS, SIZE, Row, row_of
+
+DEFAULT_CHECKPOINT = Path(tempfile.gettempdir()) / "petiole-tiny-vision" / "checkpoint.pt"
+MATRIX_LR, OTHER_LR = 0.01, 0.0015
+WARMUP_STEPS = 100
+DECAY_SHARE = 0.5
+NEAR = 6.0
+"""The width of a bin's target, in bins."""
+LARGE_SHARE = 0.15
+"""The share of steps with pictures that are cut into several crops."""
+QUESTION_SEED = 1_000_003
+
+
+@dataclass(frozen=True)
+class Batch:
+    """crops: uint8 [N, crops, size, size, 3]; tokens, positions, question: int64 [N, T]; question is 0 at padding;
+    bins: int64 [N, T, 2]; learnt: bool [N, T], the tokens to predict; kinds: per row, each question's kind.
+    names: int64 [N, grid²] and places: float32 [N, grid², 4], as `pictures.cells` says them."""
+
+    crops: Tensor
+    tiling: Tiling
+    tokens: Tensor
+    positions: Tensor
+    question: Tensor
+    bins: Tensor
+    learnt: Tensor
+    kinds: list[list[str]]
+    names: Tensor
+    places: Tensor
+
+
+def picture_size(rng: Random, geometry: CropGeometry, large: bool) -> tuple[int, int]:
+    small, step = geometry.size, geometry.window
+    if not large:
+        return rng.randint(small * 3 // 4, small * 3 // 2), rng.randint(small * 3 // 4, small)
+    sides = small + step, small + step
+    return sides[0] + rng.randint(-step // 2, step), sides[1] + rng.randint(-step // 2, step)
+
+
+def geometry_of(shape: Shape) -> CropGeometry:
+    v = shape.vision
+    return CropGeometry(v.patch, v.grid, v.margin, v.max_crops)
+
+
+def draw_batch(tokenizer: Tokenizer, rng: Random, shape: Shape, n: int, *, held_out: bool = False) -> Batch:
+    """`held_out` pictures are of other seeds than those that training draws."""
+    geometry = geometry_of(shape)
+    size = picture_size(rng, geometry, rng.random() < LARGE_SHARE)
+    crops, rows, kinds = [], list[list[Row]](), list[list[str]]()
+    names, places = [], []
+    for _ in range(n):
+        own = Random(2 * rng.getrandbits(60) + held_out)
+        scene = draw_scene(own, size)
+        found = cropped(paint(scene, own), geometry)
+        questions = ask_all(scene, own)
+        crops.append(torch.from_numpy(found.pixels))
+        rows.append([row_of(tokenizer, question) for question in questions])
+        kinds.append([question.kind for question in questions])
+        covered = cells(scene, shape.vision.grid)
+        names.append(covered[0])
+        places.append(covered[1])
+    batch = batch_of(torch.stack(crops), found.tiling, rows, kinds, 1 + shape.vision.grid**2)
+    return replace(batch, names=torch.tensor(names), places=torch.tensor(places))
+
+
+def batch_of(crops: Tensor, tiling: Tiling, rows: list[list[Row]], kinds: list[list[str]], prefix: int) -> Batch:
+    length = max(sum(len(row.tokens) for row in line) for line in rows)
+    tokens, positions, question = (torch.zeros(len(rows), length, dtype=torch.int64) for _ in range(3))
+    bins = torch.full((len(rows), length, 2), -1)
+    learnt = torch.zeros(len(rows), length, dtype=torch.bool)
+    for i, line in enumerate(rows):
+        at = 0
+        for k, row in enumerate(line, 1):
+            span = slice(at, at + len(row.tokens))
+            tokens[i, span], bins[i, span] = torch.tensor(row.tokens), torch.tensor(row.bins)
+            positions[i, span], question[i, span] = torch.arange(prefix, prefix + len(row.tokens)), k
+            learnt[i, at + row.start : span.stop] = True
+            at = span.stop
+    nothing = torch.zeros(0)
+    return Batch(crops, tiling, tokens, positions, question, bins, learnt, kinds, nothing, nothing)
+
+
+def hidden_of(model: Moondream, batch: Batch, images: Tensor | None = None) -> Tensor:
+    """[N, T, dim] of the questions, each as if alone behind its picture."""
+    images = model.images(batch.crops, batch.tiling) if images is None else images
+    n, prefix = len(images), images.shape[1] + 1
+    begin = torch.full((n, 1), EOS)
+    none = torch.full((n, 1, 2), -1)
+    x = torch.cat([model.embedded(begin, none), images, model.embedded(batch.tokens, batch.bins)], dim=1)
+    positions = torch.cat([torch.arange(prefix).expand(n, -1), batch.positions], dim=1)
+    owner = torch.cat([torch.zeros(n, prefix, dtype=torch.int64), batch.question], dim=1)
+    order = torch.arange(owner.shape[1])
+    picture = order < prefix
+    same = (owner[:, :, None] == owner[:, None, :]) & (order[:, None] >= order[None, :])
+    mask = picture[None, None, :] | (same & ~picture[None, :, None])
+    return model.hidden(x, positions, mask[:, None])[:, prefix:]
+
+
+def losses(model: Moondream, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss, and for each learnt token whether it came out right and by how many bins it missed."""
+    images = model.images(batch.crops, batch.tiling)
+    hidden = hidden_of(model, batch, images)
+    targets = batch.learnt[:, 1:]
+    before, tokens, bins = hidden[:, :-1][targets], batch.tokens[:, 1:][targets], batch.bins[:, 1:][targets]
+    logits = model.logits(before)
+    loss = F.cross_entropy(logits, tokens, label_smoothing=0.01)
+    loss = loss + seen(model, images, batch)
+    missed = torch.zeros(len(tokens))
+    for token, decode in ((COORDINATE, model.coordinate_logits), (SIZE, model.size_logits)):
+        chosen = tokens == token
+        if chosen.any():
+            found = decode(before[chosen]).view(int(chosen.sum()), -1, model.shape.region.bins)
+            wanted = bins[chosen][:, : found.shape[1]]
+            loss = loss + 0.5 * F.cross_entropy(found.flatten(0, 1), nearby(wanted.flatten(), found.shape[-1]))
+            missed[chosen] = (found.argmax(-1) - wanted).abs().amax(-1).float()
+    return loss, logits.argmax(-1) == tokens, missed
+
+
+def seen(model: Moondream, images: Tensor, batch: Batch) -> Tensor:
+    """How wrong the positions of the pictures are about what covers them."""
+    found = model.cells(images)
+    names = F.cross_entropy(found[..., 4:].flatten(0, 1), batch.names.flatten())
+    covered = batch.names > 0
+    return names + 4 * (found[..., :4][covered] - batch.places[covered]).abs().mean()
+
+
+def nearby(wanted: Tensor, n_bins: int) -> Tensor:
+    """float32 [n, n_bins]: most of the weight on the wanted bin, less on its neighbours."""
+    distance = (torch.arange(n_bins)[None, :] - wanted[:, None]).float() / NEAR
+    return torch.softmax(-(distance**2) / 2, dim=-1)
+
+
+@dataclass
+class Progress:
+    """What a checkpoint remembers beside weights and optimizers. right: per kind of question, a running share."""
+
+    step: int = 0
+    pictures: int = 0
+    elapsed_s: float = 0.0
+    right: dict[str, float] = field(default_factory=dict)
+
+    def saw(self, batch: Batch, right: Tensor, missed: Tensor) -> None:
+        where = batch.learnt[:, 1:].nonzero()
+        good = right & (missed <= 0.05 * tokens_.BINS)
+        key = where[:, 0] * 100 + batch.question[:, 1:][batch.learnt[:, 1:]]
+        for one in key.unique().tolist():
+            kind = batch.kinds[one // 100][one % 100 - 1]
+            whole = float(good[key == one].all())
+            before = self.right.get(kind, 0.0)
+            self.right[kind] = before + (whole - before) * 0.01
+
+
+def optimizers(model: Moondream) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the blocks, AdamW for all else."""
+    matrices = [w for name, w in model.named_parameters() if w.ndim == 2 and "blocks" in name]
+    others = [w for name, w in model.named_parameters() if not (w.ndim == 2 and "blocks" in name)]
+    adam = torch.optim.AdamW(others, lr=OTHER_LR, betas=(0.9, 0.98), weight_decay=0.0)
+    return [Muon(matrices, lr=MATRIX_LR), adam]
+
+
+def save(path: Path, model: Moondream, opts: list[torch.optim.Optimizer], progress: Progress) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new")
+    state: dict[str, Any] = {
+        "shape": model.shape.as_dict(),
+        "model": model.state_dict(),
+        "optimizers": [opt.state_dict() for opt in opts],
+        "progress": vars(progress),
+    }
+    torch.save(state, fresh)
+    fresh.replace(path)
+
+
+def load_model(path: Path) -> tuple[Moondream, dict[str, Any]]:
+    """The model of a checkpoint and the whole state."""
+    state: dict[str, Any] = torch.load(path, weights_only=True)
+    model = Moondream(Shape.of(state["shape"]))
+    model.load_state_dict(state["model"])
+    return model, state
+
+
+def train(args: argparse.Namespace) -> None:
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(args.seed)
+    progress, state = Progress(), dict[str, Any]()
+    if args.checkpoint.exists():
+        model, state = load_model(args.checkpoint)
+        progress = Progress(**state["progress"])
+    else:
+        model = Moondream(Shape())
+    opts = optimizers(model)
+    for opt, saved in zip(opts, state.get("optimizers", []), strict=False):
+        opt.load_state_dict(saved)
+    tokenizer = tokens_.build()
+    rng = Random(args.seed * QUESTION_SEED + progress.step)
+    budget_s, last_save, last_log = args.minutes * 60, time.monotonic(), time.monotonic()
+    while progress.elapsed_s < budget_s:
+        began = time.monotonic()
+        batch = draw_batch(tokenizer, rng, model.shape, args.pictures)
+        loss, right, missed = losses(model, batch)
+        for opt in opts:
+            opt.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        factor = min(1.0, (progress.step + 1) / WARMUP_STEPS)
+        factor *= min(1.0, (1 - progress.elapsed_s / budget_s) / DECAY_SHARE)
+        for opt, rate in zip(opts, (MATRIX_LR, OTHER_LR), strict=True):
+            for group in opt.param_groups:
+                group["lr"] = rate * max(0.0, factor)
+            opt.step()
+        progress.saw(batch, right, missed)
+        now = time.monotonic()
+        progress.step += 1
+        progress.pictures += args.pictures
+        progress.elapsed_s += now - began
+        if now - last_log > args.log_every_s:
+            figures = " ".join(f"{k.replace(' ', '-')}={right:.2f}" for k, right in sorted(progress.right.items()))
+            miss = np.mean(missed[missed > 0].numpy()) if bool((missed > 0).any()) else 0.0
+            print(
+                f"{progress.elapsed_s / 60:.1f} min step {progress.step} loss {float(loss.detach()):.3f} "
+                f"{progress.pictures} pictures lr x{factor:.2f} missed by {miss:.0f} bins {figures}",
+                flush=True,
+            )
+            last_log = now
+        if now - last_save > args.save_every_s:
+            save(args.checkpoint, model, opts, progress)
+            last_save = now
+    save(args.checkpoint, model, opts, progress)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=240, help="wall time of the whole run")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--checkpoint", type=Path, default=DEFAULT_CHECKPOINT)
+    parser.add_argument("--pictures", type=int, default=8, help="in a step")
+    parser.add_argument("--save-every-s", type=float, default=120)
+    parser.add_argument("--log-every-s", type=float, default=30)
+    parser.add_argument("--seed", type=int, default=1)
+    train(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()
