@@ -100,8 +100,8 @@ def test_celery_finds_the_app_under_both_names(name: str) -> None:
 def test_a_checkout_without_links_works_as_well(tmp_path: Path) -> None:
     """As git makes it on Windows: in place of each link there is a file that says where it leads."""
     (tmp_path / "petiole").mkdir()
-    for file in ("__init__.py", "_alias.py"):
-        shutil.copy(REPOSITORY / "petiole" / file, tmp_path / "petiole" / file)
+    for file in (REPOSITORY / "petiole").glob("*.py"):
+        shutil.copy(file, tmp_path / "petiole")
     for folder in ("tasks", "gpu_worker", "cache"):
         (tmp_path / folder).symlink_to(REPOSITORY / folder)
         (tmp_path / "petiole" / folder).write_text(f"../{folder}")
