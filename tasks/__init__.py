@@ -30,14 +30,8 @@ from petiole.tasks.definitions import chat, generate
 from petiole.tasks.errors import InvalidRequest, NoWorker, StreamError, StreamExpired, StreamTimeout, Unavailable
 from petiole.tasks.fleet.control import cancel
 from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest, GenerationResult, StreamDelta
-from petiole.tasks.requests.types import (
-    ChatCall,
-    ChatOptions,
-    GenerateCall,
-    GenerateOptions,
-    GenerationDict,
-    Submission,
-)
+from petiole.tasks.requests.submission import Submission
+from petiole.tasks.requests.types import ChatCall, ChatOptions, GenerateCall, GenerateOptions, GenerationDict
 from petiole.tasks.streams.readers import AsyncGeneration, astream, stream
 
 __all__ = [

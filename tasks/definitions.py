@@ -28,9 +28,19 @@ from petiole.tasks.errors import GenerationFailed, InvalidRequest, Unavailable
 from petiole.tasks.fleet.serving import Router, Watch
 from petiole.tasks.handover import take_result
 from petiole.tasks.requests import affinity
-from petiole.tasks.requests.hints import SUBMISSION
 from petiole.tasks.requests.messages import check_submission
-from petiole.tasks.requests.schemas import SENT, ChatRequest, GenerateRequest, StreamDelta, in_json, validate
+from petiole.tasks.requests.schemas import (
+    CHAT,
+    GENERATE,
+    SCHEMAS,
+    SENT,
+    ChatRequest,
+    GenerateRequest,
+    StreamDelta,
+    in_json,
+    validate,
+)
+from petiole.tasks.requests.submission import SUBMISSION
 from petiole.tasks.requests.types import (
     ChatCall,
     ChatOptions,
@@ -44,9 +54,6 @@ from petiole.tasks.settings import warn_a_producer
 from petiole.tasks.streams import readers
 from petiole.tasks.streams.readers import AsyncGeneration, EagerGeneration
 from petiole.tasks.urls import redacted
-
-GENERATE, CHAT = "tasks.generate", "tasks.chat"
-SCHEMAS: dict[str, type[GenerateRequest] | type[ChatRequest]] = {GENERATE: GenerateRequest, CHAT: ChatRequest}
 
 T = TypeVar("T", bound="GenerationTask")
 
