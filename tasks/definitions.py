@@ -27,13 +27,13 @@ from petiole.tasks.app.signatures import GenerationSignature, OwnQueue
 from petiole.tasks.errors import GenerationFailed, InvalidRequest, Unavailable
 from petiole.tasks.fleet.serving import Router, Watch
 from petiole.tasks.handover import take_result
+from petiole.tasks.keys import SENT_HEADER
 from petiole.tasks.requests import affinity
 from petiole.tasks.requests.messages import check_submission
 from petiole.tasks.requests.schemas import (
     CHAT,
     GENERATE,
     SCHEMAS,
-    SENT,
     ChatRequest,
     GenerateRequest,
     StreamDelta,
@@ -94,7 +94,7 @@ class GenerationTask(Task):  # type: ignore[misc]
         if not sent_on:
             given = {**options, "task_id": more[0]} if more else options
             check_submission(given, self.app.conf.accept_content)
-        options["headers"] = {**(options.get("headers") or {}), SENT: round(time.time(), 3)}
+        options["headers"] = {**(options.get("headers") or {}), SENT_HEADER: round(time.time(), 3)}
         try:
             ours = affinity.headers(parse(self.name, args or (), kwargs))
             options["headers"] = {**ours, **options["headers"]}

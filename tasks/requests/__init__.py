@@ -1,6 +1,6 @@
 """What a task is asked, and what it answers: for all rooms of `tasks`.
 
-schemas     requests, deltas and results as pydantic models, and their keys in Redis. A new option is declared here
+schemas     requests, deltas and results as pydantic models. A new option is declared here
 types       the same as TypedDicts, for type checkers and editors: written by `python -m docs.render`
 submission  the options of a submission, such as `priority`
 messages    what a message's headers may say: for producers and a worker's gate. A header's rule goes here

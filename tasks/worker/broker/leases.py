@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import redis
 
+from petiole.tasks.keys import LedgerKeys
 from petiole.tasks.servers.connections import LOST
-from petiole.tasks.worker.broker.ledger import Ledger, Names, sweep
+from petiole.tasks.worker.broker.ledger import Ledger, sweep
 from petiole.tasks.worker.broker.presence import Absences
 from petiole.tasks.worker.reports.incidents import incidents
 
@@ -30,7 +31,7 @@ LOOK_S = 0.5
 CONNECT_S = 0.5
 """Pause between two attempts to connect."""
 
-NONE_ABSENT: Mapping[Names, Sequence[str]] = {}
+NONE_ABSENT: Mapping[LedgerKeys, Sequence[str]] = {}
 
 
 class LeaseKeeper:
@@ -52,7 +53,7 @@ class LeaseKeeper:
         self.renew_s, self.sweep_s, self.look_s = (
             min(most_s, visibility_timeout_s / 5) for most_s in (RENEW_S, SWEEP_S, LOOK_S)
         )
-        self._absences: defaultdict[Names, Absences] = defaultdict(Absences)
+        self._absences: defaultdict[LedgerKeys, Absences] = defaultdict(Absences)
         self.renewed_at = time.monotonic()
         self._stopped = threading.Event()
         self._hanging = self._failing = False
@@ -122,7 +123,7 @@ class LeaseKeeper:
         if not hanging:
             self.renewed_at = time.monotonic()
 
-    def _sweep(self, client: redis.Redis, absent: Mapping[Names, Sequence[str]] = NONE_ABSENT) -> None:
+    def _sweep(self, client: redis.Redis, absent: Mapping[LedgerKeys, Sequence[str]] = NONE_ABSENT) -> None:
         for names in {ledger.names for ledger in self._ledgers()}:
             swept = sweep(client, names, absent.get(names, ()))
             self._absences[names].know(swept.alive)
@@ -132,7 +133,7 @@ class LeaseKeeper:
 
     def _look(self, client: redis.Redis) -> None:
         """See which owners are present, and sweep at once if some are not."""
-        absent: dict[Names, list[str]] = {}
+        absent: dict[LedgerKeys, list[str]] = {}
         for names, absences in self._absences.items():
             if absences.owners and self._may_look:
                 channels = [names.present + owner for owner in absences.owners]

@@ -1,7 +1,7 @@
 """The quarantine of messages that the gate refuses. If a message has a task id, the task is also stored as failed
 and its stream ended.
 
-    petiole:quarantine    list, newest first: {"at", "queue", "reason", "task_id", "message"}; capped, with a TTL
+    `QUARANTINE_KEY`      list, newest first: {"at", "queue", "reason", "task_id", "message"}; capped, with a TTL
 
 Whoever meets such a message, on whichever thread, only queues it: `put_aside` neither waits nor raises. One thread
 stores what is queued, and tries again while Redis or the result backend is away. Only then is the message
@@ -25,8 +25,7 @@ import redis
 
 from petiole.tasks.app.backend import refuses, trying_once
 from petiole.tasks.errors import InvalidRequest, describe
-from petiole.tasks.fleet.queues import QUARANTINE_KEY
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import QUARANTINE_KEY, stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.worker import scripts
@@ -201,4 +200,4 @@ def end_stream(client: redis.Redis, task_id: str, ttl_ms: int, error: dict[str, 
     """Write the last delta of a stream without a worker, because its readers wait for one."""
     keys = stream_keys(task_id)
     script = scripts.load(client, "close")
-    script([keys.log, keys.state], [ttl_ms, *wire.closing(task_id, error)])
+    script([keys.log, keys.state], [ttl_ms, keys.channel, *wire.closing(task_id, error)])

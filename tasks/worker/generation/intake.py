@@ -15,7 +15,8 @@ import redis
 
 from petiole.tasks.definitions import parse
 from petiole.tasks.errors import InvalidRequest, ModelChanged, PetioleError, WorkersLost
-from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest, stream_keys
+from petiole.tasks.keys import stream_keys
+from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.servers.masters import caused_by_call
 from petiole.tasks.urls import RABBITMQ, scheme
@@ -120,7 +121,7 @@ class Intake:
         ]
 
     def _begin_all(self, batch: list[Job], room: int, call: str) -> list[list[object]]:
-        keys = [key for job in batch for key in _log_and_state(job.task_id)]
+        keys = [key for job in batch for key in _keys(job.task_id)]
         reported = False
         head = self._pool.publisher.ttl_ms, self._pool.engine.limits.fingerprint, room, call
         while not self._closing.is_set():
@@ -188,9 +189,9 @@ class Intake:
             )
 
 
-def _log_and_state(task_id: str) -> tuple[str, str]:
+def _keys(task_id: str) -> tuple[str, str, str]:
     keys = stream_keys(task_id)
-    return keys.log, keys.state
+    return keys.log, keys.state, keys.completion
 
 
 def _facts(job: Job) -> tuple[int, str, int]:

@@ -37,7 +37,7 @@ from petiole.gpu_worker.request import Delta, FinishReason, Request
 from petiole.tasks.app.backend import refuses, trying_once
 from petiole.tasks.errors import GenerationFailed
 from petiole.tasks.fleet import control
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.worker.completion import claims
 from petiole.tasks.worker.completion.standby import LOOK_S, Standby
 from petiole.tasks.worker.completion.started import store_started
