@@ -29,6 +29,7 @@ from petiole.tasks.keys import QUARANTINE_KEY, stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.worker import scripts
+from petiole.tasks.worker.outage import Outage
 from petiole.tasks.worker.output import wire
 from petiole.tasks.worker.reports.incidents import incidents
 
@@ -74,7 +75,11 @@ class Quarantine:
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
-        self._failing = False
+        failing, recovered = (
+            "malformed messages cannot be put aside yet: %s",
+            "malformed messages are put aside again",
+        )
+        self._outage = Outage(logger, failing, recovered)
 
     def start(self, app: Any, post: Callable[[Callback], object]) -> None:
         self._closing.clear()
@@ -130,15 +135,11 @@ class Quarantine:
                 aside.steps[0](app, aside)
             except Exception as error:
                 if refuses(error):
-                    if not self._failing:
-                        logger.error("malformed messages cannot be put aside yet: %s", error)
-                    self._failing = True
+                    self._outage.began(error)
                     return False
                 logger.exception("task %s: its malformed message is put aside only in part", aside.task_id)
             aside.steps.popleft()
-        if self._failing:
-            logger.warning("malformed messages are put aside again")
-        self._failing = False
+        self._outage.ended()
         return True
 
 

@@ -25,6 +25,7 @@ from petiole.tasks.worker.generation.attempts import Begun
 from petiole.tasks.worker.generation.job import Job
 from petiole.tasks.worker.generation.requests import engine_request
 from petiole.tasks.worker.generation.workplace import Workplace
+from petiole.tasks.worker.outage import Outage
 from petiole.tasks.worker.output.outcomes import Outcome, ended, failed, unreadable
 from petiole.tasks.worker.reports.incidents import incidents
 
@@ -42,6 +43,8 @@ class Intake:
         self._begin = scripts.load(client, "begin")
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._closing = threading.Event()
+        failing, recovered = "intake: Redis does not answer (%s); %d tasks wait", "intake: Redis answers again"
+        self._outage = Outage(logger, failing, recovered)
         self._thread = threading.Thread(target=self._run, name="petiole-intake", daemon=True)
 
     def start(self) -> None:
@@ -122,21 +125,17 @@ class Intake:
 
     def _begin_all(self, batch: list[Job], room: int, call: str) -> list[list[object]]:
         keys = [key for job in batch for key in _keys(job.task_id)]
-        reported = False
         head = self._pool.publisher.ttl_ms, self._pool.engine.limits.fingerprint, room, call
         while not self._closing.is_set():
             try:
                 facts = [fact for job in batch for fact in _facts(job)]
                 replies: list[list[object]] = self._begin(keys, [*head, *facts])
-                if reported:
-                    logger.warning("intake: Redis answers again")
+                self._outage.ended()
                 return replies
             except (*LOST, redis.RedisError) as error:
                 if caused_by_call(error):
                     raise
-                if not reported:
-                    logger.error("intake: Redis does not answer (%s); %d tasks wait", error, len(batch))
-                    reported = True
+                self._outage.began(error, len(batch))
                 self._closing.wait(0.5)
         return []
 

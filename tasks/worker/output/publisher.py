@@ -34,6 +34,7 @@ from petiole.tasks.keys import stream_keys
 from petiole.tasks.requests.schemas import INTEREST_TTL_S
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.worker import scripts
+from petiole.tasks.worker.outage import Outage
 from petiole.tasks.worker.output import wire
 from petiole.tasks.worker.output.outcomes import Outcome, Written
 from petiole.tasks.worker.scripts import Publish
@@ -201,7 +202,8 @@ class Publisher:
         self._changed = threading.Condition()
         self._dirty: dict[Outbox, None] = {}
         self._closing = False
-        self._failing_since: float | None = None
+        failing = "streams: Redis does not take them (%s); holding %d streams back"
+        self._outage = Outage(logger, failing, "streams: Redis takes them again")
         self._thread = threading.Thread(target=self._run, name="petiole-publisher", daemon=True)
 
     def start(self) -> None:
@@ -219,8 +221,7 @@ class Publisher:
     @property
     def behind_s(self) -> float:
         """Seconds since flushes began to fail; 0 if the last one succeeded."""
-        since = self._failing_since
-        return 0.0 if since is None else time.monotonic() - since
+        return self._outage.lasts_s
 
     def _add(self, outbox: Outbox, delta: Delta) -> None:
         with self._changed:
@@ -242,7 +243,7 @@ class Publisher:
             while (batch := self._next_batch()) is not None:
                 self.flush(batch)
                 del batch  # outboxes that are closed are not kept until the next flush
-                if self._failing_since is not None:
+                if self._outage.lasts:
                     self._pause()
         except Exception as error:
             logger.exception("streams: the publisher failed")
@@ -280,7 +281,7 @@ class Publisher:
             self._pipe.close()
             self._hold([outbox for outbox in batch if not outbox.closed], error)
             return
-        self._recovered()
+        self._outage.ended()
 
     def _answered(self, call: Call, reply: Sequence[int]) -> None:
         unexpected = {reply[i]: reply[i + 1 : i + 4] for i in range(0, len(reply), 4)}
@@ -322,9 +323,7 @@ class Publisher:
 
     def _hold(self, outboxes: list[Outbox], error: BaseException) -> None:
         """Redis is unreachable or full: keep the outboxes for the next flush."""
-        if self._failing_since is None:
-            self._failing_since = time.monotonic()
-            logger.error("streams: Redis does not take them (%s); holding %d streams back", error, len(outboxes))
+        self._outage.began(error, len(outboxes))
         with self._changed:
             for outbox in outboxes:
                 self._dirty[outbox] = None
@@ -335,8 +334,3 @@ class Publisher:
         with self._changed:
             while (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
-
-    def _recovered(self) -> None:
-        if self._failing_since is not None:
-            logger.warning("streams: Redis takes them again, after %.1f s", self.behind_s)
-            self._failing_since = None
