@@ -10,8 +10,8 @@ JOIN_S = 2.0
 
 
 class Periodic:
-    """Calls `work` on a daemon thread of its own, for the first time at once. Each call returns the pause until the
-    next one, in seconds. An exception ends the thread, so `work` handles those that it expects."""
+    """Calls `work` on a daemon thread of its own, for the first time at once. Each call returns the seconds until
+    the next one. An exception ends the thread, so `work` handles those that it expects."""
 
     def __init__(self, name: str, work: Callable[[], float]) -> None:
         self._work = work
