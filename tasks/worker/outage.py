@@ -7,8 +7,8 @@ import time
 
 
 class Outage:
-    """Consecutive failures of one thing. `failing` and `recovered` are log lines. The arguments of `began` belong to
-    the first; the second also says how long the outage was."""
+    """Consecutive failures of one thing. `failing` and `recovered` are log lines. The arguments of `began` belong
+    to the first; the second also says how long the outage was."""
 
     def __init__(
         self, logger: logging.Logger, failing: str, recovered: str, *, level: int = logging.ERROR

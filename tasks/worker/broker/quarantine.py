@@ -75,11 +75,8 @@ class Quarantine:
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
-        failing, recovered = (
-            "malformed messages cannot be put aside yet: %s",
-            "malformed messages are put aside again",
-        )
-        self._outage = Outage(logger, failing, recovered)
+        failing = "malformed messages cannot be put aside yet: %s"
+        self._outage = Outage(logger, failing, "malformed messages are put aside again")
 
     def start(self, app: Any, post: Callable[[Callback], object]) -> None:
         self._closing.clear()

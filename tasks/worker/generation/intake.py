@@ -101,6 +101,7 @@ class Intake:
                     job.end(failed(error))
 
     def _read(self, job: Job) -> TaskRequest | PetioleError:
+        """The gate has checked the message's form. Its options may be those of another version, or nobody's."""
         message = job.delivery.message
         try:
             return parse(job.delivery.task_name, message["args"], message["kwargs"])

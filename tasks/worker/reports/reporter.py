@@ -30,7 +30,7 @@ def engine_figures(stats: dict[str, Any]) -> dict[str, Any]:
 
 
 class Reporter:
-    """Reports every two seconds. `report(tokens_per_s)` returns a report, `tokens()` how many there were so far."""
+    """Reports every two seconds. `report(tokens_per_s)` returns a report, `tokens()` the tokens made so far."""
 
     def __init__(
         self,
