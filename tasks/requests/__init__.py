@@ -1,13 +1,14 @@
 """What a task is asked, and what it answers: for all rooms of `tasks`.
 
-From `delay` to the engine a request passes four checks. Each of them alone checks something:
+From `delay` to the engine a request passes four checks, and each alone checks something:
 
-    submission   `messages.check_submission`: Celery's options, such as `countdown`. `schemas.validate`: the task's
-                 options, so that the caller learns at once what is wrong
-    gate         `worker/broker/gate`: whether the message is one, so that nothing in it ends a worker
-    intake       `schemas.validate` again: a message may come from another version, from `send_task` or from a chain
-    preparation  `gpu_worker/threads/preparation`: what only the model knows (vocabulary, context, pages, template).
-                 An engine may be used without Celery, so it also checks the limits that `petiole.limits` declares
+1. Submission: `messages.check_submission` checks Celery's options, such as `countdown`; `schemas.validate` checks
+   the task's, so that the caller learns at once what is wrong.
+2. Gate (`worker/broker/gate`): whether the message is one, so that nothing in it ends a worker.
+3. Intake: `schemas.validate` again, because a message may come from another version, from `send_task` or from a
+   chain.
+4. Preparation (`gpu_worker/threads/preparation`): what only the model knows, such as vocabulary, context, pages and
+   template. An engine may be used without Celery, so the limits of `petiole.limits` are checked here, too.
 
 schemas     requests, deltas and results as pydantic models. A new option is declared here
 types       the same as TypedDicts, for type checkers and editors: written by `python -m docs.render`
