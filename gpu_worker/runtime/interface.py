@@ -230,8 +230,11 @@ class Runtime(Protocol):
         """Put the LoRA adapter with this key into a device slot (slot 0 is "no adapter"). Raises AdapterError."""
         ...
 
-    def reload(self, model: str) -> None:
-        """Replace the weights. Called with a drained pipeline and an empty prefix cache."""
+    def prepare_reload(self, model: str) -> Load:
+        """Find weights to replace the present ones. May download them. Called on any thread.
+
+        Returns what overwrites the weights; it is called on the engine thread, with a drained pipeline and an empty
+        prefix cache. Raises ModelError if the layout differs or tensors are missing."""
         ...
 
     def synchronize(self) -> None: ...
