@@ -5,5 +5,6 @@ types       the same as TypedDicts, for type checkers and editors: written by `p
 submission  the options of a submission, such as `priority`
 messages    what a message's headers may say: for producers and a worker's gate. A header's rule goes here
 hints       what to write in place of an option that a task does not have
+names       the names of the tasks in messages
 affinity    which tasks should run on one worker: the header that says so
 """
