@@ -41,6 +41,7 @@ from kombu import transport as transports
 from kombu.transport import redis as stock
 
 from petiole.tasks.fleet.queues import list_lengths
+from petiole.tasks.servers import redis_py
 from petiole.tasks.servers.answers import DamagedKey, answering
 from petiole.tasks.servers.connections import CONNECT_TIMEOUT_S
 from petiole.tasks.servers.masters import demoted, refuses_writes
@@ -390,7 +391,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         return redis.Redis(connection_pool=self._own_pool(timeout_s), single_connection_client=True)
 
     def _own_pool(self, timeout_s: float) -> redis.ConnectionPool:
-        own = {"max_connections": 1, "socket_timeout": timeout_s, "health_check_interval": 0}
+        own = {"max_connections": 1, "socket_timeout": timeout_s, "health_check_interval": 0, **redis_py.RESP2}
         return redis.ConnectionPool(**{**self._connparams(), **own})
 
 
