@@ -142,7 +142,7 @@ class Intake:
     def _room(self) -> int:
         """How many more tasks the engine has places for."""
         begun = sum(job.outbox is not None and not job.over for job in list(self._pool.jobs.values()))
-        return max(0, self._pool.settings.max_num_seqs - begun)
+        return max(0, self._pool.engine.config.max_num_seqs - begun)
 
     def _start(self, job: Job, request: TaskRequest | PetioleError, begun: Begun | None, *, marked: bool) -> None:
         if begun is None:
