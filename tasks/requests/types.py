@@ -190,4 +190,3 @@ class GenerationDict(TypedDict):
     """1, or more after a worker was lost or handed the task on."""
     logprobs: NotRequired[list[TokenLogprobsDict]]
     """If `logprobs` was given: one `{"token_id", "logprob", "top": [[id, logprob], ...]}` for each token."""
-
