@@ -318,7 +318,7 @@ class Engine:
         return lambda: self._call(reload)
 
     def reload(self, model: str) -> None:
-        """Replace the weights: see `prepare_reload`. Raises ModelError; then the current model continues to serve."""
+        """Replace the weights: see `prepare_reload`. Raises ModelError; then the current model serves on."""
         self.prepare_reload(model)()
 
     def check_invariants(self) -> None:

@@ -52,7 +52,16 @@ from petiole.gpu_worker.runtime.device.interface import Device, upload
 from petiole.gpu_worker.runtime.device.opening import open_device
 from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
 from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
-from petiole.gpu_worker.runtime.interface import EncodeInput, ModelLimits, StepBatch, TokenMask, Transfer
+from petiole.gpu_worker.runtime.interface import (
+    EncodeInput,
+    Load,
+    ModelLimits,
+    Progress,
+    StepBatch,
+    TokenMask,
+    Transfer,
+    nothing,
+)
 from petiole.gpu_worker.runtime.memory.kv import KVCache, decide_n_pages, free_bytes, new_kv_cache
 from petiole.gpu_worker.runtime.memory.room import require_rows_and_adapters
 from petiole.gpu_worker.runtime.step.inputs import ImageInputs, StepInputs, StepStates, lay_out
@@ -235,9 +244,9 @@ class ModelRuntime:
             raise ModelError(f"{self.config.model}: models that take images are served on a CPU only")
         capture = cuda_capture(self._stream) if self.config.cuda_graphs == "on" else eager
 
-        def capture_one(task: Callable[[], None]) -> Callable[[], None]:
+        def capture_one(work: Callable[[], None], *, kept: bool = True) -> Callable[[], object]:
             progress()
-            return capture(task)
+            return capture(work, kept=kept)
 
         with torch.inference_mode(), kernels_at_hand():
             return CudaExecutor(*parts, self.config, self._device, self._stream, capture_one)
@@ -391,7 +400,11 @@ class ModelRuntime:
         info = self._find(model)
         with torch.no_grad():
             self._check(info)
-        return lambda progress=nothing: self._reload(info, progress)
+
+        def load(progress: Progress = nothing, /) -> None:
+            self._reload(info, progress)
+
+        return load
 
     def _reload(self, info: _ModelInfo, progress: Progress) -> None:
         self.synchronize()

@@ -85,7 +85,8 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         def report(tokens_per_s: float) -> WorkerReport:
             return WorkerReport(
                 worker=worker.hostname,
-                state="draining" if pool.draining else "ready",
+                state=pool.steering.state,
+                fingerprint=pool.engine.limits.fingerprint,
                 version=at_start,
                 queues=sorted(worker.app.amqp.queues.consume_from),
                 tokens_per_s=round(tokens_per_s, 1),

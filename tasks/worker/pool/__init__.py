@@ -2,4 +2,5 @@
 
 pool     `EnginePool`: one engine and its jobs
 handoff  SIGTERM: tasks finish in time, or are handed back to the queue
+steering `petiole pause`, `resume` and `reload`: commands about the engine of a running worker
 """

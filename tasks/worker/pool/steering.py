@@ -3,10 +3,11 @@
     ready ──pause──► paused ──resume──► ready
     ready or paused ──reload──► reloading ──► as before
 
-A paused or reloading worker takes no messages, keeps those that it has, and renews their leases. One thread carries
-out the commands, in order. A reload pauses the engine, overwrites the weights, records the new model as that of all
-tasks in hand, and lets the engine go on: the tasks continue at their next tokens. The record comes before the first
-token of the new weights, so no other worker continues a stream with a model that did not write its last token.
+A paused or reloading worker takes no messages, keeps those that it has, and renews their leases. One thread
+carries out the commands, in order. A reload pauses the engine, overwrites the weights, records the new model as
+that of all tasks in hand, and lets the engine go on: the tasks continue at their next tokens. The record comes
+before the first token of the new weights, so no other worker continues a stream with a model that did not write
+its last token.
 
 A model that cannot replace the present one is refused before anything is changed. If reading the weights fails
 half way, the worker ends like after a failure of its device, and other workers continue its tasks.
@@ -176,4 +177,4 @@ def _steer(state: Any, command: str, *arguments: str) -> dict[str, str]:
     if (now := steering.state) in ("draining", "reloading"):
         return {"error": f"the worker is {now}"}
     getattr(steering, command)(state.consumer, *arguments)
-    return {"ok": f"{command}: on its way"}
+    return {"ok": f"{command} begins"}
