@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -17,7 +18,8 @@ from petiole.tasks.app.application import App
 from petiole.tasks.app.configuration import configuration
 from petiole.tasks.fleet.queues import queue_lengths
 from petiole.tasks.settings import Settings, settings
-from tests.support.fake_engine import expected
+from tests.support.client import client
+from tests.support.fake_engine import expected, word
 from tests.support.rabbitmq import INSTALLED, RabbitServer
 from tests.support.site import Site, eventually
 
@@ -126,6 +128,33 @@ def test_what_expires_or_is_revoked_in_the_queue_is_revoked(rabbit: Site) -> Non
     for result in waiting:
         with pytest.raises(TaskRevokedError):
             rabbit.get(result)
+
+
+def test_an_app_with_quorum_queues_of_its_own(rabbit: Site, server: RabbitServer) -> None:
+    """How its queue was declared nobody asks: Petiole's worker sends to it as it is."""
+    quorum = {
+        "result_backend": rabbit.url,
+        "task_default_queue_type": "quorum",
+        "task_default_exchange_type": "topic",
+        "task_create_missing_queue_type": "quorum",
+        "task_create_missing_queue_exchange_type": "topic",
+    }
+    rabbit.environment |= {"SHOP_URL": server.url, "SHOP_SETTINGS": json.dumps(quorum)}
+    shop = rabbit.start_worker("-P", "solo", "-c", "1", app="tests.support.shop")
+    shop.ready()
+    try:
+        canvas = (
+            "[canvas.apply_async().get(timeout=60) for canvas in ("
+            "generate.s(prompt='Summarize: article 3', max_tokens=4, seed=1) | send_digest.s(), digest,"
+            "generate.s(prompt='a', max_tokens=1) | fetch_article.si(3)"
+            " | generate.s(prompt='Summarize: ', max_tokens=4, seed=1) | send_digest.s())]"
+        )
+        texts = ["".join(map(word, expected("Summarize: article 3", 1, 4)))]
+        shown = client(rabbit, f"print(json.dumps({canvas}))", "from tests.support.shop import *")
+        assert shown == [{"texts": texts}] * 3
+    finally:
+        shop.kill()
+        rabbit.workers.remove(shop)
 
 
 def generations(rabbit: Site, name: str) -> list[AsyncResult]:
