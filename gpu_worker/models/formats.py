@@ -58,7 +58,7 @@ def _begins(path: Path, prefix: bytes) -> bool:
 def _quantised(config: Path) -> str:
     try:
         quantised = json.loads(config.read_text(encoding="utf-8")).get("quantization_config")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):  # whoever parses the file says so
         return ""
     if isinstance(quantised, dict):
         return str(quantised.get("quant_method") or "unnamed")

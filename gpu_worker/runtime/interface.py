@@ -23,6 +23,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from petiole.gpu_worker.config import Batching
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.request.images import ImageLimits, PreparedImage
 from petiole.gpu_worker.request.values import ValueTokens
@@ -181,7 +182,8 @@ class ModelLimits:
     """Properties of the model and its memory that the scheduler uses.
 
     `n_pages` and `max_batch_size` include the reserved page 0 and row 0. `values`: its value tokens, or
-    None; `images`: the images that it takes, or None.
+    None; `images`: the images that it takes, or None. `batching`: what settings of 0 mean, on this device and with
+    this memory.
     """
 
     model: str
@@ -195,6 +197,7 @@ class ModelLimits:
     values: ValueTokens | None = None
     images: ImageLimits | None = None
     device: str = ""
+    batching: Batching = field(default_factory=Batching)
 
 
 class Runtime(Protocol):

@@ -49,4 +49,4 @@ def test_a_completion_of_another_type_does_not_keep_links_from_being_sent(own_si
     eventually(
         lambda: len(site.redis.keys("petiole:{*}:log")) == 2 and site.unfinished() == 0, "the link has ended"
     )
-    assert f"its key {key} held something else" in worker.output
+    assert f"its key {key} was of the wrong type and is overwritten" in worker.output

@@ -83,7 +83,13 @@ class Subscription:
     def start(self) -> None:
         """Subscribe, and wait a while for Redis to confirm it."""
         self._thread.start()
-        self._made.wait(CONFIRM_S)
+        if not self._made.wait(CONFIRM_S):
+            logger.warning(
+                "Redis has not confirmed the subscription to %s within %g s: until it does, "
+                "this worker's death would be noticed by its lease alone",
+                self.channel,
+                CONFIRM_S,
+            )
 
     @property
     def confirmed(self) -> bool:

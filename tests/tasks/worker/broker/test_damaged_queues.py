@@ -209,7 +209,7 @@ def test_a_record_of_another_type_records_nothing(
     client.rpush(key, "somebody's")
     assert not claims.completed(request)
     assert claims.claim(request)
-    assert f"its key {key} held something else" in caplog.text
+    assert f"its key {key} was of the wrong type and is overwritten" in caplog.text
     assert not claims.claim(request)
     claims.mark(request)
     assert claims.completed(request)

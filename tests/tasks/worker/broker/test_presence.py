@@ -229,7 +229,7 @@ def test_a_user_who_may_not_subscribe_is_an_owner_all_the_same(
 
 
 def test_an_owner_subscribes_before_it_is_registered_and_so_does_the_next_one(
-    server: RedisServer, client: redis.Redis
+    server: RedisServer, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     connection = Connection(server.url)
     connection.transport_cls = Transport
@@ -251,6 +251,7 @@ def test_an_owner_subscribes_before_it_is_registered_and_so_does_the_next_one(
     channel.deliver()
     assert [count for _, count in seen if count] == [1, 1]
     assert len({owner for owner, _ in seen}) == 2
+    assert "has not confirmed" not in caplog.text
     eventually(lambda: client.pubsub_numsub(first)[0][1] == 0, "the first owner's subscription ends")
     last = channel.ledger
     connection.release()
