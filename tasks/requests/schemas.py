@@ -27,6 +27,7 @@ from pydantic_core import ErrorDetails
 from petiole import limits
 from petiole.tasks.errors import InvalidRequest, shorten
 from petiole.tasks.requests.hints import instead_of
+from petiole.tasks.requests.names import CHAT, GENERATE
 
 MAX_PROMPT_CHARACTERS = 4_000_000
 MAX_PROMPT_TOKENS = 1_000_000
@@ -269,7 +270,6 @@ class ChatRequest(Options):
         return self
 
 
-GENERATE, CHAT = "tasks.generate", "tasks.chat"
 SCHEMAS: dict[str, type[GenerateRequest] | type[ChatRequest]] = {GENERATE: GenerateRequest, CHAT: ChatRequest}
 """By a task's name, what it takes."""
 

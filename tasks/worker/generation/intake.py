@@ -13,12 +13,12 @@ import uuid
 
 import redis
 
-from petiole.tasks.definitions import parse
 from petiole.tasks.errors import InvalidRequest, ModelChanged, PetioleError, WorkersLost
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.servers.masters import caused_by_call
+from petiole.tasks.submission.parsing import parse
 from petiole.tasks.urls import RABBITMQ, scheme
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.generation.attempts import Begun
@@ -40,7 +40,8 @@ class Intake:
 
     def __init__(self, pool: Workplace, client: redis.Redis) -> None:
         self._pool = pool
-        self._begin = scripts.load(client, "begin")
+        self._begin, self._remodel = scripts.load(client, "begin"), scripts.load(client, "remodel")
+        self._beginning = threading.Lock()
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         failing, recovered = "intake: Redis does not answer (%s); %d tasks wait", "intake: Redis answers again"
@@ -60,10 +61,27 @@ class Intake:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(5.0)
 
+    def record_model(self) -> None:
+        """Record the engine's model, which was replaced, as that of all tasks that are begun here."""
+        with self._beginning:  # whoever begins from now on does so with the new one
+            begun = {
+                job.task_id: job.begun.attempt for job in self._pool.jobs.values() if job.begun and not job.over
+            }
+            keys = [stream_keys(task_id).state for task_id in begun]
+            arguments = [self._pool.engine.limits.fingerprint, *begun.values()]
+            while begun and not self._closing.is_set():
+                try:
+                    self._remodel(keys, arguments)
+                    return
+                except LOST as error:
+                    logger.error("intake: Redis does not answer (%s); the new model is not recorded yet", error)
+                    self._closing.wait(0.5)
+
     def _run(self) -> None:
         while batch := self._next_batch():
             try:
-                self._take(batch)
+                with self._beginning:
+                    self._take(batch)
             except Exception as error:  # of this module: none of these tasks may be held for ever
                 logger.exception("intake: %d tasks could not be begun", len(batch))
                 for job in batch:
@@ -143,7 +161,7 @@ class Intake:
     def _room(self) -> int:
         """How many more tasks the engine has places for."""
         begun = sum(job.outbox is not None and not job.over for job in list(self._pool.jobs.values()))
-        return max(0, self._pool.settings.max_num_seqs - begun)
+        return max(0, self._pool.engine.config.max_num_seqs - begun)
 
     def _start(self, job: Job, request: TaskRequest | PetioleError, begun: Begun | None, *, marked: bool) -> None:
         if begun is None:

@@ -25,11 +25,11 @@ from kombu.asynchronous import get_event_loop
 from petiole.gpu_worker.errors import InvalidRequest, ModelError
 from petiole.tasks import worker_side
 from petiole.tasks.app.application import app as petiole
-from petiole.tasks.definitions import GenerationTask
 from petiole.tasks.requests.messages import is_limit
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.eviction import warn_of_eviction
 from petiole.tasks.settings import PREFIX, Settings, settings, shared
+from petiole.tasks.submission.task import GenerationTask
 from petiole.tasks.worker.broker.quarantine import quarantine
 from petiole.tasks.worker.completion.threads import Completions
 from petiole.tasks.worker.delivery.delivery import Delivery
@@ -42,6 +42,7 @@ from petiole.tasks.worker.generation.workplace import InHand
 from petiole.tasks.worker.output.outcomes import largest
 from petiole.tasks.worker.output.publisher import Publisher
 from petiole.tasks.worker.pool import handoff
+from petiole.tasks.worker.pool.steering import Steering
 from petiole.tasks.worker.reports.reporter import Reporter
 from petiole.tasks.worker.reports.tally import Tally
 
@@ -50,8 +51,15 @@ logger = logging.getLogger(__name__)
 LOOK_S = 0.1
 """How often a shutdown request is checked for while the model loads."""
 
+LOOK_AHEAD = 4
+"""Tasks that a worker holds beyond the places of its engine, so that a free place is filled at once."""
+
 EX_USAGE = 2
 EX_SOFTWARE = 70
+
+
+class Undecided(int):
+    """A worker's concurrency that nobody has chosen: the engine's places and the look-ahead, once it is loaded."""
 
 
 class EnginePool(BasePool):  # type: ignore[misc]
@@ -69,6 +77,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self.jobs: dict[str, Job] = {}
         self.mailbox = Mailbox()
         self.tally = Tally()
+        self.steering = Steering(self)
         self.reporter: Reporter | None = None
         self.hub: Any = None
         self.started = self.draining = self.load_abandoned = self.failed = False
@@ -87,6 +96,8 @@ class EnginePool(BasePool):  # type: ignore[misc]
         logger.warning("loading %s", self.settings.model)  # WARNING is Celery's default log level
         self.engine = self._load()
         logger.warning("serving %s after %.1f s", self.settings.model, time.monotonic() - begun)
+        if isinstance(self.limit, Undecided):
+            self.limit = self.engine.config.max_num_seqs + LOOK_AHEAD
         self.engine.on_fatal = self.fail
         client = connections.streams()
         self.publisher = Publisher(client, ttl_s=self.settings.stream_ttl_s)
@@ -100,6 +111,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         quarantine.start(self.app, self.mailbox.post)
         self.publisher.start()
         self.intake.start()
+        self.steering.start()
         self.started = True
 
     def _load(self) -> EngineLike:
@@ -203,7 +215,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     def on_stop(self) -> None:
         """Warm shutdown: finish tasks for up to `drain_seconds`, hand back the rest. Cold: hand back all."""
-        cold = bool(state.should_terminate) or not self._serving()
+        cold = bool(state.should_terminate) or not self._serving() or self.steering.stands_still
         handoff.hand_off(self, drain_s=0.0 if cold else self.settings.drain_seconds)
 
     def on_terminate(self) -> None:
@@ -211,6 +223,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     def close_threads(self) -> None:
         """Stop all threads: the last step of a handoff, when no task runs and all output is in Redis."""
+        self.steering.close()
         quarantine.close()
         self.mailbox.read()  # acknowledge what it has stored
         self.completions.close()
