@@ -39,7 +39,7 @@ from petiole.gpu_worker.text import Tokenizer
 from petiole.gpu_worker.threads.intake import Intake
 from petiole.gpu_worker.threads.loop import EngineLoop
 from petiole.gpu_worker.threads.preparation import ConstraintCompiler, Preparer
-from petiole.gpu_worker.threads.text import OutputStream, TextThread
+from petiole.gpu_worker.threads.text import RequestOutput, TextThread
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ class Engine:
         self.runtime: Runtime
         self._given = (runtime, tokenizer, compile_constraint)
         self._proposer = proposer or NgramProposer()
-        self._open: dict[Handle, OutputStream] = {}
+        self._open: dict[Handle, RequestOutput] = {}
         self._lock = threading.Lock()
         self._closed = True  # not started yet, or shut down
         self._thread = threading.Thread(target=lambda: self._loop.run(), name="engine", daemon=True)
@@ -175,7 +175,7 @@ class Engine:
         A request refused while the engine is not running gets its `on_done` on the calling thread.
         """
         handle = Handle(request, self, on_delta=on_delta, on_admitted=on_admitted, on_done=on_done)
-        stream = OutputStream(handle)
+        stream = RequestOutput(handle)
         with self._lock:
             refusal = self._refusal()
             if refusal is None:
@@ -198,19 +198,19 @@ class Engine:
             return EngineBusy(f"{len(self._open)} requests are running or waiting")
         return None
 
-    def _refuse(self, stream: OutputStream, error: BaseException) -> None:
+    def _refuse(self, stream: RequestOutput, error: BaseException) -> None:
         if self._closed:  # the text thread is not running
             stream.ended = True
             stream.handle._end(error)
         else:
             self._text.refuse(stream, error)
 
-    def _accept_later(self, seq: ScheduledSequence, stream: OutputStream) -> None:
+    def _accept_later(self, seq: ScheduledSequence, stream: RequestOutput) -> None:
         self._loop.post(lambda: self._accept(seq, stream))
 
     # ------------------------------------------------------------ on the engine thread
 
-    def _accept(self, seq: ScheduledSequence, stream: OutputStream) -> None:
+    def _accept(self, seq: ScheduledSequence, stream: RequestOutput) -> None:
         stream.seq = seq
         state = self.scheduler.state
         state.waiting.push(seq)
@@ -222,7 +222,7 @@ class Engine:
         if end is not None:
             state.finalize(seq, end)
 
-    def _end(self, stream: OutputStream, end: End) -> None:
+    def _end(self, stream: RequestOutput, end: End) -> None:
         """End a request at any stage: before acceptance, waiting or running."""
         seq = stream.seq
         if seq is None:

@@ -17,7 +17,7 @@ from petiole.gpu_worker.errors import failed
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.threads.pool import Threads
 from petiole.gpu_worker.threads.preparation import Preparer
-from petiole.gpu_worker.threads.text import OutputStream
+from petiole.gpu_worker.threads.text import RequestOutput
 
 PREPARATION_THREADS = 2
 ADAPTER_THREADS = 2
@@ -34,8 +34,8 @@ class Intake:
         self,
         preparer: Preparer,
         adapter_at_hand: Callable[[str], bool],
-        accept: Callable[[ScheduledSequence, OutputStream], None],
-        refuse: Callable[[OutputStream, BaseException], None],
+        accept: Callable[[ScheduledSequence, RequestOutput], None],
+        refuse: Callable[[RequestOutput, BaseException], None],
     ) -> None:
         self.preparer = preparer
         self._adapter_at_hand = adapter_at_hand
@@ -45,7 +45,7 @@ class Intake:
         self._preparation = Threads(PREPARATION_THREADS, "prepare")
         self._reading = Threads(ADAPTER_THREADS, "adapter")
 
-    def put(self, stream: OutputStream) -> None:
+    def put(self, stream: RequestOutput) -> None:
         """Queue a request. Of equal priority, the one that was put first runs first."""
         arrival, arrival_s = next(self._arrivals), time.perf_counter()
         adapter: object = stream.handle.request.adapter  # not checked yet
@@ -58,7 +58,7 @@ class Intake:
         self._preparation.close()
         self._reading.close()
 
-    def _prepare(self, stream: OutputStream, arrival: int, arrival_s: float) -> None:
+    def _prepare(self, stream: RequestOutput, arrival: int, arrival_s: float) -> None:
         try:
             seq = self.preparer.prepare(stream, arrival, arrival_s)
         except Exception as error:  # InvalidRequest, or any error of a chat template or tokenizer

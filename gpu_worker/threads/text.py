@@ -12,7 +12,7 @@ are detokenized at once, since tokens generated past a match are wasted. All oth
 `interval_s`; the thread does not wake for it before that. This pays for deltas, and for switching between this
 thread and those that keep the device busy, once per interval instead of once per step.
 
-Every request ends exactly once (I8): only this thread ends handles, and `OutputStream.ended` records it. A fault
+Every request ends exactly once (I8): only this thread ends handles, and `RequestOutput.ended` records it. A fault
 in a request's text ends that request. A fault of the thread itself ends the engine, whose thread then ends the
 handles.
 """
@@ -35,7 +35,7 @@ from petiole.gpu_worker.text import TextAssembler, Tokenizer
 logger = logging.getLogger(__name__)
 
 
-class OutputStream:
+class RequestOutput:
     """The output of one request. Owned by the text thread, except `seq` and `requested_end`.
 
     `begun`: a delta has been delivered. `watched`: the request has stop strings. `ended`: the handle has ended.
@@ -122,7 +122,7 @@ class _PendingOutput:
 
 
 class TextThread:
-    """Owns every `OutputStream` from the moment the engine accepts its request.
+    """Owns every `RequestOutput` from the moment the engine accepts its request.
 
     `interval_s`: maximum delay of output that is not urgent; 0 delivers every step.
     `stop_generating(seq)` tells the engine that this thread has ended an output. `on_end(handle)` is called after
@@ -164,7 +164,7 @@ class TextThread:
             if urgent or not self._pausing:
                 self._changed.notify()
 
-    def refuse(self, stream: OutputStream, error: BaseException) -> None:
+    def refuse(self, stream: RequestOutput, error: BaseException) -> None:
         """End a request with an error, after everything posted so far, unless it has ended."""
         self._call(lambda: self._end_with_error(stream, error))
 
@@ -254,7 +254,7 @@ class TextThread:
             self._stop_generating(seq)
         return True
 
-    def _deliver(self, seq: ScheduledSequence, stream: OutputStream, output: _PendingOutput) -> None:
+    def _deliver(self, seq: ScheduledSequence, stream: RequestOutput, output: _PendingOutput) -> None:
         handle, end = stream.handle, output.end
         if seq.scheduled_s is not None:
             handle._admit()
@@ -286,14 +286,14 @@ class TextThread:
             if end is None:
                 self._stop_generating(seq)
 
-    def _end_with_error(self, stream: OutputStream, error: BaseException) -> None:
+    def _end_with_error(self, stream: RequestOutput, error: BaseException) -> None:
         with self._changed:  # once the thread has ended, several others may be here
             ended, stream.ended = stream.ended, True
         if not ended:
             stream.handle._end(error)
             self._on_end(stream.handle)
 
-    def _result(self, seq: ScheduledSequence, stream: OutputStream, finish: Finish) -> Result:
+    def _result(self, seq: ScheduledSequence, stream: RequestOutput, finish: Finish) -> Result:
         now, arrival = self._clock(), seq.arrival_s
         first, scheduled = seq.first_token_s, seq.scheduled_s
         return Result(
@@ -327,7 +327,7 @@ def _collect(outputs: dict[ScheduledSequence, _PendingOutput], emissions: Iterab
             output.end = end
 
 
-def _detokenize(stream: OutputStream, output: _PendingOutput) -> None:
+def _detokenize(stream: RequestOutput, output: _PendingOutput) -> None:
     """Detokenize `output.tokens`."""
     kept, text = stream.push(output.tokens, bool(output.tokens) and _is_terminal(output.end))
     output.tokens = []
