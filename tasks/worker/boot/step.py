@@ -66,15 +66,16 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             logger.critical("Petiole's tasks need its own pool, not %s: leave -P (--pool) away", named)
             raise WorkerShutdown(EX_USAGE)
         freeze()
+        services, engine = pool.services, pool.services.engine
         self.leases = leases = LeaseKeeper(
             ledgers=lambda: [channel.ledger for channel in list(transport.channels)],
             connect=connect,
-            heartbeat_age_s=pool.engine.heartbeat_age_s,
+            heartbeat_age_s=engine.heartbeat_age_s,
             visibility_timeout_s=settings().visibility_timeout_s,
         )
         leases.start()
         if path := settings().heartbeat_file:
-            heartbeat.Heartbeat(Path(path), pool.engine.heartbeat_age_s).start()
+            heartbeat.Heartbeat(Path(path), engine.heartbeat_age_s).start()
 
         at_start = version()
 
@@ -86,19 +87,19 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 queues=sorted(worker.app.amqp.queues.consume_from),
                 tokens_per_s=round(tokens_per_s, 1),
                 lease_age_s=round(leases.lease_age_s, 1),
-                streams_behind_s=round(pool.publisher.behind_s, 3),
+                streams_behind_s=round(services.publisher.behind_s, 3),
                 held_messages=sum(channel.qos.count for channel in list(transport.channels)),
                 **pool.uncompleted(),
                 **incidents.report(),
-                **engine_figures(pool.engine.stats()),
-                **pool.tally.report(),
+                **engine_figures(engine.stats()),
+                **services.tally.report(),
             )
 
         pool.reporter = Reporter(
             connections.streams(),
             worker=worker.hostname,
             report=report,
-            tokens=lambda: int(pool.engine.stats().get("generated_tokens", 0)),
+            tokens=lambda: int(engine.stats().get("generated_tokens", 0)),
         )
         pool.reporter.start()
 
