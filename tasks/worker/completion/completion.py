@@ -11,30 +11,8 @@ from billiard.einfo import ExceptionInfo
 from celery import states
 
 from petiole.tasks.app.backend import refuses, trying_once
-from petiole.tasks.worker.completion import claims
-from petiole.tasks.worker.completion.steps import (
-    CONSUMERS,
-    Announce,
-    Answered,
-    Claim,
-    Completed,
-    Elsewhere,
-    Examine,
-    Fail,
-    Hopeless,
-    How,
-    Left,
-    Mark,
-    Next,
-    Refused,
-    Replay,
-    Report,
-    Step,
-    Store,
-    TimeOut,
-    Trace,
-    Wait,
-)
+from petiole.tasks.worker.completion import claims, steps
+from petiole.tasks.worker.completion.steps import Report, Step
 from petiole.tasks.worker.delivery.messages import Messages
 from petiole.tasks.worker.output.outcomes import Outcome, Success, at_hand
 
@@ -51,7 +29,7 @@ class Completion:
     task_id: str
     messages: Messages
     outcome: Outcome
-    how: How
+    how: steps.How
     tell: Callable[[Report], None]
 
     @property
@@ -62,7 +40,7 @@ class Completion:
     def plain(self) -> bool:
         """Whether the result may be stored in a batch: a small success without callbacks, chain or chord."""
         result = self.outcome.result
-        if result is None or not isinstance(self.how, Trace) or self.request.ignore_result:
+        if result is None or not isinstance(self.how, steps.Trace) or self.request.ignore_result:
             return False
         return len(result.get("logprobs", ())) <= FEW_LOGPROBS and not claims.linked_on_success(self.request)
 
@@ -77,15 +55,15 @@ class Completion:
         try:
             report = self._take_all(step)
         except Exception as error:
-            report = Hopeless(error)
+            report = steps.Hopeless(error)
         self.tell(report)
-        if isinstance(report, Answered):
+        if isinstance(report, steps.Answered):
             claims.mark(self.request)
 
     def _take_all(self, step: Step) -> Report:
         """A step that the backend refuses is taken again later. Another error would come again with each delivery:
         it fails the task. Raises what prevents even that."""
-        thread, failing = isinstance(step, CONSUMERS), isinstance(step, Fail)
+        thread, failing = isinstance(step, steps.CONSUMERS), isinstance(step, steps.Fail)
         while True:
             after: Step | Report
             try:
@@ -93,61 +71,61 @@ class Completion:
                     after = self._take(step)
             except Exception as error:
                 if refuses(error):
-                    return Refused(step, error)
+                    return steps.Refused(step, error)
                 if failing:
                     raise
                 logger.exception("task %s cannot be completed", self.task_id)
-                after, failing = Fail(ExceptionInfo()), True
+                after, failing = steps.Fail(ExceptionInfo()), True
             if isinstance(after, Report):
                 return after
-            if isinstance(after, CONSUMERS) != thread:
-                return Next(after)
+            if isinstance(after, steps.CONSUMERS) != thread:
+                return steps.Next(after)
             step = after
 
     def _take(self, step: Step) -> Step | Report:
         request, delivery = self.request, self.messages.current
         match step:
-            case Replay():
+            case steps.Replay():
                 return self._replay()
-            case Claim():
-                return self.how if self.plain or claims.claim(request) else Elsewhere()
-            case Announce():
+            case steps.Claim():
+                return self.how if self.plain or claims.claim(request) else steps.Elsewhere()
+            case steps.Announce():
                 running = self.messages.accepted_at is not None
                 request.announce(str(self.outcome.stop_reason), running=running)
-                return Answered()
-            case TimeOut(limit_s):
+                return steps.Answered()
+            case steps.TimeOut(limit_s):
                 delivery.timeout_callback(False, limit_s)
-                return Answered()
-            case Trace():
+                return steps.Answered()
+            case steps.Trace():
                 return self._trace()
-            case Examine(failure):
+            case steps.Examine(failure):
                 return self._examine(failure)
-            case Store(failure):
+            case steps.Store(failure):
                 if claims.is_stored(request):
-                    return Mark(True, failure)
+                    return steps.Mark(True, failure)
                 request.task.backend.mark_as_done(request.id, self.outcome.result, request._context)
-                return Mark(False, self.outcome.result)
-            case Fail(failure):
+                return steps.Mark(False, self.outcome.result)
+            case steps.Fail(failure):
                 if not claims.is_stored(request):
                     claims.fail(request, _error(failure))
-                return Mark(True, failure)
-            case Mark(failed, value):
+                return steps.Mark(True, failure)
+            case steps.Mark(failed, value):
                 if not self.plain:
                     claims.mark(request)
-                return Completed(failed, value)
+                return steps.Completed(failed, value)
 
     def _replay(self) -> Step | Report:
         request = self.request
         if not claims.completed(request):
-            return Claim()
+            return steps.Claim()
         stored = request.task.backend.get_task_meta(self.task_id, cache=False)
         if (
             request.chord
             and stored["status"] in states.READY_STATES  # may be counted twice, but must be counted
             and not claims.chord_returned(request, stored["status"], stored["result"])
         ):
-            return Wait(Replay())
-        return Left()
+            return steps.Wait(steps.Replay())
+        return steps.Left()
 
     def _trace(self) -> Step:
         delivery = self.messages.current
@@ -156,7 +134,7 @@ class Completion:
                 failed, value, _ = delivery.target(*delivery.args)
         except BaseException:
             failed, value = True, ExceptionInfo()
-        return Examine(value) if failed else Mark(False, value)
+        return steps.Examine(value) if failed else steps.Mark(False, value)
 
     def _examine(self, failure: ExceptionInfo) -> Step | Report:
         """The trace has reported a failure. Either Celery has stored it, such as of a callback that could not be
@@ -164,10 +142,10 @@ class Completion:
         request, error = self.request, _error(failure)
         if not claims.is_stored(request):
             if refuses(error):  # a failure was not reported to anybody yet, but a success may have been
-                return Refused(Trace() if self.outcome.result is None else Store(failure), error)
+                return steps.Refused(steps.Trace() if self.outcome.result is None else steps.Store(failure), error)
             logger.error("task %s: its outcome cannot be stored: %r", self.task_id, error)
             claims.fail(request, error)
-        return Mark(True, failure)
+        return steps.Mark(True, failure)
 
 
 def _error(failure: ExceptionInfo) -> BaseException:

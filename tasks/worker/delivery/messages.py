@@ -18,20 +18,21 @@ class Messages:
         self.accepted_at: float | None = None
         self._superseded: list[Delivery] = []
 
-    def add(self, delivery: Delivery) -> None:
-        """The message came again: keep the newer request, and accept it if the older one was accepted.
+    def add(self, delivery: Delivery) -> bool:
+        """The message came again: keep the newer request, and accept it if the older one was accepted. False if the
+        newer one is not kept.
 
         A request may also come after its message was lost: Celery holds it until its `eta`. If the message has
         come again before that, its newer request is kept: if the job is requeued, that is what goes back.
         """
         if not delivery.held:
             self._superseded.append(delivery)
-            return
+            return False
         self._superseded.append(self.current)
         self.current = delivery
         if self.accepted_at is not None:
-            delivery.begun()
             self.accept(self.accepted_at)
+        return True
 
     def accept(self, at: float) -> None:
         """Report to Celery that the task runs since `at`, of `time.monotonic`."""

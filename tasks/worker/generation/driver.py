@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from petiole.gpu_worker.errors import EngineError, HandedBack
 from petiole.gpu_worker.handle import Handle
@@ -153,14 +152,12 @@ class JobDriver:
                 if refusal is not None:
                     logger.error("task %s: its outcome cannot be stored yet: %s", job.task_id, refusal)
                 services.completions.run_later(partial(self.post, partial(job.again, step)))
-            case effects.WarnOfLimit(limit_s):
-                self._on_consumer(lambda: self.messages.current.timeout_callback(True, limit_s))
             case effects.StandBy():
                 self._on_consumer(self._standby().watch)
-            case effects.Settle(has_failed, value, runtime_s):
+            case effects.Settle():
                 if job.parked_at is not None:
                     logger.warning("task %s: its outcome is stored", job.task_id)
-                self._on_consumer(lambda: self._settle((has_failed, value, runtime_s)))
+                self._on_consumer(partial(self._settle, effect))
             case effects.Leave():
                 self._on_consumer(self._leave)
             case effects.Requeue():
@@ -305,9 +302,11 @@ class JobDriver:
 
     def rebind(self, delivery: Delivery) -> None:
         """The message came again after a lost connection: keep generating, for the new request object."""
-        self.messages.add(delivery)
-        if self.messages.current is delivery and (ending := delivery.request.ending) is not None:
-            self.stop(ending)
+        if self.messages.add(delivery):
+            if self.messages.accepted_at is not None:
+                delivery.begun()
+            if delivery.request.ending is not None:
+                self.stop(delivery.request.ending)
 
     def stop(self, ending: Ending) -> None:
         """Cancel the generation, because the task was revoked or has expired."""
@@ -333,9 +332,11 @@ class JobDriver:
             self.messages.accept(at)
             self.post(self.job.accepted)
 
-    def _settle(self, outcome: tuple[bool, Any, float]) -> None:
+    def _settle(self, how: effects.Settle) -> None:
         self._forget()
-        self.messages.current.callback(outcome)
+        if how.soft_limit_s is not None:
+            self.messages.current.timeout_callback(True, how.soft_limit_s)
+        self.messages.current.callback((how.failed, how.value, how.runtime_s))
 
     def _leave(self) -> None:
         self._forget()

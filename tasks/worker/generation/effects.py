@@ -79,24 +79,18 @@ class TakeLater:
 
 
 @dataclass(frozen=True, slots=True)
-class WarnOfLimit:
-    """Have Celery log that the task exceeded its soft limit."""
-
-    limit_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class StandBy:
     """Watch the delivery that has the task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Answer the message with the outcome: a result, or an `ExceptionInfo` of what has failed."""
+    """Answer the message with a result, or an `ExceptionInfo`. Have Celery log that a soft limit was exceeded."""
 
     failed: bool
     value: object
     runtime_s: float
+    soft_limit_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +122,6 @@ Effect = (
     | Count
     | Take
     | TakeLater
-    | WarnOfLimit
     | StandBy
     | Settle
     | Leave

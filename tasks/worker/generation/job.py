@@ -64,45 +64,9 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from petiole.gpu_worker.request import Request
-from petiole.tasks.worker.completion.steps import (
-    Announce,
-    Answered,
-    Claim,
-    Completed,
-    Elsewhere,
-    Hopeless,
-    How,
-    Left,
-    Next,
-    Refused,
-    Replay,
-    Report,
-    Silent,
-    Step,
-    TimeOut,
-    Trace,
-    Wait,
-)
-from petiole.tasks.worker.generation.effects import (
-    Accept,
-    Cancel,
-    Count,
-    Effects,
-    Flag,
-    GiveUp,
-    HandBack,
-    Leave,
-    Release,
-    Requeue,
-    Settle,
-    StandBy,
-    StoreStarted,
-    Submit,
-    Take,
-    TakeLater,
-    WarnOfLimit,
-    WriteEnd,
-)
+from petiole.tasks.worker.completion import steps
+from petiole.tasks.worker.generation import effects
+from petiole.tasks.worker.generation.effects import Effects
 from petiole.tasks.worker.generation.limits import TimeLimits
 from petiole.tasks.worker.output.outcomes import Ending, Outcome, ended, failed, within
 
@@ -166,7 +130,7 @@ class Job:
         self.limits = TimeLimits(None, None, None)
         self._admitted_at: float | None = None
         self._handing_back = self._storing_started = False
-        self._first: Step = Claim()
+        self._first: steps.Step = steps.Claim()
 
     # ------------------------------------------------------------ derived
 
@@ -179,13 +143,13 @@ class Job:
         return self.state is State.PARKED
 
     @property
-    def how(self) -> How:
+    def how(self) -> steps.How:
         """How the outcome is reported to Celery."""
         assert self.outcome is not None
         limit = self.limits.exceeded(self.outcome)
         if self.outcome.revoked:
-            return Announce()
-        return TimeOut(limit.after_s) if limit is not None and limit.kind == "hard" else Trace()
+            return steps.Announce()
+        return steps.TimeOut(limit.after_s) if limit is not None and limit.kind == "hard" else steps.Trace()
 
     # ------------------------------------------------------------ intake
 
@@ -193,7 +157,7 @@ class Job:
         """An attempt has begun with a request, or with the outcome of a task that is not to be generated."""
         if self.state is State.HANDED_BACK:  # meanwhile
             self.state = State.RELEASING
-            return [Release()]
+            return [effects.Release()]
         self._require_queued()
         self.limits, self.ending = limits, self.ending or ending
         if self.ending is not None:
@@ -201,7 +165,7 @@ class Job:
         if isinstance(start, Outcome):
             return self._end(start)
         self.state = State.GENERATING
-        return [Submit(start)]
+        return [effects.Submit(start)]
 
     def recorded(self, outcome: Outcome, limits: TimeLimits) -> Effects:
         """An earlier delivery has finished the task."""
@@ -209,15 +173,15 @@ class Job:
             return []
         self._require_queued()
         self.outcome, self.limits = outcome, limits
-        return self._complete(Replay())
+        return self._complete(steps.Replay())
 
     def fail(self, error: Exception) -> Effects:
         """The task fails without a last delta: no attempt can be begun, or its stream is damaged."""
         if self.state is not State.QUEUED and self.state not in WRITING:
             return []
-        cancel: Effects = [Cancel()] if self.state is State.GENERATING else []
+        cancel: Effects = [effects.Cancel()] if self.state is State.GENERATING else []
         self.outcome = failed(error)
-        return [*cancel, Count(self.outcome), *self._complete(Replay())]
+        return [*cancel, effects.Count(self.outcome), *self._complete(steps.Replay())]
 
     # ------------------------------------------------------------ engine
 
@@ -226,7 +190,7 @@ class Job:
             return []
         self._admitted_at, self.ending = at, self.ending or ending
         stopped = self.ending is not None
-        return [Accept(at, stopped), Cancel()] if stopped else [Accept(at, stopped)]
+        return [effects.Accept(at, stopped), effects.Cancel()] if stopped else [effects.Accept(at, stopped)]
 
     def generated(self, outcome: Outcome, limit_bytes: int) -> Effects:
         """The generation has ended. `limit_bytes`: the largest result that can be stored."""
@@ -240,7 +204,7 @@ class Job:
         if not self._is(State.GENERATING):
             return []
         self.state = State.RELEASING
-        return [Release()]
+        return [effects.Release()]
 
     def engine_lost(self) -> Effects:
         """The engine has failed, perhaps because of this task. It is not released, so that a death is counted."""
@@ -255,7 +219,7 @@ class Job:
         if not self._is(State.ENDED):
             return []
         assert self.outcome is not None
-        return [Count(self.outcome), *self._complete(Claim())]
+        return [effects.Count(self.outcome), *self._complete(steps.Claim())]
 
     def released(self) -> Effects:
         """All output is in the log, and the task is marked as handed back."""
@@ -268,7 +232,7 @@ class Job:
         if not self._is(*WRITING):
             return []
         self.state, cancel = State.STANDING_BY, self.state is State.GENERATING
-        return [Cancel(), StandBy()] if cancel else [StandBy()]
+        return [effects.Cancel(), effects.StandBy()] if cancel else [effects.StandBy()]
 
     def cancel_asked(self, *, flagged: bool) -> Effects:
         """The cancel flag is set (`flagged`), or the stream has no reader."""
@@ -276,7 +240,7 @@ class Job:
             return []
         if flagged:
             self.ending = self.ending or "revoked"
-        return [Cancel()]
+        return [effects.Cancel()]
 
     # ------------------------------------------------------------ consumer
 
@@ -285,21 +249,21 @@ class Job:
         if self.ending is not None:
             return []
         self.ending = ending
-        flag: Effects = [Flag()] if ending == "revoked" else []
-        return [*flag, Cancel()] if self.state is State.GENERATING else flag
+        flag: Effects = [effects.Flag()] if ending == "revoked" else []
+        return [*flag, effects.Cancel()] if self.state is State.GENERATING else flag
 
     def accepted(self) -> Effects:
         """Celery was told that the task runs."""
         if self.state is not State.GENERATING or self.ending is not None:
             return []
         self._storing_started = True
-        return [StoreStarted()]
+        return [effects.StoreStarted()]
 
     def hand_back(self) -> Effects:
         """The worker shuts down: let another one continue the task."""
         self._handing_back = True
         if self.state is State.GENERATING:
-            return [HandBack()]
+            return [effects.HandBack()]
         if self.state in {State.QUEUED, State.PARKED}:
             self.state = State.HANDED_BACK
         return []
@@ -310,42 +274,42 @@ class Job:
         self._storing_started = False
         return self._complete(self._first) if self.state is State.FINISHED else []
 
-    def reported(self, report: Report, at: float) -> Effects:
+    def reported(self, report: steps.Report, at: float) -> Effects:
         """What a step of the completion came to, or what a job that stands by has found."""
         if not self._is(State.COMPLETING, State.STANDING_BY, error=NotEnded):
             return []
         match report:
-            case Next(step):
-                return [Take(step)]
-            case Wait(step):
-                return [TakeLater(step)]
-            case Refused(step, reason):
+            case steps.Next(step):
+                return [effects.Take(step)]
+            case steps.Wait(step):
+                return [effects.TakeLater(step)]
+            case steps.Refused(step, reason):
                 return self._park(step, reason, at)
-            case Completed(has_failed, value):
+            case steps.Completed(has_failed, value):
                 self.state = State.SETTLED
-                settle = Settle(has_failed, value, at - (self._admitted_at or self.taken_at))
-                return [*self._warning(), settle]
-            case Elsewhere():
+                runtime_s = at - (self._admitted_at or self.taken_at)
+                return [effects.Settle(has_failed, value, runtime_s, self._soft_limit_s)]
+            case steps.Elsewhere():
                 self.state = State.STANDING_BY
-                return [StandBy()]
-            case Hopeless(error):
+                return [effects.StandBy()]
+            case steps.Hopeless(error):
                 return self.give_up(error)
-            case Answered():
+            case steps.Answered():
                 self.state = State.SETTLED
                 return []
-            case Left():
+            case steps.Left():
                 self.state = State.SETTLED
-                return [Leave()]
-            case Silent():
+                return [effects.Leave()]
+            case steps.Silent():
                 self.state = State.SETTLED
-                return [Requeue()]
+                return [effects.Requeue()]
 
-    def again(self, step: Step) -> Effects:
+    def again(self, step: steps.Step) -> Effects:
         """The time has come to take `step` again."""
         if not self._is(State.COMPLETING, State.PARKED, error=NotEnded):
             return []
         self.state = State.COMPLETING
-        return [Take(step)]
+        return [effects.Take(step)]
 
     # ------------------------------------------------------------ any
 
@@ -355,7 +319,7 @@ class Job:
         if self.state is State.GIVEN_UP:
             return []
         self.state = State.GIVEN_UP
-        return [GiveUp(error)]
+        return [effects.GiveUp(error)]
 
     # ------------------------------------------------------------ internal
 
@@ -371,15 +335,15 @@ class Job:
 
     def _end(self, outcome: Outcome) -> Effects:
         self.state, self.outcome = State.ENDED, outcome
-        return [WriteEnd(outcome)]
+        return [effects.WriteEnd(outcome)]
 
-    def _complete(self, step: Step) -> Effects:
+    def _complete(self, step: steps.Step) -> Effects:
         """Take the first step of the completion, once STARTED is stored."""
         self._first = step
         self.state = State.FINISHED if self._storing_started else State.COMPLETING
-        return [] if self._storing_started else [Take(step)]
+        return [] if self._storing_started else [effects.Take(step)]
 
-    def _park(self, step: Step, reason: BaseException, at: float) -> Effects:
+    def _park(self, step: steps.Step, reason: BaseException, at: float) -> Effects:
         first, self.parked_at = self.parked_at is None, at if self.parked_at is None else self.parked_at
         if at - self.parked_at > PARKED_FOR_S:
             error = OutcomeNotStoredError(self.task_id)
@@ -389,10 +353,11 @@ class Job:
             self.state = State.HANDED_BACK
             return []
         self.state = State.PARKED
-        return [TakeLater(step, reason if first else None)]
+        return [effects.TakeLater(step, reason if first else None)]
 
-    def _warning(self) -> Effects:
-        """Of a soft limit, which Celery logs."""
+    @property
+    def _soft_limit_s(self) -> float | None:
+        """The soft limit, if it ended the generation."""
         assert self.outcome is not None
         limit = self.limits.exceeded(self.outcome)
-        return [WarnOfLimit(limit.after_s)] if limit is not None and limit.kind == "soft" else []
+        return limit.after_s if limit is not None and limit.kind == "soft" else None

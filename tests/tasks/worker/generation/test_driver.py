@@ -115,7 +115,7 @@ def test_a_message_that_comes_again_is_accepted_again(publisher: Publisher) -> N
     driver = driver_of(publisher, first)
     driver.messages.accept(1.0)
     driver.rebind(second)
-    assert second.answers == ["begun", "accepted"]
+    assert second.answers == ["accepted", "begun"]
 
 
 def test_a_message_that_comes_again_revoked_stops_the_task(publisher: Publisher) -> None:

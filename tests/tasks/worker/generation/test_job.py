@@ -38,7 +38,6 @@ from petiole.tasks.worker.generation.effects import (
     Submit,
     Take,
     TakeLater,
-    WarnOfLimit,
     WriteEnd,
 )
 from petiole.tasks.worker.generation.job import PARKED_FOR_S, AlreadyBegun, Job, NotBegun, NotEnded, State
@@ -96,7 +95,7 @@ def test_a_generation_goes_all_the_way() -> None:
     assert job.started_stored() == []
     assert job.generated(SUCCESS, LARGE) == [WriteEnd(SUCCESS)]
     assert job.written() == [Count(SUCCESS), Take(Claim())]
-    assert job.reported(Completed(False, "value"), 15.0) == [Settle(False, "value", 3.0)]
+    assert job.reported(Completed(False, "value"), 15.0) == [Settle(False, "value", 3.0, None)]
     assert job.over
 
 
@@ -263,18 +262,18 @@ DEADLINE = Outcome({"text": "", "token_ids": []}, finish_reason="deadline")
 @pytest.mark.parametrize(
     ("limits", "how", "warned"),
     [
-        (TimeLimits(2.0, None, None), Trace(), [WarnOfLimit(2.0)]),
-        (TimeLimits(None, 2.0, None), Trace(), []),
-        (TimeLimits(None, None, 2.0), TimeOut(2.0), []),
+        (TimeLimits(2.0, None, None), Trace(), 2.0),
+        (TimeLimits(None, 2.0, None), Trace(), None),
+        (TimeLimits(None, None, 2.0), TimeOut(2.0), None),
     ],
 )
-def test_a_limit_decides_how_the_outcome_is_reported(limits: TimeLimits, how: Any, warned: Effects) -> None:
+def test_a_limit_decides_how_the_outcome_is_reported(limits: TimeLimits, how: Any, warned: float | None) -> None:
     job = Job("task", taken_at=10.0)
     job.begun(REQUEST, limits, None)
     job.generated(DEADLINE, LARGE)
     job.written()
     assert job.how == how
-    assert job.reported(Completed(False, None), 13.0)[:-1] == warned
+    assert job.reported(Completed(False, None), 13.0) == [Settle(False, None, 3.0, warned)]
 
 
 def test_a_result_that_is_too_large_fails_unless_the_task_fails_anyway() -> None:
