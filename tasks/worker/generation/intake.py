@@ -15,7 +15,8 @@ import redis
 
 from petiole.gpu_worker.request import Request
 from petiole.tasks.errors import InvalidRequest, ModelChanged, PetioleError, WorkersLost
-from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest, stream_keys
+from petiole.tasks.keys import stream_keys
+from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.servers.masters import caused_by_call
 from petiole.tasks.submission.parsing import parse
@@ -25,6 +26,7 @@ from petiole.tasks.worker.generation.attempts import Begun, Verdict
 from petiole.tasks.worker.generation.driver import JobDriver, Services
 from petiole.tasks.worker.generation.limits import TimeLimits
 from petiole.tasks.worker.generation.requests import engine_request
+from petiole.tasks.worker.outage import Outage
 from petiole.tasks.worker.output.outcomes import Outcome, failed, unreadable
 from petiole.tasks.worker.reports.incidents import incidents
 
@@ -43,6 +45,8 @@ class Intake:
         self._beginning = threading.Lock()
         self._queue: queue.SimpleQueue[JobDriver | None] = queue.SimpleQueue()
         self._closing = threading.Event()
+        failing, recovered = "intake: Redis does not answer (%s); %d tasks wait", "intake: Redis answers again"
+        self._outage = Outage(logger, failing, recovered)
         self._thread = threading.Thread(target=self._run, name="petiole-intake", daemon=True)
 
     def start(self) -> None:
@@ -110,6 +114,7 @@ class Intake:
                 job.give_up(error)
 
     def _read(self, job: JobDriver) -> TaskRequest | PetioleError:
+        """The gate has checked the message's form. Its options may be those of another version, or nobody's."""
         delivery = job.messages.current
         try:
             return parse(delivery.task_name, delivery.message["args"], delivery.message["kwargs"])
@@ -133,22 +138,18 @@ class Intake:
         ]
 
     def _begin_all(self, batch: list[JobDriver], room: int, call: str) -> list[list[object]]:
-        keys = [key for job in batch for key in _log_and_state(job.task_id)]
-        reported = False
+        keys = [key for job in batch for key in _keys(job.task_id)]
         head = self._services.publisher.ttl_ms, self._services.engine.limits.fingerprint, room, call
         while not self._closing.is_set():
             try:
                 facts = [fact for job in batch for fact in _facts(job)]
                 replies: list[list[object]] = self._begin(keys, [*head, *facts])
-                if reported:
-                    logger.warning("intake: Redis answers again")
+                self._outage.ended()
                 return replies
             except (*LOST, redis.RedisError) as error:
                 if caused_by_call(error):
                     raise
-                if not reported:
-                    logger.error("intake: Redis does not answer (%s); %d tasks wait", error, len(batch))
-                    reported = True
+                self._outage.began(error, len(batch))
                 self._closing.wait(0.5)
         return []
 
@@ -222,9 +223,9 @@ class Intake:
         return -priority if scheme(self._services.settings.broker_url) in RABBITMQ else priority
 
 
-def _log_and_state(task_id: str) -> tuple[str, str]:
+def _keys(task_id: str) -> tuple[str, str, str]:
     keys = stream_keys(task_id)
-    return keys.log, keys.state
+    return keys.log, keys.state, keys.completion
 
 
 def _facts(job: JobDriver) -> tuple[int, str, int]:
