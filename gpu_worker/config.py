@@ -60,7 +60,7 @@ class EngineConfig:
     prefix_cache: Literal["radix", "block", "off"] = "radix"
     prefix_cache_max_pages: int | None = None
     pipeline: Literal["on", "off"] = "on"
-    prefill_policy: Literal["drain", "pipelined"] = "pipelined"
+    prefill_policy: Literal["drain", "pipelined", "mixed"] = "pipelined"
     reserve: Literal["demand", "full"] = "demand"
     delay_factor: float = 0.0
     stream_interval_ms: float = 0.0
