@@ -13,11 +13,11 @@ import uuid
 
 import redis
 
-from petiole.tasks.definitions import parse
 from petiole.tasks.errors import InvalidRequest, ModelChanged, PetioleError, WorkersLost
 from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest, stream_keys
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.servers.masters import caused_by_call
+from petiole.tasks.submission.parsing import parse
 from petiole.tasks.urls import RABBITMQ, scheme
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.generation.attempts import Begun

@@ -25,11 +25,11 @@ from kombu.asynchronous import get_event_loop
 from petiole.gpu_worker.errors import InvalidRequest, ModelError
 from petiole.tasks import worker_side
 from petiole.tasks.app.application import app as petiole
-from petiole.tasks.definitions import GenerationTask
 from petiole.tasks.requests.messages import is_limit
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.eviction import warn_of_eviction
 from petiole.tasks.settings import PREFIX, Settings, settings, shared
+from petiole.tasks.submission.task import GenerationTask
 from petiole.tasks.worker.broker.quarantine import quarantine
 from petiole.tasks.worker.completion.threads import Completions
 from petiole.tasks.worker.delivery.delivery import Delivery
