@@ -71,9 +71,10 @@ class WorkerReport(BaseModel):
     model_config = ConfigDict(defer_build=True, extra="allow", protected_namespaces=())
 
     worker: str
-    state: str = "ready"  # ready, draining
+    state: str = "ready"  # ready, paused, reloading, draining
     version: str = ""  # Petiole's
     model: str = ""
+    fingerprint: str = ""  # of the model's weights
     device: str = ""
     queues: list[str] = []  # it takes tasks from
     slots: int = 0

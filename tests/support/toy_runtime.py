@@ -24,11 +24,14 @@ from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_str
 from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
 from petiole.gpu_worker.runtime.interface import (
     PENDING,
+    Load,
     ModelLimits,
+    Progress,
     RowBinding,
     StepBatch,
     TokenMask,
     Transfer,
+    nothing,
 )
 
 _MASK = (1 << 64) - 1
@@ -142,8 +145,11 @@ class ToyRuntime:
     def load_adapter(self, adapter: str, slot: int) -> None:
         self.adapters[slot] = adapter
 
-    def reload(self, model: str) -> None:
-        self.weights += 1
+    def prepare_reload(self, model: str) -> Load:
+        def load(progress: Progress = nothing, /) -> None:
+            self.weights += 1
+
+        return load
 
     def synchronize(self) -> None:
         self.device.synchronize()

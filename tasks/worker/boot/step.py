@@ -18,11 +18,13 @@ from typing import Any
 import redis
 from celery import bootsteps
 from celery.exceptions import WorkerShutdown
+from celery.worker import state
 
 from petiole.tasks.fleet import lives
 from petiole.tasks.fleet.reports import WorkerReport, version
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
+from petiole.tasks.urls import RABBITMQ, scheme
 from petiole.tasks.worker.broker import transport
 from petiole.tasks.worker.broker.leases import LeaseKeeper
 from petiole.tasks.worker.pool.pool import EX_USAGE, EnginePool, Undecided
@@ -80,18 +82,19 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         if path := settings().heartbeat_file:
             heartbeat.Heartbeat(Path(path), pool.engine.heartbeat_age_s).start()
 
-        at_start = version()
+        at_start, on_rabbitmq = version(), scheme(settings().broker_url) in RABBITMQ
 
         def report(tokens_per_s: float) -> WorkerReport:
             return WorkerReport(
                 worker=worker.hostname,
-                state="draining" if pool.draining else "ready",
+                state=pool.steering.state,
+                fingerprint=pool.engine.limits.fingerprint,
                 version=at_start,
                 queues=sorted(worker.app.amqp.queues.consume_from),
                 tokens_per_s=round(tokens_per_s, 1),
-                lease_age_s=round(leases.lease_age_s, 1),
+                lease_age_s=round(pool.engine.heartbeat_age_s() if on_rabbitmq else leases.lease_age_s, 1),
                 streams_behind_s=round(pool.publisher.behind_s, 3),
-                held_messages=sum(channel.qos.count for channel in list(transport.channels)),
+                held_messages=held_messages(),
                 **pool.uncompleted(),
                 **incidents.report(),
                 **engine_figures(pool.engine.stats()),
@@ -105,6 +108,13 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             tokens=lambda: int(pool.engine.stats().get("generated_tokens", 0)),
         )
         pool.reporter.start()
+
+
+def held_messages() -> int:
+    """How many messages this worker has taken and not acknowledged. RabbitMQ's have no channel here: of these, how
+    many Celery has in hand."""
+    channels = list(transport.channels)
+    return sum(channel.qos.count for channel in channels) if channels else len(state.reserved_requests)
 
 
 def record_life(worker: Any) -> None:

@@ -245,8 +245,6 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         if isinstance(read, gate.Refused):
             self._refuse(taken, queue, read)
             return
-        if (read.payload["properties"].get("delivery_info") or {}).get("redelivered"):
-            incidents.count("redeliveries")
         read.payload["properties"] |= {"delivery_tag": taken.tag, MESSAGE_NAME: taken.name}
         try:
             self.connection._deliver(read.payload, queue)

@@ -38,7 +38,8 @@ class Intake:
 
     def __init__(self, pool: Workplace, client: redis.Redis) -> None:
         self._pool = pool
-        self._begin = scripts.load(client, "begin")
+        self._begin, self._remodel = scripts.load(client, "begin"), scripts.load(client, "remodel")
+        self._beginning = threading.Lock()
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="petiole-intake", daemon=True)
@@ -56,10 +57,27 @@ class Intake:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(5.0)
 
+    def record_model(self) -> None:
+        """Record the engine's model, which was replaced, as that of all tasks that are begun here."""
+        with self._beginning:  # whoever begins from now on does so with the new one
+            begun = {
+                job.task_id: job.begun.attempt for job in self._pool.jobs.values() if job.begun and not job.over
+            }
+            keys = [stream_keys(task_id).state for task_id in begun]
+            arguments = [self._pool.engine.limits.fingerprint, *begun.values()]
+            while begun and not self._closing.is_set():
+                try:
+                    self._remodel(keys, arguments)
+                    return
+                except LOST as error:
+                    logger.error("intake: Redis does not answer (%s); the new model is not recorded yet", error)
+                    self._closing.wait(0.5)
+
     def _run(self) -> None:
         while batch := self._next_batch():
             try:
-                self._take(batch)
+                with self._beginning:
+                    self._take(batch)
             except Exception as error:  # of this module: none of these tasks may be held for ever
                 logger.exception("intake: %d tasks could not be begun", len(batch))
                 for job in batch:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from petiole.tasks.settings import Settings
 from petiole.tasks.worker.completion.threads import Completions
 from petiole.tasks.worker.delivery.mailbox import Mailbox
+from petiole.tasks.worker.generation.attempts import Begun
 from petiole.tasks.worker.generation.engines import EngineLike
 from petiole.tasks.worker.output.publisher import Outbox, Publisher
 from petiole.tasks.worker.reports.tally import Tally
@@ -21,6 +22,9 @@ class InHand(Protocol):
 
     @property
     def outbox(self) -> Outbox | None: ...
+
+    @property
+    def begun(self) -> Begun | None: ...
 
     @property
     def over(self) -> bool: ...

@@ -42,6 +42,7 @@ from petiole.tasks.worker.generation.workplace import InHand
 from petiole.tasks.worker.output.outcomes import largest
 from petiole.tasks.worker.output.publisher import Publisher
 from petiole.tasks.worker.pool import handoff
+from petiole.tasks.worker.pool.steering import Steering
 from petiole.tasks.worker.reports.reporter import Reporter
 from petiole.tasks.worker.reports.tally import Tally
 
@@ -76,6 +77,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self.jobs: dict[str, Job] = {}
         self.mailbox = Mailbox()
         self.tally = Tally()
+        self.steering = Steering(self)
         self.reporter: Reporter | None = None
         self.hub: Any = None
         self.started = self.draining = self.load_abandoned = self.failed = False
@@ -109,6 +111,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         quarantine.start(self.app, self.mailbox.post)
         self.publisher.start()
         self.intake.start()
+        self.steering.start()
         self.started = True
 
     def _load(self) -> EngineLike:
@@ -212,7 +215,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     def on_stop(self) -> None:
         """Warm shutdown: finish tasks for up to `drain_seconds`, hand back the rest. Cold: hand back all."""
-        cold = bool(state.should_terminate) or not self._serving()
+        cold = bool(state.should_terminate) or not self._serving() or self.steering.stands_still
         handoff.hand_off(self, drain_s=0.0 if cold else self.settings.drain_seconds)
 
     def on_terminate(self) -> None:
@@ -220,6 +223,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     def close_threads(self) -> None:
         """Stop all threads: the last step of a handoff, when no task runs and all output is in Redis."""
+        self.steering.close()
         quarantine.close()
         self.mailbox.read()  # acknowledge what it has stored
         self.completions.close()

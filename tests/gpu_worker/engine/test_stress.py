@@ -38,6 +38,7 @@ from petiole.gpu_worker import (
     SamplingParams,
 )
 from petiole.gpu_worker.handle import Handle
+from petiole.gpu_worker.runtime.interface import Load, Progress, nothing
 from tests.support.toy_engine import EOS, VOCAB, Expected, Watch, expected
 from tests.support.toy_runtime import ToyRuntime
 from tests.support.toy_text import LETTERS, ToyTokenizer, compile_toy
@@ -163,8 +164,11 @@ class Delays:
 class SteadyRuntime(ToyRuntime):
     """Reloads the weights that it has: everything is computed anew, and comes out the same."""
 
-    def reload(self, model: str) -> None:
-        self.kv[:] = 0
+    def prepare_reload(self, model: str) -> Load:
+        def load(progress: Progress = nothing, /) -> None:
+            self.kv[:] = 0
+
+        return load
 
 
 def operate(engine: Engine, what: str) -> None:
