@@ -34,7 +34,7 @@ QUEUE = "petiole-bench"
 
 
 class Held:
-    """One request with its stream and its message: what a `Job` does, without Celery."""
+    """One request with its stream and its message: what a `JobDriver` does, without Celery."""
 
     def __init__(self, bench: Bench, task_id: str, tag: str, begun: Begun) -> None:
         self.bench, self.tag, self.begun = bench, tag, begun
@@ -56,7 +56,7 @@ class Held:
     def on_stale(self) -> None:
         raise AssertionError("nobody else has this task")
 
-    on_released = on_damaged = give_up = on_stale
+    on_released = on_damaged = on_mismatch = on_stale
 
     def on_cancel(self, *, flagged: bool) -> None:
         raise AssertionError("nobody cancels it")

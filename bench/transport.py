@@ -79,7 +79,7 @@ class Nobody:
     def on_finished(self) -> None:
         raise AssertionError("nobody ends it")
 
-    on_stale = on_released = on_damaged = give_up = on_finished
+    on_stale = on_released = on_damaged = on_mismatch = on_finished
 
     def on_cancel(self, *, flagged: bool) -> None:
         raise AssertionError("nobody cancels it")

@@ -31,7 +31,7 @@ from petiole.gpu_worker.request.values import ValueTokens
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 
-StepKind = Literal["prefill", "decode", "verify", "encode"]
+StepKind = Literal["prefill", "decode", "verify", "mixed", "encode"]
 
 PENDING = -1
 """In `StepBatch.token_ids`: read the row's pending input. In `StepBatch.pending`: keep the sampled input."""

@@ -7,8 +7,8 @@ From `delay` to the engine a request passes four checks, and each alone checks s
 2. Gate (`worker/broker/gate`): whether the message is one, so that nothing in it ends a worker.
 3. Intake: `schemas.validate` again, because a message may come from another version, from `send_task` or from a
    chain.
-4. Preparation (`gpu_worker/threads/preparation`): what only the model knows, such as vocabulary and context. An
-   engine may be used without Celery, so the limits of `petiole.limits` are checked here, too.
+4. Preparation (`gpu_worker/threads/preparation`): what only the model knows, such as vocabulary, context, pages
+   and template. An engine may be used without Celery, so the limits of `petiole.limits` are checked here, too.
 
 schemas     requests, deltas and results as pydantic models. A new option is declared here
 types       the same as TypedDicts, for type checkers and editors: written by `python -m docs.render`

@@ -43,7 +43,7 @@ class Heard:
     def on_released(self) -> None:
         self._hear("released")
 
-    def give_up(self) -> None:
+    def on_mismatch(self) -> None:
         self._hear("given up")
 
     def on_cancel(self, *, flagged: bool) -> None:

@@ -228,7 +228,7 @@ class ToyRuntime:
         first, offset = 0, 0
         for i, row in enumerate(batch.rows.tolist()):
             outputs, length = int(batch.outputs[i]), int(batch.lengths[i])
-            drafts = batch.token_ids[offset + 1 : offset + length].tolist() if batch.kind == "verify" else []
+            drafts = batch.token_ids[offset + 1 : offset + length].tolist() if outputs > 1 else []
             counts = dict(self.rows[row].counts)
             accepted = 0
             for j in range(outputs):

@@ -30,13 +30,6 @@ from petiole.tasks.worker.scripts import Claim
 
 logger = logging.getLogger(__name__)
 
-PARKED_FOR_S = 300.0
-"""How long a worker tries to store an outcome before it gives the message back."""
-
-
-class OutcomeNotStoredError(Exception):
-    """The result backend refuses the outcome of a task that has ended."""
-
 
 def linked(request: Any) -> bool:
     """Whether other tasks are sent when this one, Celery's `request`, ends."""

@@ -63,7 +63,7 @@ class Listener(Protocol):
     def on_damaged(self) -> None:
         """The log or the state cannot be written."""
 
-    def give_up(self) -> None:
+    def on_mismatch(self) -> None:
         """The log differs from what this attempt wrote and cannot be repaired: the task must be begun again."""
 
     def on_cancel(self, *, flagged: bool) -> None:
@@ -194,10 +194,15 @@ class Outbox:
 class Publisher:
     """The thread that empties outboxes. `on_fatal` is called if an unexpected exception ends it."""
 
-    on_fatal: Callable[[BaseException], object] | None = None
-
-    def __init__(self, client: redis.Redis, *, ttl_s: float) -> None:
+    def __init__(
+        self,
+        client: redis.Redis,
+        *,
+        ttl_s: float,
+        on_fatal: Callable[[BaseException], object] = lambda error: None,
+    ) -> None:
         self.ttl_ms = int(ttl_s * 1000)
+        self._on_fatal = on_fatal
         self._pipe = scripts.Pipe(client, "publish")
         self._changed = threading.Condition()
         self._dirty: dict[Outbox, None] = {}
@@ -247,8 +252,7 @@ class Publisher:
                     self._pause()
         except Exception as error:
             logger.exception("streams: the publisher failed")
-            if self.on_fatal is not None:
-                self.on_fatal(error)
+            self._on_fatal(error)
 
     def _next_batch(self) -> list[Outbox] | None:
         """Wait for changed outboxes. None when closed."""
@@ -313,7 +317,7 @@ class Publisher:
             starts = [piece.index for piece in outbox.pieces]
             if end not in starts and end != outbox.end:
                 logger.error("stream %s: its log does not end with a delta of this attempt", outbox.task_id)
-                outbox.listener.give_up()
+                outbox.listener.on_mismatch()
                 return
             outbox.sent = starts.index(end) if end in starts else len(starts)
             outbox.entries = entries
