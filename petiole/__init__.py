@@ -8,6 +8,7 @@
     tasks/       everything Celery: submitting tasks and reading their streams, and the worker
     gpu_worker/  the engine: scheduling, runtime, models. It knows no Celery and no Redis
     cache/       who owns which KV page: pure Python and numpy
+    limits       the limits of a request's numbers, which `tasks` and the engine share
 
 An import may only go down this list. The three folders are the repository's own, by links. The names below are
 those of `petiole.tasks`, imported at their first use: so `import petiole.cache` brings no Celery. `celery -A

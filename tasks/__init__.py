@@ -20,6 +20,7 @@ numpy. The names below are imported at their first use.
     settings      every setting, from PETIOLE_* variables; for all of Petiole but the engine
     worker_side   the names of the worker's classes, as dotted strings
     urls          the forms of broker and Redis URLs; passwords that are not shown
+    keys          every name that Petiole writes into Redis or into a message
     errors        the exceptions that a caller may get
 """
 
@@ -41,14 +42,8 @@ if TYPE_CHECKING:
     )
     from petiole.tasks.fleet.control import cancel
     from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest, GenerationResult, StreamDelta
-    from petiole.tasks.requests.types import (
-        ChatCall,
-        ChatOptions,
-        GenerateCall,
-        GenerateOptions,
-        GenerationDict,
-        Submission,
-    )
+    from petiole.tasks.requests.submission import Submission
+    from petiole.tasks.requests.types import ChatCall, ChatOptions, GenerateCall, GenerateOptions, GenerationDict
     from petiole.tasks.streams.readers import AsyncGeneration, astream, stream
     from petiole.tasks.submission.definitions import chat, generate
 
@@ -97,7 +92,7 @@ _HOMES = {
     "GenerateCall": "petiole.tasks.requests.types:GenerateCall",
     "GenerateOptions": "petiole.tasks.requests.types:GenerateOptions",
     "GenerationDict": "petiole.tasks.requests.types:GenerationDict",
-    "Submission": "petiole.tasks.requests.types:Submission",
+    "Submission": "petiole.tasks.requests.submission:Submission",
     "AsyncGeneration": "petiole.tasks.streams.readers:AsyncGeneration",
     "astream": "petiole.tasks.streams.readers:astream",
     "stream": "petiole.tasks.streams.readers:stream",

@@ -27,6 +27,7 @@ from petiole.tasks import worker_side
 from petiole.tasks.app import two_apps
 from petiole.tasks.app.rabbitmq import Amqp, whole_second
 from petiole.tasks.app.stored_errors import with_stored_errors
+from petiole.tasks.requests.names import CHAT, GENERATE
 from petiole.tasks.urls import RABBITMQ, SENTINEL, scheme
 
 if TYPE_CHECKING:
@@ -37,9 +38,6 @@ else:
     settings = _lazy.module("petiole.tasks.settings")
 
 logger = logging.getLogger(__name__)
-
-GENERATE, CHAT = "tasks.generate", "tasks.chat"
-"""The names of its tasks, in messages."""
 
 BACKENDS = {
     "redis": "petiole.tasks.app.backend:RedisBackend",

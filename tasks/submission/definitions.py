@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from celery.local import PromiseProxy
 
 from petiole import _lazy
-from petiole.tasks.app.application import CHAT, GENERATE, app
+from petiole.tasks.app.application import app
+from petiole.tasks.requests.names import CHAT, GENERATE
 
 if TYPE_CHECKING:
     from celery.canvas import Signature

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from petiole.tasks.app.application import CHAT, GENERATE
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.requests.hints import SUBMISSION
-from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest, validate
-
-SCHEMAS: dict[str, type[GenerateRequest] | type[ChatRequest]] = {GENERATE: GenerateRequest, CHAT: ChatRequest}
+from petiole.tasks.requests.schemas import SCHEMAS, ChatRequest, GenerateRequest, validate
+from petiole.tasks.requests.submission import SUBMISSION
 
 
 def apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -17,10 +17,12 @@ from celery.result import AsyncResult
 from petiole.tasks.app.application import App
 from petiole.tasks.app.configuration import configuration
 from petiole.tasks.fleet.queues import queue_lengths
+from petiole.tasks.fleet.reports import LOST_AFTER_S
 from petiole.tasks.settings import Settings, settings
 from tests.support.client import client
 from tests.support.fake_engine import expected, word
 from tests.support.rabbitmq import INSTALLED, RabbitServer
+from tests.support.scraping import exporting
 from tests.support.site import Site, eventually
 
 pytestmark = pytest.mark.skipif(not INSTALLED, reason="rabbitmq-server is not installed")
@@ -187,12 +189,30 @@ def test_a_deploy_hands_over(rabbit: Site) -> None:
     assert old.ended() == 0
 
 
-def test_a_killed_workers_tasks_go_on_elsewhere(rabbit: Site) -> None:
+def test_a_killed_workers_tasks_go_on_elsewhere_and_the_metrics_say_so(rabbit: Site) -> None:
     results = [rabbit.generate(f"k{i}", max_tokens=600, seed=i) for i in range(6)]
     for result in results:
         rabbit.streaming(result, 5)
-    killed = time.monotonic()
-    rabbit.workers[-1].kill()
+    killed, dead = time.monotonic(), rabbit.workers[-1]
+    dead.kill()
     for i, result in enumerate(results):
         assert rabbit.get(result)["token_ids"] == rabbit.tokens(result) == expected(f"k{i}", i, 600)
     assert time.monotonic() - killed < 30
+    with exporting(rabbit) as scrape:
+        rabbit.redis.hdel("petiole:workers", dead.node)
+        resumed = ("petiole_resumed_attempts_total", "")
+        figures = eventually(lambda: (now := scrape()).get(resumed) and now, "they are reported")
+        assert figures["petiole_redeliveries_total", ""] >= figures[resumed]
+
+
+def test_what_a_worker_holds_is_reported_and_that_its_engine_lives(rabbit: Site) -> None:
+    """RabbitMQ has no leases to be renewed."""
+    for worker in rabbit.workers[:-1]:
+        if worker.alive() and len([one for one in rabbit.workers if one.alive()]) > 1:
+            worker.stop()
+    with exporting(rabbit) as scrape:
+        result = rabbit.generate("long", max_tokens=4000)
+        held = ("petiole_num_held_messages", "")
+        figures = eventually(lambda: (now := scrape()).get(held) == 1 and now, "it is held")
+        assert figures["petiole_lease_age_seconds", ""] < LOST_AFTER_S
+    result.revoke(terminate=True)
