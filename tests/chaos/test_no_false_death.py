@@ -99,6 +99,7 @@ class Fleet:
             time.sleep(max(0.0, over_at - time.monotonic()))
         finally:
             worker.signal(signal.SIGCONT)
+        time.sleep(LEASE_S / 5)  # the version before renews its lease so often; the next stop comes behind that
 
     def nobody_was_taken_for_dead(self) -> None:
         for worker in self.workers:
