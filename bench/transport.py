@@ -25,7 +25,7 @@ from kombu.transport import redis as stock
 
 from bench.report import Report, arguments, compare
 from petiole.gpu_worker.request import Delta
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import embedded
 from petiole.tasks.servers.connections import connect
 from petiole.tasks.worker.broker import transport as leased

@@ -16,13 +16,14 @@ copied through the step's own buffers, in stream order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from petiole.gpu_worker.config import Batching
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.request.images import ImageLimits, PreparedImage
 from petiole.gpu_worker.request.values import ValueTokens
@@ -30,7 +31,7 @@ from petiole.gpu_worker.request.values import ValueTokens
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 
-StepKind = Literal["prefill", "decode", "verify", "encode"]
+StepKind = Literal["prefill", "decode", "verify", "mixed", "encode"]
 
 PENDING = -1
 """In `StepBatch.token_ids`: read the row's pending input. In `StepBatch.pending`: keep the sampled input."""
@@ -181,7 +182,8 @@ class ModelLimits:
     """Properties of the model and its memory that the scheduler uses.
 
     `n_pages` and `max_batch_size` include the reserved page 0 and row 0. `values`: its value tokens, or
-    None; `images`: the images that it takes, or None.
+    None; `images`: the images that it takes, or None. `batching`: what settings of 0 mean, on this device and with
+    this memory.
     """
 
     model: str
@@ -195,6 +197,21 @@ class ModelLimits:
     values: ValueTokens | None = None
     images: ImageLimits | None = None
     device: str = ""
+    batching: Batching = field(default_factory=Batching)
+
+
+Progress = Callable[[], None]
+"""To be called by what takes long on the engine thread, whenever it has made a step forward."""
+
+
+def nothing() -> None:
+    """The `Progress` that nobody waits for."""
+
+
+class Load(Protocol):
+    """Overwrites the weights."""
+
+    def __call__(self, progress: Progress = nothing, /) -> None: ...
 
 
 class Runtime(Protocol):
@@ -230,8 +247,11 @@ class Runtime(Protocol):
         """Put the LoRA adapter with this key into a device slot (slot 0 is "no adapter"). Raises AdapterError."""
         ...
 
-    def reload(self, model: str) -> None:
-        """Replace the weights. Called with a drained pipeline and an empty prefix cache."""
+    def prepare_reload(self, model: str) -> Load:
+        """Find weights to replace the present ones. May download them. Called on any thread.
+
+        Returns what overwrites the weights; it is called on the engine thread, with a drained pipeline and an
+        empty prefix cache. Raises ModelError if the layout differs or tensors are missing."""
         ...
 
     def synchronize(self) -> None: ...

@@ -1,13 +1,66 @@
-"""Text and data from a request, checked before anything is computed from them."""
+"""Text, numbers and data from a request, checked before anything is computed from them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from types import NoneType
+from typing import Any, NamedTuple, Self, get_args
 
-from petiole.gpu_worker.errors import InvalidRequest
+from annotated_types import Ge, Gt, Le, Lt
+
+from petiole.gpu_worker.errors import InvalidRequest, require
 
 MAX_DEPTH = 64
+
+_KINDS = {bool: "true or false", int: "a whole number", float: "a finite number"}
+_BOUNDS = {
+    Ge: (operator.ge, "at least"),
+    Gt: (operator.gt, "above"),
+    Le: (operator.le, "at most"),
+    Lt: (operator.lt, "below"),
+}
+
+
+class Bound(NamedTuple):
+    holds: Callable[[Any, Any], bool]
+    words: str
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """What a type of `petiole.limits`, or a plain `bool`, `int` or `float`, lets through."""
+
+    kind: type
+    bounds: tuple[Bound, ...] = ()
+    optional: bool = False
+
+    @classmethod
+    def of(cls, hint: Any) -> Self | None:
+        """None for the types of lists, mappings and text."""
+        parts = get_args(hint) if NoneType in get_args(hint) else (hint,)
+        kind, *limits = get_args(parts[0]) if hasattr(parts[0], "__metadata__") else (parts[0],)
+        bounds = (Bound(*_BOUNDS[type(limit)], *astuple(limit)) for limit in limits)
+        return cls(kind, tuple(bounds), len(parts) > 1) if kind in _KINDS else None
+
+    def check(self, field: str, value: object) -> None:
+        """Raises InvalidRequest."""
+        if value is None and self.optional:
+            return
+        require(self._is_kind(value), field, f"must be {_KINDS[self.kind]}", value)
+        if not all(bound.holds(value, bound.limit) for bound in self.bounds):
+            words = " and ".join(f"{bound.words} {bound.limit}" for bound in self.bounds)
+            raise InvalidRequest(field, f"must be {words}", value)
+
+    def _is_kind(self, value: Any) -> bool:
+        if isinstance(value, bool) or self.kind is bool:
+            return isinstance(value, bool) and self.kind is bool
+        if self.kind is int:
+            return isinstance(value, int)
+        return isinstance(value, int | float) and -math.inf < value < math.inf  # an int may be beyond all floats
 
 
 def check_text(field: str, text: object) -> str:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 from hashlib import blake2b
 
+from petiole.tasks.keys import AFFINITY_HEADER
 from petiole.tasks.requests.schemas import ChatRequest, Options
-
-HEADER = "petiole-affinity"
 
 
 def key(request: Options) -> str | None:
@@ -33,4 +32,4 @@ def key(request: Options) -> str | None:
 def headers(request: Options) -> dict[str, str]:
     """What goes into the message of this task."""
     made = key(request)
-    return {} if made is None else {HEADER: made}
+    return {} if made is None else {AFFINITY_HEADER: made}

@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from petiole.gpu_worker.config import BATCHING
 from petiole.tasks import worker_side
 from petiole.tasks.settings import settings
-from petiole.tasks.worker.boot import program
+from petiole.tasks.worker.boot import patches, program
 from petiole.tasks.worker.boot.step import EngineStep
-from petiole.tasks.worker.broker import damage, inflating, prefetch, transport
+from petiole.tasks.worker.broker import damage
 from petiole.tasks.worker.broker.fairness import tenant_queues
 from petiole.tasks.worker.broker.quarantine import put_aside
 from petiole.tasks.worker.foreign.linked import add_route
 from petiole.tasks.worker.generation import limits  # noqa: F401 - its control command is one once imported
-
-LOOK_AHEAD = 4
-"""Tasks that a worker holds beyond the places of its engine, so that a free place is filled at once."""
+from petiole.tasks.worker.pool.pool import LOOK_AHEAD, Undecided
 
 ETA_TASKS = 10_000
 """Limit on held tasks with an `eta`: each raises the prefetch by one and uses about 9 KB."""
@@ -29,7 +28,8 @@ def configure(app: Any) -> None:
     """Configure `app` to run Petiole's worker."""
     conf = app.conf
     if not conf.worker_concurrency:
-        conf.worker_concurrency = settings().max_num_seqs + LOOK_AHEAD
+        places = settings().max_num_seqs or BATCHING["cpu"].max_num_seqs
+        conf.worker_concurrency = Undecided(places + LOOK_AHEAD)
     if not conf.worker_eta_task_limit:
         conf.worker_eta_task_limit = ETA_TASKS
     if settings().weights and not conf.task_queues:  # -Q can still select some of them
@@ -47,7 +47,5 @@ def configure(app: Any) -> None:
     for name in program.LOGGERS:
         logging.getLogger(name).addFilter(program.figures_for_text)
     add_route(app, settings().linked_queue)
-    transport.install()
-    prefetch.install()
-    inflating.install()
+    patches.install()
     damage.quarantine = put_aside

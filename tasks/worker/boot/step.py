@@ -18,14 +18,16 @@ from typing import Any
 import redis
 from celery import bootsteps
 from celery.exceptions import WorkerShutdown
+from celery.worker import state
 
 from petiole.tasks.fleet import lives
 from petiole.tasks.fleet.reports import WorkerReport, version
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
+from petiole.tasks.urls import RABBITMQ, scheme
 from petiole.tasks.worker.broker import transport
 from petiole.tasks.worker.broker.leases import LeaseKeeper
-from petiole.tasks.worker.pool.pool import EX_USAGE, EnginePool
+from petiole.tasks.worker.pool.pool import EX_USAGE, EnginePool, Undecided
 from petiole.tasks.worker.reports import heartbeat
 from petiole.tasks.worker.reports.incidents import incidents
 from petiole.tasks.worker.reports.reporter import Reporter, engine_figures
@@ -65,8 +67,14 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             named = type(pool).__module__
             logger.critical("Petiole's tasks need its own pool, not %s: leave -P (--pool) away", named)
             raise WorkerShutdown(EX_USAGE)
+        if isinstance(worker.concurrency, Undecided):
+            worker.concurrency = pool.limit
+            if not worker.autoscale:
+                worker.consumer.initial_prefetch_count = pool.limit * worker.prefetch_multiplier
         freeze()
-        services, engine = pool.services, pool.services.engine
+        serving = pool.serving
+        assert serving is not None, "the pool starts first"
+        services, engine = serving.services, serving.services.engine
         self.leases = leases = LeaseKeeper(
             ledgers=lambda: [channel.ledger for channel in list(transport.channels)],
             connect=connect,
@@ -77,18 +85,19 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         if path := settings().heartbeat_file:
             heartbeat.Heartbeat(Path(path), engine.heartbeat_age_s).start()
 
-        at_start = version()
+        at_start, on_rabbitmq = version(), scheme(settings().broker_url) in RABBITMQ
 
         def report(tokens_per_s: float) -> WorkerReport:
             return WorkerReport(
                 worker=worker.hostname,
-                state="draining" if pool.draining else "ready",
+                state=serving.state,
+                fingerprint=engine.limits.fingerprint,
                 version=at_start,
                 queues=sorted(worker.app.amqp.queues.consume_from),
                 tokens_per_s=round(tokens_per_s, 1),
-                lease_age_s=round(leases.lease_age_s, 1),
+                lease_age_s=round(engine.heartbeat_age_s() if on_rabbitmq else leases.lease_age_s, 1),
                 streams_behind_s=round(services.publisher.behind_s, 3),
-                held_messages=sum(channel.qos.count for channel in list(transport.channels)),
+                held_messages=held_messages(),
                 **pool.uncompleted(),
                 **incidents.report(),
                 **engine_figures(engine.stats()),
@@ -102,6 +111,13 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             tokens=lambda: int(engine.stats().get("generated_tokens", 0)),
         )
         pool.reporter.start()
+
+
+def held_messages() -> int:
+    """How many messages this worker has taken and not acknowledged. RabbitMQ's have no channel here: of these, how
+    many Celery has in hand."""
+    channels = list(transport.channels)
+    return sum(channel.qos.count for channel in channels) if channels else len(state.reserved_requests)
 
 
 def record_life(worker: Any) -> None:

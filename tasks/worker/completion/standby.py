@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 
 from petiole.tasks.app.backend import trying_once
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.answers import DamagedKey
 from petiole.tasks.worker.completion.claims import completed

@@ -19,8 +19,8 @@ class Messages:
         self._superseded: list[Delivery] = []
 
     def add(self, delivery: Delivery) -> bool:
-        """The message came again: keep the newer request, and accept it if the older one was accepted. False if the
-        newer one is not kept.
+        """The message came again: keep the newer request, and accept it if the older one was accepted. False if
+        the newer one is not kept.
 
         A request may also come after its message was lost: Celery holds it until its `eta`. If the message has
         come again before that, its newer request is kept: if the job is requeued, that is what goes back.

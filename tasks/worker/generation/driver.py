@@ -21,7 +21,7 @@ from petiole.gpu_worker.request import Delta, Request
 from petiole.gpu_worker.threads.pool import Threads
 from petiole.tasks.errors import GenerationFailed
 from petiole.tasks.fleet import control
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.settings import Settings
 from petiole.tasks.worker.completion.completion import Completion
 from petiole.tasks.worker.completion.standby import Standby

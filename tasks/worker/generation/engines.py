@@ -24,8 +24,9 @@ from petiole.tasks.settings import Settings
 
 
 class EngineLike(Protocol):
-    """The part of `gpu_worker.Engine` that the pool uses."""
+    """The part of `gpu_worker.Engine` that the pool uses. `config`: once started, its numbers are decided."""
 
+    config: EngineConfig
     limits: ModelLimits
     on_fatal: Callable[[BaseException], None] | None
 
@@ -46,6 +47,12 @@ class EngineLike(Protocol):
     def stats(self) -> dict[str, float | int | str]: ...
 
     def heartbeat_age_s(self) -> float: ...
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def prepare_reload(self, model: str) -> Callable[[], None]: ...
 
     def shutdown(self, drain: bool = True, handback: bool = False) -> None: ...
 

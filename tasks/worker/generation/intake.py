@@ -14,17 +14,19 @@ import uuid
 import redis
 
 from petiole.gpu_worker.request import Request
-from petiole.tasks.definitions import parse
 from petiole.tasks.errors import InvalidRequest, ModelChanged, PetioleError, WorkersLost
-from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest, stream_keys
+from petiole.tasks.keys import stream_keys
+from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.servers.masters import caused_by_call
+from petiole.tasks.submission.parsing import parse
 from petiole.tasks.urls import RABBITMQ, scheme
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.generation.attempts import Begun, Verdict
 from petiole.tasks.worker.generation.driver import JobDriver, Services
 from petiole.tasks.worker.generation.limits import TimeLimits
 from petiole.tasks.worker.generation.requests import engine_request
+from petiole.tasks.worker.outage import Outage
 from petiole.tasks.worker.output.outcomes import Outcome, failed, unreadable
 from petiole.tasks.worker.reports.incidents import incidents
 
@@ -39,9 +41,12 @@ class Intake:
 
     def __init__(self, services: Services, client: redis.Redis) -> None:
         self._services = services
-        self._begin = scripts.load(client, "begin")
+        self._begin, self._remodel = scripts.load(client, "begin"), scripts.load(client, "remodel")
+        self._beginning = threading.Lock()
         self._queue: queue.SimpleQueue[JobDriver | None] = queue.SimpleQueue()
         self._closing = threading.Event()
+        failing, recovered = "intake: Redis does not answer (%s); %d tasks wait", "intake: Redis answers again"
+        self._outage = Outage(logger, failing, recovered)
         self._thread = threading.Thread(target=self._run, name="petiole-intake", daemon=True)
 
     def start(self) -> None:
@@ -57,10 +62,26 @@ class Intake:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(5.0)
 
+    def record_model(self) -> None:
+        """Record the engine's model, which was replaced, as that of all tasks that are begun here."""
+        with self._beginning:  # whoever begins from now on does so with the new one
+            jobs = list(self._services.jobs.values())
+            begun = {job.task_id: job.begun.attempt for job in jobs if job.begun and job.placed}
+            keys = [stream_keys(task_id).state for task_id in begun]
+            arguments = [self._services.engine.limits.fingerprint, *begun.values()]
+            while begun and not self._closing.is_set():
+                try:
+                    self._remodel(keys, arguments)
+                    return
+                except LOST as error:
+                    logger.error("intake: Redis does not answer (%s); the new model is not recorded yet", error)
+                    self._closing.wait(0.5)
+
     def _run(self) -> None:
         while batch := self._next_batch():
             try:
-                self._take(batch)
+                with self._beginning:
+                    self._take(batch)
             except Exception as error:  # of this module: none of these tasks may be held for ever
                 logger.exception("intake: %d tasks could not be begun", len(batch))
                 for job in batch:
@@ -93,6 +114,7 @@ class Intake:
                 job.give_up(error)
 
     def _read(self, job: JobDriver) -> TaskRequest | PetioleError:
+        """The gate has checked the message's form. Its options may be those of another version, or nobody's."""
         delivery = job.messages.current
         try:
             return parse(delivery.task_name, delivery.message["args"], delivery.message["kwargs"])
@@ -116,29 +138,25 @@ class Intake:
         ]
 
     def _begin_all(self, batch: list[JobDriver], room: int, call: str) -> list[list[object]]:
-        keys = [key for job in batch for key in _log_and_state(job.task_id)]
-        reported = False
+        keys = [key for job in batch for key in _keys(job.task_id)]
         head = self._services.publisher.ttl_ms, self._services.engine.limits.fingerprint, room, call
         while not self._closing.is_set():
             try:
                 facts = [fact for job in batch for fact in _facts(job)]
                 replies: list[list[object]] = self._begin(keys, [*head, *facts])
-                if reported:
-                    logger.warning("intake: Redis answers again")
+                self._outage.ended()
                 return replies
             except (*LOST, redis.RedisError) as error:
                 if caused_by_call(error):
                     raise
-                if not reported:
-                    logger.error("intake: Redis does not answer (%s); %d tasks wait", error, len(batch))
-                    reported = True
+                self._outage.began(error, len(batch))
                 self._closing.wait(0.5)
         return []
 
     def _room(self) -> int:
         """How many more tasks the engine has places for."""
         placed = sum(job.placed for job in list(self._services.jobs.values()))
-        return max(0, self._services.settings.max_num_seqs - placed)
+        return max(0, self._services.engine.config.max_num_seqs - placed)
 
     def _start(
         self, job: JobDriver, request: TaskRequest | PetioleError, begun: Begun | None, *, marked: bool
@@ -205,9 +223,9 @@ class Intake:
         return -priority if scheme(self._services.settings.broker_url) in RABBITMQ else priority
 
 
-def _log_and_state(task_id: str) -> tuple[str, str]:
+def _keys(task_id: str) -> tuple[str, str, str]:
     keys = stream_keys(task_id)
-    return keys.log, keys.state
+    return keys.log, keys.state, keys.completion
 
 
 def _facts(job: JobDriver) -> tuple[int, str, int]:

@@ -15,6 +15,7 @@ from typing import Any
 from petiole.tasks.worker.foreign.tasks import ForeignTasks
 from petiole.tasks.worker.generation.driver import Services
 from petiole.tasks.worker.generation.intake import Intake
+from petiole.tasks.worker.pool.steering import Steering
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,12 @@ class Serving:
     services: Services
     intake: Intake
     foreign: ForeignTasks
+    steering: Steering
     draining: bool = False
+
+    @property
+    def state(self) -> str:
+        return "draining" if self.draining else self.steering.state
 
     @property
     def busy(self) -> bool:
@@ -42,6 +48,7 @@ def hand_off(serving: Serving, hub: Any, drain_s: float) -> None:
     services, foreign = serving.services, serving.foreign
     wait, jobs = services.mailbox.wait, services.jobs
     serving.draining = True
+    serving.steering.close()
     serving.intake.close()
     began = time.monotonic()
     if services.engine.healthy and serving.busy:

@@ -25,11 +25,11 @@ from kombu.asynchronous import get_event_loop
 from petiole.gpu_worker.errors import InvalidRequest, ModelError
 from petiole.tasks import worker_side
 from petiole.tasks.app.application import app as petiole
-from petiole.tasks.definitions import GenerationTask
 from petiole.tasks.requests.messages import is_limit
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.eviction import warn_of_eviction
 from petiole.tasks.settings import PREFIX, Settings, settings, shared
+from petiole.tasks.submission.task import GenerationTask
 from petiole.tasks.worker.broker.quarantine import quarantine
 from petiole.tasks.worker.completion.threads import Completions
 from petiole.tasks.worker.delivery.delivery import Delivery
@@ -42,6 +42,7 @@ from petiole.tasks.worker.output.outcomes import largest
 from petiole.tasks.worker.output.publisher import Publisher
 from petiole.tasks.worker.pool import handoff
 from petiole.tasks.worker.pool.handoff import Serving
+from petiole.tasks.worker.pool.steering import Steering
 from petiole.tasks.worker.reports.reporter import Reporter
 from petiole.tasks.worker.reports.tally import Tally
 
@@ -50,8 +51,15 @@ logger = logging.getLogger(__name__)
 LOOK_S = 0.1
 """How often a shutdown request is checked for while the model loads."""
 
+LOOK_AHEAD = 4
+"""Tasks that a worker holds beyond the places of its engine, so that a free place is filled at once."""
+
 EX_USAGE = 2
 EX_SOFTWARE = 70
+
+
+class Undecided(int):
+    """A worker's concurrency that nobody has chosen: the engine's places and the look-ahead, once it is loaded."""
 
 
 class EnginePool(BasePool):  # type: ignore[misc]
@@ -95,6 +103,8 @@ class EnginePool(BasePool):  # type: ignore[misc]
         logger.warning("loading %s", self.settings.model)  # WARNING is Celery's default log level
         engine = self._load()
         logger.warning("serving %s after %.1f s", self.settings.model, time.monotonic() - begun)
+        if isinstance(self.limit, Undecided):
+            self.limit = engine.config.max_num_seqs + LOOK_AHEAD
         engine.on_fatal = self.fail
         client = connections.streams()
         services = Services(
@@ -107,12 +117,14 @@ class EnginePool(BasePool):  # type: ignore[misc]
             result_max_bytes=lambda: self._result_max_bytes,
         )
         foreign = ForeignTasks(self.mailbox, Deaths(client, self.settings.max_attempts))
-        self.serving = Serving(services, Intake(services, client), foreign)
+        intake = Intake(services, client)
+        self.serving = Serving(services, intake, foreign, Steering(services, intake, self.fail))
         GenerationTask.Request = worker_side.REQUEST
         threading.Thread(target=self._ask_servers, name="petiole-limits", daemon=True).start()
         quarantine.start(self.app, self.mailbox.post)
         services.publisher.start()
         self.serving.intake.start()
+        self.serving.steering.start()
 
     def _load(self) -> EngineLike:
         engine = load_engine(self.settings)
@@ -214,7 +226,8 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     def on_stop(self) -> None:
         """Warm shutdown: finish tasks for up to `drain_seconds`, hand back the rest. Cold: hand back all."""
-        cold = bool(state.should_terminate) or not self._healthy()
+        still = self.serving is not None and self.serving.steering.stands_still
+        cold = bool(state.should_terminate) or not self._healthy() or still
         self._hand_off(0.0 if cold else self.settings.drain_seconds)
 
     def on_terminate(self) -> None:

@@ -10,7 +10,7 @@ import redis
 from celery import Celery
 
 from petiole.gpu_worker.request import Delta
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.completion import standby
 from petiole.tasks.worker.completion.steps import Silent
@@ -36,7 +36,8 @@ TASKS = ["a", "b", "c"]
 
 
 def begin(client: redis.Redis) -> list[Begun | None]:
-    keys = [key for task in TASKS for key in (stream_keys(task).log, stream_keys(task).state)]
+    names = [stream_keys(task) for task in TASKS]
+    keys = [key for name in names for key in (name.log, name.state, name.completion)]
     facts = [0, "a-message", 0] * len(TASKS)
     return [Begun.parse(reply) for reply in scripts.load(client, "begin")(keys, [60_000, "m", 3, "call", *facts])]
 
