@@ -28,7 +28,7 @@ from petiole.gpu_worker.errors import failed
 from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.request import Delta, FinishReason, Result, Timing, TokenLogprobs, Usage
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
-from petiole.gpu_worker.scheduling.state import Emission, Extras
+from petiole.gpu_worker.scheduling.state import Emission, Ended, Extras, Generated
 from petiole.gpu_worker.scheduling.stopping import End, Finish, StopRules
 from petiole.gpu_worker.text import TextAssembler, Tokenizer
 
@@ -157,7 +157,7 @@ class TextThread:
     # ------------------------------------------------------------ from other threads
 
     def post(self, emissions: Sequence[Emission]) -> None:
-        urgent = any(end is not None or seq.stream.wakes for seq, _, _, end in emissions)
+        urgent = any(isinstance(emission, Ended) or emission.seq.stream.wakes for emission in emissions)
         with self._changed:
             self._posted += emissions
             self._urgent |= urgent
@@ -316,15 +316,17 @@ class TextThread:
 
 def _collect(outputs: dict[ScheduledSequence, _PendingOutput], emissions: Iterable[Emission]) -> None:
     """Group emissions by sequence, in order of first appearance."""
-    for seq, tokens, extras, end in emissions:
-        output = outputs.get(seq)
+    for emission in emissions:
+        output = outputs.get(emission.seq)
         if output is None:
-            output = outputs[seq] = _PendingOutput()
-        output.tokens += tokens
-        if extras is not None:
-            output.extras.append(extras)
-        if end is not None:
-            output.end = end
+            output = outputs[emission.seq] = _PendingOutput()
+        match emission:
+            case Generated(_, token_ids, extras):
+                output.tokens += token_ids
+                if extras is not None:
+                    output.extras.append(extras)
+            case Ended(_, end):
+                output.end = end
 
 
 def _detokenize(stream: RequestOutput, output: _PendingOutput) -> None:

@@ -13,6 +13,7 @@ from petiole.gpu_worker import Delta, FinishReason, HandedBack
 from petiole.gpu_worker.errors import EngineClosed
 from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.state import Admitted, Emission, Ended, Generated
 from petiole.gpu_worker.scheduling.stopping import Finish, StopRules
 from petiole.gpu_worker.threads.text import RequestOutput, TextThread
 from tests.support.toy_engine import request
@@ -36,7 +37,8 @@ class Output:
         self.seq = ScheduledSequence(asked, [5, 6, 7, 8], rules, stream=stream)
 
     def post(self, *tokens: int, end: Finish | BaseException | None = None) -> None:
-        self.text.post([(self.seq, tokens, None, end)])
+        generated: Emission = Generated(self.seq, tokens, None) if tokens else Admitted(self.seq)
+        self.text.post([generated] if end is None else [generated, Ended(self.seq, end)])
 
     def next(self) -> tuple[int, tuple[int, ...]]:
         delta = self.deltas.get(timeout=30)
