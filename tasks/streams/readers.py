@@ -378,8 +378,8 @@ def stream(
     `cancel_on_disconnect`: cancel the task when this reader stops. The task must have been submitted with the same
     option.
 
-    Raises the task's own exception after the last delta of a failed task, `StreamExpired` if the log expires before
-    it is read, and `StreamError` if Redis stays away for a minute.
+    Raises the task's own exception after the last delta of a failed task, `StreamExpired` if the log expires
+    before it is read, and `StreamError` if Redis stays away for a minute.
     """
     return Stream(task, timeout_s, cancel_on_disconnect, heartbeat_s=heartbeat_s)
 
