@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.request.images import ImageLimits, PreparedImage
+from petiole.gpu_worker.request.skills import Processor
 from petiole.gpu_worker.request.values import ValueTokens
 
 Int32Array = npt.NDArray[np.int32]
@@ -181,7 +182,7 @@ class ModelLimits:
     """Properties of the model and its memory that the scheduler uses.
 
     `n_pages` and `max_batch_size` include the reserved page 0 and row 0. `values`: its value tokens, or
-    None; `images`: the images that it takes, or None.
+    None; `images`: the images that it takes, and `processor`: what it makes of them and of skill calls, or None.
     """
 
     model: str
@@ -194,6 +195,7 @@ class ModelLimits:
     eos_token_ids: frozenset[int] = field(default_factory=frozenset)
     values: ValueTokens | None = None
     images: ImageLimits | None = None
+    processor: Processor | None = None
     device: str = ""
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-from petiole.gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.errors import InvalidRequest, require
 
 MAX_DEPTH = 64
 
@@ -55,3 +56,26 @@ def plain_data(field: str, value: object, depth: int = 0) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         return [plain_data(f"{field}[{k}]", item, depth + 1) for k, item in enumerate(value)]
     raise InvalidRequest(field, "must be JSON data", type(value).__name__)
+
+
+def require_bool(field: str, value: object) -> None:
+    require(isinstance(value, bool), field, "must be true or false", value)
+
+
+def require_int(field: str, value: object, low: int | None = None, high: int | None = None) -> None:
+    require(isinstance(value, int) and not isinstance(value, bool), field, "must be a whole number", value)
+    _require_range(field, cast(int, value), low, high)
+
+
+def require_number(field: str, value: object, low: float | None = None, high: float | None = None) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    finite = number and -math.inf < cast(float, value) < math.inf  # a whole number may be beyond all floats
+    require(finite, field, "must be a finite number", value)
+    _require_range(field, cast(float, value), low, high)
+
+
+def _require_range(field: str, value: float, low: float | None, high: float | None) -> None:
+    if low is not None and high is not None:
+        require(low <= value <= high, field, f"must be from {low} to {high}", value)
+    elif low is not None:
+        require(value >= low, field, f"must be at least {low}", value)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from petiole.gpu_worker.errors import failed
+from petiole.gpu_worker.request.images import PreparedImage, RequestImage
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.threads.pool import Threads
 from petiole.gpu_worker.threads.preparation import Preparer
@@ -52,6 +53,22 @@ class Intake:
         at_hand = not isinstance(adapter, str) or self._adapter_at_hand(adapter)
         threads = self._preparation if at_hand else self._reading
         threads.put(lambda: self._prepare(stream, arrival, arrival_s))
+
+    def cut(self, image: RequestImage, done: Callable[[PreparedImage | Exception], None]) -> None:
+        """Cut an image into crops, then call `done`, on a preparation thread; here if they have ended."""
+
+        def work() -> None:
+            try:
+                assert image.cut is not None, "an image that came with its crops"
+                outcome: PreparedImage | Exception = image.cut()
+            except Exception as error:
+                outcome = error
+            except BaseException as error:
+                outcome = failed("of an image", error)
+            done(outcome)
+
+        if not self._preparation.put(work):
+            work()
 
     def close(self) -> None:
         """Returns when every request that was put has been accepted or refused."""
