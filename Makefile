@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo test lint format bench chaos wheelhouse clean
+.PHONY: help demo test lint render format bench chaos wheelhouse clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -34,6 +34,9 @@ lint: $(VENV)/.dev  ## ruff, mypy in strict mode, and who may import whom
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --quiet tests/project/test_structure.py
+
+render: $(VENV)/.dev  ## write what follows from declarations: types of options, tables of docs
+	$(BIN)/python -m docs.render
 
 format: $(VENV)/.dev  ## let ruff fix what it can
 	$(BIN)/ruff check --fix .

@@ -21,7 +21,7 @@ from typing import Any
 from celery import Celery
 
 from bench.report import Report, arguments
-from petiole.tasks.app.application import configuration
+from petiole.tasks.app.configuration import configuration
 from petiole.tasks.commands.demo import python_path
 from petiole.tasks.servers import embedded
 from petiole.tasks.settings import Settings
@@ -29,7 +29,7 @@ from petiole.tasks.settings import Settings
 TARGET = 0.8
 NOOP = """
 from celery import Celery
-from petiole.tasks.app.application import configuration
+from petiole.tasks.app.configuration import configuration
 from petiole.tasks.settings import settings
 app = Celery("noop", set_as_current=False)
 app.conf.update({**configuration(settings()), "worker_pool": "threads"})

@@ -58,8 +58,8 @@ class opened:  # noqa: N801 - reads as what it is, a context
         (Path(self.folder) / "config.json").write_text(json.dumps(config(shape)))
         fixed = {"model": self.folder, "device": device, "dtype": shape.dtype, "cuda_graphs": GRAPHS}
         engine = EngineConfig(**fixed, **settings)  # type: ignore[arg-type]
-        self.config = engine
         self._runtime = ModelRuntime(engine, source=RandomWeights())
+        self.config = self._runtime.config
 
     def __enter__(self) -> ModelRuntime:
         settle()

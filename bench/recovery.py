@@ -3,28 +3,34 @@
 Two real workers on an embedded Redis. The first takes all tasks, since the second does not consume yet; when every
 reader has its first delta the second begins to consume and the first gets its signal. What counts is the time from
 the signal to the first delta of the next attempt, in the hands of the reader that waits longest. Every stream must
-then be whole.
+then be whole. The second has never seen the first, so that the lease decides about one that is killed.
 
-`--kills N` measures N kills of a worker with the default settings instead, of one stream each: a fleet of two
-that goes on, in which the dead are replaced.
+Then kills of a worker whom the others know, one stream each: a fleet of two that goes on, in which the dead are
+replaced. `--kills N` says how many. `--rabbitmq URL` kills as many on that broker, too, in a process of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any
 
-from bench.report import Report, arguments, progress
+from bench.report import Measurement, Report, arguments, progress
 
 PATIENCE_S = 120.0
 TRIES = 5
+KILLS = 20
 names = count()
 
 
@@ -38,10 +44,10 @@ class Case:
     target_s: float
 
 
+LEASE_OF_4_S = {"PETIOLE_VISIBILITY_TIMEOUT_S": "4"}
 DEPLOY = Case("SIGTERM, drain_seconds=0", signal.SIGTERM, {"PETIOLE_DRAIN_SECONDS": "0"}, 3.0)
 CASES = [
-    Case("SIGKILL, the defaults", signal.SIGKILL, {}, 20.0),
-    Case("SIGKILL, visibility_timeout=4", signal.SIGKILL, {"PETIOLE_VISIBILITY_TIMEOUT_S": "4"}, 6.0),
+    Case("SIGKILL of an unseen worker, visibility_timeout=4", signal.SIGKILL, LEASE_OF_4_S, 6.0),
     DEPLOY,
 ]
 
@@ -116,25 +122,24 @@ SEEN_S = 3.0
 """How long a worker lives before it is killed, so that the other one knows it."""
 
 
-def killed(report: Report, kills: int, tokens: int) -> None:
+def killed(report: Report, broker: str, kills: int, tokens: int) -> None:
     """Kill the worker that streams, `kills` times, with another one that has room."""
     from petiole.tasks.commands import demo
 
     seconds: list[float] = []
     with ExitStack() as stack:
-        fleet = [stack.enter_context(demo.worker(f"bench{next(names)}")) for _ in range(2)]
+        fleet = dict(stack.enter_context(demo.worker(f"bench{next(names)}")) for _ in range(2))
+
+        def kill_who_streams() -> float:
+            fleet.pop(who_streams(list(fleet))).kill()
+            return time.perf_counter()
+
         for _ in progress(range(kills), "workers that are killed"):
             for _ in range(TRIES):
                 time.sleep(SEEN_S)
 
-                def end() -> float:
-                    holder = next(one for one in fleet if one[1].pid == holding_process())
-                    fleet.remove(holder)
-                    holder[1].kill()
-                    return time.perf_counter()
-
-                waited = asyncio.run(waits(1, tokens, end))
-                fleet.append(stack.enter_context(demo.worker(f"bench{next(names)}")))
+                waited = asyncio.run(waits(1, tokens, kill_who_streams))
+                fleet |= [stack.enter_context(demo.worker(f"bench{next(names)}"))]
                 if waited:
                     seconds += waited
                     break
@@ -143,7 +148,7 @@ def killed(report: Report, kills: int, tokens: int) -> None:
         ("maximum", max(seconds), KILLED_MOST_S),
     ):
         report.add(
-            f"SIGKILL, the defaults, another worker has room: to the next delta, {what}",
+            f"SIGKILL, the defaults, {broker}, another worker has room: to the next delta, {what}",
             value,
             "s",
             target=target_s,
@@ -153,32 +158,49 @@ def killed(report: Report, kills: int, tokens: int) -> None:
         )
 
 
-def holding_process() -> int:
-    """The process that holds the only task: it is part of its owner's name."""
-    from petiole.tasks.servers import connections
+def who_streams(fleet: list[str]) -> str:
+    """The worker that has the only task."""
+    from petiole.tasks import celery_app
 
-    keys: Any = connections.streams().keys("petiole:unacked:*")
-    (key,) = keys
-    return int(key.decode().split(":")[3])
+    while True:
+        active = celery_app.control.inspect(destination=fleet, limit=len(fleet)).active() or {}
+        for name, tasks in active.items():
+            if tasks:
+                return str(name)
+
+
+def killed_on(report: Report, url: str, kills: int) -> None:
+    """The same in another process, whose broker is at `url`; streams and results stay in the embedded Redis."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "results.json"
+        options = ["--broker", url, "--kills", str(kills), "--json", str(path)]
+        subprocess.run([sys.executable, "-m", "bench.recovery", *options], check=True)
+        for result in json.loads(path.read_text())["results"]:
+            derived = {"ratio", "met"}
+            report.results.append(Measurement(**{k: v for k, v in result.items() if k not in derived}))
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--kills", type=int, default=0, help="measure so many kills, and nothing else")
+    parser.add_argument("--kills", type=int, default=KILLS, help="how many, of workers that the others know")
+    parser.add_argument("--rabbitmq", metavar="URL", default="", help="an empty RabbitMQ, for as many kills there")
+    parser.add_argument("--broker", metavar="URL", default="", help="nothing but the kills, with this broker")
     options = parser.parse_args(argv)
     from petiole.tasks.commands import demo
     from petiole.tasks.settings import settings
 
     os.environ.update(demo.environment())
+    if options.broker:
+        os.environ.update({"PETIOLE_BROKER_URL": options.broker, "PETIOLE_REDIS_URL": "embedded://"})
     settings.cache_clear()
     report = Report("From the end of a worker to the next delta (embedded Redis, petiole-tiny)")
-    if options.kills:
-        killed(report, options.kills, 1800)
-        report.finish(options.json)
-        return
-    rounds, n = (1, 2) if options.quick else (3, 8)
-    for case in progress([DEPLOY] if options.quick else CASES, "workers that end"):
-        measure(report, case, rounds, n, 1800)
+    rounds, n, kills = (1, 2, 1) if options.quick else (3, 8, options.kills)
+    if not options.broker:
+        for case in progress([DEPLOY] if options.quick else CASES, "workers that end"):
+            measure(report, case, rounds, n, 1800)
+    killed(report, "RabbitMQ" if options.broker else "Redis", kills, 1800)
+    if options.rabbitmq:
+        killed_on(report, options.rabbitmq, kills)
     report.finish(options.json)
 
 

@@ -34,7 +34,7 @@ class Harness:
 
     def __init__(self, rows: int, *, max_model_len: int = 4096, n_pages: int = 1 << 19, **config: Any) -> None:
         runtime = NullRuntime(rows=rows, n_pages=n_pages, max_model_len=max_model_len)
-        settings = EngineConfig(max_num_seqs=rows, **config)
+        settings = EngineConfig(max_num_seqs=rows, **config).decided(runtime.limits.batching)
         table = PageTable(n_pages, 1, rows + 1, max_model_len)
         manager = KVCacheManager(table, build_prefix_cache(settings.prefix_cache, table))
         self.scheduler = Scheduler(settings, runtime, manager)

@@ -5,7 +5,7 @@
 Each line may import what stands below it. Callers use the names of this package. `Engine` is imported when it is
 first used, so that reading a configuration or building a request is cheap.
 
-    engine        `Engine`: puts cache, runtime, scheduler and threads together
+    engine        `Engine`: puts cache, runtime, scheduler and threads together; its figures (`stats`)
     loading       loads and warms up what an engine serves
     threads/      the engine's threads: preparation, the loop, text
     scheduling/   what is computed next and what becomes of it: decisions, no tensor

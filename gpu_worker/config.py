@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from petiole.gpu_worker.errors import require
 
 _INT32 = 2**31 - 1  # page tables and row indices are int32
-_AT_LEAST_ONE = (
-    *("max_num_seqs", "max_num_batched_tokens", "chunk_size", "page_size", "lora_max_rank"),
-    *("image_max_bytes", "image_max_pixels"),
-)
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """How much runs at once: the settings of the same names, decided."""
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    chunk_size: int = 512
+
+    def divided(self, by: int) -> Batching:
+        numbers = (self.max_num_seqs, self.max_num_batched_tokens, self.chunk_size)
+        return Batching(*(max(1, number // by) for number in numbers))
+
+
+BATCHING = {"cpu": Batching(), "cuda": Batching(256, 8192, 2048)}
+"""What a device's settings of 0 mean where the memory suffices. A step on a GPU costs its reading of the weights
+whatever it computes, up to some hundreds of tokens; on a CPU every token costs nearly as much as the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Settings of one engine. 0 for `max_model_len`, `num_pages` or `num_threads` selects a default.
+    """Settings of one engine. 0 for `max_model_len`, `num_pages` or `num_threads` selects a default; for
+    `max_num_seqs`, `max_num_batched_tokens` and `chunk_size` one by device and memory (`BATCHING`, `decided`).
 
-    `model`: a folder in Hugging Face format, a hub id, or what ships with the project: "petiole-tiny", "petiole-tiny-vision".
+    `model`: a folder in Hugging Face format, a hub id, or what ships with the project: "petiole-tiny",
+    "petiole-tiny-vision".
     `max_num_batched_tokens`: maximum prompt tokens in one prefill step.
     `chunk_size`: maximum tokens of one prompt in a step; bounds how long a prefill delays running sequences.
     `num_pages`: pages of `page_size` tokens, including the reserved page 0.
@@ -37,9 +53,9 @@ class EngineConfig:
     weight_quantization: Literal["none", "int8", "fp8"] = "none"
     kv_dtype: Literal["auto", "fp8"] = "auto"
     max_model_len: int = 0
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 2048
-    chunk_size: int = 512
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    chunk_size: int = 0
     num_pages: int = 0
     page_size: int = 1
     gpu_memory_utilization: float = 0.9
@@ -63,9 +79,11 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         require(self.max_waiting >= 1, "max_waiting", "must be at least 1", self.max_waiting)
-        for name in _AT_LEAST_ONE:
+        for name in ("page_size", "lora_max_rank", "image_max_bytes", "image_max_pixels"):
             require(1 <= getattr(self, name) <= _INT32, name, f"must be 1 to {_INT32}", getattr(self, name))
-        for name, most in (("speculative_tokens", 1024), ("lora_slots", _INT32), ("num_threads", 1024)):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "chunk_size", "lora_slots"):
+            require(0 <= getattr(self, name) <= _INT32, name, f"must be 0 to {_INT32}", getattr(self, name))
+        for name, most in (("speculative_tokens", 1024), ("num_threads", 1024)):
             require(0 <= getattr(self, name) <= most, name, f"must be 0 to {most}", getattr(self, name))
         for name in ("max_model_len", "num_pages"):  # at least a prompt and an output token; page 0 and one more
             value, limit = getattr(self, name), f"must be 0, or 2 to {_INT32}"
@@ -85,3 +103,16 @@ class EngineConfig:
         if self.prefix_cache == "block":
             valid = self.page_size == 1 or self.page_size % 16 == 0
             require(valid, "page_size", "must be 1 or a multiple of 16 with prefix_cache=block", self.page_size)
+
+    def decided(self, defaults: Batching) -> EngineConfig:
+        """The same settings with these defaults in place of 0."""
+        return replace(
+            self,
+            max_num_seqs=self.max_num_seqs or defaults.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens or defaults.max_num_batched_tokens,
+            chunk_size=self.chunk_size or defaults.chunk_size,
+        )
+
+    @property
+    def batching(self) -> Batching:
+        return Batching(self.max_num_seqs, self.max_num_batched_tokens, self.chunk_size)

@@ -88,6 +88,7 @@ class Engine:
         parts = load_parts(self.config, runtime, tokenizer, self.tracer)
         self.runtime, self.tokenizer = parts.runtime, parts.tokenizer
         limits = self.runtime.limits
+        self.config = self.config.decided(limits.batching)
         _check_regions(self.config, limits)
         table = PageTable(
             limits.n_pages, limits.page_size, limits.max_batch_size, -(-limits.max_model_len // limits.page_size)

@@ -8,6 +8,7 @@
     tasks/       everything Celery: submitting tasks and reading their streams, and the worker
     gpu_worker/  the engine: scheduling, runtime, models. It knows no Celery and no Redis
     cache/       who owns which KV page: pure Python and numpy
+    limits       the limits of a request's numbers, which `tasks` and the engine share
 
 An import may only go down this list. The three folders are the repository's own, by links. The names below are
 those of `petiole.tasks`, imported at their first use: so `import petiole.cache` brings no Celery. `celery -A
@@ -17,8 +18,9 @@ petiole` finds `app`.
 from __future__ import annotations
 
 import os
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from petiole import _lazy
 
 if TYPE_CHECKING:
     from petiole.tasks import (
@@ -82,12 +84,11 @@ if not os.path.isdir(os.path.join(__path__[0], "tasks")):
     __path__.append(os.path.dirname(os.path.abspath(__path__[0])))
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "testing":
-        return import_module("petiole.tasks.commands.testing")
-    return getattr(import_module("petiole.tasks"), "celery_app" if name == "app" else name)
+__getattr__ = _lazy.names(
+    __name__,
+    {name: f"petiole.tasks:{name}" for name in __all__}
+    | {"app": "petiole.tasks:celery_app", "testing": "petiole.tasks.commands.testing"},
+)
 
 
 def __dir__() -> list[str]:

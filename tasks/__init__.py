@@ -7,38 +7,44 @@
 
 Each line may import what stands below it, but nobody imports `worker`: Celery resolves its names. All but `worker`
 is the producer side: importing this package reads no settings, connects to nothing, and needs neither torch nor
-numpy.
+numpy. The names below are imported at their first use.
 
     commands/     `petiole ...`: the command line, the demo; imported by nobody
     worker/       a worker: the only part that imports the engine; Celery finds it by `worker_side`
-    definitions   the tasks `generate` and `chat`: what `delay` checks and sends, how a body gets its result
+    submission/   the tasks `generate` and `chat`: what `delay` checks and sends, how a body gets its result
     streams/      reading a task's stream, for an application, a task's `stream()` and the command line
     fleet/        watching and steering workers: reports, queue lengths, cancel, drain, Prometheus
     app/          the Celery app: its configuration, result backend, RabbitMQ
     servers/      how to reach Redis: connections, sentinels, an embedded server
     requests/     what a task is asked and what it answers: options, results, keys, headers
-    handover      how a task's body gets its result from the worker that runs it; not the `handoff` of a shutdown
     settings      every setting, from PETIOLE_* variables; for all of Petiole but the engine
     worker_side   the names of the worker's classes, as dotted strings
     urls          the forms of broker and Redis URLs; passwords that are not shown
     errors        the exceptions that a caller may get
 """
 
-from petiole import _alias
-from petiole.tasks.app.application import app as celery_app
-from petiole.tasks.definitions import chat, generate
-from petiole.tasks.errors import InvalidRequest, NoWorker, StreamError, StreamExpired, StreamTimeout, Unavailable
-from petiole.tasks.fleet.control import cancel
-from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest, GenerationResult, StreamDelta
-from petiole.tasks.requests.types import (
-    ChatCall,
-    ChatOptions,
-    GenerateCall,
-    GenerateOptions,
-    GenerationDict,
-    Submission,
-)
-from petiole.tasks.streams.readers import AsyncGeneration, astream, stream
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from petiole import _alias, _lazy
+
+if TYPE_CHECKING:
+    from petiole.tasks.app.application import app as celery_app
+    from petiole.tasks.errors import (
+        InvalidRequest,
+        NoWorker,
+        StreamError,
+        StreamExpired,
+        StreamTimeout,
+        Unavailable,
+    )
+    from petiole.tasks.fleet.control import cancel
+    from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest, GenerationResult, StreamDelta
+    from petiole.tasks.requests.submission import Submission
+    from petiole.tasks.requests.types import ChatCall, ChatOptions, GenerateCall, GenerateOptions, GenerationDict
+    from petiole.tasks.streams.readers import AsyncGeneration, astream, stream
+    from petiole.tasks.submission.definitions import chat, generate
 
 __all__ = [
     "AsyncGeneration",
@@ -65,5 +71,38 @@ __all__ = [
     "generate",
     "stream",
 ]
+
+_HOMES = {
+    "celery_app": "petiole.tasks.app.application:app",
+    "celery": "petiole.tasks.app.application:app",  # `celery -A tasks` looks for it, because `app` is a folder
+    "InvalidRequest": "petiole.tasks.errors:InvalidRequest",
+    "NoWorker": "petiole.tasks.errors:NoWorker",
+    "StreamError": "petiole.tasks.errors:StreamError",
+    "StreamExpired": "petiole.tasks.errors:StreamExpired",
+    "StreamTimeout": "petiole.tasks.errors:StreamTimeout",
+    "Unavailable": "petiole.tasks.errors:Unavailable",
+    "cancel": "petiole.tasks.fleet.control:cancel",
+    "ChatRequest": "petiole.tasks.requests.schemas:ChatRequest",
+    "GenerateRequest": "petiole.tasks.requests.schemas:GenerateRequest",
+    "GenerationResult": "petiole.tasks.requests.schemas:GenerationResult",
+    "StreamDelta": "petiole.tasks.requests.schemas:StreamDelta",
+    "ChatCall": "petiole.tasks.requests.types:ChatCall",
+    "ChatOptions": "petiole.tasks.requests.types:ChatOptions",
+    "GenerateCall": "petiole.tasks.requests.types:GenerateCall",
+    "GenerateOptions": "petiole.tasks.requests.types:GenerateOptions",
+    "GenerationDict": "petiole.tasks.requests.types:GenerationDict",
+    "Submission": "petiole.tasks.requests.submission:Submission",
+    "AsyncGeneration": "petiole.tasks.streams.readers:AsyncGeneration",
+    "astream": "petiole.tasks.streams.readers:astream",
+    "stream": "petiole.tasks.streams.readers:stream",
+    "chat": "petiole.tasks.submission.definitions:chat",
+    "generate": "petiole.tasks.submission.definitions:generate",
+}
+__getattr__ = _lazy.names(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 _alias.claim(__name__)

@@ -78,9 +78,15 @@ class EngineSettings(BaseModel):
     max_model_len: int = Field(
         default=0, ge=0, description="longest prompt plus output, in tokens; 0: the model's"
     )
-    max_num_seqs: int = Field(default=64, ge=1, description="requests that generate at the same time")
-    max_num_batched_tokens: int = Field(default=2048, ge=1, description="prompt tokens of one prefill step")
-    chunk_size: int = Field(default=512, ge=1, description="prompt tokens of one request in one step")
+    max_num_seqs: int = Field(
+        default=0, ge=0, description="requests that generate at the same time; 0: 64, on CUDA up to 256"
+    )
+    max_num_batched_tokens: int = Field(
+        default=0, ge=0, description="prompt tokens of one prefill step; 0: 2,048, on CUDA up to 8,192"
+    )
+    chunk_size: int = Field(
+        default=0, ge=0, description="prompt tokens of one request in one step; 0: 512, on CUDA up to 2,048"
+    )
     num_pages: int = Field(default=0, ge=0, description="pages of the KV cache; 0: what the memory holds")
     page_size: int = Field(default=1, ge=1, description="tokens in a page of the KV cache")
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1, description="share of the GPU's memory to use")

@@ -1,8 +1,8 @@
 """Loads model weights onto the device, given the model's name.
 
-A name is a folder, a model that ships with the project ("petiole-tiny") or a Hugging Face hub id. Tensors are copied one
-by one from the memory-mapped file to their place in the fused, converted and possibly quantized layout. The host
-never holds more than the weights and one tensor.
+A name is a folder, a model that ships with the project ("petiole-tiny") or a Hugging Face hub id. Tensors are
+copied one by one from the memory-mapped file to their place in the fused, converted and possibly quantized layout.
+The host never holds more than the weights and one tensor.
 """
 
 from __future__ import annotations

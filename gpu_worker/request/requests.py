@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
+from petiole import limits
+
 if TYPE_CHECKING:
     from petiole.cache import CoordToken, SizeToken
     from petiole.gpu_worker.protocols import ConstraintState
@@ -33,31 +35,27 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling parameters and stop conditions.
+    """How tokens are drawn, and what ends the output. `docs/requests.md` says what each parameter means.
 
-    `temperature` below 1e-6 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 disable the filter. `seed` None derives
-    the seed from the request id. `logprobs` None is off; k returns the sampled token's and the top k.
-    Stop conditions are checked in this order: `stop_token_sequences`, EOS (unless `ignore_eos`), `stop_token_ids`
-    (and the model's own), `max_tokens`; `stop` strings are matched on the text. Until the output has `min_tokens`
-    tokens, EOS and stop tokens are not drawn, and stop strings and sequences do not end it. `skip_special_tokens`
-    False keeps special tokens in the text, so that stop strings may contain them; never the EOS or stop token that
-    ends it.
+    `temperature` below 1e-6 is greedy. `seed` None: derived from the request id. Stop conditions are checked in
+    this order: `stop_token_sequences`, EOS (unless `ignore_eos`), `stop_token_ids` (and the model's own),
+    `max_tokens`. `stop` strings are matched on the text.
     """
 
-    max_tokens: int = 256
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    max_tokens: limits.MaxTokens = 256
+    min_tokens: limits.MinTokens = 0
+    temperature: limits.Temperature = 1.0
+    top_k: limits.TopK = 0
+    top_p: limits.TopP = 1.0
+    min_p: limits.MinP = 0.0
+    repetition_penalty: limits.RepetitionPenalty = 1.0
+    presence_penalty: limits.Penalty = 0.0
+    frequency_penalty: limits.Penalty = 0.0
+    logit_bias: Mapping[int, limits.Bias] = field(default_factory=dict)
     allowed_token_ids: Sequence[int] | None = None
     banned_token_ids: Sequence[int] = ()
-    seed: int | None = None
-    logprobs: int | None = None
+    seed: limits.Seed | None = None
+    logprobs: limits.Logprobs | None = None
     ignore_eos: bool = False
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()

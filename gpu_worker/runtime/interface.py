@@ -23,6 +23,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from petiole.gpu_worker.config import Batching
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.request.images import ImageLimits, PreparedImage
 from petiole.gpu_worker.request.skills import Processor
@@ -183,6 +184,7 @@ class ModelLimits:
 
     `n_pages` and `max_batch_size` include the reserved page 0 and row 0. `values`: its value tokens, or
     None; `images`: the images that it takes, and `processor`: what it makes of them and of skill calls, or None.
+    `batching`: what settings of 0 mean, on this device and with this memory.
     """
 
     model: str
@@ -197,6 +199,7 @@ class ModelLimits:
     images: ImageLimits | None = None
     processor: Processor | None = None
     device: str = ""
+    batching: Batching = field(default_factory=Batching)
 
 
 class Runtime(Protocol):

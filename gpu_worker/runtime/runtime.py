@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.config import BATCHING, EngineConfig
 from petiole.gpu_worker.errors import AdapterError, ModelError
 from petiole.gpu_worker.models.adapters import AdapterStore
 from petiole.gpu_worker.models.config import ModelConfig, end_token_ids
@@ -38,7 +38,12 @@ from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor
 from petiole.gpu_worker.runtime.cpu.executor import choose as choose_on_cpu
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.attention.installed import kernels_at_hand
-from petiole.gpu_worker.runtime.cuda.executor import CudaExecutor, require_flashinfer, working_bytes
+from petiole.gpu_worker.runtime.cuda.executor import (
+    CudaExecutor,
+    batching_that_fits,
+    require_flashinfer,
+    working_bytes,
+)
 from petiole.gpu_worker.runtime.cuda.executor import choose as choose_on_cuda
 from petiole.gpu_worker.runtime.cuda.graphs import cuda_capture, eager
 from petiole.gpu_worker.runtime.derived import max_model_len, n_threads, quantization, same_shape, weights_dtype
@@ -111,6 +116,7 @@ class ModelRuntime:
         with torch.no_grad():  # not inference mode: buffers are also written by copies outside it
             self._storage = Storage()
             self._load(self._find(config.model))
+            self.config = config = self._decided(config)
             self._stream = self._device.new_stream("compute")
             on_cuda = self._device.kind == "cuda"  # on a CPU, copies need no thread of their own
             self._copy_stream = self._device.new_stream("copy") if on_cuda else self._stream
@@ -149,6 +155,17 @@ class ModelRuntime:
         if self._source is not None:
             return read_decoder(self._source, info.config, options)
         return info.architecture.load(info.folder, info.config, options)
+
+    def _decided(self, config: EngineConfig) -> EngineConfig:
+        """The configuration with the device's numbers in place of 0; on CUDA, so many that what they need beside
+        the KV cache takes a part of the free memory."""
+        defaults = BATCHING[self._device.kind]
+        if self._device.kind == "cpu":
+            return config.decided(defaults)
+        self._release_memory()
+        free = free_bytes(self._torch_device, config.gpu_memory_utilization)
+        itemsize = self._decoder.dtype.itemsize
+        return batching_that_fits(config, defaults, self._model_config, itemsize, free)
 
     def _allocate(self) -> None:
         config, model, device = self.config, self._model_config, self._torch_device
@@ -246,6 +263,7 @@ class ModelRuntime:
             images=self._decoder.images,
             processor=self._decoder.processor,
             device=self._device.kind,
+            batching=self.config.batching,
         )
 
     # -- steps

@@ -1,14 +1,66 @@
-"""Text and data from a request, checked before anything is computed from them."""
+"""Text, numbers and data from a request, checked before anything is computed from them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from types import NoneType
+from typing import Any, NamedTuple, Self, get_args
+
+from annotated_types import Ge, Gt, Le, Lt
 
 from petiole.gpu_worker.errors import InvalidRequest, require
 
 MAX_DEPTH = 64
+
+_KINDS = {bool: "true or false", int: "a whole number", float: "a finite number"}
+_BOUNDS = {
+    Ge: (operator.ge, "at least"),
+    Gt: (operator.gt, "above"),
+    Le: (operator.le, "at most"),
+    Lt: (operator.lt, "below"),
+}
+
+
+class Bound(NamedTuple):
+    holds: Callable[[Any, Any], bool]
+    words: str
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """What a type of `petiole.limits`, or a plain `bool`, `int` or `float`, lets through."""
+
+    kind: type
+    bounds: tuple[Bound, ...] = ()
+    optional: bool = False
+
+    @classmethod
+    def of(cls, hint: Any) -> Self | None:
+        """None for the types of lists, mappings and text."""
+        parts = get_args(hint) if NoneType in get_args(hint) else (hint,)
+        kind, *limits = get_args(parts[0]) if hasattr(parts[0], "__metadata__") else (parts[0],)
+        bounds = (Bound(*_BOUNDS[type(limit)], *astuple(limit)) for limit in limits)
+        return cls(kind, tuple(bounds), len(parts) > 1) if kind in _KINDS else None
+
+    def check(self, field: str, value: object) -> None:
+        """Raises InvalidRequest."""
+        if value is None and self.optional:
+            return
+        require(self._is_kind(value), field, f"must be {_KINDS[self.kind]}", value)
+        if not all(bound.holds(value, bound.limit) for bound in self.bounds):
+            words = " and ".join(f"{bound.words} {bound.limit}" for bound in self.bounds)
+            raise InvalidRequest(field, f"must be {words}", value)
+
+    def _is_kind(self, value: Any) -> bool:
+        if isinstance(value, bool) or self.kind is bool:
+            return isinstance(value, bool) and self.kind is bool
+        if self.kind is int:
+            return isinstance(value, int)
+        return isinstance(value, int | float) and -math.inf < value < math.inf  # an int may be beyond all floats
 
 
 def check_text(field: str, text: object) -> str:
@@ -56,26 +108,3 @@ def plain_data(field: str, value: object, depth: int = 0) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         return [plain_data(f"{field}[{k}]", item, depth + 1) for k, item in enumerate(value)]
     raise InvalidRequest(field, "must be JSON data", type(value).__name__)
-
-
-def require_bool(field: str, value: object) -> None:
-    require(isinstance(value, bool), field, "must be true or false", value)
-
-
-def require_int(field: str, value: object, low: int | None = None, high: int | None = None) -> None:
-    require(isinstance(value, int) and not isinstance(value, bool), field, "must be a whole number", value)
-    _require_range(field, cast(int, value), low, high)
-
-
-def require_number(field: str, value: object, low: float | None = None, high: float | None = None) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    finite = number and -math.inf < cast(float, value) < math.inf  # a whole number may be beyond all floats
-    require(finite, field, "must be a finite number", value)
-    _require_range(field, cast(float, value), low, high)
-
-
-def _require_range(field: str, value: float, low: float | None, high: float | None) -> None:
-    if low is not None and high is not None:
-        require(low <= value <= high, field, f"must be from {low} to {high}", value)
-    elif low is not None:
-        require(value >= low, field, f"must be at least {low}", value)

@@ -7,10 +7,11 @@ cost to the engine thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import cast
+from typing import cast, get_type_hints
 
 import xxhash
 
+from petiole import limits
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.constraints import ConstraintState, SkillConstraint
 from petiole.gpu_worker.errors import AdapterChanged, InvalidRequest, require
@@ -22,23 +23,21 @@ from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.scheduling.stopping import StopRules
 from petiole.gpu_worker.speculation import Drafter, Proposer
 from petiole.gpu_worker.text import Tokenizer
-from petiole.gpu_worker.text.checks import (
-    check_text,
-    check_token_ids,
-    is_token_id,
-    require_bool,
-    require_int,
-    require_number,
-)
+from petiole.gpu_worker.text.checks import Scalar, check_text, check_token_ids, is_token_id
 from petiole.gpu_worker.threads.prompts import Tokens, resumed_tokens
 from petiole.gpu_worker.threads.subjects import Reading, Subject, Subjects, no_tokenizer
 from petiole.gpu_worker.threads.text import OutputStream
 
 ConstraintCompiler = Callable[[Constraint], ConstraintState]
 
-MAX_LOGPROBS = 20
-MAX_DEADLINE_S = 1e9  # about a tenth of the longest timeout of a lock
 _SEED_RANGE = 1 << 64
+_INT, _BIAS = Scalar(int), cast(Scalar, Scalar.of(limits.Bias))
+_DEADLINE = cast(Scalar, Scalar.of(limits.DeadlineS | None))
+_SCALARS = {
+    name: scalar
+    for name, hint in get_type_hints(SamplingParams, include_extras=True).items()
+    if (scalar := Scalar.of(hint))
+}
 
 
 class Preparer:
@@ -78,8 +77,8 @@ class Preparer:
         subject = self._subject(request)
         request, given, resumed = subject.request, subject.prompt, self._resumed(request)
         prompt = given.ids
-        self._check_request(request, resumed.ids)
         check_sampling(request.sampling, self.limits)
+        self._check_request(request, resumed.ids)
         rules = StopRules.of(request.sampling, self.eos_token_ids, len(prompt), self.limits.max_model_len)
         check_min_tokens(request.sampling, rules.end_ids, self.limits.vocab_size)
         self._check_fits(len(prompt), rules)
@@ -134,13 +133,11 @@ class Preparer:
         return resumed_tokens(request.resume_token_ids, request.resume_bins, limits.vocab_size, limits.values)
 
     def _check_request(self, request: Request, resumed: Sequence[int]) -> None:
-        limit = request.sampling.max_tokens
-        require_int("max_tokens", limit, 1, self.limits.max_model_len)
+        limit, context = request.sampling.max_tokens, self.limits.max_model_len
+        require(limit <= context, "max_tokens", f"must be at most the model's context, {context}", limit)
         require(len(resumed) <= limit, "resume_token_ids", f"must have at most {limit} tokens", len(resumed))
-        require_int("priority", request.priority)
-        if request.deadline_s is not None:
-            require_number("deadline_s", request.deadline_s, 0.0, MAX_DEADLINE_S)
-            require(request.deadline_s > 0, "deadline_s", "must be above 0", request.deadline_s)
+        _INT.check("priority", request.priority)
+        _DEADLINE.check("deadline_s", request.deadline_s)
         check_text("salt", request.salt)
         if request.adapter is not None:
             check_text("adapter", request.adapter)
@@ -209,29 +206,20 @@ def resolve_seed(request: Request) -> int:
     return xxhash.xxh64_intdigest(request.request_id.encode()) if seed is None else seed % _SEED_RANGE
 
 
-def check_sampling(sampling: SamplingParams, limits: ModelLimits) -> None:
+def check_sampling(sampling: SamplingParams, model: ModelLimits) -> None:
     """Every field by its own limits. Raises InvalidRequest."""
-    require_number("temperature", sampling.temperature, 0.0, 100.0)
-    require_int("top_k", sampling.top_k, 0)
-    require_number("top_p", sampling.top_p, 0.0, 1.0)
-    require(sampling.top_p > 0, "top_p", "must be above 0 and at most 1", sampling.top_p)
-    require_number("min_p", sampling.min_p, 0.0, 1.0)
-    require_number("repetition_penalty", sampling.repetition_penalty, 0.01, 100.0)
-    require_number("presence_penalty", sampling.presence_penalty, -2.0, 2.0)
-    require_number("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0)
-    require_bool("ignore_eos", sampling.ignore_eos)
-    require_bool("skip_special_tokens", sampling.skip_special_tokens)
-    if sampling.seed is not None:
-        require_int("seed", sampling.seed)
+    for name, scalar in _SCALARS.items():
+        scalar.check(name, getattr(sampling, name))
     if sampling.logprobs is not None:
-        require_int("logprobs", sampling.logprobs, 0, min(MAX_LOGPROBS, limits.vocab_size))
-    _check_token_sets(sampling, limits.vocab_size)
+        size = model.vocab_size
+        limit = f"must be at most the size of the vocabulary, {size}"
+        require(sampling.logprobs <= size, "logprobs", limit, sampling.logprobs)
+    _check_token_sets(sampling, model.vocab_size)
 
 
 def check_min_tokens(sampling: SamplingParams, end_ids: Collection[int], vocab_size: int) -> None:
     """Something must be left to draw before the output may end. Raises InvalidRequest."""
     low, high = sampling.min_tokens, sampling.max_tokens
-    require_int("min_tokens", low, 0)
     require(low <= high, "min_tokens", f"must be at most max_tokens, {high}", low)
     allowed = range(vocab_size) if sampling.allowed_token_ids is None else sampling.allowed_token_ids
     excluded = {*sampling.banned_token_ids, *end_ids}
@@ -244,7 +232,7 @@ def _check_token_sets(sampling: SamplingParams, vocab_size: int) -> None:
     for token, bias in sampling.logit_bias.items():
         limit = f"must have token ids from 0 to {vocab_size - 1} as keys"
         require(is_token_id(token, vocab_size), "logit_bias", limit, token)
-        require_number(f"logit_bias[{token}]", bias, -1000.0, 1000.0)
+        _BIAS.check(f"logit_bias[{token}]", bias)
     banned = set(check_token_ids("banned_token_ids", sampling.banned_token_ids, vocab_size))
     require(len(banned) < vocab_size, "banned_token_ids", "must leave a token", f"all {vocab_size}")
     if sampling.allowed_token_ids is not None:

@@ -19,7 +19,7 @@ from petiole.gpu_worker.request.images import PreparedImage, RequestImage
 from petiole.gpu_worker.request.skills import Asked, Processor, SkillCall
 from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.text import Tokenizer
-from petiole.gpu_worker.text.checks import require_bool
+from petiole.gpu_worker.text.checks import Scalar
 from petiole.gpu_worker.threads.pictures import request_image
 from petiole.gpu_worker.threads.prompts import Tokens, prompt_tokens
 
@@ -27,6 +27,7 @@ Reading = SkillState | PositionalSkill
 
 _SUBJECTS = ("prompt", "messages", "skill")
 _ONLY_FOR_CHAT = ("tools", "chat_template_kwargs", "continue_final_message")
+_BOOL = Scalar(bool)
 _IMAGE_PARTS = ("image", "image_url", "input_image")
 
 
@@ -57,7 +58,7 @@ class Subjects:
         require(len(given) == 1, "prompt", one, f"{len(given)} of them")
         for field in _ONLY_FOR_CHAT if request.messages is None else ():
             require(not getattr(request, field), field, "needs messages", f"a {given[0]}")
-        require_bool("continue_final_message", request.continue_final_message)
+        _BOOL.check("continue_final_message", request.continue_final_message)
         if request.skill is not None:
             known = "this model has no skills"
             require(self.limits.processor is not None, "skill", known, request.skill.name)

@@ -1,11 +1,11 @@
 """The Celery app and its configuration: for producers and workers alike.
 
-application    the app and its configuration, made at its first use; it turns a worker into Petiole's
+application    the app, configured at its first use; it turns a worker into Petiole's
+configuration  Petiole's settings as Celery's configuration
 backend        the result backend on Redis, one for all threads
 awaiting       how callers wait for results: one subscription a process
-control        Celery's broadcasts, with one connection in place of two
+broadcasts     Celery's control commands, with one connection in place of two; `fleet.control` uses them
 rabbitmq       quorum queues and delays on RabbitMQ
-signatures     `generate.s(...)`: it carries its queue, for workers of another app
 stored_errors  the module name of stored errors, the same for every version; their class: `worker.output.outcomes`
 two_apps       what this app and a user's must have in common, said where a canvas of both is submitted
 """

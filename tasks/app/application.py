@@ -14,109 +14,36 @@ import threading
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from celery import VERSION as CELERY
 from celery import Celery, _state
 from celery.app.backends import by_url
 from celery.app.utils import Settings as StockConfiguration
-from celery.exceptions import ImproperlyConfigured
 from celery.signals import celeryd_after_setup, celeryd_init
 from kombu import pools
 
+from petiole import _lazy
 from petiole.tasks import worker_side
-from petiole.tasks.app.rabbitmq import EXCHANGE_TYPE, QUEUE_TYPE, Amqp, whole_second
+from petiole.tasks.app import two_apps
+from petiole.tasks.app.rabbitmq import Amqp, whole_second
 from petiole.tasks.app.stored_errors import with_stored_errors
-from petiole.tasks.app.two_apps import sent_by_petiole
-from petiole.tasks.servers.sentinels import options_for
-from petiole.tasks.settings import Settings, invalid, misspelt, not_heeded, settings
-from petiole.tasks.urls import EMBEDDED, RABBITMQ, SENTINEL, SentinelUrl, scheme, verified
+from petiole.tasks.requests.names import CHAT, GENERATE
+from petiole.tasks.urls import RABBITMQ, SENTINEL, scheme
+
+if TYPE_CHECKING:
+    from petiole.tasks import settings
+    from petiole.tasks.app import configuration
+else:
+    configuration = _lazy.module("petiole.tasks.app.configuration")
+    settings = _lazy.module("petiole.tasks.settings")
 
 logger = logging.getLogger(__name__)
 
-RABBITMQ_SINCE = (5, 5, 3)
-"""Before 5.5 Celery has no quorum queues, and no delayed delivery that they can do with."""
-
-
-# Callers retry for about 3 s: long enough for a restart of Redis, without blocking a web app for Celery's 20 s.
-# Workers keep Celery's defaults.
-CALLERS_PATIENCE = {"max_retries": 6, "interval_start": 0, "interval_step": 0.2, "interval_max": 1.0}
-# As many of a process connect to the broker at once; Celery's ten would wait for an unreachable one in turns.
-CALLERS_AT_ONCE = 64
 BACKENDS = {
     "redis": "petiole.tasks.app.backend:RedisBackend",
     "rediss": "petiole.tasks.app.backend:RedisBackend",
     SENTINEL: "petiole.tasks.app.backend:SentinelBackend",
 }
-
-
-def configuration(settings: Settings) -> dict[str, Any]:
-    """Celery's configuration, the same for producers and workers.
-
-    Messages are acknowledged late, after the result is stored, and rejected when a worker is lost.
-    A prefetch multiplier of 1 keeps a worker from reserving tasks that an idle worker could run.
-    """
-    config: dict[str, Any] = {
-        "broker_url": celery_url(settings.broker_url),
-        "result_backend": celery_url(settings.results_url),
-        "broker_transport_options": options_for(settings, settings.broker_url),
-        "broker_pool_limit": CALLERS_AT_ONCE,
-        "result_backend_thread_safe": True,  # one for all threads; see `tasks.app.backend`
-        "result_backend_transport_options": {
-            "retry_policy": CALLERS_PATIENCE,
-            **options_for(settings, settings.results_url),
-        },
-        "task_publish_retry_policy": CALLERS_PATIENCE,
-        "result_expires": settings.result_expires_s,
-        "task_default_queue": settings.queue,
-        "task_serializer": "json",
-        "result_serializer": "json",
-        "event_serializer": "json",
-        "accept_content": ["json"],
-        "result_accept_content": ["json"],
-        "task_acks_late": True,
-        "task_reject_on_worker_lost": True,
-        "task_track_started": False,  # the pool stores STARTED when the engine admits the request
-        "task_store_errors_even_if_ignored": True,
-        "worker_pool": worker_side.POOL,
-        "worker_prefetch_multiplier": 1,
-        "broker_connection_retry_on_startup": True,
-    }
-    if scheme(settings.broker_url) in RABBITMQ:
-        if CELERY[:3] < RABBITMQ_SINCE:
-            needed, have = (".".join(map(str, version)) for version in (RABBITMQ_SINCE, CELERY[:3]))
-            limit = f"RabbitMQ needs Celery {needed} or later, and this is {have}"
-            raise invalid("broker_url", limit, settings.broker_url)
-        config |= {"task_default_queue_type": QUEUE_TYPE, "task_default_exchange_type": EXCHANGE_TYPE}
-    if settings.weights:
-        config["task_routes"] = [tenant_route(settings)]
-    return config
-
-
-def tenant_route(settings: Settings) -> Callable[..., dict[str, str] | None]:
-    """A router: a task with the header `tenant` goes to that tenant's queue, if `tenant_weights` names it."""
-    queues = {tenant: f"{settings.queue}.{tenant}" for tenant in settings.weights}
-
-    def route(
-        name: str, args: object, kwargs: object, options: dict[str, Any], **_: object
-    ) -> dict[str, str] | None:
-        tenant = (options.get("headers") or {}).get("tenant")
-        return {"queue": queues[tenant]} if isinstance(tenant, str) and tenant in queues else None
-
-    return route
-
-
-def celery_url(url: str) -> str:
-    """`url` in Celery's form. `embedded://` starts the server if needed and becomes the URL of its socket."""
-    if scheme(url) == SENTINEL:
-        return str(SentinelUrl.parse(url))
-    if scheme(url) == EMBEDDED:
-        from petiole.tasks.servers import embedded
-
-        return f"redis+socket://{embedded.socket_path()}?virtual_host=0"
-    if scheme(url) == "unix":
-        return url.replace("unix://", "redis+socket://", 1).replace("db=", "virtual_host=")
-    return verified(url)
 
 
 class Configuration(StockConfiguration):  # type: ignore[misc]
@@ -152,7 +79,7 @@ class App(Celery):  # type: ignore[misc]
     configured: bool
     _complete = False
     amqp_cls = Amqp
-    control_cls = "petiole.tasks.app.control:Control"
+    control_cls = "petiole.tasks.app.broadcasts:Control"
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._configuring = threading.RLock()
@@ -162,7 +89,7 @@ class App(Celery):  # type: ignore[misc]
         object.__setattr__(self._conf, "__class__", Configuration)  # a plain assignment would be a setting
 
     watcher: Callable[[Iterable[str | None]], Any] | None = None
-    """Who looks after queues that are waited for in vain: `tasks.definitions` says."""
+    """Who looks after queues that are waited for in vain: `tasks.submission.task` says."""
 
     def watch(self, queues: Iterable[str | None]) -> Any:
         return None if self.watcher is None else self.watcher(queues)
@@ -232,7 +159,7 @@ class App(Celery):  # type: ignore[misc]
     ) -> Any:
         if scheme(self.conf.broker_url) in RABBITMQ:
             countdown, eta = whole_second(countdown, eta, self.now())
-        with sent_by_petiole():
+        with two_apps.sent_by_petiole():
             return super().send_task(name, args, kwargs, countdown, eta, *more, **options)
 
     @cached_property
@@ -250,23 +177,15 @@ def make_app() -> Celery:
     If the process already has a Celery app, that one stays the current app.
     """
     first = _state.default_app is None and _state._tls.current_app is None
-    app = App("petiole", include=["petiole.tasks.definitions"], set_as_current=first)
+    app = App("petiole", include=["petiole.tasks.submission.definitions"], set_as_current=first)
     app.loader.override_backends = BACKENDS
 
-    def configure() -> dict[str, Any]:
-        config = configuration(settings())
-        try:
-            by_url(config["result_backend"], app.loader)
-        except (ImproperlyConfigured, ImportError) as error:
-            url = settings().results_url
-            raise invalid("result_backend", f"must be one that Celery can use here ({error})", url) from None
-        return config
-
-    app.add_defaults(configure)
+    app.add_defaults(lambda: configuration.of_this_process(app.loader))
     return app
 
 
 app = make_app()
+two_apps.watch(app, {GENERATE, CHAT})
 
 
 @celeryd_init.connect(weak=False)  # type: ignore[untyped-decorator]
@@ -275,7 +194,7 @@ def _become_a_worker(instance: Any = None, **_: object) -> None:
     if instance is not None and instance.app is app:
         options = app.conf.result_backend_transport_options
         app.conf.result_backend_transport_options = {
-            name: value for name, value in options.items() if value != CALLERS_PATIENCE
+            name: value for name, value in options.items() if value != configuration.CALLERS_PATIENCE
         }
         worker_side.load(worker_side.CONFIGURE)(app)
 
@@ -284,5 +203,5 @@ def _become_a_worker(instance: Any = None, **_: object) -> None:
 def _warn_of_misspelt_settings(instance: Any = None, **_: object) -> None:
     """Runs after Celery has set up logging."""
     if instance is not None and instance.app is app:
-        for line in [*misspelt(), *not_heeded()]:
+        for line in [*settings.misspelt(), *settings.not_heeded()]:
             logger.warning(line)

@@ -19,7 +19,6 @@ from celery.signals import before_task_publish
 
 from petiole.tasks.app.rabbitmq import EXCHANGE_TYPE, QUEUE_TYPE
 from petiole.tasks.errors import InvalidSettings
-from petiole.tasks.settings import PREFIX
 from petiole.tasks.urls import redacted
 
 logger = logging.getLogger(__name__)
@@ -89,13 +88,13 @@ def _different(ours: Celery, theirs: Celery, is_chord: bool) -> Iterator[str]:
     brokers = _broker(ours), _broker(theirs)
     if _elsewhere(*brokers):
         yield (
-            f"{PREFIX}BROKER_URL: must be the broker of the app {theirs.main!r}, {redacted(brokers[1])}, whose"
+            f"PETIOLE_BROKER_URL: must be the broker of the app {theirs.main!r}, {redacted(brokers[1])}, whose"
             f" tasks are in one chain or chord with a generation, got {redacted(brokers[0])}"
         )
     backends = str(ours.conf.result_backend), str(theirs.conf.result_backend or "disabled://")
     if is_chord and _elsewhere(*backends):
         yield (
-            f"{PREFIX}RESULT_BACKEND: must be the result backend of the app {theirs.main!r}, whose tasks are in"
+            f"PETIOLE_RESULT_BACKEND: must be the result backend of the app {theirs.main!r}, whose tasks are in"
             f" one chord with a generation, {redacted(backends[1])}, got {redacted(backends[0])}"
         )
 

@@ -1,6 +1,7 @@
 """`petiole ...` on the command line. Nothing imports these rooms, but an application's tests `testing`.
 
-cli           the arguments, and each command: settings, status (its columns), metrics, drain, trace, bench
+cli           the arguments, and each command: settings, status (STATUS_COLUMNS, _status_row), metrics, drain,
+              trace, bench
 conversation  `petiole chat`: a conversation in the terminal
 demo          `petiole demo`: an embedded Redis, a worker and eight streams
 terminal      tables and live views, with or without rich

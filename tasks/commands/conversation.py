@@ -18,9 +18,9 @@ import redis
 from celery.exceptions import CeleryError
 from kombu.exceptions import OperationalError
 
-from petiole.tasks.definitions import chat
 from petiole.tasks.errors import PetioleError
 from petiole.tasks.fleet import control
+from petiole.tasks.submission.definitions import chat
 
 HELP = "/reset begins a new conversation, /help shows this, Ctrl-C cancels an answer, Ctrl-D leaves"
 ENDED_WITHIN_S = 10.0

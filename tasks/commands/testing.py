@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator
 
 from petiole.tasks.app.application import app as celery_app
-from petiole.tasks.app.application import configuration
+from petiole.tasks.app.configuration import configuration
 from petiole.tasks.commands import demo
 from petiole.tasks.servers import embedded
 from petiole.tasks.settings import PREFIX, settings

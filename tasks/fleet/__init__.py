@@ -6,5 +6,6 @@ lives     starts and last exits of workers: they write, the command line and the
 probes    whether each Redis takes writes: for the command line and the exporter
 queues    queue lengths by priority: for the exporter, and for a worker's broker
 serving   who serves a queue: for those who wait, and for a submission that requires a worker
-reports   what workers report of themselves, field by field: a new figure begins here
+reports   what workers report of themselves, field by field: a new figure begins here; `boot.step` fills it in, the
+          command line shows it, `exporter` exports it
 """

@@ -1,8 +1,10 @@
 """What a task is asked, and what it answers: for all rooms of `tasks`.
 
-schemas   requests, deltas and results as pydantic models, and their keys in Redis. A new option begins here
-types     the fields of `schemas` as TypedDicts. A new option is written here, too
-messages  what a message's headers may say: for producers and a worker's gate. A header's rule goes here
-hints     what to write in place of an option that a task does not have
-affinity  which tasks should run on one worker: the header that says so
+schemas     requests, deltas and results as pydantic models, and their keys in Redis. A new option is declared here
+types       the same as TypedDicts, for type checkers and editors: written by `python -m docs.render`
+submission  the options of a submission, such as `priority`
+messages    what a message's headers may say: for producers and a worker's gate. A header's rule goes here
+hints       what to write in place of an option that a task does not have
+names       the names of the tasks in messages
+affinity    which tasks should run on one worker: the header that says so
 """

@@ -5,13 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
-SUBMISSION = frozenset(
-    {
-        *("countdown", "eta", "expires", "headers", "ignore_result", "link", "link_error", "priority", "queue"),
-        *("require_worker", "retry", "soft_time_limit", "task_id", "time_limit"),
-    }
-)
-"""Options of a submission, which `delay`, `stream` and their asynchronous forms take beside the task's own."""
+from petiole.tasks.requests.submission import SUBMISSION
 
 _ELSEWHERE = {
     "best_of": "submit a group, each with a seed of its own",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
@@ -23,8 +24,10 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from petiole import limits
 from petiole.tasks.errors import InvalidRequest, shorten
 from petiole.tasks.requests.hints import instead_of
+from petiole.tasks.requests.names import CHAT, GENERATE
 
 MAX_PROMPT_CHARACTERS = 4_000_000
 MAX_PROMPT_TOKENS = 1_000_000
@@ -67,7 +70,7 @@ def _integer_keys(value: object) -> object:
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_PROMPT_TOKENS)]
 LogitBias = Annotated[
-    dict[TokenId, Annotated[float, Field(ge=-1000, le=1000)]],
+    dict[TokenId, limits.Bias],
     BeforeValidator(_integer_keys),
     Field(max_length=MAX_PROMPT_TOKENS),
 ]
@@ -75,43 +78,93 @@ StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 Choice = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
-class Options(BaseModel):
-    """Options of both `generate` and `chat`. `tasks.requests.types.Options` says what each means."""
+@dataclass(frozen=True)
+class Given:
+    """In a field's type: callers may write this type, too, which becomes the field's own."""
+
+    hint: Any
+
+
+class _Declared(BaseModel):
+    """Base of what declares options. A field is an option's only declaration: its type, limits and default, and
+    below it what it means. `python -m docs.render` writes `types` and the tables of docs/requests.md from that.
+    """
 
     model_config = ConfigDict(defer_build=True, extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
-    max_tokens: int = Field(default=256, ge=1)
-    min_tokens: int = Field(default=0, ge=0)
-    temperature: float = Field(default=1.0, ge=0, le=100)
-    top_k: int = Field(default=0, ge=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    min_p: float = Field(default=0.0, ge=0, le=1)
-    repetition_penalty: float = Field(default=1.0, ge=0.01, le=100)
-    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
-    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+
+class Sampling(_Declared):
+    """How tokens are drawn, and what ends the output: the fields of the engine's `SamplingParams`."""
+
+    max_tokens: limits.MaxTokens = 256
+    """The output has at most this many tokens. Prompt and output together also end at the model's context
+    (`PETIOLE_MAX_MODEL_LEN`)."""
+    min_tokens: limits.MinTokens = 0
+    """No end token or stop condition ends the output before this many tokens. See
+    docs/requests.md#not-before-min_tokens."""
+    temperature: limits.Temperature = 1.0
+    """0 always takes the likeliest token; higher values vary more."""
+    top_k: limits.TopK = 0
+    """Draw from the k likeliest tokens only; 0: from all."""
+    top_p: limits.TopP = 1.0
+    """Draw only from the likeliest tokens that together have this probability, after `temperature` and `top_k`."""
+    min_p: limits.MinP = 0.0
+    """Leave out tokens less likely than this share of the likeliest token's probability."""
+    repetition_penalty: limits.RepetitionPenalty = 1.0
+    """Above 1: tokens of prompt and output are repeated less."""
+    presence_penalty: limits.Penalty = 0.0
+    """Subtracted from the logit of each token that the output contains."""
+    frequency_penalty: limits.Penalty = 0.0
+    """Subtracted from a token's logit once for each time that the output contains the token."""
     logit_bias: LogitBias = Field(default_factory=dict)
+    """Numbers to add to logits, by token id; -1000 to 1000."""
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
+    """The output consists of these tokens only."""
     banned_token_ids: TokenIds = Field(default_factory=list)
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
-    logprobs: int | None = Field(default=None, ge=0, le=20)
+    """The output contains none of these tokens."""
+    seed: limits.Seed | None = None
+    """The same request with the same seed draws the same tokens. `None`: derived from the task's id. See
+    docs/requests.md#seeds."""
+    logprobs: limits.Logprobs | None = None
+    """Report the log-probability of each output token, and those of this many likeliest tokens in its place."""
     ignore_eos: bool = False
-    stop: list[StopString] = Field(default_factory=list, max_length=MAX_STOPS)
+    """The model's end tokens do not end the output. For benchmarks."""
+    stop: Annotated[list[StopString], Field(max_length=MAX_STOPS), Given(str)] = Field(default_factory=list)
+    """The text ends before the first of these strings that it completes: one string, or up to 64."""
     stop_token_ids: TokenIds = Field(default_factory=list)
+    """Any of these tokens ends the output. The token is part of the output, its text is not."""
     stop_token_sequences: list[Annotated[TokenIds, Field(min_length=1)]] = Field(
         default_factory=list, max_length=MAX_STOPS
     )
+    """Any of these sequences of token ids ends the output. Its text is part of the output."""
     skip_special_tokens: bool = True
+    """`False` keeps special tokens in the text. See docs/requests.md#special-tokens."""
 
-    json_schema: dict[str, Any] | None = None
+
+class Options(Sampling):
+    """Options of both `generate` and `chat`."""
+
+    json_schema: Annotated[dict[str, Any] | None, Given(type[BaseModel])] = None
+    """The output is JSON of this schema, or of this pydantic class. Give at most one of `json_schema`, `regex`,
+    `choice` and `grammar`. See docs/constraints.md."""
     regex: str | None = Field(default=None, min_length=1, max_length=65_536)
+    """The output matches this regular expression."""
     choice: list[Choice] | None = Field(default=None, min_length=1, max_length=10_000)
+    """The output is one of these."""
     grammar: str | None = Field(default=None, min_length=1, max_length=262_144)
+    """The output matches this grammar, in Lark's notation."""
 
     adapter: str | None = Field(default=None, min_length=1, max_length=1024)
+    """A LoRA adapter: a folder on the workers, or a hub id. See docs/models.md#lora."""
     salt: str = Field(default="", max_length=MAX_SALT_CHARACTERS)
+    """Only requests with the same salt share cached prefixes. Give each tenant its own."""
     affinity: str | None = Field(default=None, min_length=1, max_length=MAX_SALT_CHARACTERS)
-    deadline_s: float | None = Field(default=None, gt=0, le=1e9)
+    """Tasks with the same affinity begin alike, so they run on the same worker while it has room. A chat needs
+    none: its first messages serve as one. See docs/scaling.md#conversations-stay-where-they-began."""
+    deadline_s: limits.DeadlineS | None = None
+    """Seconds after admission at which the generation ends with the output that it has, as `deadline`."""
     cancel_on_disconnect: bool = False
+    """Cancel the task when the reader of its stream goes away. See docs/streams.md#going-away."""
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -143,7 +196,7 @@ class Options(BaseModel):
 
     def sampling(self) -> dict[str, Any]:
         """The keyword arguments of the engine's `SamplingParams`."""
-        return {name: getattr(self, name) for name in Options.model_fields if name not in _NOT_SAMPLING}
+        return {name: getattr(self, name) for name in Sampling.model_fields}
 
     def constraint(self) -> tuple[str, Any] | None:
         """The constraint on the output as (kind, value), or None."""
@@ -154,13 +207,14 @@ class Options(BaseModel):
 
 
 CONSTRAINT_KINDS = ("json_schema", "regex", "choice", "grammar")
-_NOT_SAMPLING = {*CONSTRAINT_KINDS, "adapter", "salt", "affinity", "deadline_s", "cancel_on_disconnect"}
 
 
 class GenerateRequest(Options):
-    """A prompt to continue, as text or token ids."""
+    """A prompt to continue."""
 
     prompt: str | list[int]
+    """What to continue: text, or a list of token ids. Text gets the special tokens that the checkpoint's tokenizer
+    adds (BOS for Llama, none for Qwen). Ids are taken as they are."""
 
     @field_validator("prompt", mode="plain")
     @classmethod
@@ -180,16 +234,17 @@ class GenerateRequest(Options):
 
 
 class ChatRequest(Options):
-    """A conversation to answer. A message has a `role` and `content`; other keys go to the chat template.
-
-    The chat template reads the entries of `chat_template_kwargs` as variables. With `continue_final_message` the
-    output continues the final message, which must be the assistant's.
-    """
+    """A conversation to answer."""
 
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=10_000)
+    """What to answer: `[{"role": "user", "content": "..."}]`. The checkpoint's chat template renders the messages,
+    and sees their other keys, too. A checkpoint without a chat template refuses them."""
     tools: list[dict[str, Any]] | None = Field(default=None, min_length=1, max_length=1024)
+    """JSON objects for the chat template. See docs/requests.md#conversations-and-tools."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Variables for the chat template, such as Qwen3's `enable_thinking`."""
     continue_final_message: bool = False
+    """Continue the last message, which must be the assistant's, instead of answering it."""
 
     @field_validator("messages", mode="after")
     @classmethod
@@ -230,6 +285,10 @@ class ChatRequest(Options):
         if self.continue_final_message and role != "assistant":
             raise InvalidRequest("continue_final_message", "needs a final message of the assistant", role)
         return self
+
+
+SCHEMAS: dict[str, type[GenerateRequest] | type[ChatRequest]] = {GENERATE: GenerateRequest, CHAT: ChatRequest}
+"""By a task's name, what it takes."""
 
 
 def _json_length(field: str, value: object, limit: int) -> int:
@@ -368,6 +427,8 @@ class StreamDelta(_Received):
 
 
 class Usage(_Received):
+    """Numbers of tokens. `cached_prompt_tokens` of the prompt's were found in the prefix cache."""
+
     prompt_tokens: int
     cached_prompt_tokens: int
     completion_tokens: int
@@ -389,11 +450,25 @@ class GenerationResult(_Received):
     """
 
     text: str
+    """The output, without the end token, stop strings and (unless `skip_special_tokens` is false) special
+    tokens."""
     token_ids: list[int]
+    """The output, with the end token or the tokens of the stop string."""
     finish_reason: FinishReason
+    """`stop` (end token or stop condition), `length` (`max_tokens` or the model's context) or `deadline`.
+    Cancelled tasks have no result: their state is REVOKED."""
     stop_reason: str | int | None
+    """`"eos"`, `"max_tokens"`, `"max_model_len"`, `"constraint"` (nothing can follow), or the stop string, id or
+    sequence."""
     usage: Usage
+    """`prompt_tokens`, how many of them were found in the prefix cache (`cached_prompt_tokens`), and
+    `completion_tokens`."""
     timing: Timing
+    """Milliseconds since arrival in the engine: `queue_ms` until admission, `ttft_ms` until the first token,
+    `total_ms`. `prefill_ms` is a duration."""
     model: str
+    """The name in the worker's `PETIOLE_MODEL`."""
     attempt: int
+    """1, or more after a worker was lost or handed the task on."""
     logprobs: list[TokenLogprobs] | None = None
+    """If `logprobs` was given: one `{"token_id", "logprob", "top": [[id, logprob], ...]}` for each token."""

@@ -1,61 +1,73 @@
-"""Options and results as type checkers and editors see them: the fields of `schemas`, as dictionaries.
+"""Options and results as type checkers and editors see them: `schemas`, as dictionaries.
 
-A checker cannot derive a call's keyword arguments from a pydantic model, so they are written down twice, and
-`tests/project/test_types.py` holds the two together. The text under a key is what an editor shows for it.
+A checker cannot derive a call's keyword arguments from a pydantic model. `python -m docs.render` writes this
+module from `schemas`: change that one.
 """
 
-from datetime import datetime
 from typing import Any, NotRequired, TypedDict
 
 from pydantic import BaseModel
 
 from petiole.tasks.requests.schemas import FinishReason
+from petiole.tasks.requests.submission import Submission
 
 
-class Options(TypedDict, total=False):
-    """Options of both `generate` and `chat`. None is required."""
+class Sampling(TypedDict, total=False):
+    """How tokens are drawn, and what ends the output: the fields of the engine's `SamplingParams`."""
 
     max_tokens: int
-    """The output has at most this many tokens. Default: 256."""
+    """The output has at most this many tokens. Prompt and output together also end at the model's context
+    (`PETIOLE_MAX_MODEL_LEN`). Default: 256."""
     min_tokens: int
-    """No end token or stop condition ends the output before this many tokens. Default: 0."""
+    """No end token or stop condition ends the output before this many tokens. See
+    docs/requests.md#not-before-min_tokens. Default: 0."""
     temperature: float
-    """0 always takes the likeliest token; higher values vary more. Default: 1."""
+    """0 always takes the likeliest token; higher values vary more. From 0 to 100. Default: 1.0."""
     top_k: int
-    """Draw from the k likeliest tokens only. Default: 0, which means all."""
+    """Draw from the k likeliest tokens only; 0: from all. Default: 0."""
     top_p: float
-    """Draw from the likeliest tokens that together have this probability. Default: 1, which means all."""
+    """Draw only from the likeliest tokens that together have this probability, after `temperature` and `top_k`.
+    Above 0 and at most 1. Default: 1.0."""
     min_p: float
-    """Leave out tokens less likely than this share of the likeliest token's probability. Default: 0, none."""
+    """Leave out tokens less likely than this share of the likeliest token's probability. From 0 to 1. Default:
+    0.0."""
     repetition_penalty: float
-    """Above 1: tokens of prompt and output are repeated less. Default: 1."""
+    """Above 1: tokens of prompt and output are repeated less. From 0.01 to 100. Default: 1.0."""
     presence_penalty: float
-    """Subtracted from the logit of each token that the output contains; -2 to 2. Default: 0."""
+    """Subtracted from the logit of each token that the output contains. From -2 to 2. Default: 0.0."""
     frequency_penalty: float
-    """Subtracted from a token's logit once for each time that the output contains it; -2 to 2. Default: 0."""
+    """Subtracted from a token's logit once for each time that the output contains the token. From -2 to 2.
+    Default: 0.0."""
     logit_bias: dict[int, float]
-    """Numbers to add to logits, by token id."""
+    """Numbers to add to logits, by token id; -1000 to 1000."""
     allowed_token_ids: list[int] | None
     """The output consists of these tokens only."""
     banned_token_ids: list[int]
     """The output contains none of these tokens."""
     seed: int | None
-    """The same request with the same seed draws the same tokens. Default: derived from the task's id."""
+    """The same request with the same seed draws the same tokens. `None`: derived from the task's id. See
+    docs/requests.md#seeds."""
     logprobs: int | None
-    """Report the log-probability of each output token, and those of the k likeliest tokens there; k is 0 to 20."""
+    """Report the log-probability of each output token, and those of this many likeliest tokens in its place. From
+    0 to 20."""
     ignore_eos: bool
-    """The model's end tokens do not end the output."""
+    """The model's end tokens do not end the output. For benchmarks. Default: False."""
     stop: str | list[str]
-    """The text ends before the first of these strings that it completes."""
+    """The text ends before the first of these strings that it completes: one string, or up to 64."""
     stop_token_ids: list[int]
     """Any of these tokens ends the output. The token is part of the output, its text is not."""
     stop_token_sequences: list[list[int]]
     """Any of these sequences of token ids ends the output. Its text is part of the output."""
     skip_special_tokens: bool
-    """False keeps special tokens in the text. Default: True."""
-    json_schema: dict[str, Any] | type[BaseModel] | None
-    """The output is JSON of this schema, or of this pydantic class. At most one of `json_schema`, `regex`,
-    `choice` and `grammar`."""
+    """`False` keeps special tokens in the text. See docs/requests.md#special-tokens. Default: True."""
+
+
+class Options(Sampling, total=False):
+    """Options of both `generate` and `chat`."""
+
+    json_schema: type[BaseModel] | dict[str, Any] | None
+    """The output is JSON of this schema, or of this pydantic class. Give at most one of `json_schema`, `regex`,
+    `choice` and `grammar`. See docs/constraints.md."""
     regex: str | None
     """The output matches this regular expression."""
     choice: list[str] | None
@@ -63,62 +75,33 @@ class Options(TypedDict, total=False):
     grammar: str | None
     """The output matches this grammar, in Lark's notation."""
     adapter: str | None
-    """A LoRA adapter: a folder on the workers, or a hub id."""
+    """A LoRA adapter: a folder on the workers, or a hub id. See docs/models.md#lora."""
     salt: str
     """Only requests with the same salt share cached prefixes. Give each tenant its own."""
     affinity: str | None
-    """Tasks with the same affinity begin alike, so they run on the same worker while it has room."""
+    """Tasks with the same affinity begin alike, so they run on the same worker while it has room. A chat needs
+    none: its first messages serve as one. See docs/scaling.md#conversations-stay-where-they-began."""
     deadline_s: float | None
-    """Seconds after admission at which the generation ends with the output that it has."""
+    """Seconds after admission at which the generation ends with the output that it has, as `deadline`. Above 0 and
+    at most 1,000,000,000."""
     cancel_on_disconnect: bool
-    """Cancel the task when the reader of its stream goes away."""
+    """Cancel the task when the reader of its stream goes away. See docs/streams.md#going-away. Default: False."""
 
 
 class GenerateOptions(Options):
     """Options of `generate`."""
 
     prompt: str | list[int]
-    """What to continue: text or token ids."""
+    """What to continue: text, or a list of token ids. Text gets the special tokens that the checkpoint's tokenizer
+    adds (BOS for Llama, none for Qwen). Ids are taken as they are."""
 
 
 class PartialGenerateOptions(Options, total=False):
-    """Options of a link of a chain: the previous task may supply the prompt."""
+    """Options of `generate` in a chain: the previous task may supply what is missing."""
 
     prompt: str | list[int]
-    """What to continue. The text of the previous task follows it."""
-
-
-class Submission(TypedDict, total=False):
-    """Options of `delay`, `stream` and their asynchronous forms. All but the last are Celery's."""
-
-    priority: int
-    """On Redis 0, the default, is served first. On RabbitMQ the highest number is."""
-    queue: str
-    """The queue of other workers, such as those of another model."""
-    countdown: float
-    """Seconds until the task may begin."""
-    eta: datetime | str
-    """The time at which the task may begin."""
-    expires: float | datetime
-    """Revoke the task if it has not begun by then."""
-    headers: dict[str, Any]
-    """Headers of the message, such as `{"tenant": "acme"}`."""
-    task_id: str
-    """The id of the task. Default: a new one."""
-    link: Any
-    """Signatures to submit when the task has succeeded."""
-    link_error: Any
-    """Signatures to submit when the task has failed."""
-    soft_time_limit: float
-    """The generation ends with the output that it has this many seconds after its admission."""
-    time_limit: float
-    """The generation fails this many seconds after its admission."""
-    ignore_result: bool
-    """Store no result. The output is in the stream only."""
-    retry: bool
-    """False: if the broker cannot be reached, do not try again."""
-    require_worker: bool
-    """Raise `NoWorker` if no worker of the queue has been seen within six seconds."""
+    """What to continue: text, or a list of token ids. Text gets the special tokens that the checkpoint's tokenizer
+    adds (BOS for Llama, none for Qwen). Ids are taken as they are."""
 
 
 class GenerateCall(GenerateOptions, Submission):
@@ -126,60 +109,84 @@ class GenerateCall(GenerateOptions, Submission):
 
 
 class _ChatOptions(Options, total=False):
+    """What none needs to give."""
+
     tools: list[dict[str, Any]] | None
-    """JSON objects for the chat template."""
+    """JSON objects for the chat template. See docs/requests.md#conversations-and-tools."""
     chat_template_kwargs: dict[str, Any]
     """Variables for the chat template, such as Qwen3's `enable_thinking`."""
     continue_final_message: bool
-    """Continue the last message, which is the assistant's, instead of answering it."""
+    """Continue the last message, which must be the assistant's, instead of answering it. Default: False."""
 
 
 class ChatOptions(_ChatOptions):
     """Options of `chat`."""
 
     messages: list[dict[str, Any]]
-    """What to answer: `[{"role": "user", "content": "..."}]`. Other keys go to the chat template."""
+    """What to answer: `[{"role": "user", "content": "..."}]`. The checkpoint's chat template renders the messages,
+    and sees their other keys, too. A checkpoint without a chat template refuses them."""
+
+
+class PartialChatOptions(_ChatOptions, total=False):
+    """Options of `chat` in a chain: the previous task may supply what is missing."""
+
+    messages: list[dict[str, Any]]
+    """What to answer: `[{"role": "user", "content": "..."}]`. The checkpoint's chat template renders the messages,
+    and sees their other keys, too. A checkpoint without a chat template refuses them."""
 
 
 class ChatCall(ChatOptions, Submission):
     """What `chat.delay` takes."""
 
 
-class PartialChatOptions(_ChatOptions, total=False):
-    """Options of a link of a chain: the previous task may supply the last message."""
-
-    messages: list[dict[str, Any]]
-    """The conversation so far. The text of the previous task follows it as a message of the user."""
-
-
-class TokenLogprobsDict(TypedDict):
-    token_id: int
-    logprob: float
-    top: list[tuple[int, float]]  # JSON makes lists of these pairs
-
-
 class UsageDict(TypedDict):
+    """Numbers of tokens. `cached_prompt_tokens` of the prompt's were found in the prefix cache."""
+
     prompt_tokens: int
     cached_prompt_tokens: int
     completion_tokens: int
 
 
 class TimingDict(TypedDict):
+    """Milliseconds since arrival in the engine; `prefill_ms` is a duration."""
+
     queue_ms: float
     prefill_ms: float
     ttft_ms: float | None
     total_ms: float
 
 
+class TokenLogprobsDict(TypedDict):
+    """Natural-log probabilities of one position; `top` are pairs of token id and log probability."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
 class GenerationDict(TypedDict):
-    """What a task returns, and the next link of a chain receives: `tasks.requests.schemas.GenerationResult`."""
+    """What a task returns."""
 
     text: str
+    """The output, without the end token, stop strings and (unless `skip_special_tokens` is false) special
+    tokens."""
     token_ids: list[int]
+    """The output, with the end token or the tokens of the stop string."""
     finish_reason: FinishReason
+    """`stop` (end token or stop condition), `length` (`max_tokens` or the model's context) or `deadline`.
+    Cancelled tasks have no result: their state is REVOKED."""
     stop_reason: str | int | None
+    """`"eos"`, `"max_tokens"`, `"max_model_len"`, `"constraint"` (nothing can follow), or the stop string, id or
+    sequence."""
     usage: UsageDict
+    """`prompt_tokens`, how many of them were found in the prefix cache (`cached_prompt_tokens`), and
+    `completion_tokens`."""
     timing: TimingDict
+    """Milliseconds since arrival in the engine: `queue_ms` until admission, `ttft_ms` until the first token,
+    `total_ms`. `prefill_ms` is a duration."""
     model: str
+    """The name in the worker's `PETIOLE_MODEL`."""
     attempt: int
+    """1, or more after a worker was lost or handed the task on."""
     logprobs: NotRequired[list[TokenLogprobsDict]]
+    """If `logprobs` was given: one `{"token_id", "logprob", "top": [[id, logprob], ...]}` for each token."""

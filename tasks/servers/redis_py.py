@@ -17,8 +17,8 @@ _get_connection = signature(redis.ConnectionPool.get_connection).parameters
 _read_response = signature(redis.asyncio.Connection.read_response).parameters
 
 RESP2: dict[str, Any] = {"protocol": 2} if redis.VERSION >= (5,) else {}
-"""With RESP3, which came with 5 and is the default of 8, redis-py makes a log record for each pub/sub message, at any
-log level, and gives no confirmation of a subscription to who reads the connection."""
+"""With RESP3, which came with 5 and is the default of 8, redis-py makes a log record for each pub/sub message, at
+any log level, and gives no confirmation of a subscription to who reads the connection."""
 
 COMMAND: tuple[str, ...] = ("_",) if _get_connection["command_name"].default is Parameter.empty else ()
 """Before 5.3 who asks for a connection must name a command, for nothing; later versions warn of it."""

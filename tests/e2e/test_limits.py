@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from petiole.tasks.app.application import configuration
+from petiole.tasks.app.configuration import configuration
 from petiole.tasks.errors import ResultTooLarge
 from petiole.tasks.servers.connections import connect
 from petiole.tasks.settings import Settings

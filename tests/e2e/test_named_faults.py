@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from petiole.tasks.errors import ModelChanged
-from tests.support.scraping import exporting
+from tests.support.scraping import Figures, exporting
 from tests.support.site import REPOSITORY, Site, eventually
 
 pytestmark = pytest.mark.e2e
@@ -108,12 +110,20 @@ def test_a_death_a_redelivery_and_what_was_resumed_are_counted(own_site: Site) -
         eventually(lambda: counts() == [1, 1, 1], "one of each")
 
 
-def test_a_lost_lease_is_counted(own_site: Site) -> None:
-    worker = own_site.worker()
-    eventually(lambda: own_site.redis.delete("petiole:owners"), "it was an owner")
+def test_a_worker_that_is_stopped_for_too_long_has_lost_its_lease(own_site: Site) -> None:
+    """The other worker, which goes on with its task, counts a death."""
+    stopped = own_site.worker(PETIOLE_FAKE_STEP_MS=20)
+    result = own_site.generate("long", max_tokens=200, seed=1)
+    own_site.streaming(result, 5)
+    other = own_site.worker()
+    stopped.signal(signal.SIGSTOP)
+    own_site.get(result)
     with exporting(own_site) as scrape:
-        eventually(lambda: scrape().get(("petiole_lost_leases_total", "")) == 1, "it is reported")
-    assert worker.alive()
+        eventually(lambda: scrape().get(("petiole_deaths_total", "")) == 1, "the other one reports it")
+        other.stop()
+        stopped.signal(signal.SIGCONT)
+        eventually(lambda: scrape().get(("petiole_lost_leases_total", "")) == 1, "this one, too")
+    assert stopped.alive()
 
 
 def test_a_refused_message_and_a_servers_fault_are_told_from_a_callers(own_site: Site) -> None:
@@ -129,3 +139,75 @@ def test_a_refused_message_and_a_servers_fault_are_told_from_a_callers(own_site:
         eventually(lambda: scrape().get(("petiole_quarantined_total", "")) == 1, "the refused message")
         figures = scrape()
         assert (figures["petiole_failures_total", "server"], figures["petiole_failures_total", "caller"]) == (1, 0)
+
+
+# ------------------------------------------------------------ of the engine, by a real one with little room
+
+PLACES, PAGES = 2, 2048
+GREEDY = {"temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, Callable[[], Figures]]]:
+    """A site whose engine has two places and room for 2,047 tokens, and its metrics."""
+    settings = {
+        "PETIOLE_ENGINE_FACTORY": "petiole.gpu_worker.engine:Engine",
+        "PETIOLE_DEVICE": "cpu",
+        "PETIOLE_DTYPE": "float32",
+        "PETIOLE_MAX_NUM_SEQS": PLACES,
+        "PETIOLE_NUM_PAGES": PAGES,
+    }
+    folder: Path = tmp_path_factory.mktemp("tight")
+    with Site(folder, PETIOLE_DRAIN_SECONDS=0, **settings) as site:
+        site.worker()
+        with exporting(site) as scrape:
+            eventually(lambda: ("petiole_steps_total", "") in scrape(), "it reports")
+            yield site, scrape
+
+
+def grown(scrape: Callable[[], Figures], name: str, before: Figures) -> float:
+    """What the counter has grown by, as soon as it has."""
+    key = (f"petiole_{name}_total", "")
+    return float(eventually(lambda: scrape()[key] - before[key], f"{name} grows"))
+
+
+def test_each_token_takes_a_step(tight: tuple[Site, Callable[[], Figures]]) -> None:
+    """Steps that stand still while tasks run: the engine hangs."""
+    site, scrape = tight
+    before = scrape()
+    site.get(site.generate([20, 21], max_tokens=16, **GREEDY))
+    key = ("petiole_steps_total", "")
+    eventually(lambda: scrape()[key] - before[key] >= 16, "all its steps are reported")
+
+
+def test_a_token_behind_the_end_is_a_zombies(tight: tuple[Site, Callable[[], Figures]]) -> None:
+    """The step behind it was launched before the end was known."""
+    site, scrape = tight
+    prompt = [20, 21, 22]
+    tokens = site.get(site.generate(prompt, max_tokens=8, **GREEDY))["token_ids"]
+    before = scrape()
+    stop = {"stop_token_ids": [tokens[4]]}
+    assert site.get(site.generate(prompt, max_tokens=60, **stop, **GREEDY))["finish_reason"] == "stop"
+    assert grown(scrape, "zombie_outputs", before) == 1
+
+
+def test_prompts_that_do_not_fit_into_the_prefix_cache_together_evict_each_other(
+    tight: tuple[Site, Callable[[], Figures]],
+) -> None:
+    site, scrape = tight
+    before = scrape()
+    for first in (100, 200, 300):
+        site.get(site.generate([first + i % 70 for i in range(1000)], max_tokens=2, **GREEDY))
+    assert grown(scrape, "evicted_pages", before) > 0
+
+
+def test_an_urgent_task_preempts_one_that_can_wait(tight: tuple[Site, Callable[[], Figures]]) -> None:
+    site, scrape = tight
+    before = scrape()
+    later = {"submission": {"priority": 9}}
+    patient = [site.generate([30 + i], max_tokens=900, seed=i, **later, **GREEDY) for i in range(PLACES)]
+    for task in patient:
+        site.streaming(task)
+    site.get(site.generate([40], max_tokens=2, **GREEDY))
+    assert grown(scrape, "num_preemptions", before) == 1
+    assert [site.get(task)["usage"]["completion_tokens"] for task in patient] == [900] * PLACES

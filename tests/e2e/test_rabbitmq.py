@@ -13,7 +13,8 @@ import pytest
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
-from petiole.tasks.app.application import App, configuration
+from petiole.tasks.app.application import App
+from petiole.tasks.app.configuration import configuration
 from petiole.tasks.fleet.queues import queue_lengths
 from petiole.tasks.settings import Settings, settings
 from tests.support.fake_engine import expected

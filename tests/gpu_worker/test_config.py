@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from petiole.gpu_worker import EngineConfig, InvalidRequest
+from petiole.gpu_worker.config import BATCHING, Batching
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_num_seqs": 0}, "max_num_seqs: must be 1 to 2147483647, got 0"),
-        ({"max_num_seqs": 10**20}, f"max_num_seqs: must be 1 to 2147483647, got {10**20}"),
-        ({"chunk_size": -1}, "chunk_size: must be 1 to 2147483647, got -1"),
+        ({"max_num_seqs": 10**20}, f"max_num_seqs: must be 0 to 2147483647, got {10**20}"),
+        ({"chunk_size": -1}, "chunk_size: must be 0 to 2147483647, got -1"),
         ({"lora_slots": 2**31}, "lora_slots: must be 0 to 2147483647, got 2147483648"),
         ({"lora_max_rank": 0}, "lora_max_rank: must be 1 to 2147483647, got 0"),
         ({"speculative_tokens": 1025}, "speculative_tokens: must be 0 to 1024, got 1025"),
@@ -36,3 +36,14 @@ def test_an_unfit_setting_is_refused_with_its_limit(settings: dict[str, Any], me
 @pytest.mark.parametrize("settings", [{"num_pages": 2}, {"max_model_len": 2}, {"num_threads": 1024}])
 def test_the_limits_themselves_are_taken(settings: dict[str, Any]) -> None:
     EngineConfig(**settings)
+
+
+def test_what_is_not_set_is_decided_by_the_device() -> None:
+    assert EngineConfig().decided(BATCHING["cpu"]).batching == Batching(64, 2048, 512)
+    assert EngineConfig().decided(BATCHING["cuda"]).batching == Batching(256, 8192, 2048)
+
+
+def test_what_is_set_stays() -> None:
+    assert EngineConfig(chunk_size=7).decided(BATCHING["cuda"]).batching == Batching(256, 8192, 7)
+    decided = EngineConfig(max_num_seqs=3, max_num_batched_tokens=4).decided(BATCHING["cpu"])
+    assert decided.decided(BATCHING["cuda"]) == decided

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from petiole import tasks
 from tests.support.site import REPOSITORY
 
 SAME = """
@@ -100,8 +102,8 @@ def test_celery_finds_the_app_under_both_names(name: str) -> None:
 def test_a_checkout_without_links_works_as_well(tmp_path: Path) -> None:
     """As git makes it on Windows: in place of each link there is a file that says where it leads."""
     (tmp_path / "petiole").mkdir()
-    for file in ("__init__.py", "_alias.py"):
-        shutil.copy(REPOSITORY / "petiole" / file, tmp_path / "petiole" / file)
+    for file in (REPOSITORY / "petiole").glob("*.py"):
+        shutil.copy(file, tmp_path / "petiole" / file.name)
     for folder in ("tasks", "gpu_worker", "cache"):
         (tmp_path / folder).symlink_to(REPOSITORY / folder)
         (tmp_path / "petiole" / folder).write_text(f"../{folder}")
@@ -124,3 +126,16 @@ def test_the_package_names_what_the_producer_side_names() -> None:
         "assert set(petiole.__all__) <= set(dir(petiole))\n"
         "for name in petiole.tasks.__all__: assert getattr(petiole, name) is getattr(petiole.tasks, name)"
     )
+
+
+def test_type_checkers_see_the_names_that_are_imported_later() -> None:
+    """Names are listed for Python and, under TYPE_CHECKING, for type checkers and the test of circles."""
+    tree = ast.parse((REPOSITORY / "tasks" / "__init__.py").read_text())
+    seen = {
+        alias.asname or alias.name: f"{node.module}:{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("petiole.tasks.")
+        for alias in node.names
+    }
+    assert {name: home for name, home in tasks._HOMES.items() if name != "celery"} == seen
+    assert seen.keys() == set(tasks.__all__)

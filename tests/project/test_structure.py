@@ -22,7 +22,8 @@ MOST_ON_A_FLOOR = 15
 
 
 def modules() -> dict[str, Path]:
-    found = {"petiole": ROOT / "petiole" / "__init__.py", "petiole._alias": ROOT / "petiole" / "_alias.py"}
+    found = {f"petiole.{path.stem}": path for path in (ROOT / "petiole").glob("_[a-z]*.py")}
+    found["petiole"] = ROOT / "petiole" / "__init__.py"
     for floor in FLOORS:
         for path in (ROOT / floor).rglob("*.py"):
             parts = path.relative_to(ROOT).with_suffix("").parts

@@ -6,16 +6,12 @@ import re
 import subprocess
 import sys
 import tomllib
-from functools import reduce
-from operator import or_
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
-from pydantic import BaseModel
 
-from petiole.tasks.requests import hints, schemas, types
+from petiole.tasks.requests import schemas
+from petiole.tasks.requests.submission import SUBMISSION
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -107,59 +103,6 @@ def test_right_uses_pass_a_type_checker_and_wrong_ones_do_not(tmp_path: Path) ->
     assert all(quoted in message for (_, message, _), (*_, quoted) in zip(found, expected, strict=True)), found
 
 
-DICTIONARIES: dict[type[BaseModel], type] = {
-    schemas.GenerateRequest: types.GenerateOptions,
-    schemas.ChatRequest: types.ChatOptions,
-    schemas.GenerationResult: types.GenerationDict,
-    schemas.Usage: types.UsageDict,
-    schemas.Timing: types.TimingDict,
-    schemas.TokenLogprobs: types.TokenLogprobsDict,
-}
-GIVEN = {  # what becomes a list, and a schema
-    "stop": str | list[str],
-    "json_schema": dict[str, Any] | type[BaseModel] | None,
-}
-OTHERWISE: dict[type, dict[str, Any]] = {
-    types.GenerateOptions: GIVEN,
-    types.ChatOptions: GIVEN,
-    types.GenerationDict: {"logprobs": list[types.TokenLogprobsDict]},  # absent, where the model has None
-}
-
-
-def as_dictionary(hint: Any) -> Any:
-    """`hint` with dictionaries in place of the models in it."""
-    if isinstance(hint, type) and hint in DICTIONARIES:
-        return DICTIONARIES[hint]
-    if not (arguments := get_args(hint)):
-        return hint
-    arguments = tuple(map(as_dictionary, arguments))
-    return reduce(or_, arguments) if get_origin(hint) is UnionType else get_origin(hint)[arguments]
-
-
-@pytest.mark.parametrize("model", DICTIONARIES, ids=lambda model: model.__name__)
-def test_a_dictionary_has_the_fields_of_its_model(model: type[BaseModel]) -> None:
-    hints = get_type_hints(model)
-    fields = {name: as_dictionary(hints[name]) for name in model.model_fields}
-    dictionary = DICTIONARIES[model]
-    assert get_type_hints(dictionary) == fields | OTHERWISE.get(dictionary, {})
-
-
 def test_the_options_of_a_submission_are_those_of_no_request() -> None:
     own = schemas.GenerateRequest.model_fields.keys() | schemas.ChatRequest.model_fields.keys()
-    assert set(get_type_hints(types.Submission)) == hints.SUBMISSION
-    assert not hints.SUBMISSION & own
-
-
-@pytest.mark.parametrize("request_", [schemas.GenerateRequest, schemas.ChatRequest])
-def test_the_same_options_are_required(request_: type[schemas.Options]) -> None:
-    required = {name for name, field in request_.model_fields.items() if field.is_required()}
-    assert DICTIONARIES[request_].__required_keys__ == required
-
-
-@pytest.mark.parametrize(
-    ("link", "whole"),
-    [(types.PartialGenerateOptions, types.GenerateOptions), (types.PartialChatOptions, types.ChatOptions)],
-)
-def test_a_link_of_a_chain_has_the_same_options_and_requires_none(link: type, whole: type) -> None:
-    assert get_type_hints(link) == get_type_hints(whole)
-    assert not link.__required_keys__
+    assert not SUBMISSION & own

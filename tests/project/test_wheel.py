@@ -117,7 +117,7 @@ assert not [name for name in sys.modules if name.startswith(("tasks.", "cache.",
 print("the shop is open")
 """,
 }
-UNPACKED = {"petiole/__init__.py", "petiole/_alias.py", "petiole/py.typed"}
+UNPACKED = {"petiole/__init__.py", "petiole/_alias.py", "petiole/_lazy.py", "petiole/py.typed"}
 
 
 def build(kind: str, into: Path, source: Path = REPOSITORY) -> Path:

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.config import Batching, EngineConfig
 from petiole.gpu_worker.errors import EngineError, HandedBack, InvalidRequest
 from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.request import Delta, FinishReason, Request, Result, Timing, Usage
@@ -58,7 +58,7 @@ class Row:
 
 class FakeEngine:
     def __init__(self, config: EngineConfig) -> None:
-        self.config = config
+        self.config = config = config.decided(Batching(int(os.environ.get("PETIOLE_FAKE_PLACES", "64"))))
         self.step_s = float(os.environ.get("PETIOLE_FAKE_STEP_MS", "2")) / 1000
         self.limits = ModelLimits(
             model=config.model,

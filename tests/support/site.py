@@ -25,7 +25,7 @@ from celery import Celery
 from celery.result import AsyncResult
 
 import tasks.errors  # noqa: F401 - where a stock app looks for the class of a stored failure
-from petiole.tasks.app.application import configuration
+from petiole.tasks.app.configuration import configuration
 from petiole.tasks.requests.schemas import stream_keys
 from petiole.tasks.servers import embedded
 from petiole.tasks.servers.connections import connect

@@ -8,6 +8,7 @@ from bench.stand_ins import NullRuntime
 from petiole.cache import KVCacheManager, PageTable
 from petiole.cache.prefix.factory import build_prefix_cache
 from petiole.gpu_worker import EngineConfig, Request, SamplingParams
+from petiole.gpu_worker.config import BATCHING
 from petiole.gpu_worker.runtime.interface import StepBatch
 from petiole.gpu_worker.scheduling.batching import StepPlan
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
@@ -26,7 +27,7 @@ class Bench:
     """A scheduler and its pipeline. `plans` is what was launched, `batches` what the runtime was given."""
 
     def __init__(self, n_pages: int = 1000, slots: int = 2, **config: Any) -> None:
-        settings = EngineConfig(**{"max_num_seqs": 4, **config})
+        settings = EngineConfig(**{"max_num_seqs": 4, **config}).decided(BATCHING["cpu"])
         rows = settings.max_num_seqs
         runtime = NullRuntime(rows=rows, n_pages=n_pages, max_model_len=64)
         self.plans: list[StepPlan] = []

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from petiole.tasks.app.application import App, configuration
+from petiole.tasks.app.application import App
+from petiole.tasks.app.configuration import configuration
 from petiole.tasks.settings import Settings
 from tests.support import rabbitmq
 from tests.support.site import REPOSITORY, Site

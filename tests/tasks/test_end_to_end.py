@@ -203,6 +203,17 @@ def test_status_shows_a_worker_and_drain_ends_it(own_site: Site) -> None:
     assert worker.process.wait(20) == 0
 
 
+def test_a_worker_holds_four_tasks_more_than_its_engine_decides_to_run(own_site: Site) -> None:
+    worker = own_site.worker(PETIOLE_MAX_NUM_SEQS="0", PETIOLE_FAKE_PLACES="3")
+    held = [own_site.generate(f"p{i}", max_tokens=3000) for i in range(9)]
+    own_site.streaming(held[2])
+    inspect = own_site.app.control.inspect(timeout=10, limit=1)
+    eventually(lambda: len(inspect.active()[worker.node] + inspect.reserved()[worker.node]) == 7, "seven tasks")
+    stats = inspect.stats()[worker.node]
+    assert (stats["prefetch_count"], stats["pool"]["max-concurrency"]) == (7, 7)
+    assert stats["pool"]["engine"]["running"] == 3
+
+
 def test_the_demo_gets_every_answer_right_and_leaves_nothing(runtime_folder: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "petiole.tasks.commands.cli", "demo", "--plain"],

@@ -29,7 +29,8 @@ NOT_THE_PRODUCERS = (
     "module",
     [
         "tasks",
-        "petiole.tasks",
+        "petiole.tasks.submission.task",
+        "petiole.tasks.app.configuration",
         "petiole.tasks.commands.cli",
         "petiole.tasks.commands.demo",
         "petiole.tasks.servers.embedded",
@@ -44,11 +45,24 @@ def test_the_producer_side_needs_nothing_of_the_worker(module: str) -> None:
     assert not [name for name in brought if f"{name}.".startswith(tuple(f"{one}." for one in NOT_THE_PRODUCERS))]
 
 
-def test_a_web_app_does_not_pay_for_what_workers_and_terminals_use() -> None:
-    imported = subprocess.run(
-        [sys.executable, "-c", CHECK.format(module="petiole.tasks")], capture_output=True, text=True, check=True
-    )
-    assert not {"celery.apps.worker", "celery.bin", "rich", "prometheus_client"} & set(json.loads(imported.stdout))
+TO_SUBMIT = {"asyncio", "pydantic", "redis"}
+
+
+def brought(statement: str) -> set[str]:
+    code = f"{statement}\nimport json, sys\nprint(json.dumps(list(sys.modules)))"
+    imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(imported.stdout))
+
+
+@pytest.mark.parametrize("name", ["generate, chat", "app", "Unavailable"])
+def test_an_import_brings_little_beside_celery(name: str) -> None:
+    assert not TO_SUBMIT & brought(f"from petiole import {name}")
+
+
+def test_a_submission_does_not_pay_for_what_workers_and_terminals_use() -> None:
+    modules = brought("from petiole import generate; generate.delay; generate.s")
+    assert modules > TO_SUBMIT
+    assert not {"celery.apps.worker", "celery.bin", "rich", "prometheus_client"} & modules
 
 
 def test_importing_reads_no_setting_and_starts_no_server(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from petiole.gpu_worker.text import chat as chat_templates
 from petiole.gpu_worker.threads.preparation import check_sampling
 from petiole.tasks import InvalidRequest, chat, errors, generate
 from petiole.tasks.app.application import make_app
-from petiole.tasks.definitions import parse
 from petiole.tasks.requests.schemas import RESERVED_VARIABLES, ChatRequest, GenerateRequest, Options, validate
+from petiole.tasks.submission.parsing import parse
 from petiole.tasks.worker.generation.requests import engine_request
 
 

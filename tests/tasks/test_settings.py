@@ -15,12 +15,13 @@ from celery import Celery
 
 from petiole.gpu_worker.config import EngineConfig
 from petiole.tasks import worker_side
-from petiole.tasks.app.application import App, celery_url, configuration, make_app
+from petiole.tasks.app.application import App, make_app
+from petiole.tasks.app.configuration import celery_url, configuration
 from petiole.tasks.commands.cli import settings_page
-from petiole.tasks.definitions import GenerationTask
 from petiole.tasks.errors import InvalidSettings
 from petiole.tasks.servers.connections import redis_url
 from petiole.tasks.settings import NOT_HEEDED, PREFIX, Settings, misspelt, settings
+from petiole.tasks.submission.task import GenerationTask
 from petiole.tasks.urls import redacted
 
 
@@ -230,7 +231,7 @@ def test_threads_that_use_the_app_first_at_the_same_time_find_the_same_broker(
 
     second = threading.Thread(target=look)
     monkeypatch.setenv("PETIOLE_BROKER_URL", "redis://ours:6379/0")
-    monkeypatch.setattr("petiole.tasks.app.application.configuration", while_it_is_configured)
+    monkeypatch.setattr("petiole.tasks.app.configuration.configuration", while_it_is_configured)
     settings.cache_clear()
     look()
     second.join()

@@ -15,13 +15,15 @@ from celery import chain
 from kombu.exceptions import OperationalError
 
 from petiole.tasks import InvalidRequest, Unavailable, chat, generate
-from petiole.tasks.app.application import CALLERS_PATIENCE, make_app
+from petiole.tasks.app.application import make_app
 from petiole.tasks.app.backend import RedisBackend
-from petiole.tasks.definitions import GenerationTask, parse
+from petiole.tasks.app.configuration import CALLERS_PATIENCE
 from petiole.tasks.errors import GenerationFailed
 from petiole.tasks.requests import affinity
 from petiole.tasks.requests.schemas import SENT
 from petiole.tasks.settings import settings
+from petiole.tasks.submission.parsing import parse
+from petiole.tasks.submission.task import GenerationTask
 from tests.support.fake_engine import expected
 from tests.support.site import Site
 

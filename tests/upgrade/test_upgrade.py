@@ -21,7 +21,7 @@ from petiole.gpu_worker.request import Request, SamplingParams
 from petiole.gpu_worker.runtime.step.noise import noise_keys
 from petiole.gpu_worker.text.assembler import TextAssembler
 from petiole.gpu_worker.text.loading import load_tokenizer
-from petiole.tasks.app.application import configuration
+from petiole.tasks.app.configuration import configuration
 from petiole.tasks.requests import affinity
 from petiole.tasks.requests.schemas import FinishReason
 from petiole.tasks.servers import connections

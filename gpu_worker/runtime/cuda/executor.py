@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.config import Batching, EngineConfig
 from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.config import ModelConfig
 from petiole.gpu_worker.models.decoder import Decoder, Forward, ValueDecoder
@@ -38,6 +38,9 @@ from petiole.gpu_worker.runtime.step.sampling import Choice, likeliest
 _WRAPPER_BYTES = 8 * 2**20
 _SLACK_BYTES = 512 * 2**20
 
+WORKING_PART = 0.25
+"""Part of the memory beside the weights that the defaults of sequences and of tokens in a step may take."""
+
 
 def require_flashinfer(model: ModelConfig) -> None:
     """Raises ModelError if FlashInfer is missing or of another version than needed, or if its kernels would
@@ -62,6 +65,17 @@ def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int) -> in
     page_lists = 4 * (2 * ladder[-1] + engine.max_num_seqs + 1) * columns  # each slot's, and the table
     states = (engine.max_num_seqs + 1) * state_bytes(model)
     return WORKSPACE_BYTES + wrappers + page_lists + tokens * widest * itemsize + logits + states + _SLACK_BYTES
+
+
+def batching_that_fits(
+    config: EngineConfig, defaults: Batching, model: ModelConfig, itemsize: int, free: int
+) -> EngineConfig:
+    """The configuration with these defaults in place of 0, or with a half, or a quarter of them: the first whose
+    working memory is no more than `WORKING_PART` of the free bytes. What remains is for the KV cache, without
+    which no sequence runs."""
+    *larger, smallest = (config.decided(defaults.divided(by)) for by in (1, 2, 4))
+    fits = (one for one in larger if working_bytes(one, model, itemsize) <= free * WORKING_PART)
+    return next(fits, smallest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from petiole.gpu_worker.config import BATCHING
 from petiole.tasks import worker_side
 from petiole.tasks.settings import settings
 from petiole.tasks.worker.boot import program
@@ -14,9 +15,7 @@ from petiole.tasks.worker.broker.fairness import tenant_queues
 from petiole.tasks.worker.broker.quarantine import put_aside
 from petiole.tasks.worker.foreign.linked import add_route
 from petiole.tasks.worker.generation import limits  # noqa: F401 - its control command is one once imported
-
-LOOK_AHEAD = 4
-"""Tasks that a worker holds beyond the places of its engine, so that a free place is filled at once."""
+from petiole.tasks.worker.pool.pool import LOOK_AHEAD, Undecided
 
 ETA_TASKS = 10_000
 """Limit on held tasks with an `eta`: each raises the prefetch by one and uses about 9 KB."""
@@ -29,7 +28,8 @@ def configure(app: Any) -> None:
     """Configure `app` to run Petiole's worker."""
     conf = app.conf
     if not conf.worker_concurrency:
-        conf.worker_concurrency = settings().max_num_seqs + LOOK_AHEAD
+        places = settings().max_num_seqs or BATCHING["cpu"].max_num_seqs
+        conf.worker_concurrency = Undecided(places + LOOK_AHEAD)
     if not conf.worker_eta_task_limit:
         conf.worker_eta_task_limit = ETA_TASKS
     if settings().weights and not conf.task_queues:  # -Q can still select some of them

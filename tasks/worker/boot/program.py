@@ -17,9 +17,9 @@ from celery.apps import worker as stock
 from celery.platforms import EX_OK
 from kombu.connection import Connection as StockConnection
 
-from petiole.tasks.definitions import SCHEMAS
 from petiole.tasks.errors import GenerationFailed
-from petiole.tasks.handover import take_result
+from petiole.tasks.requests.schemas import SCHEMAS
+from petiole.tasks.submission.handover import take_result
 from petiole.tasks.urls import SENTINEL, redacted, scheme
 
 

@@ -25,7 +25,7 @@ from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.worker.broker import transport
 from petiole.tasks.worker.broker.leases import LeaseKeeper
-from petiole.tasks.worker.pool.pool import EX_USAGE, EnginePool
+from petiole.tasks.worker.pool.pool import EX_USAGE, EnginePool, Undecided
 from petiole.tasks.worker.reports import heartbeat
 from petiole.tasks.worker.reports.incidents import incidents
 from petiole.tasks.worker.reports.reporter import Reporter, engine_figures
@@ -65,6 +65,10 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             named = type(pool).__module__
             logger.critical("Petiole's tasks need its own pool, not %s: leave -P (--pool) away", named)
             raise WorkerShutdown(EX_USAGE)
+        if isinstance(worker.concurrency, Undecided):
+            worker.concurrency = pool.limit
+            if not worker.autoscale:
+                worker.consumer.initial_prefetch_count = pool.limit * worker.prefetch_multiplier
         freeze()
         self.leases = leases = LeaseKeeper(
             ledgers=lambda: [channel.ledger for channel in list(transport.channels)],

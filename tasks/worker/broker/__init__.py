@@ -8,10 +8,10 @@ inflating   decompression with a limit
 held        the messages that a channel holds, and whether it may take more
 ledger      who owns which unacknowledged message, in Redis: take, acknowledge, give back
 leases      the thread that renews leases, looks who is present, and returns the messages of dead workers
-presence    how a killed worker is noticed before its lease expires
+presence    how a killed worker is noticed before its lease expires; lua/restore has the last word
 fairness    which tenant's queue is next
 prefetch    the prefetch count with messages that wait for their `eta`
 quarantine  refused messages: set aside, and their tasks failed
 damage      keys of the broker that somebody else has written into
-lua/        take, renew, restore
+lua/        take; renew: leases; restore: who is dead, and their messages given back
 """

@@ -98,6 +98,7 @@ class Ledger:
         self.owner = new_owner()
         self.registered = False
         self.lost = False
+        self._closing = False
         self._next_tag = 1
         self._acknowledged: list[str] = []
         self._rejected: list[str] = []
@@ -179,6 +180,7 @@ class Ledger:
         if not self.registered:
             return 0
         self.flush(client)
+        self._closing = True  # before Redis knows: a renewal that comes just behind has lost no lease
         restored = self._restore(client, forget=True)
         self.registered = False
         return restored
@@ -203,9 +205,10 @@ class Ledger:
         owner = self.owner
         ttl_ms = 0 if hanging else lease_ms(self.visibility_timeout_s)
         kept = scripts.load(client, "renew")([self.names.owners, self.names.lease + owner], [owner, ttl_ms])
-        if not kept and owner == self.owner:
-            self.lost = True
-        return bool(kept)
+        if kept or owner != self.owner or self._closing:
+            return True
+        self.lost = True
+        return False
 
 
 def restore(

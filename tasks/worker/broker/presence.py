@@ -68,7 +68,10 @@ class Absences:
 
 
 class Subscription:
-    """Keeps `channel` subscribed until it is closed, on a thread and a connection of its own."""
+    """Keeps `channel` subscribed until it is closed, on a thread and a connection of its own.
+
+    `pool` says how to connect. It must say RESP2: with RESP3 redis-py keeps the confirmation to itself.
+    """
 
     def __init__(self, pool: redis.ConnectionPool, channel: str) -> None:
         self.channel = channel
@@ -87,6 +90,11 @@ class Subscription:
                 self.channel,
                 CONFIRM_S,
             )
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether Redis has confirmed it, or has refused it for good."""
+        return self._made.is_set()
 
     def close(self) -> None:
         self._closed.set()

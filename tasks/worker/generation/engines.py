@@ -24,8 +24,9 @@ from petiole.tasks.settings import Settings
 
 
 class EngineLike(Protocol):
-    """The part of `gpu_worker.Engine` that the pool uses."""
+    """The part of `gpu_worker.Engine` that the pool uses. `config`: once started, its numbers are decided."""
 
+    config: EngineConfig
     limits: ModelLimits
     on_fatal: Callable[[BaseException], None] | None
 

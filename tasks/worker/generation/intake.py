@@ -13,11 +13,11 @@ import uuid
 
 import redis
 
-from petiole.tasks.definitions import parse
 from petiole.tasks.errors import InvalidRequest, ModelChanged, PetioleError, WorkersLost
 from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest, stream_keys
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.servers.masters import caused_by_call
+from petiole.tasks.submission.parsing import parse
 from petiole.tasks.urls import RABBITMQ, scheme
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.generation.attempts import Begun
@@ -142,7 +142,7 @@ class Intake:
     def _room(self) -> int:
         """How many more tasks the engine has places for."""
         begun = sum(job.outbox is not None and not job.over for job in list(self._pool.jobs.values()))
-        return max(0, self._pool.settings.max_num_seqs - begun)
+        return max(0, self._pool.engine.config.max_num_seqs - begun)
 
     def _start(self, job: Job, request: TaskRequest | PetioleError, begun: Begun | None, *, marked: bool) -> None:
         if begun is None:

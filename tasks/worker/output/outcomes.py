@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from petiole.gpu_worker import errors as engine_errors
 from petiole.gpu_worker.request import Delta, FinishReason, Result, TokenLogprobs
 from petiole.tasks import errors
-from petiole.tasks.handover import hand_over
 from petiole.tasks.requests.schemas import StreamDelta
 from petiole.tasks.servers.connections import LOST
+from petiole.tasks.submission.handover import hand_over
 
 _MAX_BYTES_A_UNIT = 12
 """Most bytes of JSON for a character or a token id with its separator: a character may be two escapes of six."""

@@ -25,11 +25,11 @@ from kombu.asynchronous import get_event_loop
 from petiole.gpu_worker.errors import InvalidRequest, ModelError
 from petiole.tasks import worker_side
 from petiole.tasks.app.application import app as petiole
-from petiole.tasks.definitions import GenerationTask
 from petiole.tasks.requests.messages import is_limit
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.eviction import warn_of_eviction
 from petiole.tasks.settings import PREFIX, Settings, settings, shared
+from petiole.tasks.submission.task import GenerationTask
 from petiole.tasks.worker.broker.quarantine import quarantine
 from petiole.tasks.worker.completion.threads import Completions
 from petiole.tasks.worker.delivery.delivery import Delivery
@@ -50,8 +50,15 @@ logger = logging.getLogger(__name__)
 LOOK_S = 0.1
 """How often a shutdown request is checked for while the model loads."""
 
+LOOK_AHEAD = 4
+"""Tasks that a worker holds beyond the places of its engine, so that a free place is filled at once."""
+
 EX_USAGE = 2
 EX_SOFTWARE = 70
+
+
+class Undecided(int):
+    """A worker's concurrency that nobody has chosen: the engine's places and the look-ahead, once it is loaded."""
 
 
 class EnginePool(BasePool):  # type: ignore[misc]
@@ -87,6 +94,8 @@ class EnginePool(BasePool):  # type: ignore[misc]
         logger.warning("loading %s", self.settings.model)  # WARNING is Celery's default log level
         self.engine = self._load()
         logger.warning("serving %s after %.1f s", self.settings.model, time.monotonic() - begun)
+        if isinstance(self.limit, Undecided):
+            self.limit = self.engine.config.max_num_seqs + LOOK_AHEAD
         self.engine.on_fatal = self.fail
         client = connections.streams()
         self.publisher = Publisher(client, ttl_s=self.settings.stream_ttl_s)

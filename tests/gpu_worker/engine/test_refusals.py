@@ -121,7 +121,7 @@ def test_more_log_probabilities_than_tokens_are_refused() -> None:
     """A device that is asked for them fails, and the engine with it."""
     tiny = ModelLimits("m", "f", vocab_size=12, max_model_len=96, n_pages=100, page_size=1, max_batch_size=9)
     check_sampling(SamplingParams(logprobs=12), tiny)
-    with pytest.raises(InvalidRequest, match="logprobs: must be from 0 to 12"):
+    with pytest.raises(InvalidRequest, match="logprobs: must be at most the size of the vocabulary, 12"):
         check_sampling(SamplingParams(logprobs=13), tiny)
 
 

@@ -9,9 +9,10 @@ import pytest
 from pydantic import BaseModel
 
 from petiole.tasks import InvalidRequest, chat, generate
-from petiole.tasks.definitions import parse
-from petiole.tasks.requests.hints import _ELSEWHERE, SUBMISSION, instead_of
+from petiole.tasks.requests.hints import _ELSEWHERE, instead_of
 from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest
+from petiole.tasks.requests.submission import SUBMISSION
+from petiole.tasks.submission.parsing import parse
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 

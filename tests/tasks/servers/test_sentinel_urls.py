@@ -11,7 +11,7 @@ import redis
 from kombu import Connection
 from kombu.utils import json
 
-from petiole.tasks.app.application import configuration
+from petiole.tasks.app.configuration import configuration
 from petiole.tasks.commands.cli import main
 from petiole.tasks.errors import InvalidSettings
 from petiole.tasks.servers.sentinels import SYNC, Sentinels, options_for, pool_parameters, sentinel_options

@@ -13,7 +13,11 @@ import numpy as np
 import pytest
 import torch
 
+from bench.checkpoints import QWEN3_06B
+from bench.checkpoints import config as shape_config
 from bench.driver import Driver
+from petiole.gpu_worker import EngineConfig
+from petiole.gpu_worker.config import BATCHING, Batching
 from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.config import parse_decoder_config
 from petiole.gpu_worker.models.loading import load_decoder
@@ -28,7 +32,7 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     host_page_counts,
     new_workspace,
 )
-from petiole.gpu_worker.runtime.cuda.executor import require_flashinfer, working_bytes
+from petiole.gpu_worker.runtime.cuda.executor import batching_that_fits, require_flashinfer, working_bytes
 from petiole.gpu_worker.runtime.cuda.graphs import DecodeGraphs, cuda_capture, eager
 from petiole.gpu_worker.runtime.interface import RowBinding
 from petiole.gpu_worker.runtime.memory.room import state_bytes
@@ -346,3 +350,20 @@ def test_without_a_compiler_for_other_kernels_the_usual_ones_serve(checkpoint, o
     assert runtime._executor.fused == {1: False}
     assert "no such instruction" in caplog.text
     assert Driver(runtime).generate(PROMPTS[:1], N_TOKENS) == [oracle(model, PROMPTS[0])]
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "settings", "decided"),
+    [
+        (80, {}, Batching(256, 8192, 2048)),
+        (8, {}, Batching(128, 4096, 1024)),
+        (8, {"chunk_size": 700}, Batching(128, 4096, 700)),
+        (8, {"max_num_seqs": 256}, Batching(256, 2048, 512)),
+        (2, {}, Batching(64, 2048, 512)),
+    ],
+)
+def test_defaults_leave_the_memory_to_the_kv_cache(gigabytes, settings, decided):
+    """For the shape of Qwen3-0.6B."""
+    model = parse_decoder_config(shape_config(QWEN3_06B))
+    config = EngineConfig(max_model_len=4096, **settings)
+    assert batching_that_fits(config, BATCHING["cuda"], model, 2, gigabytes * 2**30).batching == decided

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import redis
@@ -65,6 +66,24 @@ def test_acknowledged_messages_are_gone(client: redis.Redis) -> None:
     assert mine.close(client) == 1
     assert names(client) == ["b"]
     assert not client.exists(NAMES.owners, mine.lease, mine.unacked)
+
+
+class RenewedBehindItsClose(Ledger):
+    """The lease keeper's renewal reaches Redis just behind the close."""
+
+    def _restore(self, client: redis.Redis, **options: Any) -> int:
+        restored = super()._restore(client, **options)
+        assert self.renew(client)
+        return restored
+
+
+def test_a_renewal_just_behind_the_close_has_lost_no_lease(client: redis.Redis) -> None:
+    mine = RenewedBehindItsClose(prefix="", visibility_timeout_s=60)
+    put(client, "a")
+    take(client, mine)
+    assert mine.close(client) == 1
+    assert not mine.lost
+    assert not client.exists(NAMES.owners, mine.lease)
 
 
 def test_what_a_closing_worker_held_is_next_in_the_old_order(client: redis.Redis) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from petiole.tasks import errors
-from petiole.tasks.handover import take_result
+from petiole.tasks.submission.handover import take_result
 from petiole.tasks.worker.generation.attempts import Begun
 from petiole.tasks.worker.generation.requests import engine_request, seed_of
 from petiole.tasks.worker.output.outcomes import Outcome, Written, at_hand, recorded, within

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import redis
 
+from petiole.gpu_worker import EngineConfig
 from petiole.tasks.worker.generation.intake import Intake
 from tests.support.site import eventually
 
@@ -36,8 +37,7 @@ class Job:
 def intake(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Intake:
     pool = SimpleNamespace(
         publisher=SimpleNamespace(ttl_ms=60_000),
-        engine=SimpleNamespace(limits=SimpleNamespace(fingerprint="model")),
-        settings=SimpleNamespace(max_num_seqs=8),
+        engine=SimpleNamespace(limits=SimpleNamespace(fingerprint="model"), config=EngineConfig(max_num_seqs=8)),
         jobs={},
         fail=lambda error: pytest.fail(f"the worker ends: {error}"),
     )

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from petiole.gpu_worker.errors import InvalidRequest as InvalidEngine
-from petiole.tasks.definitions import generate
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.settings import Settings, settings
+from petiole.tasks.submission.definitions import generate
 from petiole.tasks.worker.generation import local
 from petiole.tasks.worker.generation.engines import make_engine
 

@@ -1,9 +1,4 @@
-"""The two tasks: `generate` continues a prompt, `chat` answers a conversation.
-
-Their bodies do not generate. The worker's pool parses a task's arguments with `parse` and submits the request to
-the engine. When the result is ready, it runs Celery's own trace function, and the body returns that result. So
-states, links, chords, retries and events are Celery's code, and many tasks share one model.
-"""
+"""What `delay`, `apply_async`, `stream` and `astream` of the tasks do: check a request, route it, send it."""
 # `GenerateTask` and `ChatTask` take fewer options than their base:
 # mypy: disable-error-code="override"
 
@@ -12,25 +7,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
 
 from celery import Task
 from celery.canvas import Signature
-from celery.local import PromiseProxy
 from kombu.exceptions import OperationalError
 
 from petiole.tasks import worker_side
 from petiole.tasks.app import two_apps
 from petiole.tasks.app.application import app
-from petiole.tasks.app.signatures import GenerationSignature, OwnQueue
 from petiole.tasks.errors import GenerationFailed, InvalidRequest, Unavailable
 from petiole.tasks.fleet.serving import Router, Watch
-from petiole.tasks.handover import take_result
 from petiole.tasks.requests import affinity
-from petiole.tasks.requests.hints import SUBMISSION
 from petiole.tasks.requests.messages import check_submission
-from petiole.tasks.requests.schemas import SENT, ChatRequest, GenerateRequest, StreamDelta, in_json, validate
+from petiole.tasks.requests.schemas import SENT, StreamDelta, in_json
 from petiole.tasks.requests.types import (
     ChatCall,
     ChatOptions,
@@ -43,12 +34,10 @@ from petiole.tasks.servers import sentinels
 from petiole.tasks.settings import warn_a_producer
 from petiole.tasks.streams import readers
 from petiole.tasks.streams.readers import AsyncGeneration, EagerGeneration
+from petiole.tasks.submission.handover import take_result
+from petiole.tasks.submission.parsing import apart, parse
+from petiole.tasks.submission.signatures import OwnQueue, sign
 from petiole.tasks.urls import redacted
-
-GENERATE, CHAT = "tasks.generate", "tasks.chat"
-SCHEMAS: dict[str, type[GenerateRequest] | type[ChatRequest]] = {GENERATE: GenerateRequest, CHAT: ChatRequest}
-
-T = TypeVar("T", bound="GenerationTask")
 
 
 class GenerationTask(Task):  # type: ignore[misc]
@@ -106,7 +95,7 @@ class GenerationTask(Task):  # type: ignore[misc]
             raise Unavailable(redacted(url), reason) from None
 
     def signature(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Signature:
-        return GenerationSignature(self, args, in_json(kwargs or {}), *more, **{"app": self.app, **options})
+        return sign(self, args, kwargs, *more, **{"app": self.app, **options})
 
     def __call__(self, /, *args: object, **options: Any) -> Any:
         """Celery's takes no option called `self`. Here it is refused like any other unknown one."""
@@ -232,102 +221,4 @@ class ChatTask(GenerationTask):
         ) -> AsyncGenerator[StreamDelta, None]: ...
 
 
-class _Lazily(PromiseProxy):  # type: ignore[misc]
-    """A task that is made when it is first used, because Celery then reads the configuration. A signature does not
-    use it: a module may have some at its top."""
-
-    __slots__ = ()
-
-    def signature(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Signature:
-        name = object.__getattribute__(self, "task_name")
-        return GenerationSignature(name, args, in_json(kwargs or {}), *more, **{"app": app, **options})
-
-    subtask = signature
-
-    def s(self, /, *args: Any, **options: Any) -> Signature:
-        return self.signature(args, options)
-
-    def si(self, /, *args: Any, **options: Any) -> Signature:
-        return self.signature(args, options, immutable=True)
-
-
-def _task(name: str, base: type[T]) -> Callable[[Callable[..., dict[str, Any]]], T]:
-    """`app.task`, for signatures that read no setting, and with the type of what it makes."""
-
-    def decorator(body: Callable[..., dict[str, Any]]) -> T:
-        made = {"name": name, "base": base, "bind": True}
-        lazily: Any = _Lazily(app._task_from_fun, (body,), made, __doc__=body.__doc__)
-        object.__setattr__(lazily, "task_name", name)
-        app._pending.append(lazily)
-        return lazily  # type: ignore[no-any-return]
-
-    return decorator
-
-
-@_task(GENERATE, GenerateTask)
-def generate(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
-    """Continue `prompt`, text or token ids. The options are the fields of `schemas.GenerateRequest`.
-
-    In a chain the text of the previous result is appended to `prompt`, which may be omitted; in the body of a
-    chord the texts of all results are appended, one a line.
-    """
-    return self.finished(given, options)
-
-
-@_task(CHAT, ChatTask)
-def chat(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
-    """Answer `messages`. The options are the fields of `schemas.ChatRequest`.
-
-    In a chain the text of the previous result is appended as a user message.
-    """
-    return self.finished(given, options)
-
-
-def apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of a request and those of its submission."""
-    request = {name: value for name, value in options.items() if name not in SUBMISSION}
-    return request, {name: options[name] for name in options.keys() - request.keys()}
-
-
-def parse(name: str, given: Sequence[object], options: Mapping[str, Any]) -> GenerateRequest | ChatRequest:
-    """The request in a message's arguments. Raises `InvalidRequest`."""
-    options = dict(options)
-    if given:
-        if len(given) > 1:
-            raise InvalidRequest(
-                "args", "must be empty, or the result of the task before", f"{len(given)} of them"
-            )
-        if _is_conversation(given[0]):
-            limit = "must be named: chat.delay(messages=[...])"
-            raise InvalidRequest("messages", limit, given[0])
-        if SCHEMAS[name] is ChatRequest:
-            messages = options.get("messages", [])
-            if not isinstance(messages, list):
-                raise InvalidRequest("messages", "must be a list", messages)
-            options["messages"] = [*messages, {"role": "user", "content": text_of(given[0])}]
-        else:
-            prompt = options.get("prompt", "")
-            if not isinstance(prompt, str):
-                raise InvalidRequest("prompt", "must be text where a result is put behind it", prompt)
-            options["prompt"] = prompt + text_of(given[0])
-    return validate(SCHEMAS[name], options)
-
-
-def _is_conversation(given: object) -> bool:
-    return isinstance(given, list) and any(isinstance(one, dict) and "role" in one for one in given)
-
-
-def text_of(result: object) -> str:
-    """The text of a previous task's result: text, a generation's result, or a list of either."""
-    match result:
-        case str():
-            return result
-        case {"text": str(text)}:
-            return text
-        case list():
-            return "\n".join(map(text_of, result))
-    raise InvalidRequest("args[0]", "must be text, a generation's result, or a list of these", result)
-
-
-two_apps.watch(app, SCHEMAS)
 app.watcher = Watch

@@ -27,6 +27,7 @@ from celery.canvas import Signature
 from celery.utils.functional import maybe_evaluate
 from kombu.entity import Queue
 
+from petiole.tasks.requests.schemas import in_json
 from petiole.tasks.settings import PREFIX, Settings, parse_weights
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ if TYPE_CHECKING:
 
 class OwnQueue(str):
     """The name of a queue that nobody has asked for: the signature's own. It is a plain string in JSON."""
+
+
+def sign(task: Any, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> GenerationSignature:
+    """The signature of a task, given itself or its name. Among the `options` is its app."""
+    return GenerationSignature(task, args, in_json(kwargs or {}), *more, **options)
 
 
 class GenerationSignature(Signature):  # type: ignore[misc]

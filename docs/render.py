@@ -1,0 +1,290 @@
+"""Writes what follows from the declarations of options and results: `python -m docs.render`.
+
+    tasks/requests/schemas.py      declares each option of a task and each field of a result, once
+    tasks/requests/submission.py   declares each option of a submission, once
+
+    tasks/requests/types.py        the same for type checkers and editors: all of it is written here
+    docs/requests.md               the same for readers: the tables between `<!-- name -->` and `<!-- /name -->`
+
+The text below a field is what an editor shows and what stands in the table. In the table `docs/page.md#heading`
+becomes a link.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType, NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from petiole.tasks.requests import schemas, submission
+from petiole.tasks.requests.schemas import SCHEMAS
+
+ROOT = Path(__file__).resolve().parents[1]
+TYPES = ROOT / "tasks" / "requests" / "types.py"
+PAGE = ROOT / "docs" / "requests.md"
+WIDTH = 115
+
+HEAD = '''"""Options and results as type checkers and editors see them: `schemas`, as dictionaries.
+
+A checker cannot derive a call's keyword arguments from a pydantic model. `python -m docs.render` writes this
+module from `schemas`: change that one.
+"""
+
+from typing import Any, NotRequired, TypedDict
+
+from pydantic import BaseModel
+
+from petiole.tasks.requests.schemas import FinishReason
+from petiole.tasks.requests.submission import Submission
+'''
+
+Model = type[BaseModel]
+
+
+def main() -> None:
+    TYPES.write_text(types())
+    PAGE.write_text(page(PAGE.read_text()))
+    print(f"wrote {TYPES.relative_to(ROOT)} and the tables of {PAGE.relative_to(ROOT)}")
+
+
+# ---------------------------------------------------------------- what is declared
+
+
+def texts(module: ModuleType) -> dict[tuple[str, str], str]:
+    """By class and field, the text below the field."""
+    found = {}
+    for node in ast.parse(inspect.getsource(module)).body:
+        body = node.body if isinstance(node, ast.ClassDef) else []
+        for field, text in itertools.pairwise(body):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(said))):
+                    found[node.name, name] = " ".join(said.split())  # type: ignore[attr-defined]
+    return found
+
+
+TEXTS = texts(schemas) | texts(submission)
+
+
+def own(model: Model) -> dict[str, FieldInfo]:
+    """The fields that the model itself declares."""
+    return {name: field for name, field in model.model_fields.items() if name in model.__annotations__}
+
+
+def lineage(model: Model) -> list[Model]:
+    """The models that declare the fields of `model`, itself the last."""
+    return [one for one in reversed(model.__mro__) if issubclass(one, BaseModel) and own(one)]
+
+
+def text_of(model: Model, name: str) -> str:
+    said = next(TEXTS.get((one.__name__, name), "") for one in reversed(lineage(model)) if name in own(one))
+    return said + span(get_type_hints(model, include_extras=True)[name])
+
+
+def span(hint: Any) -> str:
+    """From where to where a number may be, if it is limited on both sides."""
+    numbers = [part for part in (hint, *get_args(hint)) if get_origin(part) is Annotated]
+    limits = {type(extra): extra for part in numbers for extra in get_args(part)[1:]}
+    match limits.get(Ge) or limits.get(Gt), limits.get(Le):
+        case Ge(ge=low), Le(le=high):
+            return f" From {low:,.15g} to {high:,.15g}."
+        case Gt(gt=low), Le(le=high):
+            return f" Above {low:,.15g} and at most {high:,.15g}."
+    return ""
+
+
+# ---------------------------------------------------------------- tasks/requests/types.py
+
+
+def types() -> str:
+    tasks = list(SCHEMAS.values())
+    shared = dict.fromkeys(model for task in tasks for model in lineage(task)[:-1])
+    parts = [HEAD]
+    parts += [
+        typed_dict(model.__name__, bases(model), model, own(model), inspect.getdoc(model) or "", total=False)
+        for model in shared
+    ]
+    for task in tasks:
+        parts += options_of(task)
+    parts += [result_dict(model) for model in results(schemas.GenerationResult)]
+    return "\n\n".join(parts) + "\n"
+
+
+def bases(model: Model) -> list[str]:
+    return [base.__name__ for base in model.__bases__ if issubclass(base, BaseModel) and own(base)]
+
+
+def options_of(task: Model) -> Iterator[str]:
+    """What a call takes, and what a link of a chain takes: there the task before may supply what is required."""
+    name = task.__name__.removesuffix("Request")
+    under, optional = bases(task), {key: field for key, field in own(task).items() if not field.is_required()}
+    if optional:
+        yield typed_dict(f"_{name}Options", under, task, optional, "What none needs to give.", total=False)
+        under = [f"_{name}Options"]
+    required = {key: field for key, field in task.model_fields.items() if field.is_required()}
+    says = f"Options of `{name.lower()}`."
+    yield typed_dict(f"{name}Options", under, task, required, says)
+    says = f"Options of `{name.lower()}` in a chain: the previous task may supply what is missing."
+    yield typed_dict(f"Partial{name}Options", under, task, required, says, total=False)
+    yield f'class {name}Call({name}Options, Submission):\n    """What `{name.lower()}.delay` takes."""\n'
+
+
+def typed_dict(
+    name: str,
+    under: Sequence[str],
+    model: Model,
+    fields: Mapping[str, FieldInfo],
+    says: str,
+    *,
+    total: bool = True,
+) -> str:
+    heads = [*(under or ["TypedDict"]), *([] if total else ["total=False"])]
+    hints = get_type_hints(model, include_extras=True)
+    lines = [f"class {name}({', '.join(heads)}):", quoted(says), ""]
+    for key, field in fields.items():
+        default = field.get_default(call_default_factory=True)
+        default = "" if field.is_required() or default in (None, "", [], {}) else f" Default: {shown(default)}."
+        lines += [f"    {key}: {spelled(given(hints[key]))}", quoted(text_of(model, key) + default)]
+    return "\n".join(lines) + "\n"
+
+
+def given(hint: Any) -> Any:
+    """A field's type as callers may write it."""
+    for extra in get_args(hint) if get_origin(hint) is Annotated else ():
+        if isinstance(extra, schemas.Given):
+            return extra.hint | get_args(hint)[0]
+    return hint
+
+
+def results(model: Model) -> list[Model]:
+    """The models in a result, inner ones first."""
+    hints = get_type_hints(model).values()
+    inner = [one for hint in hints for one in flat(hint) if isinstance(one, type) and issubclass(one, BaseModel)]
+    return list(dict.fromkeys([*inner, model]))
+
+
+def flat(hint: Any) -> Iterator[Any]:
+    """A type, and the types in it."""
+    yield hint
+    for part in get_args(hint):
+        yield from flat(part)
+
+
+def result_dict(model: Model) -> str:
+    """A field that is None by default is absent in the dictionary."""
+    lines = [f"class {dictionary(model)}(TypedDict):"]
+    says = "What a task returns." if model is schemas.GenerationResult else inspect.getdoc(model)
+    lines += [quoted(says or ""), ""]
+    for key, hint in get_type_hints(model).items():
+        if key not in model.model_fields:
+            continue
+        absent = not model.model_fields[key].is_required() and model.model_fields[key].default is None
+        kind = spelled(hint).removesuffix(" | None") if absent else spelled(hint)
+        lines += [f"    {key}: NotRequired[{kind}]" if absent else f"    {key}: {kind}"]
+        lines += [quoted(text)] if (text := text_of(model, key)) else []
+    return "\n".join(lines) + "\n"
+
+
+def dictionary(model: Model) -> str:
+    return model.__name__.removesuffix("Result") + "Dict"
+
+
+def spelled(hint: Any) -> str:
+    """A type as it is written in `types`, without limits."""
+    if hint == schemas.FinishReason:
+        return "FinishReason"
+    if get_origin(hint) is Annotated:
+        return spelled(get_args(hint)[0])
+    if get_origin(hint) in (UnionType, Union):
+        return " | ".join(map(spelled, get_args(hint)))
+    if arguments := get_args(hint):
+        return f"{get_origin(hint).__name__}[{', '.join(map(spelled, arguments))}]"
+    if hint is NoneType:
+        return "None"
+    if isinstance(hint, type) and issubclass(hint, schemas._Received):
+        return dictionary(hint)
+    return str(hint.__name__)
+
+
+def quoted(text: str) -> str:
+    filled = textwrap.fill(f'"""{text}"""', WIDTH - 4, break_on_hyphens=False, break_long_words=False)
+    return textwrap.indent(filled, " " * 4)
+
+
+# ---------------------------------------------------------------- docs/requests.md
+
+
+def page(text: str) -> str:
+    """`docs/requests.md` with its tables made anew; the prose is by hand."""
+    for name, table in tables().items():
+        opening, closing = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
+        before, _, rest = text.partition(opening)
+        text = before + opening + table + closing + rest.partition(closing)[2]
+    return text
+
+
+def tables() -> dict[str, str]:
+    tasks = {name.rpartition(".")[2]: model for name, model in SCHEMAS.items()}
+    shared = set.intersection(*(set(lineage(model)) for model in tasks.values()))
+    inputs = [
+        (f"`{task}`", f"`{name}`", linked(text_of(model, name)))
+        for task, model in tasks.items()
+        for name in model.model_fields
+        if not any(name in own(one) for one in shared)
+    ]
+    one = next(iter(tasks.values()))
+    options = [
+        (f"`{name}`", f"`{shown(field.get_default(call_default_factory=True))}`", linked(text_of(one, name)))
+        for model in lineage(one)
+        if model in shared
+        for name, field in own(model).items()
+    ]
+    submitted = [
+        (f"`{name}`", linked(TEXTS["Submission", name])) for name in submission.Submission.__annotations__
+    ]
+    fields = [
+        (f"`{name}`", linked(text_of(schemas.GenerationResult, name)))
+        for name in schemas.GenerationResult.model_fields
+    ]
+    return {
+        "inputs": markdown(("task", "option", ""), inputs),
+        "options": markdown(("option", "default", ""), options),
+        "submission": markdown(("option", ""), submitted),
+        "result": markdown(("field", ""), fields),
+    }
+
+
+def shown(default: object) -> str:
+    return '""' if default == "" else repr(default)
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)).replace(
+        "|  |", "| |"
+    )
+
+
+def linked(text: str) -> str:
+    return re.sub(r"docs/(\w+\.md)(?:#([\w-]+))?", lambda match: link(match[1], match[2]), text)
+
+
+def link(name: str, anchor: str | None) -> str:
+    if anchor is None:
+        return f"[{name.removesuffix('.md')}]({name})"
+    headings = re.findall(r"^#+ +(.*?) *$", (ROOT / "docs" / name).read_text(), re.M)
+    named = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-"): heading for heading in headings}
+    target = f"#{anchor}" if name == PAGE.name else f"{name}#{anchor}"
+    return f"[{named[anchor]}]({target})"
+
+
+if __name__ == "__main__":
+    main()

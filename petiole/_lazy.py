@@ -1,0 +1,39 @@
+"""What is imported when it is first used.
+
+`from petiole import generate` costs a web app little more than the Celery that it has. redis-py and pydantic come
+with the first submission.
+
+    names    for a package: what its rooms offer under the package's own name
+    module   for a room: another one, of which nothing is needed before something is submitted
+
+Both are followed by type checkers, and by the test for circles, where the same is imported under TYPE_CHECKING.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of `package`. `homes`: where each of its names is, as module or module:name."""
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        home, _, attribute = homes[name].partition(":")
+        found = import_module(home)
+        return getattr(found, attribute) if attribute else found
+
+    return find
+
+
+class module:  # noqa: N801 - it stands for one
+    """Stands for the module of this name."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(import_module(self.__name__), attribute)

@@ -1,0 +1,3 @@
+"""The names of Petiole's tasks in messages."""
+
+GENERATE, CHAT = "tasks.generate", "tasks.chat"

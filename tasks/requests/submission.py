@@ -1,0 +1,43 @@
+"""The options of a submission: those of Celery that `delay` and `stream` take, and one of Petiole's.
+
+This is their only declaration. `python -m docs.render` writes their table in docs/requests.md from it.
+"""
+
+from datetime import datetime
+from typing import Any, TypedDict
+
+
+class Submission(TypedDict, total=False):
+    """Options of `delay`, `stream` and their asynchronous forms. All but the last are Celery's."""
+
+    priority: int
+    """On Redis 0, the default, is served first. On RabbitMQ the highest number is."""
+    queue: str
+    """The queue of other workers, such as those of another model."""
+    countdown: float
+    """Seconds until the task may begin."""
+    eta: datetime | str
+    """The time at which the task may begin."""
+    expires: float | datetime
+    """Revoke the task if it has not begun by then."""
+    headers: dict[str, Any]
+    """Headers of the message, such as `{"tenant": "acme"}`."""
+    task_id: str
+    """The id of the task. By default a new one."""
+    link: Any
+    """Signatures to submit when the task has succeeded."""
+    link_error: Any
+    """Signatures to submit when the task has failed."""
+    soft_time_limit: float
+    """The generation ends with the output that it has this many seconds after its admission."""
+    time_limit: float
+    """The generation fails this many seconds after its admission."""
+    ignore_result: bool
+    """Store no result. The output is in the stream only."""
+    retry: bool
+    """False: if the broker cannot be reached, do not try again."""
+    require_worker: bool
+    """Raise `NoWorker` if no worker of the queue has been seen within six seconds."""
+
+
+SUBMISSION = frozenset(Submission.__annotations__)

@@ -1,0 +1,80 @@
+"""The two tasks: `generate` continues a prompt, `chat` answers a conversation.
+
+Their bodies do not generate. The worker's pool parses a task's arguments with `parsing.parse` and submits the
+request to the engine. When the result is ready, it runs Celery's own trace function, and the body returns that
+result. So states, links, chords, retries and events are Celery's code, and many tasks share one model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from celery.local import PromiseProxy
+
+from petiole import _lazy
+from petiole.tasks.app.application import app
+from petiole.tasks.requests.names import CHAT, GENERATE
+
+if TYPE_CHECKING:
+    from celery.canvas import Signature
+
+    from petiole.tasks.submission import signatures, task
+    from petiole.tasks.submission.task import GenerationTask
+else:
+    signatures = _lazy.module("petiole.tasks.submission.signatures")
+    task = _lazy.module("petiole.tasks.submission.task")
+
+T = TypeVar("T", bound="GenerationTask")
+
+
+class _Lazily(PromiseProxy):  # type: ignore[misc]
+    """A task that is made when it is first used, because Celery then reads the configuration. A signature does not
+    use it: a module may have some at its top."""
+
+    __slots__ = ()
+
+    def signature(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Signature:
+        name = object.__getattribute__(self, "task_name")
+        return signatures.sign(name, args, kwargs, *more, **{"app": app, **options})
+
+    subtask = signature
+
+    def s(self, /, *args: Any, **options: Any) -> Signature:
+        return self.signature(args, options)
+
+    def si(self, /, *args: Any, **options: Any) -> Signature:
+        return self.signature(args, options, immutable=True)
+
+
+def _task(name: str, base: Callable[[], type[T]]) -> Callable[[Callable[..., dict[str, Any]]], T]:
+    """`app.task`, for signatures that read no setting, and with the type of what it makes."""
+
+    def decorator(body: Callable[..., dict[str, Any]]) -> T:
+        lazily: Any = _Lazily(
+            lambda: app._task_from_fun(body, name=name, base=base(), bind=True), __doc__=body.__doc__
+        )
+        object.__setattr__(lazily, "task_name", name)
+        app._pending.append(lazily)
+        return lazily  # type: ignore[no-any-return]
+
+    return decorator
+
+
+@_task(GENERATE, lambda: task.GenerateTask)
+def generate(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
+    """Continue `prompt`, text or token ids. The options are the fields of `schemas.GenerateRequest`.
+
+    In a chain the text of the previous result is appended to `prompt`, which may be omitted; in the body of a
+    chord the texts of all results are appended, one a line.
+    """
+    return self.finished(given, options)
+
+
+@_task(CHAT, lambda: task.ChatTask)
+def chat(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
+    """Answer `messages`. The options are the fields of `schemas.ChatRequest`.
+
+    In a chain the text of the previous result is appended as a user message.
+    """
+    return self.finished(given, options)

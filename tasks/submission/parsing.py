@@ -1,0 +1,56 @@
+"""A message's arguments as a request. In a chain, the result of the task before is among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.requests.schemas import SCHEMAS, ChatRequest, GenerateRequest, validate
+from petiole.tasks.requests.submission import SUBMISSION
+
+
+def apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of a request and those of its submission."""
+    request = {name: value for name, value in options.items() if name not in SUBMISSION}
+    return request, {name: options[name] for name in options.keys() - request.keys()}
+
+
+def parse(name: str, given: Sequence[object], options: Mapping[str, Any]) -> GenerateRequest | ChatRequest:
+    """The request in a message's arguments. Raises `InvalidRequest`."""
+    options = dict(options)
+    if given:
+        if len(given) > 1:
+            raise InvalidRequest(
+                "args", "must be empty, or the result of the task before", f"{len(given)} of them"
+            )
+        if _is_conversation(given[0]):
+            limit = "must be named: chat.delay(messages=[...])"
+            raise InvalidRequest("messages", limit, given[0])
+        if SCHEMAS[name] is ChatRequest:
+            messages = options.get("messages", [])
+            if not isinstance(messages, list):
+                raise InvalidRequest("messages", "must be a list", messages)
+            options["messages"] = [*messages, {"role": "user", "content": text_of(given[0])}]
+        else:
+            prompt = options.get("prompt", "")
+            if not isinstance(prompt, str):
+                raise InvalidRequest("prompt", "must be text where a result is put behind it", prompt)
+            options["prompt"] = prompt + text_of(given[0])
+    return validate(SCHEMAS[name], options)
+
+
+def _is_conversation(given: object) -> bool:
+    return isinstance(given, list) and any(isinstance(one, dict) and "role" in one for one in given)
+
+
+def text_of(result: object) -> str:
+    """The text of a previous task's result: text, a generation's result, or a list of either."""
+    match result:
+        case str():
+            return result
+        case {"text": str(text)}:
+            return text
+        case list():
+            return "\n".join(map(text_of, result))
+    raise InvalidRequest("args[0]", "must be text, a generation's result, or a list of these", result)
