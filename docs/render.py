@@ -116,7 +116,7 @@ def types() -> str:
     for task in tasks:
         parts += options_of(task)
     parts += [result_dict(model) for model in results(schemas.GenerationResult)]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts).rstrip() + "\n"
 
 
 def bases(model: Model) -> list[str]:
