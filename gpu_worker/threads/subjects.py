@@ -108,16 +108,17 @@ class Subjects:
         return Subject(self._steered(request, asked), tokens, field, asked.state, asked.has_text)
 
     def _steered(self, request: Request, asked: Asked) -> Request:
-        """The request with the bans of a skill, and its constraint."""
-        sampling = request.sampling
+        """The request with the bans of a skill, its constraint, and no more tokens than the context has."""
+        sampling, longest = request.sampling, self.limits.max_model_len
         if asked.banned_token_ids:
             bans = [*sampling.banned_token_ids, *asked.banned_token_ids]
-            request = replace(request, sampling=replace(sampling, banned_token_ids=bans))
+            sampling = replace(sampling, banned_token_ids=bans)
+        if isinstance(sampling.max_tokens, int) and sampling.max_tokens > longest:  # as a default may be
+            sampling = replace(sampling, max_tokens=longest)
+        request = replace(request, sampling=sampling)
         if asked.steering == "none":
             return request
-        require(
-            request.constraint is None, "constraint", "must be none: the skill has its own", request.constraint
-        )
+        require(request.constraint is None, "constraint", "must be none: the skill has one", request.constraint)
         rest = self.eos_token_ids, self.limits.vocab_size
         if asked.steering == "index":
             positional = cast(PositionalSkill, asked.state).fork()

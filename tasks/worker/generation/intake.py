@@ -10,17 +10,20 @@ import logging
 import queue
 import threading
 import uuid
+from collections.abc import Callable
+from typing import TypeVar
 
 import redis
 
 from petiole.tasks.errors import InvalidRequest, ModelChanged, PetioleError, WorkersLost
-from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest, stream_keys
+from petiole.tasks.requests.schemas import Common, stream_keys
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.servers.masters import caused_by_call
 from petiole.tasks.submission.parsing import parse
 from petiole.tasks.urls import RABBITMQ, scheme
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.generation.attempts import Begun
+from petiole.tasks.worker.generation.images import images_of, stored
 from petiole.tasks.worker.generation.job import Job
 from petiole.tasks.worker.generation.requests import engine_request
 from petiole.tasks.worker.generation.workplace import Workplace
@@ -29,7 +32,10 @@ from petiole.tasks.worker.reports.incidents import incidents
 
 logger = logging.getLogger(__name__)
 
-TaskRequest = GenerateRequest | ChatRequest
+T = TypeVar("T")
+Read = tuple[Common, list[bytes]] | PetioleError
+"""A task's request and its images, or why there is none."""
+
 _JOBS_A_CALL = 64
 
 
@@ -38,6 +44,7 @@ class Intake:
 
     def __init__(self, pool: Workplace, client: redis.Redis) -> None:
         self._pool = pool
+        self._client = client
         self._begin = scripts.load(client, "begin")
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._closing = threading.Event()
@@ -81,7 +88,7 @@ class Intake:
         return batch
 
     def _take(self, batch: list[Job]) -> None:
-        requests, room = {job: self._read(job) for job in batch}, self._room()
+        requests, room = self._read_all(batch), self._room()
         replies = self._begin_each(batch, room, call=uuid.uuid4().hex)
         for position, (job, reply) in enumerate(zip(batch, replies, strict=False)):
             if isinstance(reply, Exception):
@@ -96,7 +103,20 @@ class Intake:
                     logger.exception("task %s could not be submitted", job.task_id)
                     job.end(failed(error))
 
-    def _read(self, job: Job) -> TaskRequest | PetioleError:
+    def _read_all(self, batch: list[Job]) -> dict[Job, Read]:
+        requests = {job: self._read(job) for job in batch}
+        asked = [request for request in requests.values() if isinstance(request, Common)]
+        ttl_s = self._pool.settings.image_ttl_s
+        known = self._patiently(lambda: stored(self._client, asked, ttl_s), len(batch)) or {}
+        return {job: self._with_images(request, known) for job, request in requests.items()}
+
+    def _with_images(self, request: Common | PetioleError, known: dict[str, bytes]) -> Read:
+        try:
+            return (request, images_of(request, known)) if isinstance(request, Common) else request
+        except PetioleError as error:
+            return error
+
+    def _read(self, job: Job) -> Common | PetioleError:
         message = job.delivery.message
         try:
             return parse(job.delivery.task_name, message["args"], message["kwargs"])
@@ -121,37 +141,45 @@ class Intake:
 
     def _begin_all(self, batch: list[Job], room: int, call: str) -> list[list[object]]:
         keys = [key for job in batch for key in _log_and_state(job.task_id)]
-        reported = False
         head = self._pool.publisher.ttl_ms, self._pool.engine.limits.fingerprint, room, call
+        facts = [fact for job in batch for fact in _facts(job)]
+        replies: list[list[object]] | None = self._patiently(
+            lambda: self._begin(keys, [*head, *facts]), len(batch)
+        )
+        return replies or []
+
+    def _patiently(self, call: Callable[[], T], n_tasks: int) -> T | None:
+        """What `call` returns once Redis answers; None when closed. Raises what the call itself has caused."""
+        reported = False
         while not self._closing.is_set():
             try:
-                facts = [fact for job in batch for fact in _facts(job)]
-                replies: list[list[object]] = self._begin(keys, [*head, *facts])
+                value = call()
                 if reported:
                     logger.warning("intake: Redis answers again")
-                return replies
+                return value
             except (*LOST, redis.RedisError) as error:
                 if caused_by_call(error):
                     raise
                 if not reported:
-                    logger.error("intake: Redis does not answer (%s); %d tasks wait", error, len(batch))
+                    logger.error("intake: Redis does not answer (%s); %d tasks wait", error, n_tasks)
                     reported = True
                 self._closing.wait(0.5)
-        return []
+        return None
 
     def _room(self) -> int:
         """How many more tasks the engine has places for."""
         begun = sum(job.outbox is not None and not job.over for job in list(self._pool.jobs.values()))
         return max(0, self._pool.engine.config.max_num_seqs - begun)
 
-    def _start(self, job: Job, request: TaskRequest | PetioleError, begun: Begun | None, *, marked: bool) -> None:
+    def _start(self, job: Job, read: Read, begun: Begun | None, *, marked: bool) -> None:
         if begun is None:
             job.on_damaged()
             return
         pool = self._pool
         model = pool.engine.limits.fingerprint
         verdict = begun.verdict(model=model, max_attempts=pool.settings.max_attempts)
-        if isinstance(request, TaskRequest):
+        request, images = (read, []) if isinstance(read, PetioleError) else read
+        if isinstance(request, Common):
             job.request_deadline_s = request.deadline_s
         if verdict == "finished":
             job.replay(begun)
@@ -159,7 +187,7 @@ class Intake:
         if begun.attempt > 1:
             incidents.count("resumed_attempts")
         deadline = job.limits.earliest
-        needs_reader = isinstance(request, TaskRequest) and request.cancel_on_disconnect
+        needs_reader = isinstance(request, Common) and request.cancel_on_disconnect
         job.begin(begun, needs_reader=needs_reader, marked=marked)
         if begun.attempt == 1 and (seconds := job.delivery.broker_s(job.taken_at)) is not None:
             pool.tally.waited(job.delivery.priority_step, seconds)
@@ -179,6 +207,7 @@ class Intake:
                 engine_request(
                     job.task_id,
                     request,
+                    images=images,
                     priority=_priority(job),
                     deadline_s=None if deadline is None else deadline.after_s,
                     resume_token_ids=begun.written.token_ids,
