@@ -1,4 +1,4 @@
-"""The engine in a worker that dies: a task named "die-K-..." kills it, once, when K of its tokens are in its log."""
+"""An engine that dies: a task named "die-K-..." kills its worker, once, when K of its tokens are in its log."""
 
 from __future__ import annotations
 
