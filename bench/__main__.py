@@ -30,6 +30,7 @@ WORKLOADS: dict[str, str] = {
     "affinity": "conversations on a fleet: how much of a prompt is in the cache of the worker that gets it",
     "redis_cost": "what a task and a delta cost Redis: commands, bytes, processor time",
     "simulate": "a fleet on paper: the real scheduler with a timed model, checked against the engine",
+    "policies": "prefill policies on paper: the real scheduler with an H200's step time",
     "profiling": "where the time of a step goes, by phase; who waits for the interpreter in a worker",
     "growth": "what one more costs: sequences, prompt tokens, cached tokens, waiting tasks, readers",
     "gpu": "decode and prefill on a CUDA device against their floors",

@@ -28,7 +28,7 @@ from bench.checkpoints import TINY, checkpoint
 from bench.report import percentile, progress
 from bench.runs import Bench, arguments, opened
 from bench.scheduler import Harness
-from bench.steps import Recorder, Step, TimedModel
+from bench.steps import Recorder, Step, StepTime, TimedModel
 from petiole.gpu_worker import Engine, Request
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.tracing import Tracer
@@ -42,26 +42,30 @@ RESULTS = Path(__file__).parent / "results" / "cpu" / "redis_cost.json"
 
 @dataclass
 class Task:
-    """One request on paper. Times are virtual seconds."""
+    """One request on paper. Times are virtual seconds; `gaps`: between its tokens."""
 
     arrived: float
     prompt: int
     output: int
     first: float = 0.0
+    last: float = 0.0
     ended: float = 0.0
+    gaps: list[float] = field(default_factory=list)
 
 
 @dataclass
 class Worker:
     """An engine in virtual time. `now`: how far its loop has got; `free_at`: when its device will be idle."""
 
-    model: TimedModel
+    model: StepTime
+    slots: int = SLOTS
+    settings: dict[str, Any] = field(default_factory=dict)
     now: float = 0.0
     free_at: float = 0.0
     held: dict[int, Task] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.harness = Harness(SLOTS, n_pages=SLOTS * 2048)
+        self.harness = Harness(self.slots, **{"n_pages": self.slots * 2048, **self.settings})
         self.ends: deque[float] = deque()
         self.arrivals = 0
 
@@ -83,9 +87,10 @@ class Worker:
         if plan is None:
             return False
         tokens, running = sum(plan.lengths or ()), len(self.harness.scheduler.state.running)
-        step = Step(plan.kind, len(plan.sequences), tokens, running)
+        context = sum([seq.scheduled_position for seq in plan.sequences])
+        step = Step(plan.kind, len(plan.sequences), tokens or len(plan.sequences), running, context)
         before = self.harness.pipeline.oldest
-        if plan.kind == "prefill" and before is not None and before.kind == "decode":
+        if self.model.delay_s and plan.kind == "prefill" and before is not None and before.kind == "decode":
             self.ends[-1] += self.model.delay_s
             self.free_at = self.ends[-1]
         self.free_at = max(self.free_at, self.now) + self.model.seconds(step)
@@ -97,8 +102,11 @@ class Worker:
         state, done = self.harness.scheduler.state, []
         for seq, tokens, _, end in state.emissions:
             task = self.held[number(seq)]
-            if len(tokens) and not task.first:
-                task.first = self.now + self.model.out_s
+            if len(tokens):
+                seen = self.now + self.model.out_s
+                if task.first:
+                    task.gaps.append(seen - task.last)
+                task.first, task.last = task.first or seen, seen
             if end is not None:
                 task.ended = self.now + self.model.out_s
                 done.append(self.held.pop(number(seq)))
@@ -110,9 +118,17 @@ def number(seq: ScheduledSequence) -> int:
     return int(seq.request.request_id)
 
 
-def run(model: TimedModel, tasks: Sequence[Task], workers: int = 1, concurrency: int = 0) -> list[Task]:
-    """All tasks through one queue. With `concurrency` one arrives when another has ended, as in a closed loop."""
-    fleet = [Worker(model) for _ in range(workers)]
+def run(
+    model: StepTime,
+    tasks: Sequence[Task],
+    workers: int = 1,
+    concurrency: int = 0,
+    slots: int = SLOTS,
+    **settings: Any,
+) -> list[Task]:
+    """All tasks through one queue. With `concurrency` one arrives when another has ended, as in a closed loop.
+    `slots`, `settings`: of each engine."""
+    fleet = [Worker(model, slots, settings) for _ in range(workers)]
     ordered, done = deque(sorted(tasks, key=lambda task: task.arrived)), list[Task]()
     queue = deque(ordered.popleft() for _ in range(min(concurrency or len(tasks), len(tasks))))
     clocks = [(0.0, i) for i in range(workers)]
@@ -120,7 +136,7 @@ def run(model: TimedModel, tasks: Sequence[Task], workers: int = 1, concurrency:
         now, i = heapq.heappop(clocks)
         worker = fleet[i]
         worker.now = max(worker.now, now)
-        while queue and len(worker.held) < SLOTS + LOOK_AHEAD and queue[0].arrived + model.in_s <= worker.now:
+        while queue and len(worker.held) < slots + LOOK_AHEAD and queue[0].arrived + model.in_s <= worker.now:
             worker.take(queue.popleft())
         if worker.held:
             ended = worker.round()

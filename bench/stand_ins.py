@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from petiole.gpu_worker.runtime.device.interface import SpanHook
-from petiole.gpu_worker.runtime.interface import ModelLimits, StepBatch, StepOutput, TokenMask, Transfer
+from petiole.gpu_worker.runtime.interface import Load, ModelLimits, StepBatch, StepOutput, TokenMask, Transfer
 
 
 class _Due:
@@ -79,8 +79,8 @@ class NullRuntime:
     def load_adapter(self, adapter: str, slot: int) -> None:
         pass
 
-    def reload(self, model: str) -> None:
-        pass
+    def prepare_reload(self, model: str) -> Load:
+        return lambda *progress: None
 
     def synchronize(self) -> None:
         pass

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -25,6 +25,7 @@ PREFILL_KNOTS = (64, 512, 2048)
 class Step:
     """What one step held, beside `running` sequences that had their first token, and its seconds.
 
+    `context`: positions that its sequences had before it, where somebody counts them.
     `delayed`: a prefill was launched behind it while it was in flight, which takes the host longer than a decode.
     """
 
@@ -32,6 +33,7 @@ class Step:
     sequences: int
     tokens: int
     running: int
+    context: int = 0
     delayed: bool = False
     seconds: float = 0.0
 
@@ -79,13 +81,28 @@ class Recorder:
         return steps
 
 
+class StepTime(Protocol):
+    """How long steps take. `in_s`, `out_s`: from a submission to the scheduler, and from a commit to the reader.
+    `delay_s`: how much later a decode step is noticed behind which a prefill is launched."""
+
+    @property
+    def in_s(self) -> float: ...
+
+    @property
+    def out_s(self) -> float: ...
+
+    @property
+    def delay_s(self) -> float: ...
+
+    def seconds(self, step: Step) -> float: ...
+
+
 @dataclass(frozen=True)
 class TimedModel:
     """Seconds of a step: decode by batch, and by whether it was delayed; prefill by its tokens and by the
     sequences that run beside it.
 
-    Straight lines between the knots. `in_s`, `out_s`: from a submission to the scheduler, and from a commit to the
-    reader.
+    Straight lines between the knots.
     """
 
     decode_s: tuple[float, ...]
@@ -122,7 +139,6 @@ class TimedModel:
 
     @property
     def delay_s(self) -> float:
-        """How much later a decode step is noticed behind which a prefill is launched."""
         return self.decode_s[-1]
 
     def seconds(self, step: Step) -> float:

@@ -27,6 +27,10 @@ BATCHING = {"cpu": Batching(), "cuda": Batching(256, 8192, 2048)}
 """What a device's settings of 0 mean where the memory suffices. A step on a GPU costs its reading of the weights
 whatever it computes, up to some hundreds of tokens; on a CPU every token costs nearly as much as the first."""
 
+MIXED_CHUNK_SIZE = 512
+"""The most that `chunk_size` is by default with `prefill_policy="mixed"`: the decodes of the same step read the
+weights anyway, and larger chunks would only hold them up."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -62,7 +66,7 @@ class EngineConfig:
     prefix_cache: Literal["radix", "block", "off"] = "radix"
     prefix_cache_max_pages: int | None = None
     pipeline: Literal["on", "off"] = "on"
-    prefill_policy: Literal["drain", "pipelined"] = "pipelined"
+    prefill_policy: Literal["drain", "pipelined", "mixed"] = "pipelined"
     reserve: Literal["demand", "full"] = "demand"
     delay_factor: float = 0.0
     stream_interval_ms: float = 0.0
@@ -105,12 +109,15 @@ class EngineConfig:
             require(valid, "page_size", "must be 1 or a multiple of 16 with prefix_cache=block", self.page_size)
 
     def decided(self, defaults: Batching) -> EngineConfig:
-        """The same settings with these defaults in place of 0."""
+        """The same settings with these defaults in place of 0. Mixed steps are short: see `MIXED_CHUNK_SIZE`."""
+        chunk_size = defaults.chunk_size
+        if self.prefill_policy == "mixed":
+            chunk_size = min(chunk_size, MIXED_CHUNK_SIZE)
         return replace(
             self,
             max_num_seqs=self.max_num_seqs or defaults.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens or defaults.max_num_batched_tokens,
-            chunk_size=self.chunk_size or defaults.chunk_size,
+            chunk_size=self.chunk_size or chunk_size,
         )
 
     @property

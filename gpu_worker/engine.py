@@ -305,19 +305,26 @@ class Engine:
 
         self._call(resume)
 
-    def reload(self, model: str) -> None:
-        """Replace the weights: drain, flush the prefix cache, requeue running sequences for recompute, load.
+    def prepare_reload(self, model: str) -> Callable[[], None]:
+        """Find the weights of `model`, which may download them, while the engine serves on.
 
-        Raises ModelError if the model is not compatible with the current one, which then continues to serve."""
+        Returns what replaces the weights: drain, flush the prefix cache, requeue running sequences for recompute,
+        load. If that fails, the weights are lost, and the next step fails like after a loss of the device.
+        Raises ModelError if the model is not compatible with the current one."""
+        load = self.runtime.prepare_reload(model)
 
         def reload() -> None:
             self._loop.drain()
             self.scheduler.requeue_all()
-            self.runtime.reload(model)
+            load(self._loop.beat)
             self.scheduler.state.limits = self._intake.preparer.limits = self.runtime.limits
             self._text.model = self.runtime.limits.model
 
-        self._call(reload)
+        return lambda: self._call(reload)
+
+    def reload(self, model: str) -> None:
+        """Replace the weights: see `prepare_reload`. Raises ModelError; then the current model serves on."""
+        self.prepare_reload(model)()
 
     def check_invariants(self) -> None:
         """Run the conservation and pipeline checks on the engine thread; raises AssertionError."""

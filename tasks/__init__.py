@@ -20,6 +20,7 @@ numpy. The names below are imported at their first use.
     settings      every setting, from PETIOLE_* variables; for all of Petiole but the engine
     worker_side   the names of the worker's classes, as dotted strings
     urls          the forms of broker and Redis URLs; passwords that are not shown
+    keys          every name that Petiole writes into Redis or into a message
     errors        the exceptions that a caller may get
 """
 

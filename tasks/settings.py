@@ -99,8 +99,9 @@ class EngineSettings(BaseModel):
     pipeline: Literal["on", "off"] = Field(
         default="on", description="plan the next step while the device computes"
     )
-    prefill_policy: Literal["drain", "pipelined"] = Field(
-        default="pipelined", description="when prefill steps are launched"
+    prefill_policy: Literal["drain", "pipelined", "mixed"] = Field(
+        default="pipelined",
+        description="prompts wait until the pipeline is empty, go between decodes, or in the same steps",
     )
     reserve: Literal["demand", "full"] = Field(
         default="demand", description="take pages as needed, or all at admission"

@@ -120,9 +120,10 @@ def stored_dtype(folder: Path) -> str:
 
 class Storage:
     """The memory of a decoder's tensors. After `rewind`, reading another decoder of the same layout gets the same
-    memory, in the same order."""
+    memory, in the same order. `progress` is called before each tensor is read."""
 
     def __init__(self) -> None:
+        self.progress: Callable[[], None] = lambda: None
         self._tensors: list[Tensor] = []
         self._used = 0
 
@@ -134,6 +135,7 @@ class Storage:
         self._used = 0
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        self.progress()
         if self._used == len(self._tensors):
             self._tensors.append(torch.empty(tuple(shape), dtype=dtype, device=device))
         tensor = self._tensors[self._used]

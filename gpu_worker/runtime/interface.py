@@ -16,7 +16,7 @@ copied through the step's own buffers, in stream order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -32,7 +32,7 @@ from petiole.gpu_worker.request.values import ValueTokens
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 
-StepKind = Literal["prefill", "decode", "verify", "encode"]
+StepKind = Literal["prefill", "decode", "verify", "mixed", "encode"]
 
 PENDING = -1
 """In `StepBatch.token_ids`: read the row's pending input. In `StepBatch.pending`: keep the sampled input."""
@@ -202,6 +202,20 @@ class ModelLimits:
     batching: Batching = field(default_factory=Batching)
 
 
+Progress = Callable[[], None]
+"""To be called by what takes long on the engine thread, whenever it has made a step forward."""
+
+
+def nothing() -> None:
+    """The `Progress` that nobody waits for."""
+
+
+class Load(Protocol):
+    """Overwrites the weights."""
+
+    def __call__(self, progress: Progress = nothing, /) -> None: ...
+
+
 class Runtime(Protocol):
     """Computes steps, in launch order, on one compute stream. Owned by the engine thread, which makes all calls,
     except where noted.
@@ -235,8 +249,11 @@ class Runtime(Protocol):
         """Put the LoRA adapter with this key into a device slot (slot 0 is "no adapter"). Raises AdapterError."""
         ...
 
-    def reload(self, model: str) -> None:
-        """Replace the weights. Called with a drained pipeline and an empty prefix cache."""
+    def prepare_reload(self, model: str) -> Load:
+        """Find weights to replace the present ones. May download them. Called on any thread.
+
+        Returns what overwrites the weights; it is called on the engine thread, with a drained pipeline and an
+        empty prefix cache. Raises ModelError if the layout differs or tensors are missing."""
         ...
 
     def synchronize(self) -> None: ...

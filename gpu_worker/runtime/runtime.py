@@ -52,7 +52,16 @@ from petiole.gpu_worker.runtime.device.interface import Device, upload
 from petiole.gpu_worker.runtime.device.opening import open_device
 from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
 from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
-from petiole.gpu_worker.runtime.interface import EncodeInput, ModelLimits, StepBatch, TokenMask, Transfer
+from petiole.gpu_worker.runtime.interface import (
+    EncodeInput,
+    Load,
+    ModelLimits,
+    Progress,
+    StepBatch,
+    TokenMask,
+    Transfer,
+    nothing,
+)
 from petiole.gpu_worker.runtime.memory.kv import KVCache, decide_n_pages, free_bytes, new_kv_cache
 from petiole.gpu_worker.runtime.memory.room import require_rows_and_adapters
 from petiole.gpu_worker.runtime.step.inputs import ImageInputs, StepInputs, StepStates, lay_out
@@ -122,7 +131,7 @@ class ModelRuntime:
             self._copy_stream = self._device.new_stream("copy") if on_cuda else self._stream
             self._allocate()
             self._device.synchronize()  # tensors created on other streams are complete
-            self._executor: Executor = self._new_executor()
+            self._executor: Executor = self._new_executor(nothing)
 
     # -- construction
 
@@ -226,7 +235,7 @@ class ModelRuntime:
             return free
         return free - working_bytes(self.config, self._model_config, self._decoder.dtype.itemsize)
 
-    def _new_executor(self) -> Executor:
+    def _new_executor(self, progress: Progress) -> Executor:
         pending = (self._states.pending, self._states.pending_bins)
         parts = (self._decoder, self._cache, self._bank, *pending)
         if not isinstance(self._stream, CudaStream):
@@ -234,8 +243,13 @@ class ModelRuntime:
         if self._decoder.images is not None:
             raise ModelError(f"{self.config.model}: models that take images are served on a CPU only")
         capture = cuda_capture(self._stream) if self.config.cuda_graphs == "on" else eager
+
+        def capture_one(work: Callable[[], None], *, kept: bool = True) -> Callable[[], object]:
+            progress()
+            return capture(work, kept=kept)
+
         with torch.inference_mode(), kernels_at_hand():
-            return CudaExecutor(*parts, self.config, self._device, self._stream, capture)
+            return CudaExecutor(*parts, self.config, self._device, self._stream, capture_one)
 
     def _new_slot(self, slot_id: int) -> DecodeSlot[Staging]:
         """A slot. All kinds of steps share its staging, because a slot belongs to one step at a time."""
@@ -382,22 +396,29 @@ class ModelRuntime:
         weights = self._adapters.take(adapter)
         self._enqueue(lambda: bank.put(weights, slot), "adapter")
 
-    def reload(self, model: str) -> None:
-        """Overwrite the weights with a checkpoint of the same layout, so that memory never holds both.
-
-        Raises ModelError for another layout or missing tensors, before anything is overwritten."""
-        self.synchronize()
+    def prepare_reload(self, model: str) -> Load:
+        """See `Runtime.prepare_reload`. The weights are overwritten in place: memory never holds both."""
         info = self._find(model)
         with torch.no_grad():
             self._check(info)
+
+        def load(progress: Progress = nothing, /) -> None:
+            self._reload(info, progress)
+
+        return load
+
+    def _reload(self, info: _ModelInfo, progress: Progress) -> None:
+        self.synchronize()
+        with torch.no_grad():
             self._executor = _NoWeights()
             for slot in self._slots:
                 slot.staging.states = None  # refers to the old executor's tensors
             self._release_memory()
             self._storage.rewind()
+            self._storage.progress = progress
             self._load(info)
             self._device.synchronize()
-            self._executor = self._new_executor()
+            self._executor = self._new_executor(progress)
 
     def _check(self, info: _ModelInfo) -> None:
         new = Storage()

@@ -1,5 +1,8 @@
 """Builds the arrays of a `StepBatch` from a plan. Does not modify sequences.
 
+What a sequence contributes is known by its newest operation, and not by the kind of the step, which may hold
+chunks of prompts, decodes and verifications together.
+
 Page-table updates are derived, not recorded: a step sends the table columns that its positions are the first to
 use, `ceil(start / page_size) .. ceil(end / page_size)`. The first step of a row sends all columns from 0. Earlier
 steps of the same row have sent the other columns, in stream order.
@@ -10,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -27,6 +30,8 @@ from petiole.gpu_worker.runtime.interface import (
     StepBatch,
     StepKind,
 )
+from petiole.gpu_worker.scheduling.outcomes import SequenceState
+from petiole.gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 
 Drafts = Sequence[Sequence[int]]
@@ -36,16 +41,44 @@ Drafts = Sequence[Sequence[int]]
 class StepPlan:
     """The sequences of the next step and the number of positions to compute for each.
 
+    `lengths`: 1 + number of drafts, or the size of a prompt's chunk; None if each is 1, a decode.
+    `drafts`: draft tokens, empty for a sequence without drafts; None if nobody has any.
+    `n_chunks`: so many of the last sequences have a chunk of their prompt computed; the others decode or verify.
     `images`: those of an encode, which has no sequences: whose they are, and the positions where they begin.
-    `lengths`: chunk sizes of a prefill; 1 + number of drafts of a verify; None for a decode, where each is 1.
-    `drafts`: draft tokens of a verify, empty for a sequence without drafts.
     """
 
-    kind: StepKind
     sequences: Sequence[ScheduledSequence]
     lengths: Sequence[int] | None = None
     drafts: Drafts | None = None
+    n_chunks: int = 0
     images: Sequence[tuple[ScheduledSequence, int]] = ()
+
+    @property
+    def kind(self) -> StepKind:
+        """For staging, statistics and traces."""
+        if self.images:
+            return "encode"
+        if self.n_chunks:
+            return "mixed" if self.n_decodes else "prefill"
+        return "decode" if self.lengths is None else "verify"
+
+    @property
+    def n_decodes(self) -> int:
+        return len(self.sequences) - self.n_chunks
+
+    @property
+    def chunks(self) -> Sequence[ScheduledSequence]:
+        return self.sequences[self.n_decodes :]
+
+    def beside(self, chunks: StepPlan) -> StepPlan:
+        """One step of this one's decodes and those chunks."""
+        lengths = self.lengths or [1] * len(self.sequences)
+        return StepPlan(
+            sequences=[*self.sequences, *chunks.sequences],
+            lengths=[*lengths, *(chunks.lengths or ())],
+            drafts=None if self.drafts is None else [*self.drafts, *([()] * chunks.n_chunks)],
+            n_chunks=chunks.n_chunks,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,20 +95,19 @@ class StepPayload:
     launched_s: float
 
 
+def payload_of(step: LaunchHandle[ScheduledSequence] | PendingCommit[ScheduledSequence]) -> StepPayload:
+    return cast(StepPayload, step.payload)
+
+
 def make_batch(plan: StepPlan, starts: Int32Array, rows: Int32Array, table: PageTable) -> StepBatch:
-    """The batch of a plan whose pages are reserved. `starts`: int32 [B], first position of each operation."""
+    """The batch of a plan whose pages are reserved and whose operations are scheduled. `starts`: int32 [B], first
+    position of each operation."""
     n = len(plan.sequences)
     if plan.lengths is None:
         ones, pending = _constant(n, 1), _constant(n, PENDING)
         pages = page_updates(table, rows, starts, ones, _constant(0, 0))
-        return StepBatch("decode", rows, starts, ones, pending, ones, pending, [], pages)
-    lengths = np.array(plan.lengths, np.int32)
-    if plan.kind == "prefill":
-        return _prefill_batch(plan, starts, lengths, rows, table)
-    assert plan.drafts is not None
-    token_ids = np.array([t for drafts in plan.drafts for t in (PENDING, *drafts)], np.int32)
-    pages = page_updates(table, rows, starts, lengths, _constant(0, 0))
-    return StepBatch("verify", rows, starts, lengths, token_ids, lengths, _constant(n, PENDING), [], pages)
+        return StepBatch(plan.kind, rows, starts, ones, pending, ones, pending, [], pages)
+    return _ragged_batch(plan, starts, np.array(plan.lengths, np.int32), rows, table)
 
 
 def encode_batch(images: Sequence[EncodeInput]) -> StepBatch:
@@ -92,31 +124,30 @@ def _constant(n: int, value: int) -> Int32Array:
     return array
 
 
-def _prefill_batch(
+def _ragged_batch(
     plan: StepPlan, starts: Int32Array, lengths: Int32Array, rows: Int32Array, table: PageTable
 ) -> StepBatch:
-    """A batch of prompt chunks. A final chunk samples one token, except in a recompute, where the known tail is
-    the next input."""
-    outputs = np.zeros(len(plan.sequences), np.int32)
+    """A batch of any operations. The inputs of a chunk are the prompt's, those of others the pending token and its
+    drafts. A final chunk samples one token, except in a recompute, where the known tail is the next input."""
     pending = np.full(len(plan.sequences), PENDING, np.int32)
-    chunks = []
+    inputs = []
     for i, seq in enumerate(plan.sequences):
+        if seq.newest.state is not SequenceState.PREFILL_SCHEDULED:
+            inputs.append(np.array((PENDING, *plan.drafts[i]) if plan.drafts else (PENDING,), np.int32))
+            continue
         end = int(starts[i]) + int(lengths[i])
-        chunks.append(seq.tokens(int(starts[i]), end))
-        if end == seq.prefill_target:
-            if seq.is_recompute:
-                pending[i] = seq.last_token
-            else:
-                outputs[i] = 1
+        inputs.append(seq.tokens(int(starts[i]), end))
+        if end == seq.prefill_target and seq.is_recompute:
+            pending[i] = seq.last_token
     bindings = [_binding(seq) for seq in plan.sequences if not seq.bound]
     bound_rows = np.array([binding.row for binding in bindings], np.int32)
     return StepBatch(
-        kind="prefill",
+        kind=plan.kind,
         rows=rows,
         starts=starts,
         lengths=lengths,
-        token_ids=np.concatenate(chunks),
-        outputs=outputs,
+        token_ids=np.concatenate(inputs),
+        outputs=np.array([seq.newest.max_yield for seq in plan.sequences], np.int32),
         pending=pending,
         bindings=bindings,
         pages=page_updates(table, rows, starts, lengths, bound_rows),

@@ -1,11 +1,15 @@
 """Selects the sequences of the next step. Its side effects: admission, preemption, and failing broken requests.
 
-Order: a prefill step precedes decode steps, but two prefill steps never run in a row while sequences are decoding,
-so a running sequence waits for at most one chunk. An encode of images goes before the prefill that needs them and
-counts as one. Within prefill, sequences go by rank, with one exception: after
-a step with a chunk of a *long* prompt (one that takes more than one chunk) no prefill is launched until that step
-is committed, and the next prefill step takes short prompts first. So a short prompt waits for at most one such
-step, and long prompts get at least every second prefill step.
+Order: a step of prompts' chunks precedes decode steps, but two steps without a decode never run in a row while
+sequences are decoding, so a running sequence waits for at most one chunk. With the policy `mixed` it waits for
+none: whoever can decode does so beside the chunks, in the same step. An encode of images goes before the prefill
+that needs them and counts as one.
+
+Within prefill, sequences go by rank, with one exception: after a step with a chunk of a *long* prompt (one that
+takes more than one chunk) the next one takes short prompts first, and long prompts get at least every second. So
+that a short prompt waits for at most one such step, none is launched before the one with the long prompt is
+committed; but `mixed`, whose steps are shorter and hold decodes, does not wait, and fills the step with chunks of
+long prompts.
 
 Memory: pages go to the best-ranked sequences first. A sequence without pages is left out of the plan. As many of
 the worst-ranked sequences are preempted as those left out need, and those that the next prefill step could start
@@ -15,14 +19,14 @@ the worst-ranked sequences are preempted as those left out need, and those that 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from petiole.gpu_worker.constraints import ConstraintState
 from petiole.gpu_worker.errors import AdapterError
 from petiole.gpu_worker.request.images import whole_regions
 from petiole.gpu_worker.scheduling.admission import can_reuse
-from petiole.gpu_worker.scheduling.batching import StepPlan
+from petiole.gpu_worker.scheduling.batching import StepPlan, payload_of
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
 from petiole.gpu_worker.scheduling.preemption import Holder, Need, Room, giving_way
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
@@ -39,22 +43,23 @@ chunks or their turn are passed over; passing over thousands of them in each pla
 class Planner:
     """Plans steps.
 
-    `last_kind`: kind of the last launched step. `after_long`: whether the last prefill step contained a long
-    prompt. `left_out`: the sequences that did not get pages in this plan, and how many they need.
+    `after_prefill`: whether the last launched step held chunks or images and no decode. `after_long`: whether the
+    last step with chunks contained a long prompt.
+    `left_out`: the sequences that did not get pages in this plan, and how many they need.
     """
 
     def __init__(self, state: SchedulerState) -> None:
         self.state = state
-        self.last_kind = "decode"
+        self.after_prefill = False
         self.after_long = False
         self.left_out: dict[ScheduledSequence, int] = {}
         self._chunk = min(state.config.chunk_size, state.config.max_num_batched_tokens)
         self._broken: list[tuple[ScheduledSequence, Exception]] = []
 
     def on_launch(self, plan: StepPlan) -> None:
-        self.last_kind = plan.kind
-        if plan.kind == "prefill":
-            self.after_long = any(self._is_long(seq) for seq in plan.sequences)
+        self.after_prefill = plan.n_decodes == 0
+        if plan.n_chunks:
+            self.after_long = any(self._is_long(seq) for seq in plan.chunks)
 
     # ------------------------------------------------------------ kind of step
 
@@ -73,15 +78,23 @@ class Planner:
 
     def _choose(self, pipeline: PipelineState[ScheduledSequence], now: float) -> StepPlan | None:
         drain = self.state.config.prefill_policy == "drain"
-        if drain and any(step.kind == "prefill" for step in pipeline.steps()):
+        if drain and _chunks_in_flight(pipeline):
             return None
         decode = self.schedule_decode_step()
         streams = bool(self.state.running)
-        if self.last_kind in ("prefill", "encode") and streams and (decode is not None or not pipeline.is_empty):
+        mixes = self._mixes and decode is not None and not self.left_out
+        if not mixes and self.after_prefill and streams and (decode is not None or not pipeline.is_empty):
             return decode
         if drain and not pipeline.is_empty:
             return None if self._wants_prefill(streams, now) else decode
-        return self._next_prefill(pipeline, streams, now) or decode
+        prefill = self._next_prefill(pipeline, streams, now, decode if mixes else None)
+        if prefill is None or (prefill.images and self.after_prefill and decode is not None):
+            return decode
+        return decode.beside(prefill) if mixes and decode is not None and not prefill.images else prefill
+
+    @property
+    def _mixes(self) -> bool:
+        return self.state.config.prefill_policy == "mixed"
 
     def _wants_prefill(self, streams: bool, now: float) -> bool:
         """Whether a prefill step could start if the pipeline were empty."""
@@ -105,17 +118,17 @@ class Planner:
             return None
         if self.state.config.speculative_tokens == 0:
             sequences = self._with_pages(sequences, None)
-            return StepPlan("decode", sequences) if sequences else None
+            return StepPlan(sequences) if sequences else None
         sequences = [seq for seq in sequences if seq.is_idle or not self._promising(seq)]
         drafts = [self._drafts(seq) for seq in sequences]
         chosen = self._with_pages(sequences, [1 + len(d) for d in drafts])
         if not chosen:
             return None
         if len(chosen) < len(sequences):  # pages are short: do not spend them on drafts
-            return StepPlan("decode", chosen)
+            return StepPlan(chosen)
         if not any(drafts):
-            return StepPlan("decode", sequences)
-        return StepPlan("verify", sequences, [1 + len(d) for d in drafts], drafts)
+            return StepPlan(sequences)
+        return StepPlan(sequences, [1 + len(d) for d in drafts], drafts)
 
     def _drafts(self, seq: ScheduledSequence) -> Sequence[int]:
         """Draft tokens for an idle sequence, within its token budget and cut where the constraint rejects one."""
@@ -165,17 +178,27 @@ class Planner:
     # ------------------------------------------------------------ prefill
 
     def _next_prefill(
-        self, pipeline: PipelineState[ScheduledSequence], streams: bool, now: float
+        self, pipeline: PipelineState[ScheduledSequence], streams: bool, now: float, decode: StepPlan | None
     ) -> StepPlan | None:
-        """The next prefill step. After a step with a long prompt: None until it is committed, then short prompts
-        first."""
-        plan = None
-        if self.after_long:
-            if any(step.kind == "prefill" for step in pipeline.steps()):
-                return None
-            plan = self.schedule_prefill_step(streams, now, short_only=True)
-        plan = plan or self.schedule_prefill_step(streams, now)
-        return plan and self._images_first(plan)
+        """The next chunks, beside `decode` if there is one. After a step with a long prompt short prompts come
+        first; and but for `mixed`, None until that step is committed."""
+        if self.after_long and not self._mixes and _chunks_in_flight(pipeline):
+            return None
+        orders = (True, False) if self.after_long else (False,)
+        chunks: dict[ScheduledSequence, int] = {}
+        for short_only in orders:
+            if self._mixes or not chunks:
+                self._add_chunks(chunks, streams, now, short_only, self._new_pages_of(decode))
+        if not chunks:
+            return None
+        return self._images_first(StepPlan(list(chunks), list(chunks.values()), n_chunks=len(chunks)))
+
+    def _new_pages_of(self, plan: StepPlan | None) -> int:
+        state = self.state
+        if plan is None or not (state.prefilling or len(state.waiting)):
+            return 0
+        lengths = plan.lengths or [1] * len(plan.sequences)
+        return sum(self._new_pages(seq, n) for seq, n in zip(plan.sequences, lengths, strict=True))
 
     def _images_first(self, plan: StepPlan) -> StepPlan:
         """The prefill, or, if it needs images that are not encoded, an encode of as many as one step takes."""
@@ -189,18 +212,19 @@ class Planner:
                 if start <= begin < start + length and begin not in seq.features:
                     crops += 0 if image.prepared is None else len(image.prepared.pixels)
                     if needed and crops > limits.max_crops:
-                        return StepPlan("encode", [], images=needed)
+                        return StepPlan([], images=needed)
                     needed.append((seq, begin))
-        return StepPlan("encode", [], images=needed) if needed else plan
+        return StepPlan([], images=needed) if needed else plan
 
-    def schedule_prefill_step(self, streams: bool, now: float, short_only: bool = False) -> StepPlan | None:
-        """Chunks of the sequences in prefill, then of newly admitted ones, within the token budget."""
+    def _add_chunks(
+        self, chunks: dict[ScheduledSequence, int], streams: bool, now: float, short_only: bool, taken: int
+    ) -> None:
+        """Add chunks of the sequences in prefill, then of newly admitted ones, within the token budget. `taken`:
+        pages that others take in the same step."""
         budget = self._chunk if streams else self.state.config.max_num_batched_tokens
-        sequences: list[ScheduledSequence] = []
-        lengths: list[int] = []
-        promised = 0
-        for seq in self._prefilling(streams, now, budget, lengths, short_only):
-            room = min(self._chunk, budget - sum(lengths), seq.prefill_target - seq.scheduled_position)
+        promised = taken + sum(self._new_pages(seq, n) for seq, n in chunks.items())
+        for seq in self._prefilling(streams, now, budget, chunks, short_only):
+            room = min(self._chunk, budget - sum(chunks.values()), seq.prefill_target - seq.scheduled_position)
             if seq.regions:
                 room = whole_regions(seq.regions, seq.scheduled_position, room)
                 if room == 0:
@@ -210,23 +234,23 @@ class Planner:
             if promised > self.state.manager.pages_available:
                 self.left_out[seq] = need
                 break
-            sequences.append(seq)
-            lengths.append(room)
-            if sum(lengths) >= budget:
-                break
-        return StepPlan("prefill", sequences, lengths) if sequences else None
+            chunks[seq] = room
 
     def _prefilling(
-        self, streams: bool, now: float, budget: int, lengths: list[int], short_only: bool
+        self, streams: bool, now: float, budget: int, chunks: Mapping[ScheduledSequence, int], short_only: bool
     ) -> Iterable[ScheduledSequence]:
-        """Yield the sequences in prefill by rank, then admit waiting ones while the caller has budget left.
+        """Yield the sequences in prefill by rank, then admit waiting ones, while the caller has budget left.
 
-        `lengths` is the caller's list of chunk sizes so far. `short_only` skips long prompts. Nobody is admitted
+        `chunks` is what the caller has so far. `short_only` skips long prompts. Nobody is admitted
         who has a worse priority than one that was skipped: it might have to give way at once.
         """
         state = self.state
         worst_priority = math.inf
         for seq in sorted(state.prefilling, key=_rank):
+            if sum(chunks.values()) >= budget:
+                return
+            if seq in chunks:
+                continue
             if short_only and self._is_long(seq):
                 worst_priority = min(worst_priority, seq.rank[0])
             elif seq.inflight_refs < seq.max_outstanding and not seq.preempting:
@@ -235,12 +259,12 @@ class Planner:
             return
         promised = self._promised()
         for seq in self._candidates():
-            if seq.rank[0] > worst_priority:
+            if seq.rank[0] > worst_priority or sum(chunks.values()) >= budget:
                 return
             if (short_only and self._is_long(seq)) or self._awaits_chunks(seq, state.prefilling):
                 worst_priority = seq.rank[0]
                 continue
-            if not self._admit(seq, budget - sum(lengths), now, promised):
+            if not self._admit(seq, budget - sum(chunks.values()), now, promised):
                 return
             if seq.finalized:
                 continue
@@ -403,6 +427,10 @@ class Planner:
             reserved=sum(holder.reserved for holder in held),
         )
         return held, room
+
+
+def _chunks_in_flight(pipeline: PipelineState[ScheduledSequence]) -> bool:
+    return any(payload_of(step).plan.n_chunks for step in pipeline.steps())
 
 
 def _allowed(constraint: ConstraintState, drafts: Sequence[int]) -> int:

@@ -18,7 +18,6 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import numpy as np
 
@@ -30,15 +29,14 @@ from petiole.gpu_worker.runtime.interface import (
     EncodeInput,
     Int32Array,
     Runtime,
-    StepKind,
     StepOutput,
     TokenMask,
 )
 from petiole.gpu_worker.scheduling import masks
 from petiole.gpu_worker.scheduling.adapters import AdapterSlots
 from petiole.gpu_worker.scheduling.admission import Cut
-from petiole.gpu_worker.scheduling.batching import StepPayload, StepPlan, encode_batch, make_batch
-from petiole.gpu_worker.scheduling.outcomes import AllocationFailed
+from petiole.gpu_worker.scheduling.batching import StepPayload, StepPlan, encode_batch, make_batch, payload_of
+from petiole.gpu_worker.scheduling.outcomes import AllocationFailed, SequenceState
 from petiole.gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit, PipelineState
 from petiole.gpu_worker.scheduling.planning import Planner
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
@@ -101,10 +99,10 @@ class Scheduler:
         state, counters = self.state, self.state.counters
         counters.steps += 1
         self.planner.on_launch(plan)
-        if plan.kind == "prefill":
+        if plan.n_chunks:
             counters.prefill_steps += 1
-            counters.prompt_tokens += int(payload.batch.lengths.sum())
-            for seq in plan.sequences:
+            counters.prompt_tokens += int(payload.batch.lengths[plan.n_decodes :].sum())
+            for seq in plan.chunks:
                 seq.bound = True
                 if seq.features:
                     self._use_features(seq)
@@ -131,16 +129,15 @@ class Scheduler:
                 scheduled.append(seq)
         else:
             for i, seq in enumerate(plan.sequences):
-                if plan.kind == "prefill":
+                if i >= plan.n_decodes:
                     seq.schedule_prefill(plan.lengths[i])
-                elif plan.drafts is not None and plan.drafts[i]:
-                    seq.schedule_speculative(1 + len(plan.drafts[i]))
+                elif plan.lengths[i] > 1:
+                    seq.schedule_speculative(plan.lengths[i])
                 else:
                     seq.schedule_decode(planned=True)
                 scheduled.append(seq)
         batch = make_batch(plan, starts, rows, table)
-        if plan.kind == "prefill":
-            self._publish(plan, ends)
+        self._publish(plan, ends)
         step_id = self.state.counters.steps
         return StepPayload(slot_id, step_id, plan, batch, time.perf_counter())
 
@@ -162,16 +159,16 @@ class Scheduler:
             seq.images[begin].forget()
 
     def _publish(self, plan: StepPlan, ends: Int32Array) -> None:
-        """Make the KV of this prefill matchable. Later launches may reuse it, since they run after it on the
+        """Make the KV of these chunks matchable. Later launches may reuse it, since they run after it on the
         stream."""
-        for seq, end in zip(plan.sequences, ends.tolist(), strict=True):
+        for seq, end in zip(plan.chunks, ends[plan.n_decodes :].tolist(), strict=True):
             assert seq.allocation is not None
             seq.allocation.publish(seq.cache_tokens, end)
 
     def _undo(self, plan: StepPlan, scheduled: Sequence[ScheduledSequence], error: Exception) -> None:
-        for i, seq in enumerate(scheduled):  # a prefix of `plan.sequences`
-            if plan.kind == "prefill" and plan.lengths is not None and seq.allocation is not None:
-                seq.allocation.unpublish(seq.scheduled_position - plan.lengths[i])
+        for seq in scheduled:  # a prefix of `plan.sequences`
+            if seq.newest.state is SequenceState.PREFILL_SCHEDULED and seq.allocation is not None:
+                seq.allocation.unpublish(seq.scheduled_position - seq.newest.n_positions)
             seq.revert_schedule()
         for seq in dict.fromkeys([*plan.sequences, *(seq for seq, _ in plan.images)]):
             self.state.fail(seq, error)
@@ -187,22 +184,22 @@ class Scheduler:
         if not masks.constrained(handle.sequences):
             return None
         return masks.compute_mask(
-            handle.sequences, _payload(handle), self.state.limits.vocab_size, self.state.fail
+            handle.sequences, payload_of(handle), self.state.limits.vocab_size, self.state.fail
         )
 
     def finalize_sampling(self, handle: Launch, mask: TokenMask | None) -> Pending:
-        payload = _payload(handle)
+        payload = payload_of(handle)
         transfer = self.runtime.launch_sampling(payload.slot_id, payload.batch, mask)
         return PendingCommit(handle.kind, handle.sequences, payload, transfer)
 
     # ------------------------------------------------------------ commit
 
     def commit_step(self, step: Pending) -> None:
-        payload = _payload(step)
+        payload = payload_of(step)
         with self.tracer.span("wait", payload.slot_id, payload.step_id):
             output = step.transfer.wait()
         now = time.perf_counter()
-        if step.kind == "prefill":
+        if payload.plan.n_chunks:
             self.state.gate.last_prefill_s = now - payload.launched_s
         elif step.kind == "encode":
             self.state.counters.encode_s += now - payload.launched_s
@@ -215,7 +212,7 @@ class Scheduler:
         For row i, `outputs[i]` tokens were sampled and the first `accepted[i]` are valid. They are applied up to
         the first token that ends the sequence.
         """
-        state, out, kind = self.state, self.state.emissions, step.kind
+        state, out, all_decode = self.state, self.state.emissions, payload.plan.lengths is None
         tokens, accepted = output.token_ids.tolist(), output.accepted.tolist()
         outputs = payload.batch.outputs.tolist()
         with_extras = output.bins is not None or output.logprobs is not None
@@ -236,10 +233,12 @@ class Scheduler:
                 if seq.constraint is not None:
                     fresh, finish = self._consume(seq, fresh, finish, extras)
                 if fresh:
-                    if kind == "decode":
+                    if all_decode:
                         seq.apply_decode(fresh[0])
                     else:
-                        self._apply(seq, kind, sampled - 1, fresh)
+                        seq.apply(fresh)
+                        if sampled > 1:
+                            state.counters.speculation.record(sampled - 1, len(fresh) - 1)
                     n_applied += len(fresh)
                     if seq.first_token_s is None:
                         seq.first_token_s = now
@@ -252,16 +251,6 @@ class Scheduler:
                 state.settle(seq)
             offset += sampled
         state.counters.generated_tokens += n_applied
-
-    def _apply(self, seq: ScheduledSequence, kind: StepKind, n_drafts: int, fresh: list[int]) -> None:
-        """Apply the tokens of a prefill or verify step."""
-        if kind == "prefill":
-            seq.apply_prefill(fresh[0])
-        elif n_drafts:
-            seq.apply_speculative(fresh)
-            self.state.counters.speculation.record(n_drafts, len(fresh) - 1)
-        else:
-            seq.apply_decode(fresh[0])
 
     def _consume(
         self, seq: ScheduledSequence, fresh: list[int], finish: Finish | None, extras: Extras | None
@@ -332,10 +321,6 @@ class Scheduler:
         rows = {seq.row for seq in known}
         assert len(rows) == len(known), "two sequences share a row"
         assert len(rows) == self.state.num_allocated, f"{self.state.num_allocated} rows held, {len(rows)} known"
-
-
-def _payload(step: Launch | Pending) -> StepPayload:
-    return cast(StepPayload, step.payload)
 
 
 def _extras(seq: ScheduledSequence, output: StepOutput, offset: int, n: int) -> Extras | None:

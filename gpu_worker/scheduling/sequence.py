@@ -129,6 +129,11 @@ class SchedulableSequence:
         return self._outstanding[-1].state if self._outstanding else SequenceState.IDLE
 
     @property
+    def newest(self) -> Operation:
+        """The newest outstanding operation."""
+        return self._outstanding[-1]
+
+    @property
     def scheduled_position(self) -> int:
         """KV length after all outstanding operations: the start of the next one."""
         outstanding = self._outstanding
@@ -260,6 +265,16 @@ class SchedulableSequence:
         self._record(EventKind.SCHEDULE_REVERTED, op.n_positions)
 
     # ------------------------------------------------------------ apply
+
+    def apply(self, tokens: Sequence[int]) -> None:
+        """Apply the outcome of the oldest operation, whatever it is: the tokens that it yielded."""
+        state = self._outstanding[0].state if self._outstanding else SequenceState.IDLE
+        if state is SequenceState.PREFILL_SCHEDULED:
+            self.apply_prefill(*tokens)
+        elif state is SequenceState.SPECULATIVE_SCHEDULED:
+            self.apply_speculative(tokens)
+        else:
+            self.apply_decode(*tokens)
 
     def apply_prefill(self, token: int | None = None) -> None:
         op = self._oldest(SequenceState.PREFILL_SCHEDULED)

@@ -70,6 +70,10 @@ class EngineLoop:
             self._inbox.append(command)
             self._wake.notify()
 
+    def beat(self) -> None:
+        """A sign of life, from a command that takes long: the engine makes progress."""
+        self.last_round_s = time.monotonic()
+
     def stop_when_done(self) -> None:
         """Return from `run` once no work is left. To be posted as a command."""
         self._stopping = True
@@ -88,7 +92,7 @@ class EngineLoop:
 
     def _take_commands(self) -> bool:
         """Run the posted commands, end what has expired and deliver. Returns False when the loop should exit."""
-        self.last_round_s = time.monotonic()
+        self.beat()
         if self._inbox:
             with self._wake:
                 commands, self._inbox = self._inbox, []

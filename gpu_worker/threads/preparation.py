@@ -1,7 +1,8 @@
 """Prepares requests: validates and tokenizes a request and builds its sequence.
 
 Runs on preparation threads. Invalid requests are rejected here, with the field, the limit and the value, at no
-cost to the engine thread.
+cost to the engine thread. Only here are the model's own limits known: vocabulary, context, pages, chat template.
+The limits of `petiole.limits` and the relations between options are checked, too, for callers without `tasks`.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import kombu
+from amqp.exceptions import NotFound
 from celery.app import amqp
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
@@ -22,16 +23,33 @@ EXCHANGE_TYPE = "topic"
 _kombu: Any = kombu  # it is only partly typed
 
 
+class OthersQueue(_kombu.Queue):  # type: ignore[misc]
+    """A queue that may be another app's, whose type nobody here knows. RabbitMQ refuses to declare what exists in
+    another way, so it is declared only where it is missing."""
+
+    def declare(self, nowait: bool = False, channel: Any = None) -> Any:
+        connection: Any = (channel or self.channel).connection
+        with connection.channel() as looking:  # the error closes its channel
+            try:
+                looking.queue_declare(queue=self.name, passive=True)
+            except NotFound:
+                return super().declare(nowait, channel)
+        return self.name
+
+
 class Queues(amqp.Queues):  # type: ignore[misc]
-    """A queue that is named after the default one, such as `petiole.large`, is declared like it; any other, which
-    may be another app's, with Celery's defaults. RabbitMQ refuses to declare what exists in another way."""
+    """On RabbitMQ a queue that is named after the default one, such as `petiole.large`, is declared like it; any
+    other, where it is missing, with Celery's defaults."""
 
     def new_missing(self, name: str) -> Any:
         default = self.default_exchange
-        if default.type == EXCHANGE_TYPE and name.startswith(f"{default.name}."):
+        missing = super().new_missing(name)
+        if default.type != EXCHANGE_TYPE:
+            return missing
+        if name.startswith(f"{default.name}."):
             exchange = _kombu.Exchange(name, EXCHANGE_TYPE)
             return _kombu.Queue(name, exchange, name, queue_arguments={"x-queue-type": QUEUE_TYPE})
-        return super().new_missing(name)
+        return OthersQueue(name, missing.exchange, name, queue_arguments=missing.queue_arguments)
 
 
 class Amqp(amqp.AMQP):  # type: ignore[misc]

@@ -50,10 +50,17 @@ def check(ours: Celery, options: Mapping[str, Any]) -> None:
     that cannot be reached."""
     linked = [(link, False) for link in _links(options)] + [(link, True) for link in _list(options.get("chord"))]
     for signature, is_chord in linked:
-        theirs = getattr(signature, "_app", None)
-        if isinstance(theirs, Celery) and theirs is not ours:
+        theirs = _another_app(signature, ours)
+        if theirs is not None:
             for problem in _different(ours, theirs, is_chord):
                 raise InvalidSettings(problem)
+    before = None
+    for signature in reversed(_list(options.get("chain"))):  # Celery has the next link at its end
+        theirs = _another_app(signature, ours)
+        if theirs is None and before is not None:  # the worker of the link before sends this one
+            for problem in _undeclared(before, _queues(signature)):
+                raise InvalidSettings(problem)
+        before = theirs
 
 
 def watch(ours: Celery, names: Container[str]) -> None:
@@ -66,13 +73,23 @@ def watch(ours: Celery, names: Container[str]) -> None:
         found = [one for one in [*_links(body[2]), *chord] if one.get("task") in names]
         theirs: Celery = current_app._get_current_object()
         if found and theirs is not ours:
-            queues = {str(queue) for one in found if (queue := (one.get("options") or {}).get("queue"))}
-            for problem in [*_different(ours, theirs, bool(chord)), *_undeclared(theirs, queues)]:
+            for problem in [*_different(ours, theirs, bool(chord)), *_undeclared(theirs, _queues(*found))]:
                 if problem not in _reported:
                     _reported.add(problem)
                     logger.error("a generation of this chain or chord will not run: %s", problem)
 
     before_task_publish.connect(look_at_links, weak=False)
+
+
+def _another_app(signature: Any, ours: Celery) -> Celery | None:
+    app = getattr(signature, "_app", None)
+    return app if isinstance(app, Celery) and app is not ours else None
+
+
+def _queues(*signatures: Any) -> set[str]:
+    """Those that the signatures name."""
+    options = [one.get("options") or {} for one in signatures if isinstance(one, dict)]
+    return {str(given["queue"]) for given in options if given.get("queue")}
 
 
 def _list(value: Any) -> list[Any]:

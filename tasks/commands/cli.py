@@ -92,6 +92,14 @@ def parser() -> argparse.ArgumentParser:
     )
     cancel = command("cancel", cancel_tasks, "cancel tasks, wherever they are")
     cancel.add_argument("task_id", nargs="+")
+    for name, run, what in (
+        ("pause", pause_workers, "stop engines; workers keep their tasks and take no more"),
+        ("resume", resume_workers, "let paused engines go on"),
+    ):
+        command(name, run, what).add_argument("worker", nargs="*", help="default: all")
+    load = command("reload", reload_workers, "replace the weights of running workers; their tasks go on")
+    load.add_argument("model", help="a folder on the worker's machine or a hub id, of the same shape")
+    load.add_argument("worker", nargs="*", help="default: all")
     drain = command("drain", drain_workers, "let workers finish or hand back what they have, and end")
     drain.add_argument("worker", nargs="+", help="its name, as `petiole status` shows it")
     drain.add_argument("--wait", type=float, metavar="SECONDS", default=0.0, help="wait until they are gone")
@@ -299,6 +307,42 @@ def cancel_tasks(options: argparse.Namespace) -> int:
         unknown = "not known to any worker; cancelled, should it wait in a queue"
         print(f"{task_id}: {unknown if state == PENDING else 'cancelled'}")
     return 0 if all_known else 1
+
+
+def pause_workers(options: argparse.Namespace) -> int:
+    return _steered(options.worker, control.pause(options.worker))
+
+
+def resume_workers(options: argparse.Namespace) -> int:
+    return _steered(options.worker, control.resume(options.worker))
+
+
+def reload_workers(options: argparse.Namespace) -> int:
+    """Ask, and wait until every worker that was asked has loaded the model, refused it or gone."""
+    asked = control.reload(options.model, options.worker)
+    status = _steered(options.worker, asked)
+    left = {name for name, answer in asked.items() if "error" not in answer}
+    while left:
+        time.sleep(DRAIN_POLL_S)
+        answers = control.engines(sorted(left))
+        for name in sorted(left):
+            answer = answers.get(name, {"error": "gone", "state": "gone"})
+            if answer["state"] == "reloading":
+                continue
+            left.remove(name)
+            status |= bool(answer["error"])
+            print(f"{name}: {answer['error'] or 'serves ' + answer['model']}")
+    return status
+
+
+def _steered(names: Sequence[str], answers: dict[str, control.Answer]) -> int:
+    """Print what workers answered to a command. 1 if one refused or did not answer."""
+    for name, answer in sorted(answers.items()):
+        print(f"{name}: {answer.get('error') or answer['ok']}")
+    silent = sorted({*names} - answers.keys())
+    if silent or not answers:
+        print(f"petiole: no answer from {', '.join(silent) or 'any worker'}", file=sys.stderr)
+    return int(bool(silent) or not answers or any("error" in answer for answer in answers.values()))
 
 
 def drain_workers(options: argparse.Namespace) -> int:

@@ -1,13 +1,16 @@
-"""What a caller may do about a task or a worker: ask for a task's state, cancel a task, drain a worker."""
+"""What a caller may do about a task or a worker: ask for a task's state, cancel a task; pause, resume, reload or
+drain a worker."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from celery import Celery
 from celery.result import AsyncResult
 from celery.states import PENDING, RECEIVED
 
 from petiole.tasks.app.application import app as celery_app
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 
@@ -16,6 +19,8 @@ CANCELLED_FOR_S = 30 * 86_400
 flag is a field of a small hash, which expires sooner once the task has ended."""
 
 _FLAGS_A_CALL = 1000
+
+Answer = dict[str, str]
 
 
 def state_of(task_id: str, app: Celery = celery_app) -> str:
@@ -59,6 +64,45 @@ def flag_cancel(*task_ids: str) -> None:
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
+
+
+ANSWER_S = 2.0
+"""How long to wait for the answers of workers to a command about their engines."""
+
+
+def pause(workers: Sequence[str] = (), app: Celery = celery_app) -> dict[str, Answer]:
+    """Stop the engines of these workers, or of all. They keep the tasks that they have, and take no more."""
+    return _ask("pause_engine", workers, app)
+
+
+def resume(workers: Sequence[str] = (), app: Celery = celery_app) -> dict[str, Answer]:
+    """Let paused engines go on."""
+    return _ask("resume_engine", workers, app)
+
+
+def reload(model: str, workers: Sequence[str] = (), app: Celery = celery_app) -> dict[str, Answer]:
+    """Replace the weights of these workers, or of all, by those of a checkpoint of the same shape: a folder on
+    each worker's machine, or a hub id. Returns before they are loaded: see `engines`."""
+    return _ask("reload_engine", workers, app, model=model)
+
+
+def engines(workers: Sequence[str] = (), app: Celery = celery_app) -> dict[str, Answer]:
+    """By worker: `state` (ready, paused, reloading, draining), `model`, `fingerprint`, and the `error` of the last
+    reload, if it was refused."""
+    return _ask("engine_state", workers, app)
+
+
+def _ask(command: str, workers: Sequence[str], app: Celery, **arguments: str) -> dict[str, Answer]:
+    """The answers by worker. An answer without `error` is a success."""
+    replies = app.control.broadcast(
+        command,
+        arguments=arguments,
+        destination=list(workers) or None,
+        reply=True,
+        timeout=ANSWER_S,
+        limit=len(workers) or None,
+    )
+    return {worker: answer for reply in replies or () for worker, answer in reply.items()}
 
 
 def drain(worker: str, app: Celery = celery_app) -> None:

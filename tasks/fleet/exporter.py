@@ -17,8 +17,8 @@ from prometheus_client.registry import Collector
 
 from petiole.tasks.fleet import lives, probes, queues, reports
 from petiole.tasks.fleet.lives import Life
-from petiole.tasks.fleet.queues import QUARANTINE_KEY
 from petiole.tasks.fleet.reports import Distribution, WorkerReport
+from petiole.tasks.keys import QUARANTINE_KEY
 from petiole.tasks.servers import connections
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Workers' reports, as `petiole status` shows them.
 
-Every `REPORT_INTERVAL_S` each worker writes its field of the hash `petiole:workers`: the time of the report by
+Every `REPORT_INTERVAL_S` each worker writes its field of the hash `WORKERS_KEY`: the time of the report by
 Redis's clock, a space, and the report as JSON. So the ages of all reports are comparable even if the hosts' clocks
 differ. A worker that shuts down removes its field; one that dies is shown as lost, and removed after an hour.
 """
@@ -14,11 +14,11 @@ from importlib.metadata import version as installed
 import redis
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from petiole.tasks.keys import WORKERS_KEY
 from petiole.tasks.servers import connections
 
 logger = logging.getLogger(__name__)
 
-WORKERS_KEY = "petiole:workers"
 REPORT_INTERVAL_S = 2.0
 LOST_AFTER_S = 3 * REPORT_INTERVAL_S
 FORGOTTEN_AFTER_S = 3600
@@ -71,9 +71,10 @@ class WorkerReport(BaseModel):
     model_config = ConfigDict(defer_build=True, extra="allow", protected_namespaces=())
 
     worker: str
-    state: str = "ready"  # ready, draining
+    state: str = "ready"  # ready, paused, reloading, draining
     version: str = ""  # Petiole's
     model: str = ""
+    fingerprint: str = ""  # of the model's weights
     device: str = ""
     queues: list[str] = []  # it takes tasks from
     slots: int = 0

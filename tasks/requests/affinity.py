@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 from hashlib import blake2b
 
+from petiole.tasks.keys import AFFINITY_HEADER
 from petiole.tasks.requests import images
 from petiole.tasks.requests.schemas import ChatRequest, Common
-
-HEADER = "petiole-affinity"
 
 
 def key(request: Common) -> str | None:
@@ -37,4 +36,4 @@ def key(request: Common) -> str | None:
 def headers(request: Common) -> dict[str, str]:
     """What goes into the message of this task."""
     made = key(request)
-    return {} if made is None else {HEADER: made}
+    return {} if made is None else {AFFINITY_HEADER: made}

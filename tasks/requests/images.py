@@ -14,18 +14,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.keys import image_key
 
 MAX_CHARACTERS = 2**27
 """Of an image in a message. How many bytes an image may have, the worker's setting says."""
 
 IMAGE_PARTS = ("image", "image_url", "input_image")
-_HANDLE = re.compile(r"petiole-image:[0-9a-f]{32}")
+_PREFIX = "petiole-image:"
+_HANDLE = re.compile(_PREFIX + "[0-9a-f]{32}")
 _DATA_URL = re.compile(r"data:[^,]{0,200};base64,")
 _FORMS = "must be the bytes of a file, base64 of them, a data URL with base64, or a handle of put_image"
 
 
 def handle_of(data: bytes) -> str:
-    return f"petiole-image:{hashlib.sha256(data).hexdigest()[:32]}"
+    return f"{_PREFIX}{hashlib.sha256(data).hexdigest()[:32]}"
 
 
 def is_handle(image: str) -> bool:
@@ -34,7 +36,7 @@ def is_handle(image: str) -> bool:
 
 def key_of(handle: str) -> str:
     """The Redis key of the image: its bytes."""
-    return handle.replace("petiole-image:", "petiole:image:")
+    return image_key(handle.removeprefix(_PREFIX))
 
 
 def in_text(image: object) -> object:

@@ -1,4 +1,4 @@
-"""The schemas shared by callers and workers: requests, deltas, results, and their Redis keys.
+"""The schemas shared by callers and workers: requests, deltas and results.
 
 Requests are strict: an unknown field or a wrong type is rejected by name, so that no misspelt option is silently
 ignored. Deltas and results are lenient: a reader ignores unknown fields, so that older readers work with newer
@@ -11,7 +11,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import NoneType
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -40,24 +40,7 @@ RESERVED_VARIABLES = frozenset(
 
 INTEREST_TTL_S = 15  # TTL of a reader's interest key; when it expires, the reader is gone
 
-SENT = "petiole-sent"  # a message's header: when its task was submitted, by the producer's `time.time()`
-
 FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
-
-
-class StreamKeys(NamedTuple):
-    """The Redis keys of one task. The braces put them into the same hash slot of a Redis Cluster."""
-
-    log: str  # list: every delta, as JSON
-    channel: str  # pub/sub: the same deltas
-    state: str  # hash: attempt, deaths, model, adapter, done, cancel
-    interest: str  # string with a short TTL: a reader exists (see `cancel_on_disconnect`)
-    completion: str  # string: "claimed" with a short TTL, or "done" (see `tasks.worker.completion.claims`)
-
-
-def stream_keys(task_id: str) -> StreamKeys:
-    tag = f"petiole:{{{task_id}}}"
-    return StreamKeys(f"{tag}:log", f"{tag}:ch", f"{tag}:state", f"{tag}:interest", f"{tag}:completion")
 
 
 def _integer_keys(value: object) -> object:

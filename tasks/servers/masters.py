@@ -15,13 +15,14 @@ import redis
 import redis.asyncio
 from redis.exceptions import ReadOnlyError, ResponseError
 
+from petiole.tasks.keys import PROBE_KEY
 from petiole.tasks.servers import redis_py
 from petiole.tasks.servers.answers import Answers, AsyncAnswers, is_damage
 
 CHECK_S = 2.0
 """How long a check is valid."""
 
-_CHECK = ("EXPIRE", "petiole:nothing", 1)
+_CHECK = ("EXPIRE", PROBE_KEY, 1)
 
 
 def demoted(error: ResponseError) -> bool:

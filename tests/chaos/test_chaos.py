@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from celery.result import AsyncResult
 
-from petiole.tasks.requests import affinity
+from petiole.tasks.keys import AFFINITY_HEADER
 from petiole.tasks.servers import connections, embedded
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.settings import settings
@@ -52,7 +52,7 @@ class Chaos:
 
     def accident(self) -> None:
         accidents: list[tuple[Callable[[], None], int]] = [
-            (self.kill, 4),
+            (self.kill, 8),
             (self.stop_for_longer_than_the_lease, 2),
             (self.shut_down, 2),
             (self.cut, 2),
@@ -168,7 +168,7 @@ def run(site: Site, chaos: Chaos, seconds: float) -> tuple[dict[str, int], list[
                     readers += [Reader(site, name, delay) for delay in (0.0, chaos.random.random() * 5)]
         if time.monotonic() >= next_accident:
             chaos.accident()
-            next_accident = time.monotonic() + 0.3 + chaos.random.random()
+            next_accident = time.monotonic() + 0.3 + 0.6 * chaos.random.random()
         time.sleep(0.05)
     return tasks, readers
 
@@ -181,7 +181,7 @@ def answers(site: Site) -> bool:
 
 
 def submit(site: Site, name: str, length: int) -> None:
-    headers = {affinity.HEADER: f"{length}"} if length in (1, 10, 200) else {}
+    headers = {AFFINITY_HEADER: f"{length}"} if length in (1, 10, 200) else {}
     submission = {"task_id": name, "retry": True, "priority": 0, "headers": headers}
     with_retries(lambda: site.generate(name, max_tokens=length, seed=length, submission=submission))
 

@@ -53,7 +53,7 @@ def test_killed_workers_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
         feeder = threading.Thread(target=feed, args=(site, names), daemon=True)
         feeder.start()
         for _ in range(KILLS):
-            time.sleep(chance.random())
+            time.sleep(chance.random() / 2)
             alive = [worker for worker in site.workers if worker.alive()]
             chance.choice(alive).kill()
             site.start_worker()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -16,9 +17,12 @@ from celery.result import AsyncResult
 from petiole.tasks.app.application import App
 from petiole.tasks.app.configuration import configuration
 from petiole.tasks.fleet.queues import queue_lengths
+from petiole.tasks.fleet.reports import LOST_AFTER_S
 from petiole.tasks.settings import Settings, settings
-from tests.support.fake_engine import expected
+from tests.support.client import client
+from tests.support.fake_engine import expected, word
 from tests.support.rabbitmq import INSTALLED, RabbitServer
+from tests.support.scraping import exporting
 from tests.support.site import Site, eventually
 
 pytestmark = pytest.mark.skipif(not INSTALLED, reason="rabbitmq-server is not installed")
@@ -128,6 +132,33 @@ def test_what_expires_or_is_revoked_in_the_queue_is_revoked(rabbit: Site) -> Non
             rabbit.get(result)
 
 
+def test_an_app_with_quorum_queues_of_its_own(rabbit: Site, server: RabbitServer) -> None:
+    """How its queue was declared nobody asks: Petiole's worker sends to it as it is."""
+    quorum = {
+        "result_backend": rabbit.url,
+        "task_default_queue_type": "quorum",
+        "task_default_exchange_type": "topic",
+        "task_create_missing_queue_type": "quorum",
+        "task_create_missing_queue_exchange_type": "topic",
+    }
+    rabbit.environment |= {"SHOP_URL": server.url, "SHOP_SETTINGS": json.dumps(quorum)}
+    shop = rabbit.start_worker("-P", "solo", "-c", "1", app="tests.support.shop")
+    shop.ready()
+    try:
+        canvas = (
+            "[canvas.apply_async().get(timeout=60) for canvas in ("
+            "generate.s(prompt='Summarize: article 3', max_tokens=4, seed=1) | send_digest.s(), digest,"
+            "generate.s(prompt='a', max_tokens=1) | fetch_article.si(3)"
+            " | generate.s(prompt='Summarize: ', max_tokens=4, seed=1) | send_digest.s())]"
+        )
+        texts = ["".join(map(word, expected("Summarize: article 3", 1, 4)))]
+        shown = client(rabbit, f"print(json.dumps({canvas}))", "from tests.support.shop import *")
+        assert shown == [{"texts": texts}] * 3
+    finally:
+        shop.kill()
+        rabbit.workers.remove(shop)
+
+
 def generations(rabbit: Site, name: str) -> list[AsyncResult]:
     """More than two workers hold; some of them stream."""
     results = [rabbit.generate(f"{name}{i}", max_tokens=600, seed=i) for i in range(30)]
@@ -158,12 +189,30 @@ def test_a_deploy_hands_over(rabbit: Site) -> None:
     assert old.ended() == 0
 
 
-def test_a_killed_workers_tasks_go_on_elsewhere(rabbit: Site) -> None:
+def test_a_killed_workers_tasks_go_on_elsewhere_and_the_metrics_say_so(rabbit: Site) -> None:
     results = [rabbit.generate(f"k{i}", max_tokens=600, seed=i) for i in range(6)]
     for result in results:
         rabbit.streaming(result, 5)
-    killed = time.monotonic()
-    rabbit.workers[-1].kill()
+    killed, dead = time.monotonic(), rabbit.workers[-1]
+    dead.kill()
     for i, result in enumerate(results):
         assert rabbit.get(result)["token_ids"] == rabbit.tokens(result) == expected(f"k{i}", i, 600)
     assert time.monotonic() - killed < 30
+    with exporting(rabbit) as scrape:
+        rabbit.redis.hdel("petiole:workers", dead.node)
+        resumed = ("petiole_resumed_attempts_total", "")
+        figures = eventually(lambda: (now := scrape()).get(resumed) and now, "they are reported")
+        assert figures["petiole_redeliveries_total", ""] >= figures[resumed]
+
+
+def test_what_a_worker_holds_is_reported_and_that_its_engine_lives(rabbit: Site) -> None:
+    """RabbitMQ has no leases to be renewed."""
+    for worker in rabbit.workers[:-1]:
+        if worker.alive() and len([one for one in rabbit.workers if one.alive()]) > 1:
+            worker.stop()
+    with exporting(rabbit) as scrape:
+        result = rabbit.generate("long", max_tokens=4000)
+        held = ("petiole_num_held_messages", "")
+        figures = eventually(lambda: (now := scrape()).get(held) == 1 and now, "it is held")
+        assert figures["petiole_lease_age_seconds", ""] < LOST_AFTER_S
+    result.revoke(terminate=True)

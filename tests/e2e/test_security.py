@@ -121,7 +121,7 @@ def test_the_documented_rights_of_producers_and_workers(tmp_path: Path, binary: 
 MONITOR = """
 from petiole.tasks.servers import connections
 from petiole.tasks.fleet import control, queues, reports
-from petiole.tasks.fleet.queues import QUARANTINE_KEY
+from petiole.tasks.keys import QUARANTINE_KEY
 
 assert reports.workers()
 assert len(queues.queue_lengths()) == 4
@@ -159,6 +159,81 @@ def test_the_documented_rights_of_a_monitor(tmp_path: Path, binary: str) -> None
         others += ["LPUSH petiole x", "LRANGE petiole:quarantine 0 -1", "HDEL petiole:workers x", "CLIENT PAUSE 1"]
         with redis.Redis(unix_socket_path=str(site.server.socket), username="monitor", password=SECRET) as client:
             assert [command for command in others if is_allowed(client, command)] == []
+
+
+WAITING = """
+import asyncio, logging, threading
+from petiole import astream, generate, stream
+
+said = []
+class Said(logging.Handler):
+    def emit(self, record):
+        said.append((record.levelname, record.getMessage()))
+logging.getLogger().addHandler(Said())
+logging.getLogger("petiole").setLevel("DEBUG")
+
+async def follow():
+    return [token async for delta in astream(lost) for token in delta.token_ids]
+
+read = []
+lost = generate.delay(prompt="lost", queue="nobodys", max_tokens=3, seed=1)
+readers = [
+    threading.Thread(target=lambda: read.append([token for delta in stream(lost) for token in delta.token_ids])),
+    threading.Thread(target=lambda: read.append(asyncio.run(follow()))),
+    threading.Thread(target=lambda: read.append(generate.AsyncResult(lost.id).get()["token_ids"])),
+    threading.Thread(target=lambda: read.append(lost.get()["token_ids"])),
+]
+for reader in readers:
+    reader.start()
+while sum(message.startswith("cannot look whether a worker serves") for _, message in said) < 3:
+    readers[0].join(0.05)
+    assert readers[0].is_alive(), read
+print("looked", flush=True)
+for reader in readers:
+    reader.join()
+assert read == [read[0]] * 4 and len(read[0]) == 3, read
+assert {level for level, _ in said} == {"DEBUG"}, said
+print("all of it")
+"""
+
+
+def test_whoever_may_not_look_for_workers_waits_in_silence(own_site: Site) -> None:
+    """Neither who may not read the workers' reports, nor who may not ask for the time."""
+    site = own_site
+    version = int(site.redis.info("server")["redis_version"].split(".")[0])
+    rules = producers_acl(version)
+    keys = [rule for rule in rules if rule not in {"~petiole*", "%R~petiole:workers", "%W~petiole*"}]
+    users = {
+        "no-reports": [*keys, "~nobodys*", "~petiole:{*"],
+        "no-time": [*(rule for rule in rules if rule != "+time"), "~nobodys*", "~petiole*"],
+    }
+    children = []
+    for user, granted in users.items():
+        site.redis.execute_command("ACL", "SETUSER", user, *granted)
+        url = f"redis+socket://{user}:{SECRET}@{site.server.socket}?virtual_host=0"
+        environment = {**os.environ, **site.environment, "PETIOLE_BROKER_URL": url}
+        children.append(
+            subprocess.Popen(
+                [sys.executable, "-c", WAITING],
+                env=environment,
+                cwd=REPOSITORY,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        )
+    try:
+        for child in children:
+            assert child.stdout is not None
+            said = child.stdout.readline()
+            assert said == "looked\n", said + child.communicate()[1]
+        site.worker("-Q", "nobodys")
+        for child in children:
+            said, errors = child.communicate(timeout=60)
+            assert said == "all of it\n", errors
+    finally:
+        for child in children:
+            child.kill()
 
 
 def test_the_documented_acl_is_enough(tmp_path: Path) -> None:

@@ -200,11 +200,14 @@ def test_queues_that_the_app_would_not_declare_or_not_so(own_site: Site) -> None
         "task_create_missing_queues of the app 'shop': must be True, or task_queues must have 'petiole'" in missing
     )
     own_site.environment |= {"PETIOLE_BROKER_URL": "amqp://127.0.0.1:1//", "PETIOLE_REDIS_URL": own_site.url}
-    classic = said(own_site, SUBMITTED_BY_THE_SHOP, "amqp://127.0.0.1:1//", result_backend=own_site.url)
-    assert "task_create_missing_queue_type of the app 'shop': must be 'quorum'" in classic
     quorum = {"task_create_missing_queue_type": "quorum", "task_create_missing_queue_exchange_type": "topic"}
-    declared = said(own_site, SUBMITTED_BY_THE_SHOP, "amqp://127.0.0.1:1//", result_backend=own_site.url, **quorum)
-    assert "task_create_missing_queue_type" not in declared
+    there_and_back = "(generate.s(prompt='x') | fetch_article.si(1) | generate.s(prompt='y')).delay()"
+    for canvas in (SUBMITTED_BY_THE_SHOP, there_and_back):
+        said_of = [
+            said(own_site, canvas, "amqp://127.0.0.1:1//", result_backend=own_site.url, **settings)
+            for settings in ({}, quorum)
+        ]
+        assert ["task_create_missing_queue_type of the app 'shop'" in one for one in said_of] == [True, False]
 
 
 @pytest.mark.parametrize(

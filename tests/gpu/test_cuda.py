@@ -250,7 +250,7 @@ def test_captured_graphs_compute_with_what_a_reload_brings(checkpoint, open_runt
     other.to(torch.bfloat16).save_pretrained(tmp_path)
     place = runtime._decoder.embedding.data_ptr()
     for where, expected in ((tmp_path, other.float()), (folder, model)):
-        runtime.reload(str(where))
+        runtime.prepare_reload(str(where))()
         driver = Driver(runtime)
         sequence = driver.sequence(tokens(12), ALL)
         driver.prefill([sequence])

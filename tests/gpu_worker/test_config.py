@@ -43,6 +43,11 @@ def test_what_is_not_set_is_decided_by_the_device() -> None:
     assert EngineConfig().decided(BATCHING["cuda"]).batching == Batching(256, 8192, 2048)
 
 
+def test_chunks_of_mixed_steps_are_short() -> None:
+    mixed = EngineConfig(prefill_policy="mixed").decided(BATCHING["cuda"])
+    assert mixed.batching == Batching(256, 8192, 512)
+
+
 def test_what_is_set_stays() -> None:
     assert EngineConfig(chunk_size=7).decided(BATCHING["cuda"]).batching == Batching(256, 8192, 7)
     decided = EngineConfig(max_num_seqs=3, max_num_batched_tokens=4).decided(BATCHING["cpu"])

@@ -3,23 +3,31 @@ Petiole's both work there."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import site
 import subprocess
 import sys
 import tarfile
 import time
+import urllib.parse
+import urllib.request
 import venv
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.rabbitmq import free_port
 from tests.support.site import PATIENCE_S, REPOSITORY, RedisServer
 
+PAGE = (REPOSITORY / "docs" / "existing-app.md").read_text()
 FILES = {
+    **dict(re.findall(r"```python\n# (views\.py)\n(.*?)```", PAGE, re.S)),
     "tasks.py": """
 import os
 from celery import Celery
@@ -225,6 +233,31 @@ def worker(python: Path, app: str, cwd: Path, environment: dict[str, str], *opti
             process.wait()
 
 
+@contextmanager
+def web_server(python: Path, cwd: Path, environment: dict[str, str]) -> Iterator[str]:
+    """uvicorn with the page's view. Yields its URL."""
+    port = free_port()
+    command = [str(python), "-m", "uvicorn", "views:app", "--port", str(port)]
+    log = cwd.parent / "views.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=cwd, env=environment, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        give_up_at = time.monotonic() + PATIENCE_S
+        while "Application startup complete" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < give_up_at, log.read_text()
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def loaded(url: str, method: str = "GET") -> Any:
+    with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=PATIENCE_S) as answer:
+        return json.load(answer)
+
+
 def clean(**more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PETIOLE_"))}
     return {**kept, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", **more}
@@ -252,6 +285,14 @@ def test_an_application_with_the_same_names_and_both_workers(tmp_path: Path, pyt
             )
             assert done.returncode == 0, done.stderr + ours.read_text()[-3000:]
             assert done.stdout.strip() == "the shop is open"
+            with web_server(python, project, environment) as url:
+                text = urllib.parse.quote("a leaf has a petiole")
+                task_id = loaded(f"{url}/summaries?text={text}", "POST")["id"]
+                with urllib.request.urlopen(f"{url}/summaries/{task_id}/stream", timeout=PATIENCE_S) as stream:
+                    read = [stream.read1()]  # before the end: 200 tokens take a while
+                    read += iter(stream.read1, b"")
+                assert len(read) > 1
+                assert b"".join(read).decode() == loaded(f"{url}/summaries/{task_id}")["text"]
             assert "tasks.price" in shops.read_text()
             give_up_at = time.monotonic() + PATIENCE_S
             while shops.read_text().count("Task tasks.try_again") < 3 * 2:  # received, and succeeded

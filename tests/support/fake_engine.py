@@ -18,10 +18,10 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from petiole.gpu_worker.config import Batching, EngineConfig
-from petiole.gpu_worker.errors import EngineError, HandedBack, InvalidRequest
+from petiole.gpu_worker.errors import EngineError, HandedBack, InvalidRequest, ModelError
 from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.request import Delta, FinishReason, Request, Result, Timing, Usage
 from petiole.gpu_worker.runtime.interface import ModelLimits
@@ -75,6 +75,7 @@ class FakeEngine:
         self._running: list[Row] = []
         self._rows: dict[Handle, Row] = {}
         self._changed = threading.Condition()
+        self._paused = self._loading = False
         self._stopped = False
         self._beat = time.monotonic()
         self._asleep = True
@@ -130,7 +131,33 @@ class FakeEngine:
         }
 
     def heartbeat_age_s(self) -> float:
-        return 0.0 if self._asleep else time.monotonic() - self._beat
+        return 0.0 if self._asleep and not self._loading else time.monotonic() - self._beat
+
+    def pause(self) -> None:
+        with self._changed:
+            self._paused = True
+
+    def resume(self) -> None:
+        with self._changed:
+            self._paused = False
+            self._changed.notify()
+
+    def prepare_reload(self, model: str) -> Callable[[], None]:
+        """`refused` is refused; `slow:S` takes S seconds, with signs of life, `stuck:S` without; others none."""
+        if model == "refused":
+            raise ModelError("refused has another shape")
+
+        def load() -> None:
+            self._beat, self._loading = time.monotonic(), True
+            until = self._beat + float(model.partition(":")[2] or 0)
+            while (left := until - time.monotonic()) > 0:
+                time.sleep(min(left, 0.05))
+                if not model.startswith("stuck"):
+                    self._beat = time.monotonic()
+            self.limits = replace(self.limits, model=model, fingerprint=f"fake:{model}")
+            self._loading = False
+
+        return load
 
     def shutdown(self, drain: bool = True, handback: bool = False) -> None:
         with self._changed:
@@ -144,7 +171,7 @@ class FakeEngine:
         next_step = time.monotonic()
         while True:
             with self._changed:
-                while not self._stopped and not self._waiting and not self._running:
+                while not self._stopped and (self._paused or not (self._waiting or self._running)):
                     self._asleep = True
                     self._changed.wait()
                     next_step = time.monotonic()
@@ -250,5 +277,5 @@ class FakeEngine:
             stop_reason=stop_reason,
             usage=Usage(len(str(row.handle.request.prompt).split()), 0, len(row.tokens)),
             timing=Timing(0.0, 0.0, None, (now - row.arrived) * 1000),
-            model=self.config.model,
+            model=self.limits.model,
         )

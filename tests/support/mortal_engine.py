@@ -13,7 +13,7 @@ from petiole.gpu_worker import Delta
 from petiole.gpu_worker.engine import Engine
 from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.request import Request
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers.connections import connect
 from petiole.tasks.settings import settings
 

@@ -24,11 +24,14 @@ from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_str
 from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
 from petiole.gpu_worker.runtime.interface import (
     PENDING,
+    Load,
     ModelLimits,
+    Progress,
     RowBinding,
     StepBatch,
     TokenMask,
     Transfer,
+    nothing,
 )
 
 _MASK = (1 << 64) - 1
@@ -142,8 +145,11 @@ class ToyRuntime:
     def load_adapter(self, adapter: str, slot: int) -> None:
         self.adapters[slot] = adapter
 
-    def reload(self, model: str) -> None:
-        self.weights += 1
+    def prepare_reload(self, model: str) -> Load:
+        def load(progress: Progress = nothing, /) -> None:
+            self.weights += 1
+
+        return load
 
     def synchronize(self) -> None:
         self.device.synchronize()
@@ -222,7 +228,7 @@ class ToyRuntime:
         first, offset = 0, 0
         for i, row in enumerate(batch.rows.tolist()):
             outputs, length = int(batch.outputs[i]), int(batch.lengths[i])
-            drafts = batch.token_ids[offset + 1 : offset + length].tolist() if batch.kind == "verify" else []
+            drafts = batch.token_ids[offset + 1 : offset + length].tolist() if outputs > 1 else []
             counts = dict(self.rows[row].counts)
             accepted = 0
             for j in range(outputs):

@@ -98,6 +98,15 @@ class Watched:
         """As planned by an operator."""
         self.ask(self.sentinel_ports[-1], "SENTINEL", "FAILOVER", self.name)
 
+    def bring_back(self, server: RedisServer) -> None:
+        """A server that was killed returns, and follows the master."""
+        port = self.server_ports[self.servers.index(self.master())]
+        server.start()
+        with redis.Redis(unix_socket_path=str(server.socket)) as open_to_all:
+            open_to_all.replicaof("127.0.0.1", port)
+            open_to_all.config_set("masterauth", PASSWORD)
+            open_to_all.config_set("requirepass", PASSWORD)
+
     def kill_sentinel(self, number: int) -> None:
         self.sentinels[number].kill()
         self.sentinels[number].wait()
@@ -122,8 +131,11 @@ class Watched:
 
     def in_step(self) -> bool:
         """Has every replica all that its master has now?"""
-        master, *replicas = (self.client(server).info("replication") for server in self.servers)
-        sent = master["master_repl_offset"]
+        states = [self.client(server).info("replication") for server in self.servers]
+        replicas = [state for state in states if state["role"] == "slave"]
+        if len(replicas) != len(states) - 1:
+            return False
+        sent = next(state["master_repl_offset"] for state in states if state not in replicas)
         return all(one["master_link_status"] == "up" and one["slave_repl_offset"] >= sent for one in replicas)
 
     def ask(self, port: int, *command: str) -> Any:

@@ -57,6 +57,8 @@ def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int) -> in
     ladder = batch_ladder(engine.graph_batch_sizes, engine.max_num_seqs)
     outputs = engine.max_num_seqs * (1 + engine.speculative_tokens)
     tokens = max(engine.max_num_batched_tokens, outputs)
+    if engine.prefill_policy == "mixed":
+        tokens = max(tokens, engine.chunk_size + outputs)
     widest = 3 * model.hidden_size + 2 * (model.q_size + 2 * model.kv_size) + 3 * model.intermediate_size
     logits = 4 * model.vocab_size * (6 * outputs + 2 * ladder[-1])
     kinds = 1 + (engine.speculative_tokens > 0)  # decode, verify

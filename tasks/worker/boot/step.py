@@ -18,11 +18,13 @@ from typing import Any
 import redis
 from celery import bootsteps
 from celery.exceptions import WorkerShutdown
+from celery.worker import state
 
 from petiole.tasks.fleet import lives
 from petiole.tasks.fleet.reports import WorkerReport, version
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
+from petiole.tasks.urls import RABBITMQ, scheme
 from petiole.tasks.worker.broker import transport
 from petiole.tasks.worker.broker.leases import LeaseKeeper
 from petiole.tasks.worker.pool.pool import EX_USAGE, EnginePool, Undecided
@@ -70,41 +72,52 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             if not worker.autoscale:
                 worker.consumer.initial_prefetch_count = pool.limit * worker.prefetch_multiplier
         freeze()
+        serving = pool.serving
+        assert serving is not None, "the pool starts first"
+        services, engine = serving.services, serving.services.engine
         self.leases = leases = LeaseKeeper(
             ledgers=lambda: [channel.ledger for channel in list(transport.channels)],
             connect=connect,
-            heartbeat_age_s=pool.engine.heartbeat_age_s,
+            heartbeat_age_s=engine.heartbeat_age_s,
             visibility_timeout_s=settings().visibility_timeout_s,
         )
         leases.start()
         if path := settings().heartbeat_file:
-            heartbeat.Heartbeat(Path(path), pool.engine.heartbeat_age_s).start()
+            heartbeat.Heartbeat(Path(path), engine.heartbeat_age_s).start()
 
-        at_start = version()
+        at_start, on_rabbitmq = version(), scheme(settings().broker_url) in RABBITMQ
 
         def report(tokens_per_s: float) -> WorkerReport:
             return WorkerReport(
                 worker=worker.hostname,
-                state="draining" if pool.draining else "ready",
+                state=serving.state,
+                fingerprint=engine.limits.fingerprint,
                 version=at_start,
                 queues=sorted(worker.app.amqp.queues.consume_from),
                 tokens_per_s=round(tokens_per_s, 1),
-                lease_age_s=round(leases.lease_age_s, 1),
-                streams_behind_s=round(pool.publisher.behind_s, 3),
-                held_messages=sum(channel.qos.count for channel in list(transport.channels)),
+                lease_age_s=round(engine.heartbeat_age_s() if on_rabbitmq else leases.lease_age_s, 1),
+                streams_behind_s=round(services.publisher.behind_s, 3),
+                held_messages=held_messages(),
                 **pool.uncompleted(),
                 **incidents.report(),
-                **engine_figures(pool.engine.stats()),
-                **pool.tally.report(),
+                **engine_figures(engine.stats()),
+                **services.tally.report(),
             )
 
         pool.reporter = Reporter(
             connections.streams(),
             worker=worker.hostname,
             report=report,
-            tokens=lambda: int(pool.engine.stats().get("generated_tokens", 0)),
+            tokens=lambda: int(engine.stats().get("generated_tokens", 0)),
         )
         pool.reporter.start()
+
+
+def held_messages() -> int:
+    """How many messages this worker has taken and not acknowledged. RabbitMQ's have no channel here: of these, how
+    many Celery has in hand."""
+    channels = list(transport.channels)
+    return sum(channel.qos.count for channel in channels) if channels else len(state.reserved_requests)
 
 
 def record_life(worker: Any) -> None:

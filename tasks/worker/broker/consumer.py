@@ -21,6 +21,7 @@ from celery.worker.state import maybe_shutdown
 
 from petiole.tasks.worker.broker import gate
 from petiole.tasks.worker.broker.quarantine import put_aside
+from petiole.tasks.worker.reports.incidents import incidents
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,8 @@ class Consumer(StockConsumer):  # type: ignore[misc]
         handle = super().create_task_handler(*args, **kwargs)
 
         def guarded(message: Any) -> None:
+            if isinstance(where := message.delivery_info, dict) and where.get("redelivered"):
+                incidents.count("redeliveries")
             task = gate.task(message)
             if isinstance(task, gate.Refused):
                 self.refuse(message, task)

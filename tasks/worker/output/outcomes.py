@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import redis
 from celery.backends.redis import RedisBackend
@@ -30,8 +30,13 @@ _MAX_OTHER_BYTES = 16_384
 Ending = Literal["revoked", "expired"]
 """Why a task ends as REVOKED: the `stop_reason` of its last delta, whose finish reason is `cancelled`."""
 
-Success = tuple[str, dict[str, Any], Any]
-"""Task id, result, and Celery's context of the task."""
+
+class Success(NamedTuple):
+    """A result to be stored. `context` is Celery's context of the task."""
+
+    task_id: str
+    result: dict[str, Any]
+    context: Any
 
 
 @dataclass(frozen=True, slots=True)

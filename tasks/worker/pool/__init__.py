@@ -1,5 +1,6 @@
 """Celery's pool interface. Called by Celery.
 
-pool     `EnginePool`: one engine and its jobs
-handoff  SIGTERM: tasks finish in time, or are handed back to the queue
+pool      `EnginePool`: one engine and its jobs
+handoff   SIGTERM: tasks finish in time, or are handed back to the queue
+steering  `petiole pause`, `resume` and `reload`: commands about the engine of a running worker
 """

@@ -20,6 +20,7 @@ from petiole.gpu_worker import (
     Request,
 )
 from petiole.gpu_worker.handle import Handle
+from petiole.gpu_worker.runtime.interface import Load, Progress, nothing
 from tests.support.toy_engine import VOCAB, Expected, Watch, expected, request, toy_engine
 from tests.support.toy_runtime import ToyRuntime
 from tests.support.toy_text import LETTERS
@@ -213,9 +214,29 @@ def test_reload_recomputes_what_runs_and_forgets_the_cache() -> None:
         assert released(engine)
 
 
+def test_a_long_reload_shows_signs_of_life() -> None:
+    ages: list[tuple[float, float]] = []
+
+    class Slow(ToyRuntime):
+        def prepare_reload(self, model: str) -> Load:
+            def load(progress: Progress = nothing, /) -> None:
+                threading.Event().wait(0.05)
+                before = engine.heartbeat_age_s()
+                progress()
+                ages.append((before, engine.heartbeat_age_s()))
+
+            return load
+
+    with toy_engine(runtime=Slow()) as engine:
+        engine.reload("slow")
+    [(before, after)] = ages
+    assert before >= 0.05
+    assert after < before
+
+
 def test_a_reload_that_fails_raises_and_the_old_weights_serve_on() -> None:
     class Picky(ToyRuntime):
-        def reload(self, model: str) -> None:
+        def prepare_reload(self, model: str) -> Load:
             raise ModelError(f"{model} has another shape")
 
     with toy_engine(runtime=Picky(jitter=slow)) as engine:
@@ -259,8 +280,11 @@ def test_cancel_preempt_and_pause_together() -> None:
 
 def test_a_reload_while_constrained_requests_run_and_wait() -> None:
     class Steady(ToyRuntime):
-        def reload(self, model: str) -> None:
-            self.kv[:] = 0  # the same weights: the KV must be computed anew, and nothing else changes
+        def prepare_reload(self, model: str) -> Load:
+            def load(progress: Progress = nothing, /) -> None:
+                self.kv[:] = 0  # the same weights: the KV must be computed anew, and nothing else changes
+
+            return load
 
     found: list[tuple[int, int]] = []
     with toy_engine(runtime=Steady(vocab_size=VOCAB), max_num_seqs=2) as engine:

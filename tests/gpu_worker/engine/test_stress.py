@@ -38,6 +38,7 @@ from petiole.gpu_worker import (
     SamplingParams,
 )
 from petiole.gpu_worker.handle import Handle
+from petiole.gpu_worker.runtime.interface import Load, Progress, nothing
 from tests.support.toy_engine import EOS, VOCAB, Expected, Watch, expected
 from tests.support.toy_runtime import ToyRuntime
 from tests.support.toy_text import LETTERS, ToyTokenizer, compile_toy
@@ -76,7 +77,7 @@ def draw(seed: int) -> Workload:
         "prefix_cache": cache,
         "page_size": page_size,
         "prefix_cache_max_pages": rng.choice([None, None, None, 0, n_pages // 3]),
-        "prefill_policy": rng.choice(["drain", "pipelined", "pipelined"]),
+        "prefill_policy": rng.choice(["drain", "pipelined", "mixed"]),
         "reserve": rng.choice(["demand", "demand", "full"]),
         "delay_factor": rng.choice([0.0, 0.0, 0.5]),
         "speculative_tokens": spec,
@@ -163,8 +164,11 @@ class Delays:
 class SteadyRuntime(ToyRuntime):
     """Reloads the weights that it has: everything is computed anew, and comes out the same."""
 
-    def reload(self, model: str) -> None:
-        self.kv[:] = 0
+    def prepare_reload(self, model: str) -> Load:
+        def load(progress: Progress = nothing, /) -> None:
+            self.kv[:] = 0
+
+        return load
 
 
 def operate(engine: Engine, what: str) -> None:

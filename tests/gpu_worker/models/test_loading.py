@@ -364,7 +364,7 @@ def test_other_weights_have_another_fingerprint(checkpoint, tmp_path):
 def test_a_model_of_another_shape_cannot_replace_a_running_one(open_runtime, checkpoint):
     runtime = open_runtime(checkpoint("qwen3")[0])
     with pytest.raises(ModelError, match="another shape"):
-        runtime.reload(str(checkpoint("llama2")[0]))
+        runtime.prepare_reload(str(checkpoint("llama2")[0]))()
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
@@ -381,7 +381,9 @@ def test_reload_serves_the_new_weights_from_where_the_old_ones_lay(
         expected = reference(model, tokens(9))[-1:]
         model.save_pretrained(tmp_path)
         model.model.embed_tokens.weight.neg_()
-    runtime.reload(str(tmp_path))
+    signs = []
+    runtime.prepare_reload(str(tmp_path))(lambda: signs.append(True))
+    assert len(signs) >= model.config.num_hidden_layers, "it shows progress while it reads"
     assert old() is None, "its graphs and buffers are given back"
     got = table(logits_of(runtime))
     assert relative_error(got, expected) < (1e-4 if quantization == "none" else 0.05)
@@ -415,7 +417,7 @@ def test_a_damaged_checkpoint_leaves_the_old_weights_serving(damage, open_runtim
             weights["model.norm.weight"] = last[:-1].clone()
         save_file(weights, path)
     with pytest.raises(ModelError):
-        runtime.reload(str(folder))
+        runtime.prepare_reload(str(folder))()
     assert np.array_equal(table(logits_of(runtime)), before)
 
 
@@ -428,7 +430,7 @@ def test_a_reload_that_breaks_half_way_fails_what_comes_next(open_runtime, check
 
     monkeypatch.setattr(runtime, "_load", breaks)
     with pytest.raises(OSError, match="disk"):
-        runtime.reload(str(folder))
+        runtime.prepare_reload(str(folder))()
     with pytest.raises(DeviceError, match="weights were lost"):
         logits_of(runtime)
 

@@ -53,15 +53,17 @@ def steps_until_started(bench: Bench, urgent: list[ScheduledSequence]) -> int:
     return len(bench.plans) - before
 
 
-@pytest.mark.parametrize("policy", ["pipelined", "drain"])
+@pytest.mark.parametrize("policy", ["pipelined", "drain", "mixed"])
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_burst_starts_as_soon_as_one_urgent_sequence_does(policy: str, slots: int) -> None:
     """With what was in flight committed and at most one more decode step between."""
+    steps = []
     for n in (1, 30):
         bench, _ = full(32, slots=slots, prefill_policy=policy)
         urgent = burst(n)
         bench.submit(*urgent)
-        assert steps_until_started(bench, urgent) == 2
+        steps.append(steps_until_started(bench, urgent))
+    assert steps[0] == steps[1] <= 2
 
 
 @settings(max_examples=200)
@@ -72,7 +74,7 @@ def test_a_burst_starts_as_soon_as_one_urgent_sequence_does(policy: str, slots: 
     size=st.integers(1, 12),
     slots=st.integers(1, 2),
     cache=st.sampled_from(["radix", "off"]),
-    policy=st.sampled_from(["pipelined", "drain"]),
+    policy=st.sampled_from(["pipelined", "drain", "mixed"]),
     chunk=st.sampled_from([4, 16, 512]),
 )
 def test_no_more_give_way_than_are_needed_and_each_once(

@@ -21,25 +21,27 @@ def machine(slots: int = 2, **config: object) -> Bench:
 
 
 def prefills(bench: Bench) -> list[StepPlan]:
-    return [plan for plan in bench.plans if plan.kind == "prefill"]
+    return [plan for plan in bench.plans if plan.n_chunks]
 
 
 def chunks_waited_for(bench: Bench, short: ScheduledSequence, long: ScheduledSequence, begun: int) -> int:
     """Chunks of `long` launched from step `begun` on, up to and with the step in which `short` is prefilled."""
-    own = next(i for i, plan in enumerate(bench.plans) if plan.kind == "prefill" and short in plan.sequences)
-    return sum(plan.kind == "prefill" and long in plan.sequences for plan in bench.plans[begun : own + 1])
+    own = next(i for i, plan in enumerate(bench.plans) if short in plan.chunks)
+    return sum(long in plan.chunks for plan in bench.plans[begun : own + 1])
 
 
 @settings(max_examples=100)
 @given(
     arrivals=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), max_size=CHUNK),
     slots=st.integers(1, 2),
-    policy=st.sampled_from(["pipelined", "drain"]),
+    policy=st.sampled_from(["pipelined", "drain", "mixed"]),
 )
 def test_a_short_prompt_waits_for_one_chunk_of_a_long_one(
     arrivals: list[tuple[int, int]], slots: int, policy: str
 ) -> None:
-    """`arrivals`: rounds since the one before, and output tokens. What is in flight is waited for too."""
+    """`arrivals`: rounds since the one before, and output tokens. What is in flight is waited for too. `mixed` has
+    a chunk in each of the steps in flight, and one beside the short prompt."""
+    most = slots + 1 if policy == "mixed" else 1
     bench = machine(slots, max_num_seqs=16, prefill_policy=policy)
     long = sequence([9] * 60, 0, 2)
     bench.submit(long)
@@ -53,7 +55,7 @@ def test_a_short_prompt_waits_for_one_chunk_of_a_long_one(
         bench.submit(shorts[-1][0])
     while bench.has_work:
         bench.round()
-    assert max([chunks_waited_for(bench, short, long, begun) for short, begun in shorts], default=0) <= 1
+    assert max([chunks_waited_for(bench, short, long, begun) for short, begun in shorts], default=0) <= most
 
 
 @settings(max_examples=100)
@@ -61,7 +63,7 @@ def test_a_short_prompt_waits_for_one_chunk_of_a_long_one(
     running=st.lists(st.integers(4, 12), min_size=1, max_size=6),
     before=st.integers(1, 12),
     slots=st.integers(1, 2),
-    policy=st.sampled_from(["pipelined", "drain"]),
+    policy=st.sampled_from(["pipelined", "drain", "mixed"]),
 )
 def test_a_prefill_waits_for_at_most_two_decode_completions(
     running: list[int], before: int, slots: int, policy: str
@@ -85,10 +87,18 @@ def test_a_prefill_waits_for_at_most_two_decode_completions(
 
 
 @settings(max_examples=50)
-@given(n=st.integers(CHUNK + 1, 60), size=st.integers(1, CHUNK), output=st.integers(1, 6), slots=st.integers(1, 2))
-def test_a_long_prompt_has_every_second_prefill_step(n: int, size: int, output: int, slots: int) -> None:
+@given(
+    n=st.integers(CHUNK + 1, 60),
+    size=st.integers(1, CHUNK),
+    output=st.integers(1, 6),
+    slots=st.integers(1, 2),
+    policy=st.sampled_from(["pipelined", "mixed"]),
+)
+def test_a_long_prompt_has_every_second_prefill_step(
+    n: int, size: int, output: int, slots: int, policy: str
+) -> None:
     """However many short prompts keep coming."""
-    bench = machine(slots, max_num_seqs=16)
+    bench = machine(slots, max_num_seqs=16, prefill_policy=policy)
     long = sequence([9] * n, 0, 2)
     bench.submit(long)
     for arrival in range(300):
@@ -152,3 +162,49 @@ def test_a_prompt_that_is_mostly_cached_is_short() -> None:
         bench.round()
     assert long.is_prefilling
     assert prefills(bench)[-1].lengths == [2]
+
+
+@settings(max_examples=100)
+@given(
+    running=st.lists(st.integers(4, 30), min_size=1, max_size=6),
+    prompts=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 40)), max_size=8),
+    drafts=st.sampled_from([0, 3]),
+)
+def test_mixed_steps_hold_everyone_who_can_decode(
+    running: list[int], prompts: list[tuple[int, int]], drafts: int
+) -> None:
+    """Nobody who decodes waits for a chunk, and with chunks of several prompts a step computes no more of them."""
+    bench = machine(max_num_seqs=16, prefill_policy="mixed", speculative_tokens=drafts)
+    schedule, state = bench.scheduler.schedule_step, bench.scheduler.state
+
+    def watch(pipeline: object) -> StepPlan | None:
+        plan = schedule(bench.pipeline)
+        if plan is not None and plan.n_chunks and state.running:
+            able = {seq for seq in state.running if seq.can_decode and not seq.preempting}
+            assert able <= set(plan.sequences)
+            assert plan.lengths is not None
+            assert sum(plan.lengths[plan.n_decodes :]) <= CHUNK
+        return plan
+
+    bench.scheduler.schedule_step = watch  # type: ignore[method-assign]
+    bench.submit(*(sequence([2], i, output) for i, output in enumerate(running)))
+    for i, (gap, size) in enumerate(prompts):
+        for _ in range(gap):
+            if bench.has_work:
+                bench.round()
+        bench.submit(sequence([3] * size, 100 + i, 4))
+    while bench.has_work:
+        bench.round()
+
+
+def test_a_long_prompt_that_is_mixed_in_has_a_chunk_in_every_step() -> None:
+    bench = machine(max_num_seqs=4, prefill_policy="mixed")
+    bench.submit(sequence([2], 0, 50))
+    bench.round()
+    long = sequence([9] * 5 * CHUNK, 1, 2)
+    bench.submit(long)
+    while long.is_prefilling or not long.bound:
+        bench.round()
+    assert [plan.kind for plan in prefills(bench)] == ["prefill", *["mixed"] * 5]
+    first = bench.plans.index(prefills(bench)[1])
+    assert bench.plans[first : first + 5] == prefills(bench)[1:]

@@ -1,0 +1,115 @@
+"""The CUDA path on a device that computes as late as it may: no buffer is filled again too early."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
+from petiole.gpu_worker.runtime.runtime import ModelRuntime
+from tests.gpu_worker.models.test_generation import oracle
+from tests.gpu_worker.models.test_logits import tokens
+from tests.support import fake_flashinfer, late_device
+from tests.support.late_device import LateDevice, LateStream
+
+N_TOKENS = 10
+PROMPTS = [tokens(3 + 5 * i, i) for i in range(6)]
+
+
+class Guesses:
+    """Drafts that seldom hold, for every sequence and whenever it may have some. A proposer and a drafter."""
+
+    def drafter(self, tokens: Sequence[int]) -> Guesses:
+        return self
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        pass
+
+    def propose(self, most: int) -> Sequence[int]:
+        return [9, 9, 9][:most]
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("PETIOLE_NATIVE", "off")
+    fake_flashinfer.install(monkeypatch)
+    late_device.install(monkeypatch)
+
+    def get(folder: Path, **settings: Any) -> Engine:
+        defaults = {
+            "device": "cpu",
+            "dtype": "float32",
+            "max_num_seqs": 4,
+            "num_pages": 400,
+            "graph_batch_sizes": (4,),
+        }
+        config = EngineConfig(model=str(folder), **defaults | settings)
+        runtime = ModelRuntime(config, device=LateDevice())  # type: ignore[arg-type]
+        return Engine(config, runtime=late_device.late_runtime(runtime), proposer=Guesses())
+
+    return get
+
+
+def answers(engine: Engine, **sampling: Any) -> list[list[int]]:
+    asked = SamplingParams(max_tokens=N_TOKENS, ignore_eos=True, **{"temperature": 0.0, **sampling})
+    results = engine.generate(
+        [Request(prompt=prompt, sampling=asked, request_id=str(prompt)) for prompt in PROMPTS]
+    )
+    return [list(result.token_ids) for result in results]
+
+
+def test_nothing_is_computed_before_somebody_waits() -> None:
+    stream = LateStream("compute")
+    pinned, device = torch.ones(3), torch.zeros(3)
+
+    def copy_and_add() -> None:
+        device.copy_(pinned, non_blocking=True)
+        device.add_(device.sum())
+
+    stream.enqueue(copy_and_add)
+    event = stream.record()
+    pinned.fill_(2.0)  # too early
+    assert device.tolist() == [0, 0, 0]
+    stream.enqueue(lambda: device.zero_())
+    event.synchronize()
+    assert device.tolist() == [8, 8, 8], "what it holds now, and not what follows the event"
+
+
+@pytest.mark.parametrize(
+    ("page_size", "policy", "drafts"),
+    [(1, "pipelined", 0), (16, "pipelined", 3), (16, "mixed", 0), (1, "mixed", 3)],
+)
+def test_the_tokens_are_those_of_transformers(
+    page_size: int, policy: str, drafts: int, checkpoint: Any, late: Any
+) -> None:
+    folder, model = checkpoint("qwen3")
+    cache = "radix" if page_size == 1 else "block"
+    settings = {"page_size": page_size, "prefix_cache": cache, "prefill_policy": policy, "chunk_size": 8}
+    with late(folder, speculative_tokens=drafts, **settings) as engine:
+        assert answers(engine) == [oracle(model, prompt, N_TOKENS) for prompt in PROMPTS]
+        assert (engine.stats()["draft_tokens"] > 0) == (drafts > 0)
+        compute = engine.runtime._stream
+    assert compute.waits == 0, "the host waits for data at a commit alone"
+
+
+def test_drawn_tokens_are_those_of_the_blocking_engine(checkpoint: Any, late: Any) -> None:
+    sampling = {"temperature": 0.8, "top_p": 0.9, "frequency_penalty": 0.3, "logit_bias": {5: 2.0}, "seed": 3}
+    found = []
+    for pipeline in ("on", "off"):
+        with late(checkpoint("qwen3")[0], pipeline=pipeline, prefix_cache="off") as engine:
+            found.append(answers(engine, **sampling))
+    assert found[0] == found[1]
+
+
+def test_a_buffer_that_both_slots_fill_gives_wrong_tokens(checkpoint: Any, late: Any) -> None:
+    """Broken on purpose: a step's staging overwrites the one before, which its copy has not read."""
+    folder, model = checkpoint("qwen3")
+    with late(folder) as engine:
+        slots = engine.runtime._executor._slots
+        for graphs in slots[1].graphs.values():
+            graphs._buffers = slots[0].graphs["decode"]._buffers
+        assert answers(engine) != [oracle(model, prompt, N_TOKENS) for prompt in PROMPTS]
