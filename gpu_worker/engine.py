@@ -112,7 +112,9 @@ class Engine:
         self._loop = EngineLoop(
             self.scheduler, pipeline, self._text.post, self._on_device_lost, self.tracer, self.config.debug
         )
-        self._intake = Intake(preparer, self.runtime.adapter_at_hand, self._accept_later, self._text.refuse)
+        self._intake = Intake(
+            preparer, self.runtime.adapter_at_hand, self._accept_later, self._text.refuse, self.tracer
+        )
         self._text.start()
         self._thread.start()
         self._closed = False

@@ -19,6 +19,7 @@ from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.threads.pool import Threads
 from petiole.gpu_worker.threads.preparation import Preparer
 from petiole.gpu_worker.threads.text import OutputStream
+from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 PREPARATION_THREADS = 2
 ADAPTER_THREADS = 2
@@ -37,11 +38,13 @@ class Intake:
         adapter_at_hand: Callable[[str], bool],
         accept: Callable[[ScheduledSequence, OutputStream], None],
         refuse: Callable[[OutputStream, BaseException], None],
+        tracer: Tracer = NO_TRACE,
     ) -> None:
         self.preparer = preparer
         self._adapter_at_hand = adapter_at_hand
         self._accept = accept
         self._refuse = refuse
+        self._tracer = tracer
         self._arrivals = itertools.count()
         self._preparation = Threads(PREPARATION_THREADS, "prepare")
         self._reading = Threads(ADAPTER_THREADS, "adapter")
@@ -60,7 +63,8 @@ class Intake:
         def work() -> None:
             try:
                 assert image.cut is not None, "an image that came with its crops"
-                outcome: PreparedImage | Exception = image.cut()
+                with self._tracer.span("cut"):
+                    outcome: PreparedImage | Exception = image.cut()
             except Exception as error:
                 outcome = error
             except BaseException as error:

@@ -11,6 +11,7 @@ import pytest
 from petiole.gpu_worker import Delta, Engine, EngineConfig, InvalidRequest, Request, Result, SamplingParams
 from petiole.gpu_worker.request.skills import SkillCall
 from petiole.gpu_worker.threads import pictures
+from petiole.gpu_worker.tracing import Tracer
 from tests.support.pictures import MODEL, file
 
 CALLS: dict[str, SkillCall] = {
@@ -264,3 +265,11 @@ def test_wrong_options_are_refused_by_name(
     with pytest.raises(InvalidRequest) as caught:
         run(engine, replace(asked("query"), skill=SkillCall(name, options), images=[file()] * images))
     assert caught.value.field == field
+
+
+def test_a_trace_shows_when_an_image_is_cut_and_encoded() -> None:
+    tracer = Tracer()
+    with Engine(machine(), tracer=tracer) as engine:
+        run(engine, asked("point"))
+    names = {span["name"] for span in tracer.spans()}
+    assert {"cut", "encode", "prefill", "decode"} <= names
