@@ -29,6 +29,7 @@ from petiole.gpu_worker.errors import EngineBusy, EngineClosed, EngineError, Han
 from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.loading import load_parts, memory_that_suffices, warm_up
 from petiole.gpu_worker.request import Delta, FinishReason, Request, Result
+from petiole.gpu_worker.request.images import PreparedImage, RequestImage
 from petiole.gpu_worker.runtime.interface import ModelLimits, Runtime
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
@@ -86,7 +87,7 @@ class Engine:
             limits.n_pages, limits.page_size, limits.max_batch_size, -(-limits.max_model_len // limits.page_size)
         )
         cache = build_prefix_cache(config.prefix_cache, table, config.prefix_cache_max_pages)
-        self.scheduler = Scheduler(config, self.runtime, KVCacheManager(table, cache), tracer)
+        self.scheduler = Scheduler(config, self.runtime, KVCacheManager(table, cache), tracer, self._cut)
         preparer = Preparer(
             config,
             limits,
@@ -105,7 +106,9 @@ class Engine:
             self.scheduler, pipeline, self._text.post, self._on_device_lost, tracer, config.debug
         )
         self._thread = threading.Thread(target=self._loop.run, name="engine", daemon=True)
-        self._intake = Intake(preparer, self.runtime.adapter_at_hand, self._accept_later, self._text.refuse)
+        self._intake = Intake(
+            preparer, self.runtime.adapter_at_hand, self._accept_later, self._text.refuse, tracer
+        )
 
     # ------------------------------------------------------------ lifecycle
 
@@ -213,6 +216,10 @@ class Engine:
         self._loop.post(lambda: self._accept(seq, stream))
 
     # ------------------------------------------------------------ on the engine thread
+
+    def _cut(self, image: RequestImage, done: Callable[[PreparedImage | Exception], None]) -> None:
+        """Cut an image on a preparation thread. Its outcome wakes the loop."""
+        self._intake.cut(image, lambda outcome: self._loop.post(lambda: done(outcome)))
 
     def _accept(self, seq: ScheduledSequence, stream: RequestOutput) -> None:
         stream.seq = seq
@@ -396,6 +403,9 @@ class Engine:
             "generated_tokens": counters.generated_tokens,
             "zombie_outputs": counters.zombie_outputs,
             "preemptions": counters.preemptions,
+            "encoded_images": counters.encoded_images,
+            "image_hits": counters.image_hits,
+            "encode_s": round(counters.encode_s, 4),
             "finished": counters.finished,
             "draft_tokens": counters.speculation.drafted,
             "accepted_draft_tokens": counters.speculation.accepted,

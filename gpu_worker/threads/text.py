@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from petiole.gpu_worker.errors import failed
 from petiole.gpu_worker.handle import Handle
+from petiole.gpu_worker.protocols import PositionalSkill, SkillState
 from petiole.gpu_worker.request import Delta, FinishReason, Result, Timing, TokenLogprobs, Usage
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import Emission, Ended, Extras, Generated
@@ -55,20 +56,28 @@ class RequestOutput:
         self.texts: list[str] = []
         self.logprobs: list[TokenLogprobs] = []
         self.stop: str | None = None
+        self.reading: SkillState | PositionalSkill | None = None
 
     @property
     def wakes(self) -> bool:
         """Whether every emission of this request wakes the text thread."""
         return self.watched or not self.begun
 
-    def open(self, tokenizer: Tokenizer | None, prompt: Sequence[int], rules: StopRules) -> None:
+    def open(
+        self,
+        tokenizer: Tokenizer | None,
+        prompt: Sequence[int],
+        rules: StopRules,
+        reading: SkillState | PositionalSkill | None = None,
+    ) -> None:
         """Set up detokenization and replay the tokens of an earlier attempt, whose text was delivered already.
+        `reading`: reads a skill's answer from what follows.
 
         Runs on a preparation thread.
         """
-        request = self.handle.request
+        request, self.reading = self.handle.request, reading
         sampling = request.sampling
-        answers = request.messages is not None and not request.continue_final_message
+        answers = request.prompt is None and not request.continue_final_message
         if tokenizer is not None:
             self.text = TextAssembler(
                 tokenizer,
@@ -97,6 +106,18 @@ class RequestOutput:
             del kept[piece.n_tokens :]
         self.token_ids += kept
         return kept, piece.text
+
+    def read(
+        self, token_ids: Sequence[int], values: Sequence[tuple[float, ...]]
+    ) -> tuple[Mapping[str, float] | None, ...] | None:
+        """What each token completes of a skill's answer; None if none does."""
+        reading = self.reading
+        if reading is None:
+            return None
+        items = tuple(
+            reading.consume_step(token, values[k] if k < len(values) else ()) for k, token in enumerate(token_ids)
+        )
+        return items if any(item is not None for item in items) else None
 
     def flush(self) -> str:
         """Return the text held back so far. It may complete a stop string."""
@@ -274,7 +295,7 @@ class TextThread:
         if token_ids or text or finish is not None:
             reason = None if finish is None else finish.reason
             stream.begun = True
-            extras = (logprobs or None, values or None, bins or None)
+            extras = (logprobs or None, values or None, bins or None, stream.read(token_ids, values))
             handle._push(Delta(index, tuple(token_ids), text, reason, *extras))
         if isinstance(end, BaseException):
             self._end_with_error(stream, end)
@@ -311,6 +332,7 @@ class TextThread:
             ),
             model=self.model,
             logprobs=tuple(stream.logprobs) if stream.handle.request.sampling.logprobs is not None else None,
+            answer=None if stream.reading is None else stream.reading.finalize(),
         )
 
 
