@@ -13,11 +13,11 @@ numpy. The names below are imported at their first use.
     worker/       a worker: the only part that imports the engine; Celery finds it by `worker_side`
     submission/   the tasks, `generate`, `chat`, `query`: what `delay` checks and sends, how a body gets its result
     streams/      reading a task's stream, for an application, a task's `stream()` and the command line
-    fleet/        watching and steering workers: reports, queue lengths, cancel, drain, Prometheus
+    fleet/        watching and steering workers: reports, queue lengths, cancel, pause, drain, Prometheus
     app/          the Celery app: its configuration, result backend, RabbitMQ
     servers/      how to reach Redis: connections, sentinels, an embedded server
     requests/     what a task is asked and what it answers: options, results, keys, headers
-    settings      every setting, from PETIOLE_* variables; for all of Petiole but the engine
+    settings      every setting, from PETIOLE_* variables; the engine's are in `gpu_worker.config`, too
     worker_side   the names of the worker's classes, as dotted strings
     urls          the forms of broker and Redis URLs; passwords that are not shown
     keys          every name that Petiole writes into Redis or into a message

@@ -1,6 +1,6 @@
 """Every name that Petiole writes into Redis or into a message, for all processes of a fleet.
 
-Processes of different versions share these names: add to them, change none (docs/operations.md). The Lua scripts
+Processes of different versions share these names: add to them, change none (docs/maintaining.md). The Lua scripts
 get them as arguments.
 
     of one task         `StreamKeys`

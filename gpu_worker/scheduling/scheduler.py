@@ -40,7 +40,7 @@ from petiole.gpu_worker.scheduling.outcomes import AllocationFailed, SequenceSta
 from petiole.gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit, PipelineState
 from petiole.gpu_worker.scheduling.planning import Planner
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
-from petiole.gpu_worker.scheduling.state import Extras, SchedulerState
+from petiole.gpu_worker.scheduling.state import Extras, Generated, SchedulerState
 from petiole.gpu_worker.scheduling.stopping import Finish
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
@@ -242,7 +242,7 @@ class Scheduler:
                     n_applied += len(fresh)
                     if seq.first_token_s is None:
                         seq.first_token_s = now
-                    out.append((seq, fresh, extras.keep(seq, len(fresh)) if extras is not None else None, None))
+                    out.append(Generated(seq, fresh, extras and extras.keep(seq, len(fresh))))
                     if finish is not None:
                         state.finalize(seq, finish)
                     elif seq.drafter is not None:

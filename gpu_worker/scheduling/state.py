@@ -47,8 +47,27 @@ class Extras(NamedTuple):
         return Extras(logprobs, self.bins[:n], self.values[:n])
 
 
-Emission = tuple[ScheduledSequence, Sequence[int], Extras | None, End | None]
-"""New tokens of a sequence with their extras, or its end, or (neither) its admission."""
+@dataclass(slots=True)
+class Admitted:
+    seq: ScheduledSequence
+
+
+@dataclass(slots=True)
+class Generated:
+    """New tokens of a sequence."""
+
+    seq: ScheduledSequence
+    token_ids: Sequence[int]
+    extras: Extras | None
+
+
+@dataclass(slots=True)
+class Ended:
+    seq: ScheduledSequence
+    end: End
+
+
+Emission = Admitted | Generated | Ended
 
 
 @dataclass(slots=True)
@@ -141,7 +160,7 @@ class SchedulerState:
         self.counters.image_hits += sum(begin < reused for begin in seq.images)
         if seq.request.deadline_s is not None:
             self._deadlines[_deadline(seq)] = seq
-        self.emissions.append((seq, (), None, None))
+        self.emissions.append(Admitted(seq))
 
     # ------------------------------------------------------------ end and preemption
 
@@ -156,7 +175,7 @@ class SchedulerState:
         else:
             self._forget(seq)
         self.counters.finished += 1
-        self.emissions.append((seq, (), None, end))
+        self.emissions.append(Ended(seq, end))
         self.settle(seq)
 
     def fail(self, seq: ScheduledSequence, error: Exception) -> None:

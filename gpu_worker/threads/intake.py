@@ -18,7 +18,7 @@ from petiole.gpu_worker.request.images import PreparedImage, RequestImage
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.threads.pool import Threads
 from petiole.gpu_worker.threads.preparation import Preparer
-from petiole.gpu_worker.threads.text import OutputStream
+from petiole.gpu_worker.threads.text import RequestOutput
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 PREPARATION_THREADS = 2
@@ -36,8 +36,8 @@ class Intake:
         self,
         preparer: Preparer,
         adapter_at_hand: Callable[[str], bool],
-        accept: Callable[[ScheduledSequence, OutputStream], None],
-        refuse: Callable[[OutputStream, BaseException], None],
+        accept: Callable[[ScheduledSequence, RequestOutput], None],
+        refuse: Callable[[RequestOutput, BaseException], None],
         tracer: Tracer = NO_TRACE,
     ) -> None:
         self.preparer = preparer
@@ -49,7 +49,7 @@ class Intake:
         self._preparation = Threads(PREPARATION_THREADS, "prepare")
         self._reading = Threads(ADAPTER_THREADS, "adapter")
 
-    def put(self, stream: OutputStream) -> None:
+    def put(self, stream: RequestOutput) -> None:
         """Queue a request. Of equal priority, the one that was put first runs first."""
         arrival, arrival_s = next(self._arrivals), time.perf_counter()
         adapter: object = stream.handle.request.adapter  # not checked yet
@@ -79,7 +79,7 @@ class Intake:
         self._preparation.close()
         self._reading.close()
 
-    def _prepare(self, stream: OutputStream, arrival: int, arrival_s: float) -> None:
+    def _prepare(self, stream: RequestOutput, arrival: int, arrival_s: float) -> None:
         try:
             seq = self.preparer.prepare(stream, arrival, arrival_s)
         except Exception as error:  # InvalidRequest, or any error of a chat template or tokenizer

@@ -27,7 +27,7 @@ from petiole.gpu_worker.text import Tokenizer
 from petiole.gpu_worker.text.checks import Scalar, check_text, check_token_ids, is_token_id
 from petiole.gpu_worker.threads.prompts import Tokens, resumed_tokens
 from petiole.gpu_worker.threads.subjects import Reading, Subject, Subjects, no_tokenizer
-from petiole.gpu_worker.threads.text import OutputStream
+from petiole.gpu_worker.threads.text import RequestOutput
 
 ConstraintCompiler = Callable[[Constraint], ConstraintState]
 
@@ -72,7 +72,7 @@ class Preparer:
         """The EOS tokens of the model (which a reload may change) and of the tokenizer."""
         return self.limits.eos_token_ids | (self.tokenizer.eos_token_ids if self.tokenizer else frozenset())
 
-    def prepare(self, stream: OutputStream, arrival: int, arrival_s: float) -> ScheduledSequence:
+    def prepare(self, stream: RequestOutput, arrival: int, arrival_s: float) -> ScheduledSequence:
         """The sequence of a request. Raises InvalidRequest, or AdapterError."""
         request = stream.handle.request
         subject = self._subject(request)

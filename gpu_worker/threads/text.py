@@ -12,7 +12,7 @@ are detokenized at once, since tokens generated past a match are wasted. All oth
 `interval_s`; the thread does not wake for it before that. This pays for deltas, and for switching between this
 thread and those that keep the device busy, once per interval instead of once per step.
 
-Every request ends exactly once (I8): only this thread ends handles, and `OutputStream.ended` records it. A fault
+Every request ends exactly once (I8): only this thread ends handles, and `RequestOutput.ended` records it. A fault
 in a request's text ends that request. A fault of the thread itself ends the engine, whose thread then ends the
 handles.
 """
@@ -29,14 +29,14 @@ from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.protocols import PositionalSkill, SkillState
 from petiole.gpu_worker.request import Delta, FinishReason, Result, Timing, TokenLogprobs, Usage
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
-from petiole.gpu_worker.scheduling.state import Emission, Extras
+from petiole.gpu_worker.scheduling.state import Emission, Ended, Extras, Generated
 from petiole.gpu_worker.scheduling.stopping import End, Finish, StopRules
 from petiole.gpu_worker.text import TextAssembler, Tokenizer
 
 logger = logging.getLogger(__name__)
 
 
-class OutputStream:
+class RequestOutput:
     """The output of one request. Owned by the text thread, except `seq` and `requested_end`.
 
     `begun`: a delta has been delivered. `watched`: the request has stop strings. `ended`: the handle has ended.
@@ -143,7 +143,7 @@ class _PendingOutput:
 
 
 class TextThread:
-    """Owns every `OutputStream` from the moment the engine accepts its request.
+    """Owns every `RequestOutput` from the moment the engine accepts its request.
 
     `interval_s`: maximum delay of output that is not urgent; 0 delivers every step.
     `stop_generating(seq)` tells the engine that this thread has ended an output. `on_end(handle)` is called after
@@ -178,14 +178,14 @@ class TextThread:
     # ------------------------------------------------------------ from other threads
 
     def post(self, emissions: Sequence[Emission]) -> None:
-        urgent = any(end is not None or seq.stream.wakes for seq, _, _, end in emissions)
+        urgent = any(isinstance(emission, Ended) or emission.seq.stream.wakes for emission in emissions)
         with self._changed:
             self._posted += emissions
             self._urgent |= urgent
             if urgent or not self._pausing:
                 self._changed.notify()
 
-    def refuse(self, stream: OutputStream, error: BaseException) -> None:
+    def refuse(self, stream: RequestOutput, error: BaseException) -> None:
         """End a request with an error, after everything posted so far, unless it has ended."""
         self._call(lambda: self._end_with_error(stream, error))
 
@@ -275,7 +275,7 @@ class TextThread:
             self._stop_generating(seq)
         return True
 
-    def _deliver(self, seq: ScheduledSequence, stream: OutputStream, output: _PendingOutput) -> None:
+    def _deliver(self, seq: ScheduledSequence, stream: RequestOutput, output: _PendingOutput) -> None:
         handle, end = stream.handle, output.end
         if seq.scheduled_s is not None:
             handle._admit()
@@ -307,14 +307,14 @@ class TextThread:
             if end is None:
                 self._stop_generating(seq)
 
-    def _end_with_error(self, stream: OutputStream, error: BaseException) -> None:
+    def _end_with_error(self, stream: RequestOutput, error: BaseException) -> None:
         with self._changed:  # once the thread has ended, several others may be here
             ended, stream.ended = stream.ended, True
         if not ended:
             stream.handle._end(error)
             self._on_end(stream.handle)
 
-    def _result(self, seq: ScheduledSequence, stream: OutputStream, finish: Finish) -> Result:
+    def _result(self, seq: ScheduledSequence, stream: RequestOutput, finish: Finish) -> Result:
         now, arrival = self._clock(), seq.arrival_s
         first, scheduled = seq.first_token_s, seq.scheduled_s
         return Result(
@@ -338,18 +338,20 @@ class TextThread:
 
 def _collect(outputs: dict[ScheduledSequence, _PendingOutput], emissions: Iterable[Emission]) -> None:
     """Group emissions by sequence, in order of first appearance."""
-    for seq, tokens, extras, end in emissions:
-        output = outputs.get(seq)
+    for emission in emissions:
+        output = outputs.get(emission.seq)
         if output is None:
-            output = outputs[seq] = _PendingOutput()
-        output.tokens += tokens
-        if extras is not None:
-            output.extras.append(extras)
-        if end is not None:
-            output.end = end
+            output = outputs[emission.seq] = _PendingOutput()
+        match emission:
+            case Generated(_, token_ids, extras):
+                output.tokens += token_ids
+                if extras is not None:
+                    output.extras.append(extras)
+            case Ended(_, end):
+                output.end = end
 
 
-def _detokenize(stream: OutputStream, output: _PendingOutput) -> None:
+def _detokenize(stream: RequestOutput, output: _PendingOutput) -> None:
     """Detokenize `output.tokens`."""
     kept, text = stream.push(output.tokens, bool(output.tokens) and _is_terminal(output.end))
     output.tokens = []
