@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 from dataclasses import dataclass
 from io import BytesIO
@@ -103,6 +104,9 @@ def main(path: Path, seed: int | None = None) -> int:
         with worker("vision"):
             print(f"Ready after {time.monotonic() - began:.1f} s.", flush=True)
             return ask(path, shapes_of(int(time.time()) if seed is None else seed))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     finally:
         embedded.release()
 
