@@ -65,8 +65,8 @@ class AsyncGeneration(AsyncResult):  # type: ignore[misc]
         self, timeout: float | None = None, propagate: bool = True, **options: Any
     ) -> GenerationDict | Exception: ...
     async def aget(self, timeout: float | None = None, propagate: bool = True, **options: Any) -> Any:
-        """`get` for asyncio. It waits as a reader of the stream, so that no thread is taken for as long as that;
-        the result itself is then looked up in one."""
+        """`get` for asyncio. It waits as a reader of the stream, which takes no thread. Then a thread looks the
+        result up."""
         give_up_at = None if timeout is None else time.monotonic() + timeout
         try:
             async with asyncio.timeout(timeout):
@@ -86,7 +86,7 @@ class AsyncGeneration(AsyncResult):  # type: ignore[misc]
 
 
 class EagerGeneration(EagerResult):  # type: ignore[misc]
-    """What an eager task gives in place of an `AsyncGeneration`."""
+    """The result of an eager task, in place of an `AsyncGeneration`."""
 
     async def aget(self, *args: Any, **options: Any) -> Any:
         return self.get(*args, **options)
@@ -160,9 +160,10 @@ class _Reader:
 
 
 class Stream(_Reader, Iterator[StreamDelta]):
-    """Iterator of a task's deltas. The last one has a `finish_reason`; if the task failed, its exception follows.
+    """Iterator of a task's deltas. The last one has a `finish_reason`. If the task failed, its exception is raised
+    after that.
 
-    Call `close()`, or use it as a context manager, if it may not be read to its end.
+    If the stream may not be read to its end, call `close()`, or use the stream as a context manager.
     """
 
     _pubsub: PubSub | None = None
@@ -370,11 +371,15 @@ def stream(
     cancel_on_disconnect: bool = False,
     heartbeat_s: float | None = None,
 ) -> Stream:
-    """All deltas of a task, given its `AsyncResult` or its id, from the first one, however late reading begins.
+    """Iterate over all deltas of `task`, an `AsyncResult` or a task's id, however late the reading begins.
 
-    Raises `StreamTimeout` after `timeout_s` without a delta; the default is no timeout. `cancel_on_disconnect`
-    cancels the task when this reader stops, and must be set for the task as well. With `heartbeat_s` there is an
-    empty delta, whose `is_heartbeat` is true, after so long without one.
+    `timeout_s`: raise `StreamTimeout` after this many seconds without a delta; None: wait for ever.
+    `heartbeat_s`: after this many seconds without a delta yield an empty one, whose `is_heartbeat` is true.
+    `cancel_on_disconnect`: cancel the task when this reader stops. The task must have been submitted with the same
+    option.
+
+    Raises the task's own exception after the last delta of a failed task, `StreamExpired` if the log expires
+    before it is read, and `StreamError` if Redis stays away for a minute.
     """
     return Stream(task, timeout_s, cancel_on_disconnect, heartbeat_s=heartbeat_s)
 
