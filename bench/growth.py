@@ -119,7 +119,7 @@ def operations(length: float) -> float:
 
 def readers(n: int) -> float:
     """Microseconds of this process for each reader and delta, with `n` readers of one stream in one event loop."""
-    from petiole.tasks.requests.schemas import stream_keys
+    from petiole.tasks.keys import stream_keys
     from petiole.tasks.servers import connections
     from petiole.tasks.streams import readers
 

@@ -18,7 +18,7 @@ from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.engine import Engine
 from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.request import Delta, Request, SamplingParams
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import embedded
 from petiole.tasks.servers.connections import connect
 from petiole.tasks.settings import Settings
@@ -34,7 +34,7 @@ QUEUE = "petiole-bench"
 
 
 class Held:
-    """One request with its stream and its message: what a `Job` does, without Celery."""
+    """One request with its stream and its message: what a `JobDriver` does, without Celery."""
 
     def __init__(self, bench: Bench, task_id: str, tag: str, begun: Begun) -> None:
         self.bench, self.tag, self.begun = bench, tag, begun
@@ -56,7 +56,7 @@ class Held:
     def on_stale(self) -> None:
         raise AssertionError("nobody else has this task")
 
-    on_released = on_damaged = give_up = on_stale
+    on_released = on_damaged = on_mismatch = on_stale
 
     def on_cancel(self, *, flagged: bool) -> None:
         raise AssertionError("nobody cancels it")
@@ -102,7 +102,7 @@ class Bench:
         taken = self.ledger.take(self.client, [QUEUE], BATCH)
         assert taken is not None
         names = [stream_keys(request.request_id) for request in requests]
-        keys = [key for name in names for key in (name.log, name.state)]
+        keys = [key for name in names for key in (name.log, name.state, name.completion)]
         facts = [fact for message in taken for fact in (0, message.name, 0)]
         args = [60_000, self.engine.limits.fingerprint, BATCH, str(self.runs), *facts]
         begun = [Begun.parse(reply) for reply in scripts.load(self.client, "begin")(keys, args)]

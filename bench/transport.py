@@ -25,7 +25,7 @@ from kombu.transport import redis as stock
 
 from bench.report import Report, arguments, compare
 from petiole.gpu_worker.request import Delta
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import embedded
 from petiole.tasks.servers.connections import connect
 from petiole.tasks.worker.broker import transport as leased
@@ -79,7 +79,7 @@ class Nobody:
     def on_finished(self) -> None:
         raise AssertionError("nobody ends it")
 
-    on_stale = on_released = on_damaged = give_up = on_finished
+    on_stale = on_released = on_damaged = on_mismatch = on_finished
 
     def on_cancel(self, *, flagged: bool) -> None:
         raise AssertionError("nobody cancels it")

@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
 
 

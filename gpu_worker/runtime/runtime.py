@@ -275,6 +275,7 @@ class ModelRuntime:
             eos_token_ids=ends,
             values=self._decoder.value_tokens,
             images=self._decoder.images,
+            processor=self._decoder.processor,
             device=self._device.kind,
             batching=self.config.batching,
         )

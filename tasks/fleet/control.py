@@ -10,7 +10,7 @@ from celery.result import AsyncResult
 from celery.states import PENDING, RECEIVED
 
 from petiole.tasks.app.application import app as celery_app
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 

@@ -17,8 +17,8 @@ from prometheus_client.registry import Collector
 
 from petiole.tasks.fleet import lives, probes, queues, reports
 from petiole.tasks.fleet.lives import Life
-from petiole.tasks.fleet.queues import QUARANTINE_KEY
 from petiole.tasks.fleet.reports import Distribution, WorkerReport
+from petiole.tasks.keys import QUARANTINE_KEY
 from petiole.tasks.servers import connections
 
 logger = logging.getLogger(__name__)
@@ -51,6 +51,9 @@ _COUNTERS = {
     "steps": ("steps", "Steps of the engine."),
     "evicted_pages": ("evicted_pages", "Pages that the prefix cache has given up."),
     "zombie_outputs": ("zombie_outputs", "Tokens sampled after the end of their sequence, and dropped."),
+    "encoded_images": ("encoded_images", "Images encoded."),
+    "image_hits": ("image_hits", "Images found in the prefix cache: neither decoded nor encoded."),
+    "encode_seconds": ("encode_s", "Seconds of encode steps, from launch to completion."),
     "num_preemptions": ("preemptions", "Requests that gave place and pages to others and were computed again."),
 }
 _HISTOGRAMS = {

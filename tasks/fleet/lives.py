@@ -1,6 +1,6 @@
 """When each worker was started, how often, and how it ended before: so that a crash loop is seen.
 
-The hash `petiole:lives` has a field for each worker's name, as JSON, which stays when the worker ends. A worker
+The hash `LIVES_KEY` has a field for each worker's name, as JSON, which stays when the worker ends. A worker
 writes its field before it loads its model, and again when its process exits in an orderly way: if it has not, it
 was killed. Names that have not been started for `KEPT_S` are removed.
 """
@@ -14,11 +14,11 @@ from typing import Any
 import redis
 from pydantic import BaseModel, ValidationError
 
+from petiole.tasks.keys import LIVES_KEY
 from petiole.tasks.servers import connections
 
 logger = logging.getLogger(__name__)
 
-LIVES_KEY = "petiole:lives"
 KEPT_S = 7 * 86_400
 KILLED = "killed"
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import redis
 
+from petiole.tasks.keys import PROBE_KEY
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.urls import RABBITMQ, scheme
 
-_WRITE = ("SETRANGE", "petiole:nothing", 0, "")
+_WRITE = ("SETRANGE", PROBE_KEY, 0, "")
 """Refused as any write is, also for lack of memory, and changes nothing."""
 
 

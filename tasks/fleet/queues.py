@@ -1,4 +1,4 @@
-"""How many messages wait in the broker, by queue and priority; and the key of those that were set aside."""
+"""How many messages wait in the broker, by queue and priority."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from petiole.tasks.servers.answers import is_damage
 from petiole.tasks.settings import settings
 
 logger = logging.getLogger(__name__)
-
-QUARANTINE_KEY = "petiole:quarantine"
 
 _TIMEOUTS = {
     **dict.fromkeys(("socket_connect_timeout", "socket_timeout"), connections.CONNECT_TIMEOUT_S),  # Redis's

@@ -1,6 +1,6 @@
 """Workers' reports, as `petiole status` shows them.
 
-Every `REPORT_INTERVAL_S` each worker writes its field of the hash `petiole:workers`: the time of the report by
+Every `REPORT_INTERVAL_S` each worker writes its field of the hash `WORKERS_KEY`: the time of the report by
 Redis's clock, a space, and the report as JSON. So the ages of all reports are comparable even if the hosts' clocks
 differ. A worker that shuts down removes its field; one that dies is shown as lost, and removed after an hour.
 """
@@ -14,11 +14,11 @@ from importlib.metadata import version as installed
 import redis
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from petiole.tasks.keys import WORKERS_KEY
 from petiole.tasks.servers import connections
 
 logger = logging.getLogger(__name__)
 
-WORKERS_KEY = "petiole:workers"
 REPORT_INTERVAL_S = 2.0
 LOST_AFTER_S = 3 * REPORT_INTERVAL_S
 FORGOTTEN_AFTER_S = 3600
@@ -95,6 +95,9 @@ class WorkerReport(BaseModel):
     steps: int = 0
     evicted_pages: int = 0  # of the prefix cache
     zombie_outputs: int = 0  # tokens that were sampled after their sequence had ended
+    encoded_images: int = 0
+    image_hits: int = 0  # images whose KV was cached: neither decoded nor encoded
+    encode_s: float = 0.0  # of all encode steps, from launch to completion
     held_messages: int = 0
     pending_completions: int = 0  # generations that have ended, and whose outcome is not stored yet
     oldest_task_s: float = 0.0  # since the worker took the oldest task that is not completed; 0: it has none

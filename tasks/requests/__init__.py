@@ -1,6 +1,19 @@
 """What a task is asked, and what it answers: for all rooms of `tasks`.
 
-schemas     requests, deltas and results as pydantic models, and their keys in Redis. A new option is declared here
+From `delay` to the engine a request passes four checks, and each alone checks something:
+
+1. Submission: `messages.check_submission` checks Celery's options, such as `countdown`; `schemas.validate` checks
+   the task's, so that the caller learns at once what is wrong.
+2. Gate (`worker/broker/gate`): whether the message is one, so that nothing in it ends a worker.
+3. Intake: `schemas.validate` again, because a message may come from another version, from `send_task` or from a
+   chain.
+4. Preparation (`gpu_worker/threads/preparation`): what only the model knows, such as vocabulary, context, pages
+   and template. An engine may be used without Celery, so the limits of `petiole.limits` are checked here, too.
+
+schemas     requests, deltas and results as pydantic models. A new option is declared here
+skills      requests to a vision model: query, caption, point, detect
+kinds       by a task's name, what it takes
+images      an image in a request: base64, a data URL or a handle
 types       the same as TypedDicts, for type checkers and editors: written by `python -m docs.render`
 submission  the options of a submission, such as `priority`
 messages    what a message's headers may say: for producers and a worker's gate. A header's rule goes here

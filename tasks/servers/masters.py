@@ -15,18 +15,19 @@ import redis
 import redis.asyncio
 from redis.exceptions import ReadOnlyError, ResponseError
 
+from petiole.tasks.keys import PROBE_KEY
 from petiole.tasks.servers import redis_py
 from petiole.tasks.servers.answers import Answers, AsyncAnswers, is_damage
 
 CHECK_S = 2.0
 """How long a check is valid."""
 
-_CHECK = ("EXPIRE", "petiole:nothing", 1)
+_CHECK = ("EXPIRE", PROBE_KEY, 1)
 
 
 def demoted(error: ResponseError) -> bool:
-    """Whether `error` says that the server is a replica. Redis 6 wraps the errors of commands in scripts."""
-    return isinstance(error, ReadOnlyError) or "-READONLY " in str(error)
+    """Whether `error` says that the server is a replica. An error in a script may come as text."""
+    return isinstance(error, ReadOnlyError) or "READONLY " in str(error)
 
 
 def refuses_writes(error: ResponseError) -> bool:

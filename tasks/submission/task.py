@@ -19,9 +19,10 @@ from petiole.tasks.app import two_apps
 from petiole.tasks.app.application import app
 from petiole.tasks.errors import GenerationFailed, InvalidRequest, Unavailable
 from petiole.tasks.fleet.serving import Router, Watch
+from petiole.tasks.keys import SENT_HEADER
 from petiole.tasks.requests import affinity
 from petiole.tasks.requests.messages import check_submission
-from petiole.tasks.requests.schemas import SENT, StreamDelta, in_json
+from petiole.tasks.requests.schemas import StreamDelta, in_json
 from petiole.tasks.requests.types import (
     ChatCall,
     ChatOptions,
@@ -76,7 +77,7 @@ class GenerationTask(Task):  # type: ignore[misc]
         if not sent_on:
             given = {**options, "task_id": more[0]} if more else options
             check_submission(given, self.app.conf.accept_content)
-        options["headers"] = {**(options.get("headers") or {}), SENT: round(time.time(), 3)}
+        options["headers"] = {**(options.get("headers") or {}), SENT_HEADER: round(time.time(), 3)}
         try:
             ours = affinity.headers(parse(self.name, args or (), kwargs))
             options["headers"] = {**ours, **options["headers"]}

@@ -12,5 +12,7 @@ Each line may import what stands below it. Nobody above imports any of it: Celer
     broker/      messages on Redis: take, own, lease, set aside
     reports/     what a worker says of itself: to `petiole status`, Prometheus and its supervisor
     output/      the outgoing half of the streams, and outcomes
+    outage       logs the first failure of something, and the recovery
+    periodic     a thread that does the same thing again and again
     scripts      loads and runs the Lua scripts in `lua/` beside their callers; `prelude.lua` precedes each
 """

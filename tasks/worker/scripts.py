@@ -7,13 +7,16 @@ this process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, Protocol
 
 import redis
 from hiredis import pack_command
 
+from petiole.tasks.keys import AFFINITY_HEADER
 from petiole.tasks.servers.connections import LOST
 
 
@@ -21,11 +24,50 @@ class Script(Protocol):
     def __call__(self, keys: Sequence[Any], args: Sequence[Any]) -> Any: ...
 
 
+class Take(IntEnum):
+    """What `take.lua` answers first."""
+
+    DAMAGED = -1
+    LOST = 0
+    TAKEN = 1
+
+
+class Publish(IntEnum):
+    """What `publish.lua` answers for a stream with which something is the matter."""
+
+    STALE = 1
+    GAP = 2
+    FLAGGED = 3
+    UNREAD = 4
+    DAMAGED = 5
+
+
+class Claim(IntEnum):
+    """What `claim.lua` answers."""
+
+    NOT_CLAIMED = 0
+    CLAIMED = 1
+    OVERWRITTEN = 2
+
+
+_NAMES: Mapping[str, Mapping[str, int | str]] = {
+    "take": {"AFFINITY_HEADER": AFFINITY_HEADER, **Take.__members__},
+    "publish": Publish.__members__,
+    "claim": Claim.__members__,
+}
+"""By script, the constants that it has in common with Python."""
+
+
+def _constants(names: Mapping[str, int | str]) -> str:
+    """As local variables of Lua."""
+    return "".join(f"local {name} = {json.dumps(value)}\n" for name, value in names.items())
+
+
 _TEXTS = {file.stem: file.read_text() for file in sorted(Path(__file__).parent.rglob("*.lua"))}
 _PRELUDE = _TEXTS.pop("prelude")
 
-SOURCES = {name: _PRELUDE + text for name, text in _TEXTS.items()}
-"""Each script, with the prelude before it."""
+SOURCES = {name: _PRELUDE + _constants(_NAMES.get(name, {})) + text for name, text in _TEXTS.items()}
+"""Each script, behind the prelude and its constants."""
 
 
 def load(client: redis.Redis, name: str) -> Script:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from celery.result import AsyncResult
 
-from petiole.tasks.requests import affinity
+from petiole.tasks.keys import AFFINITY_HEADER
 from petiole.tasks.servers import connections, embedded
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.settings import settings
@@ -181,7 +181,7 @@ def answers(site: Site) -> bool:
 
 
 def submit(site: Site, name: str, length: int) -> None:
-    headers = {affinity.HEADER: f"{length}"} if length in (1, 10, 200) else {}
+    headers = {AFFINITY_HEADER: f"{length}"} if length in (1, 10, 200) else {}
     submission = {"task_id": name, "retry": True, "priority": 0, "headers": headers}
     with_retries(lambda: site.generate(name, max_tokens=length, seed=length, submission=submission))
 

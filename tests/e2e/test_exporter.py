@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from petiole.tasks.fleet import exporter
-from petiole.tasks.fleet.reports import LOST_AFTER_S, WORKERS_KEY, WorkerReport, report, workers
-from petiole.tasks.requests.schemas import SENT
+from petiole.tasks.fleet.reports import LOST_AFTER_S, WorkerReport, report, workers
+from petiole.tasks.keys import SENT_HEADER, WORKERS_KEY
 from tests.support.scraping import Figures, exporting
 from tests.support.site import REPOSITORY, RedisServer, Site, eventually
 
@@ -30,7 +30,7 @@ def test_a_fleet_is_scraped(own_site: Site) -> None:
             ("petiole_quarantine_messages", ""): 0,
             **{("petiole_queue_messages", f"{step} petiole"): 0 for step in (0, 3, 6, 9)},
         }
-        now: dict[str, Any] = {"headers": {SENT: time.time()}}
+        now: dict[str, Any] = {"headers": {SENT_HEADER: time.time()}}
         results = [own_site.generate(f"prompt {i}", max_tokens=5, submission=now) for i in range(3)]
         results.append(own_site.generate("too long", max_tokens=10**6, submission={"priority": 7, **now}))
         waiting = scrape()
@@ -159,7 +159,7 @@ def test_a_broker_that_hangs_is_as_good_as_away(own_site: Site, tmp_path: Path) 
 
 
 def test_every_metric_is_documented() -> None:
-    page = (REPOSITORY / "docs" / "operations.md").read_text()
+    page = (REPOSITORY / "docs" / "monitoring.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| `petiole_")]
     documented = {name.removesuffix("_total") for row in rows for name in re.findall(r"`(petiole_\w+)`", row)}
     fleet_wide = {"petiole_redis_up", "petiole_redis_writable", "petiole_queue_messages"}

@@ -10,7 +10,8 @@ from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from petiole.tasks.errors import WorkersLost
-from petiole.tasks.worker.foreign.tasks import THREADS, runs_key
+from petiole.tasks.keys import stream_keys
+from petiole.tasks.worker.foreign.tasks import THREADS
 from tests.support.fake_engine import expected
 from tests.support.site import Site, eventually
 
@@ -53,7 +54,7 @@ def runs(gate: Path) -> int:
 
 
 def unmarked(site: Site, task: AsyncResult) -> bool:
-    return not site.redis.exists(runs_key(task.id))
+    return not site.redis.exists(stream_keys(task.id).runs)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])

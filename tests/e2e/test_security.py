@@ -121,7 +121,7 @@ def test_the_documented_rights_of_producers_and_workers(tmp_path: Path, binary: 
 MONITOR = """
 from petiole.tasks.servers import connections
 from petiole.tasks.fleet import control, queues, reports
-from petiole.tasks.fleet.queues import QUARANTINE_KEY
+from petiole.tasks.keys import QUARANTINE_KEY
 
 assert reports.workers()
 assert len(queues.queue_lengths()) == 4

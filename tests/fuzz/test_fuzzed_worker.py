@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from celery.states import READY_STATES
 
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.worker.broker import gate, quarantine
 from tests.support.fake_engine import expected
 from tests.support.hostile import Hostile, message, raw, received

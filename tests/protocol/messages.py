@@ -11,6 +11,7 @@ from tests.protocol.state import (
     LEASE,
     MESSAGE,
     OWNERS,
+    PRESENT,
     QUEUE,
     TASK_STATE,
     UNACKED,
@@ -28,7 +29,6 @@ from tests.protocol.state import (
 TTL_MS = 10**9
 PREFETCH = 2
 RESTORED_A_CALL = 200
-PRESENT = "petiole:present:0:"
 
 
 class Messages:

@@ -10,13 +10,26 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from petiole.tasks.worker.scripts import Publish
 from tests.protocol.messages import TTL_MS, Messages, process_of, read, replaced
 from tests.protocol.scripts import Scripts
-from tests.protocol.state import AT_WORK, FINISHED, LOG, TASK_STATE, Job, Scenario, State, Steps, Worker, blamed
+from tests.protocol.state import (
+    AT_WORK,
+    CHANNEL,
+    COMPLETION,
+    FINISHED,
+    LOG,
+    TASK_STATE,
+    Job,
+    Scenario,
+    State,
+    Steps,
+    Worker,
+    blamed,
+)
 
 TOKENS = 2
 MAX_ATTEMPTS = 3
-STALE, GAP, FLAGGED = 1, 2, 3
 
 
 class Protocol:
@@ -45,7 +58,7 @@ class Protocol:
         w = s.workers[i]
         if job.at == "queued" and not w.draining:
             args = [TTL_MS, "model", int(self.scenario.room), job.call_name, 0, "message", 0]
-            task, replies = self.run("begin", s.task, [LOG, TASK_STATE], args)
+            task, replies = self.run("begin", s.task, [LOG, TASK_STATE, COMPLETION], args)
             begun = s._replace(task=task)
             yield f"{w.channel} begins", begun.put_job(i, number, at="begun", reply=replies[0]), 0
             if s.faults:
@@ -105,7 +118,8 @@ class Protocol:
             payload, entries = json.dumps({**delta, "finish_reason": job.final or None}), entries + 1
         words = {"admitted": mark, "last": job.final, "released": job.released and not job.final, "look": True}
         operations = " ".join(word for word, true in words.items() if true)
-        args = [TTL_MS, job.attempt, entries, payload, 0, operations, json.dumps(job.final) if job.final else ""]
+        turn = [0, operations, json.dumps(job.final) if job.final else ""]
+        args = [TTL_MS, 1, job.attempt, entries, payload, CHANNEL, *turn]
         task, reply = self.run("publish", s.task, [LOG, TASK_STATE], args)
         return task, (reply, job.tokens, entries, operations)
 
@@ -113,16 +127,16 @@ class Protocol:
         reply, tokens, entries, operations = job.call
         code, length, ends = reply[1:4] if reply else (0, 0, 0)
         s = s.put_job(i, number, call=None)
-        if code == STALE:
+        if code == Publish.STALE:
             return s.put_job(i, number, at="stale", over=True).post(i, "stand by", number)
-        if code == GAP:
+        if code == Publish.GAP:
             return s.put_job(i, number, sent=ends, entries=length, marked=False)
         s = s.put_job(i, number, sent=tokens, entries=entries, marked=job.marked or "admitted" in operations)
         if "last" in operations:
             return s.put_job(i, number, at="ended")
         if "released" in operations:
             return s.put_job(i, number, at="released", over=True)
-        return s.put_job(i, number, ending=True) if code == FLAGGED else s
+        return s.put_job(i, number, ending=True) if code == Publish.FLAGGED else s
 
     # ------------------------------------------------------------ completion threads
 

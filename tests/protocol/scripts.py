@@ -10,13 +10,14 @@ from typing import Any
 
 import redis
 
+from petiole.tasks.keys import LedgerKeys
 from petiole.tasks.worker import scripts
 
 Keys = tuple[tuple[str, Any], ...]
 """The contents of a Redis, sorted by key: a tuple for a list, a frozenset of pairs for a hash, a frozenset of
 names for a set, and a string. What is empty does not exist."""
 
-LEASE, LONG_AGO = "petiole:lease:", "1000"
+LEASE, LONG_AGO = LedgerKeys.under("").lease, "1000"
 
 DUMP = """
 local all = {}

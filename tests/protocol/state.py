@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
+from petiole.tasks.keys import LedgerKeys, stream_keys
 from tests.protocol.scripts import Keys
 
 Kind = Literal["plain", "linked", "failing", "ignored"]
@@ -33,7 +34,7 @@ class Tag(NamedTuple):
 
 
 class Job(NamedTuple):
-    """Of a `tasks.worker.generation.job.Job`, what its threads have in hand; `at` names its step."""
+    """Of a `tasks.worker.generation.driver.JobDriver`, what its threads have in hand; `at` names its step."""
 
     delivery: Tag
     call_name: str  # of the call of begin.lua, repeated if it has no reply
@@ -137,8 +138,9 @@ class State(NamedTuple):
         return self.put(i, mailbox=(*self.workers[i].mailbox, (what, number)))
 
 
-QUEUE, OWNERS, LEASE, UNACKED = "petiole", "petiole:owners", "petiole:lease:", "petiole:unacked:"
-LOG, TASK_STATE = "petiole:{t}:log", "petiole:{t}:state"
+QUEUE = "petiole"
+OWNERS, LEASE, UNACKED, _, PRESENT = LedgerKeys.under("")
+LOG, CHANNEL, TASK_STATE, _, COMPLETION, *_ = stream_keys("t")
 MESSAGE = '{"properties": {"delivery_info": {"exchange": ""}}}'
 
 AT_WORK = ("begun", "replaying", "ended", "complete", "called", "stored", "settle")

@@ -6,20 +6,21 @@ import time
 
 from petiole.gpu_worker.config import EngineConfig
 from petiole.tasks.servers import connections
-from petiole.tasks.worker.generation.job import Job
+from petiole.tasks.worker.completion.completion import Completion
+from petiole.tasks.worker.completion.steps import Step
 from tests.support.fake_engine import FakeEngine
 
 
 class LateCompletionEngine(FakeEngine):
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
-        complete = Job.complete
+        take = Completion.take
 
-        def completing(job: Job) -> None:
-            Job.complete = complete  # type: ignore[method-assign]
+        def taking(completion: Completion, step: Step) -> None:
+            Completion.take = take  # type: ignore[method-assign]
             while len(connections.streams().keys("petiole:{*}:log")) < 2:  # the task's, and that of its link
                 time.sleep(0.01)
-            complete(job)
+            take(completion, step)
             print("completed late", flush=True)
 
-        Job.complete = completing  # type: ignore[method-assign]
+        Completion.take = taking  # type: ignore[method-assign]

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from petiole.gpu_worker.config import EngineConfig
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.worker.generation.intake import Intake
 from tests.support.fake_engine import FakeEngine

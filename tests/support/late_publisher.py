@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from petiole.gpu_worker.config import EngineConfig
-from petiole.tasks.worker.generation.job import Job
+from petiole.tasks.worker.generation.driver import JobDriver
 from petiole.tasks.worker.output.publisher import Publisher
 from tests.support.fake_engine import FakeEngine
 
@@ -20,10 +20,10 @@ PAUSE_S = 1.5
 class LatePublisherEngine(FakeEngine):
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
-        came_again, rebind, flush = threading.Event(), Job.rebind, Publisher.flush
+        came_again, rebind, flush = threading.Event(), JobDriver.rebind, Publisher.flush
         flushed_at = time.monotonic()
 
-        def rebinding(job: Job, delivery: Any) -> None:
+        def rebinding(job: JobDriver, delivery: Any) -> None:
             rebind(job, delivery)
             came_again.set()
 
@@ -34,4 +34,4 @@ class LatePublisherEngine(FakeEngine):
             flush(publisher, batch)
             flushed_at = time.monotonic()
 
-        Job.rebind, Publisher.flush = rebinding, flushing  # type: ignore[method-assign]
+        JobDriver.rebind, Publisher.flush = rebinding, flushing  # type: ignore[method-assign]

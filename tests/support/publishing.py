@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.generation.attempts import Begun
 from petiole.tasks.worker.output.outcomes import Outcome, Written
@@ -43,7 +43,7 @@ class Heard:
     def on_released(self) -> None:
         self._hear("released")
 
-    def give_up(self) -> None:
+    def on_mismatch(self) -> None:
         self._hear("given up")
 
     def on_cancel(self, *, flagged: bool) -> None:
@@ -61,7 +61,7 @@ def begin(
     call: str = "",
 ) -> Begun:
     """Each call without a name is another."""
-    keys, name = [KEYS.log, KEYS.state], call or uuid.uuid4().hex
+    keys, name = [KEYS.log, KEYS.state, KEYS.completion], call or uuid.uuid4().hex
     args = [60_000, model, at_once, name, retries, message, again]
     return Begun.parse(scripts.load(client, "begin")(keys, args)[0])
 

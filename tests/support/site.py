@@ -26,7 +26,7 @@ from celery.result import AsyncResult
 
 import tasks.errors  # noqa: F401 - where a stock app looks for the class of a stored failure
 from petiole.tasks.app.configuration import configuration
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import embedded
 from petiole.tasks.servers.connections import connect
 from petiole.tasks.settings import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 from petiole.gpu_worker.config import EngineConfig
-from petiole.tasks.worker.generation.job import Job
+from petiole.tasks.worker.generation.driver import JobDriver
 from tests.support.fake_engine import FakeEngine
 
 
@@ -15,4 +15,4 @@ class UncollectedEngine(FakeEngine):
         gc.disable()
 
     def stats(self) -> dict[str, float | int | str]:
-        return {**super().stats(), "jobs_in_memory": sum(type(one) is Job for one in gc.get_objects())}
+        return {**super().stats(), "jobs_in_memory": sum(type(one) is JobDriver for one in gc.get_objects())}

@@ -19,8 +19,7 @@ from petiole.tasks.app.application import make_app
 from petiole.tasks.app.backend import RedisBackend
 from petiole.tasks.app.configuration import CALLERS_PATIENCE
 from petiole.tasks.errors import GenerationFailed
-from petiole.tasks.requests import affinity
-from petiole.tasks.requests.schemas import SENT
+from petiole.tasks.keys import AFFINITY_HEADER, SENT_HEADER
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.parsing import parse
 from petiole.tasks.submission.task import GenerationTask
@@ -79,9 +78,9 @@ def test_a_message_says_where_its_task_belongs(monkeypatch: pytest.MonkeyPatch) 
     chat.delay(messages=question)
     chat.apply_async(kwargs={"messages": question}, headers={"trace": "5"})
     chat.s(messages=[*question, {"role": "assistant", "content": "hi"}, *question]).apply_async()
-    chat.apply_async(kwargs={"messages": question}, headers={affinity.HEADER: "mine"})
-    key = headers[0][affinity.HEADER]
-    assert [found[affinity.HEADER] for found in headers] == [key, key, key, "mine"]
+    chat.apply_async(kwargs={"messages": question}, headers={AFFINITY_HEADER: "mine"})
+    key = headers[0][AFFINITY_HEADER]
+    assert [found[AFFINITY_HEADER] for found in headers] == [key, key, key, "mine"]
     assert headers[1]["trace"] == "5"
 
 
@@ -91,9 +90,9 @@ def test_a_message_says_when_it_was_sent(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(type(generate.app), "send_task", lambda *_, **options: headers.append(options["headers"]))
     before = round(time.time(), 3)
     generate.delay(prompt="text")
-    generate.apply_async(kwargs={"prompt": "text"}, headers={SENT: 5.0})
+    generate.apply_async(kwargs={"prompt": "text"}, headers={SENT_HEADER: 5.0})
     generate.apply_async(kwargs={"prompt": ""}, parent_id="t")
-    assert all(before <= found[SENT] <= time.time() + 0.001 for found in headers)
+    assert all(before <= found[SENT_HEADER] <= time.time() + 0.001 for found in headers)
 
 
 # ---------------------------------------------------------------- Redis is away

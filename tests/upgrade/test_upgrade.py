@@ -22,7 +22,7 @@ from petiole.gpu_worker.runtime.step.noise import noise_keys
 from petiole.gpu_worker.text.assembler import TextAssembler
 from petiole.gpu_worker.text.loading import load_tokenizer
 from petiole.tasks.app.configuration import configuration
-from petiole.tasks.requests import affinity
+from petiole.tasks.keys import AFFINITY_HEADER
 from petiole.tasks.requests.schemas import FinishReason
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import Settings, settings
@@ -139,8 +139,8 @@ def test_messages_have_no_option_that_the_previous_version_would_refuse(
         assert {one: value for one, value in sent_options.items() if one not in newly_given} == options, name
         assert sent_embedded.keys() >= embedded.keys(), name
         assert now[name]["headers"]["task"] == message["headers"]["task"], name
-        home = message["headers"].get(affinity.HEADER)
-        assert home in (None, now[name]["headers"].get(affinity.HEADER)), f"{name} would leave its home"
+        home = message["headers"].get(AFFINITY_HEADER)
+        assert home in (None, now[name]["headers"].get(AFFINITY_HEADER)), f"{name} would leave its home"
 
 
 def test_a_reader_of_the_previous_version_knows_every_finish_reason() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 from petiole.gpu_worker.config import BATCHING
 from petiole.tasks import worker_side
 from petiole.tasks.settings import settings
-from petiole.tasks.worker.boot import program
+from petiole.tasks.worker.boot import patches, program
 from petiole.tasks.worker.boot.step import EngineStep
-from petiole.tasks.worker.broker import damage, inflating, prefetch, transport
+from petiole.tasks.worker.broker import damage
 from petiole.tasks.worker.broker.fairness import tenant_queues
 from petiole.tasks.worker.broker.quarantine import put_aside
 from petiole.tasks.worker.foreign.linked import add_route
@@ -47,7 +47,5 @@ def configure(app: Any) -> None:
     for name in program.LOGGERS:
         logging.getLogger(name).addFilter(program.figures_for_text)
     add_route(app, settings().linked_queue)
-    transport.install()
-    prefetch.install()
-    inflating.install()
+    patches.install()
     damage.quarantine = put_aside

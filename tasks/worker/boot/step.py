@@ -72,40 +72,43 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             if not worker.autoscale:
                 worker.consumer.initial_prefetch_count = pool.limit * worker.prefetch_multiplier
         freeze()
+        serving = pool.serving
+        assert serving is not None, "the pool starts first"
+        services, engine = serving.services, serving.services.engine
         self.leases = leases = LeaseKeeper(
             ledgers=lambda: [channel.ledger for channel in list(transport.channels)],
             connect=connect,
-            heartbeat_age_s=pool.engine.heartbeat_age_s,
+            heartbeat_age_s=engine.heartbeat_age_s,
             visibility_timeout_s=settings().visibility_timeout_s,
         )
         leases.start()
         if path := settings().heartbeat_file:
-            heartbeat.Heartbeat(Path(path), pool.engine.heartbeat_age_s).start()
+            heartbeat.Heartbeat(Path(path), engine.heartbeat_age_s).start()
 
         at_start, on_rabbitmq = version(), scheme(settings().broker_url) in RABBITMQ
 
         def report(tokens_per_s: float) -> WorkerReport:
             return WorkerReport(
                 worker=worker.hostname,
-                state=pool.steering.state,
-                fingerprint=pool.engine.limits.fingerprint,
+                state=serving.state,
+                fingerprint=engine.limits.fingerprint,
                 version=at_start,
                 queues=sorted(worker.app.amqp.queues.consume_from),
                 tokens_per_s=round(tokens_per_s, 1),
-                lease_age_s=round(pool.engine.heartbeat_age_s() if on_rabbitmq else leases.lease_age_s, 1),
-                streams_behind_s=round(pool.publisher.behind_s, 3),
+                lease_age_s=round(engine.heartbeat_age_s() if on_rabbitmq else leases.lease_age_s, 1),
+                streams_behind_s=round(services.publisher.behind_s, 3),
                 held_messages=held_messages(),
                 **pool.uncompleted(),
                 **incidents.report(),
-                **engine_figures(pool.engine.stats()),
-                **pool.tally.report(),
+                **engine_figures(engine.stats()),
+                **services.tally.report(),
             )
 
         pool.reporter = Reporter(
             connections.streams(),
             worker=worker.hostname,
             report=report,
-            tokens=lambda: int(pool.engine.stats().get("generated_tokens", 0)),
+            tokens=lambda: int(engine.stats().get("generated_tokens", 0)),
         )
         pool.reporter.start()
 

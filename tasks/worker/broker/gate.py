@@ -9,6 +9,8 @@ of it: both functions are total, pure, and the only places that know what kombu 
 kombu as `Message`. `task` is for what Celery reads between its consumer and its trace. It takes all messages that
 stock producers send: of protocol 2, and of protocol 1, whose headers are in the body.
 
+The gate reads none of a task's options: the intake checks these.
+
 Harmless deviations are mended instead: headers that would replace attributes of Celery's request are left out.
 """
 

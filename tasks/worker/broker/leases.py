@@ -9,16 +9,18 @@ it looks who is present, and sweeps sooner if somebody is not (see `presence`).
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 import redis
 
+from petiole.tasks.keys import LedgerKeys
 from petiole.tasks.servers.connections import LOST
-from petiole.tasks.worker.broker.ledger import Ledger, Names, sweep
+from petiole.tasks.worker.broker.ledger import Ledger, sweep
 from petiole.tasks.worker.broker.presence import Absences
+from petiole.tasks.worker.outage import Outage
+from petiole.tasks.worker.periodic import Periodic
 from petiole.tasks.worker.reports.incidents import incidents
 
 logger = logging.getLogger(__name__)
@@ -30,7 +32,7 @@ LOOK_S = 0.5
 CONNECT_S = 0.5
 """Pause between two attempts to connect."""
 
-NONE_ABSENT: Mapping[Names, Sequence[str]] = {}
+NONE_ABSENT: Mapping[LedgerKeys, Sequence[str]] = {}
 
 
 class LeaseKeeper:
@@ -52,77 +54,65 @@ class LeaseKeeper:
         self.renew_s, self.sweep_s, self.look_s = (
             min(most_s, visibility_timeout_s / 5) for most_s in (RENEW_S, SWEEP_S, LOOK_S)
         )
-        self._absences: defaultdict[Names, Absences] = defaultdict(Absences)
+        self._absences: defaultdict[LedgerKeys, Absences] = defaultdict(Absences)
         self.renewed_at = time.monotonic()
-        self._stopped = threading.Event()
-        self._hanging = self._failing = False
+        self._renew_at = self._sweep_at = self._look_at = 0.0
+        failing, recovered = "leases are not renewed: %s", "leases are renewed again"
+        self._outage = Outage(logger, failing, recovered, level=logging.WARNING)
+        self._hang = Outage(logger, "the engine hangs: its tasks go to others", "the engine goes on")
         self._may_look = True
         self._client: redis.Redis | None = None
-        self._thread = threading.Thread(target=self._run, name="petiole-leases", daemon=True)
+        self._thread = Periodic("petiole-leases", self._turn)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join(2.0)
+        self._thread.stop()
 
     @property
     def lease_age_s(self) -> float:
         return time.monotonic() - self.renewed_at
 
-    def _run(self) -> None:
-        renew_at = sweep_at = look_at = time.monotonic()
-        while not self._stopped.wait(min(renew_at, sweep_at, look_at) - time.monotonic()):
-            now = time.monotonic()
-            try:
-                if self._client is None:
-                    self._absences.clear()  # what was seen on another connection does not count
-                    self._client = self._connect()
-                if self._client is not None:
-                    if now >= renew_at:
-                        self._renew(self._client)
-                        renew_at = now + self.renew_s
-                    if now >= sweep_at:
-                        self._sweep(self._client)
-                        sweep_at = now + self.sweep_s
-                    if now >= look_at:
-                        self._look(self._client)
-                        look_at = time.monotonic() + self.look_s  # not two looks in a row after a slow answer
-                    self._log_changes(None)
-            except Exception as error:  # of any kind: without this thread the worker would lose all its tasks
-                self._log_changes(error)
-                self._client = None
+    def _turn(self) -> float:
+        """Do what is due. Returns the seconds until something is."""
+        now = time.monotonic()
+        try:
             if self._client is None:
-                renew_at = sweep_at = look_at = now + CONNECT_S
-
-    def _log_changes(self, error: Exception | None) -> None:
-        """Log the first of consecutive failures, and the recovery."""
-        if error is not None and not self._failing:
-            if isinstance(error, (*LOST, redis.RedisError)):
-                logger.warning("leases: Redis does not renew them: %s", error)
-            else:
-                logger.error("leases: they cannot be renewed", exc_info=error)
-        elif error is None and self._failing:
-            logger.warning("leases: Redis renews them again")
-        self._failing = error is not None
+                self._absences.clear()  # what was seen on another connection does not count
+                self._client = self._connect()
+            if self._client is not None:
+                if now >= self._renew_at:
+                    self._renew(self._client)
+                    self._renew_at = now + self.renew_s
+                if now >= self._sweep_at:
+                    self._sweep(self._client)
+                    self._sweep_at = now + self.sweep_s
+                if now >= self._look_at:
+                    self._look(self._client)
+                    self._look_at = time.monotonic() + self.look_s  # not two looks in a row after a slow answer
+                self._outage.ended()
+        except Exception as error:  # of any kind: without this thread the worker would lose all its tasks
+            expected = isinstance(error, (*LOST, redis.RedisError))
+            self._outage.began(error, unexpected=None if expected else error)
+            self._client = None
+        if self._client is None:
+            self._renew_at = self._sweep_at = self._look_at = now + CONNECT_S
+        return max(0.0, min(self._renew_at, self._sweep_at, self._look_at) - time.monotonic())
 
     def _renew(self, client: redis.Redis) -> None:
         hanging = self._heartbeat_age_s() > self.visibility_timeout_s / 2
-        if hanging != self._hanging:
-            self._hanging = hanging
-            if hanging:
-                logger.error("the engine hangs: its tasks go to others")
-            else:
-                logger.warning("the engine goes on")
+        if hanging:
+            self._hang.began()
+        else:
+            self._hang.ended()
         for ledger in self._ledgers():
             if not ledger.renew(client, hanging=hanging):
                 logger.warning("a lease was lost: it was not renewed in time")
         if not hanging:
             self.renewed_at = time.monotonic()
 
-    def _sweep(self, client: redis.Redis, absent: Mapping[Names, Sequence[str]] = NONE_ABSENT) -> None:
+    def _sweep(self, client: redis.Redis, absent: Mapping[LedgerKeys, Sequence[str]] = NONE_ABSENT) -> None:
         for names in {ledger.names for ledger in self._ledgers()}:
             swept = sweep(client, names, absent.get(names, ()))
             self._absences[names].know(swept.alive)
@@ -132,7 +122,7 @@ class LeaseKeeper:
 
     def _look(self, client: redis.Redis) -> None:
         """See which owners are present, and sweep at once if some are not."""
-        absent: dict[Names, list[str]] = {}
+        absent: dict[LedgerKeys, list[str]] = {}
         for names, absences in self._absences.items():
             if absences.owners and self._may_look:
                 channels = [names.present + owner for owner in absences.owners]

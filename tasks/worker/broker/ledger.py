@@ -8,12 +8,7 @@ An owner is one consuming channel of one process while it keeps its lease; after
 owner name. A delivery tag is a field of the owner's own hash. So an acknowledgement by a worker that has lost its
 lease deletes nothing, and does not affect the message's next owner.
 
-    petiole:owners          set of owners that hold, or have held, messages
-    petiole:lease:OWNER     string with a TTL; the lease is lost when it expires, by the server's clock. Its value
-                            says when its owner last showed a sign of life, in ms (older versions: 1)
-    petiole:unacked:OWNER   hash: tag -> queue and message, byte for byte as the producer sent it
-    petiole:home:QUEUE:KEY  string with a TTL: the owner that took the last message with this affinity (`take.lua`)
-    petiole:present:DB:OWNER  a channel, to which the owner subscribes while its process lives (`presence`)
+`LedgerKeys` (`tasks.keys`) says what lies under each key.
 
 Two threads use a ledger, each with its own client: the consumer takes and acknowledges, the lease keeper renews.
 """
@@ -30,14 +25,13 @@ from typing import Any, NamedTuple
 
 import redis
 
+from petiole.tasks.keys import LedgerKeys
 from petiole.tasks.servers.answers import DamagedKey
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.broker import damage, presence
+from petiole.tasks.worker.scripts import Take
 
 RESTORED_A_CALL = 200
-
-MESSAGE_NAME = "petiole-message"
-"""The property of a delivered message that holds `Taken.name`. What a producer wrote there is overwritten."""
 
 _REDELIVERED = b'"redelivered": true, '  # which `restore.lua` adds
 UNLIMITED = 2**31
@@ -55,22 +49,6 @@ class Taken(NamedTuple):
         """Names the message, whoever takes it and however often: a digest of all that its producer wrote, to which
         kombu adds an id."""
         return blake2b(self.item.replace(_REDELIVERED, b""), digest_size=12).hexdigest()
-
-
-class Names(NamedTuple):
-    """The ledger's keys in the broker, under its global key prefix."""
-
-    owners: str
-    lease: str
-    unacked: str
-    home: str
-    present: str
-    """Of channels, which all databases of a server share."""
-
-    @classmethod
-    def under(cls, prefix: str, db: int = 0) -> Names:
-        names = ("owners", "lease:", "unacked:", "home:", f"present:{db}:")
-        return cls(*(f"{prefix}petiole:{name}" for name in names))
 
 
 class Swept(NamedTuple):
@@ -91,7 +69,7 @@ class Ledger:
     def __init__(
         self, *, prefix: str, visibility_timeout_s: float, affinity_wait_ms: int = 0, db: int = 0
     ) -> None:
-        self.names = Names.under(prefix, db)
+        self.names = LedgerKeys.under(prefix, db)
         self.visibility_timeout_s, self.affinity_wait_ms = visibility_timeout_s, affinity_wait_ms
         self.left = 0
         """How many messages the last `take` left to their homes: after a while, they are anyone's."""
@@ -134,8 +112,8 @@ class Ledger:
             [self.names.owners, self.lease, self.unacked, *queues],
             [self.owner, ttl_ms, new, self._next_tag, most, *affinity],
         )
-        if reply[0] < 1:
-            if reply[0] < 0:
+        if reply[0] != Take.TAKEN:
+            if reply[0] == Take.DAMAGED:
                 damage.report(self.unacked, "a hash: what it held is lost")
             return None
         self.registered, self.left, taken = True, reply[1], []
@@ -212,19 +190,19 @@ class Ledger:
 
 
 def restore(
-    client: redis.Redis, names: Names, owner: str, *, forget: bool = True, tags: Sequence[str] = ()
+    client: redis.Redis, names: LedgerKeys, owner: str, *, forget: bool = True, tags: Sequence[str] = ()
 ) -> int:
     """Give back `owner`'s messages, in short calls. Returns their number."""
     return _give_back(client, names, owner, int(forget), *tags).restored
 
 
-def sweep(client: redis.Redis, names: Names, absent: Sequence[str] = ()) -> Swept:
+def sweep(client: redis.Redis, names: LedgerKeys, absent: Sequence[str] = ()) -> Swept:
     """Give back the messages of all dead owners, in short calls: owners whose lease has expired, and those of
     `absent`, whom the caller misses, that have shown no sign of life either."""
     return _give_back(client, names, "", 1, names.present, presence.QUIET_MS, *absent)
 
 
-def _give_back(client: redis.Redis, names: Names, *arguments: Any) -> Swept:
+def _give_back(client: redis.Redis, names: LedgerKeys, *arguments: Any) -> Swept:
     script, total, dead = scripts.load(client, "restore"), 0, []
     while True:
         args: list[Any] = [names.lease, names.unacked, RESTORED_A_CALL, *arguments]

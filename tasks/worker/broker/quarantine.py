@@ -1,7 +1,7 @@
 """The quarantine of messages that the gate refuses. If a message has a task id, the task is also stored as failed
 and its stream ended.
 
-    petiole:quarantine    list, newest first: {"at", "queue", "reason", "task_id", "message"}; capped, with a TTL
+    `QUARANTINE_KEY`      list, newest first: {"at", "queue", "reason", "task_id", "message"}; capped, with a TTL
 
 Whoever meets such a message, on whichever thread, only queues it: `put_aside` neither waits nor raises. One thread
 stores what is queued, and tries again while Redis or the result backend is away. Only then is the message
@@ -25,11 +25,11 @@ import redis
 
 from petiole.tasks.app.backend import refuses, trying_once
 from petiole.tasks.errors import InvalidRequest, describe
-from petiole.tasks.fleet.queues import QUARANTINE_KEY
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import QUARANTINE_KEY, stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.worker import scripts
+from petiole.tasks.worker.outage import Outage
 from petiole.tasks.worker.output import wire
 from petiole.tasks.worker.reports.incidents import incidents
 
@@ -75,7 +75,8 @@ class Quarantine:
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
-        self._failing = False
+        failing = "malformed messages cannot be put aside yet: %s"
+        self._outage = Outage(logger, failing, "malformed messages are put aside again")
 
     def start(self, app: Any, post: Callable[[Callback], object]) -> None:
         self._closing.clear()
@@ -131,15 +132,11 @@ class Quarantine:
                 aside.steps[0](app, aside)
             except Exception as error:
                 if refuses(error):
-                    if not self._failing:
-                        logger.error("malformed messages cannot be put aside yet: %s", error)
-                    self._failing = True
+                    self._outage.began(error)
                     return False
                 logger.exception("task %s: its malformed message is put aside only in part", aside.task_id)
             aside.steps.popleft()
-        if self._failing:
-            logger.warning("malformed messages are put aside again")
-        self._failing = False
+        self._outage.ended()
         return True
 
 
@@ -201,4 +198,4 @@ def end_stream(client: redis.Redis, task_id: str, ttl_ms: int, error: dict[str, 
     """Write the last delta of a stream without a worker, because its readers wait for one."""
     keys = stream_keys(task_id)
     script = scripts.load(client, "close")
-    script([keys.log, keys.state], [ttl_ms, *wire.closing(task_id, error)])
+    script([keys.log, keys.state], [ttl_ms, keys.channel, *wire.closing(task_id, error)])

@@ -41,6 +41,7 @@ from kombu import transport as transports
 from kombu.transport import redis as stock
 
 from petiole.tasks.fleet.queues import list_lengths
+from petiole.tasks.keys import NAME_PROPERTY
 from petiole.tasks.servers import redis_py
 from petiole.tasks.servers.answers import DamagedKey, answering
 from petiole.tasks.servers.connections import CONNECT_TIMEOUT_S
@@ -51,7 +52,7 @@ from petiole.tasks.urls import DEFAULT_PORT, SENTINEL, SentinelUrl, netloc
 from petiole.tasks.worker.broker import gate
 from petiole.tasks.worker.broker.fairness import FairShares, tenant_queues
 from petiole.tasks.worker.broker.held import HeldMessages
-from petiole.tasks.worker.broker.ledger import MESSAGE_NAME, Ledger, Taken
+from petiole.tasks.worker.broker.ledger import Ledger, Taken
 from petiole.tasks.worker.broker.presence import PING_AFTER_S, Subscription
 from petiole.tasks.worker.broker.quarantine import put_aside
 from petiole.tasks.worker.reports.incidents import incidents
@@ -245,7 +246,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         if isinstance(read, gate.Refused):
             self._refuse(taken, queue, read)
             return
-        read.payload["properties"] |= {"delivery_tag": taken.tag, MESSAGE_NAME: taken.name}
+        read.payload["properties"] |= {"delivery_tag": taken.tag, NAME_PROPERTY: taken.name}
         try:
             self.connection._deliver(read.payload, queue)
         except Exception as error:

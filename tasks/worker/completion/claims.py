@@ -20,21 +20,15 @@ from celery import states
 
 from petiole.tasks.app.backend import RedisBackend, refuses
 from petiole.tasks.errors import GenerationFailed
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.answers import DamagedKey
 from petiole.tasks.settings import settings
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.broker.ledger import lease_ms
+from petiole.tasks.worker.scripts import Claim
 
 logger = logging.getLogger(__name__)
-
-PARKED_FOR_S = 300.0
-"""How long a worker tries to store an outcome before it gives the message back."""
-
-
-class OutcomeNotStoredError(Exception):
-    """The result backend refuses the outcome of a task that has ended."""
 
 
 def linked(request: Any) -> bool:
@@ -60,7 +54,7 @@ def claim(request: Any) -> bool:
         return False
     key, valid_ms = stream_keys(request.id).completion, lease_ms(settings().visibility_timeout_s)
     claimed = scripts.load(connections.streams(), "claim")([key], [valid_ms])
-    if claimed == 2:
+    if claimed == Claim.OVERWRITTEN:
         logger.error("task %s: its key %s was of the wrong type and is overwritten", request.id, key)
     return bool(claimed) and not _shown(request)  # by one that died before it could record that
 

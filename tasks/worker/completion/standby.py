@@ -16,102 +16,72 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any, Protocol
+from collections.abc import Callable
 
 from petiole.tasks.app.backend import trying_once
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.answers import DamagedKey
-from petiole.tasks.settings import Settings
 from petiole.tasks.worker.completion.claims import completed
+from petiole.tasks.worker.completion.steps import Answered, Left, Report, Silent
 from petiole.tasks.worker.completion.threads import Completions
-from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.delivery.mailbox import Mailbox
+from petiole.tasks.worker.delivery.messages import Messages
 
 logger = logging.getLogger(__name__)
-
-LOOK_S = 1.0
-"""How often the stored result and the state's TTL are read."""
 
 JITTER_S = 0.25
 """By how much the computed time of expiry may vary although the TTL was not refreshed."""
 
 
-class Surroundings(Protocol):
-    """What a job that waits uses of its pool."""
-
-    @property
-    def completions(self) -> Completions: ...
-
-    @property
-    def mailbox(self) -> Mailbox: ...
-
-    @property
-    def settings(self) -> Settings: ...
-
-    @property
-    def hub(self) -> Any: ...
-
-
-class Waiting(Protocol):
-    """The job."""
-
-    @property
-    def task_id(self) -> str: ...
-
-    @property
-    def delivery(self) -> Delivery: ...
-
-    @property
-    def pool(self) -> Surroundings: ...
-
-    def leave(self) -> None:
-        """Acknowledge the message."""
-        ...
-
-    def requeue(self) -> None: ...
-
-
 class Standby:
-    """One job that stands by."""
+    """One job that stands by. `tell` is called once, when the message is not to be held any longer."""
 
-    def __init__(self, job: Waiting) -> None:
-        self._job = job
+    def __init__(
+        self,
+        task_id: str,
+        messages: Messages,
+        mailbox: Mailbox,
+        completions: Completions,
+        lease_s: float,
+        tell: Callable[[Report], None],
+    ) -> None:
+        self._task_id, self._messages, self._lease_s, self._tell = task_id, messages, lease_s, tell
+        self._mailbox, self._completions = mailbox, completions
         self._expires_at = 0.0
         self._alive_at = time.monotonic()
 
     def watch(self) -> None:
-        """Look again in `LOOK_S`, if the message is held. Called on the consumer's thread."""
-        job = self._job
-        if not job.delivery.held:
-            job.leave()
+        """Look again in a second, if the message is held. Called on the consumer's thread."""
+        if self._messages.current.held:
+            self._completions.run_later(self._look)
         else:
-            job.pool.hub.call_later(LOOK_S, lambda: job.pool.completions.run(self._look))
+            self._messages.current.acknowledge()
+            self._tell(Answered())
 
     def _look(self) -> None:
         """Runs on a completion thread."""
-        post = self._job.pool.mailbox.post
         try:
-            request = self._job.delivery.request
+            request = self._messages.current.request
             with trying_once(request.task.backend):
                 over, silent = completed(request), self._silent()
         except Exception as error:
-            logger.debug("task %s: its newer attempt cannot be watched: %s", self._job.task_id, error)
+            logger.debug("task %s: its newer attempt cannot be watched: %s", self._task_id, error)
             self._alive_at = time.monotonic()
-            post(self.watch)
+            self._mailbox.post(self.watch)
             return
         if over:
-            post(self._job.leave)
+            self._tell(Left())
         elif silent:
-            logger.warning("task %s: its newer attempt shows no sign of life; requeued", self._job.task_id)
-            post(self._job.requeue)
+            logger.warning("task %s: its newer attempt shows no sign of life; requeued", self._task_id)
+            self._tell(Silent())
         else:
-            post(self.watch)
+            self._mailbox.post(self.watch)
 
     def _silent(self) -> bool:
         """Whether the TTL of the task's state has not been refreshed for longer than one lease an attempt, or for
         longer than one lease since the task ended: as long as a claim to complete it is valid."""
-        state = stream_keys(self._job.task_id).state
+        state = stream_keys(self._task_id).state
         try:
             with connections.streams().pipeline(transaction=False) as pipe:
                 pipe.pttl(state)
@@ -119,7 +89,7 @@ class Standby:
                 ttl_ms, (attempt, done) = pipe.execute()
             attempts = int(attempt or 1)
         except (DamagedKey, ValueError) as error:
-            logger.error("task %s: its key %s is damaged: %s", self._job.task_id, state, error)
+            logger.error("task %s: its key %s is damaged: %s", self._task_id, state, error)
             return True  # no attempt can go on, and the next one fails
         now = time.monotonic()
         expires_at = now + ttl_ms / 1000
@@ -127,4 +97,4 @@ class Standby:
             self._alive_at = now
         self._expires_at = expires_at
         leases = 1 if done else attempts
-        return now - self._alive_at > self._job.pool.settings.visibility_timeout_s * leases
+        return now - self._alive_at > self._lease_s * leases

@@ -16,41 +16,22 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from celery import states
 
 from petiole.gpu_worker.threads.pool import Threads
 from petiole.tasks.app.backend import RedisBackend, refuses
 from petiole.tasks.worker import scripts
+from petiole.tasks.worker.completion.completion import Completion
+from petiole.tasks.worker.completion.steps import Claim, Refused, Step
 from petiole.tasks.worker.output.outcomes import Success
 
 logger = logging.getLogger(__name__)
 
 THREADS = 3
 LATER_S = 1.0
-_JOBS_A_CALL = 16
-
-
-class Finished(Protocol):
-    """A job whose last delta is in the log."""
-
-    @property
-    def task_id(self) -> str: ...
-
-    @property
-    def plain(self) -> bool:
-        """Whether its result may be stored in a batch."""
-        ...
-
-    @property
-    def success(self) -> Success: ...
-
-    def complete(self) -> None: ...
-
-    def park(self, reason: BaseException, again: Callable[[], object]) -> None:
-        """The result backend refuses the outcome: try `again` later."""
-        ...
+_A_CALL = 16
 
 
 class Completions:
@@ -59,7 +40,7 @@ class Completions:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._together = isinstance(app.backend, RedisBackend)
-        self._finished: deque[Finished] = deque()
+        self._finished: deque[Completion] = deque()
         self._lock = threading.Lock()
         self._threads = Threads(THREADS, "petiole-completion")
         self._later: list[Callable[[], object]] = []
@@ -70,13 +51,13 @@ class Completions:
         queue, and its next delivery completes it."""
         self._threads.put(work)
 
-    def complete(self, job: Finished) -> None:
-        """Store and trace the outcome of `job`, whose last delta is in the log."""
-        if not (self._together and job.plain):
-            self.run(job.complete)
+    def take(self, completion: Completion, step: Step) -> None:
+        """Take a step of a completion, together with others where that is possible."""
+        if not (isinstance(step, Claim) and self._together and completion.plain):
+            self.run(lambda: completion.take(step))
             return
         with self._lock:
-            self._finished.append(job)
+            self._finished.append(completion)
             first = len(self._finished) == 1
         if first:
             self.run(self._complete_together)
@@ -104,30 +85,30 @@ class Completions:
 
     def _complete_together(self) -> None:
         backend: RedisBackend = self._app.backend
-        while jobs := self._next_batch():
+        while batch := self._next_batch():
             try:
-                store_together(backend, [job.success for job in jobs])
+                store_together(backend, [completion.success for completion in batch])
             except Exception as error:
                 if refuses(error):
-                    for job in jobs:
-                        job.park(error, partial(self.complete, job))
+                    for completion in batch:
+                        completion.tell(Refused(Claim(), error))
                 else:
-                    logger.debug("%d results could not be stored together: %s", len(jobs), error)
-                    for job in jobs:
-                        self.run(job.complete)
+                    logger.debug("%d results could not be stored together: %s", len(batch), error)
+                    for completion in batch:
+                        self.run(partial(completion.take, Claim()))
             else:
-                with backend.having_stored([job.task_id for job in jobs]):
-                    for job in jobs:
-                        job.complete()
+                with backend.having_stored([completion.task_id for completion in batch]):
+                    for completion in batch:
+                        completion.take(Claim())
 
-    def _next_batch(self) -> list[Finished]:
-        """The next batch of finished jobs. If more are queued, a task for another thread is added."""
+    def _next_batch(self) -> list[Completion]:
+        """The next batch. If more are queued, a task for another thread is added."""
         with self._lock:
-            jobs = [self._finished.popleft() for _ in range(min(len(self._finished), _JOBS_A_CALL))]
+            batch = [self._finished.popleft() for _ in range(min(len(self._finished), _A_CALL))]
             more = bool(self._finished)
         if more:
             self.run(self._complete_together)
-        return jobs
+        return batch
 
 
 def store_together(backend: Any, successes: Sequence[Success]) -> None:

@@ -12,9 +12,8 @@ from billiard.einfo import ExceptionInfo
 from celery.exceptions import Ignore, Reject
 from celery.worker.state import revoked
 
+from petiole.tasks.keys import NAME_PROPERTY, SENT_HEADER
 from petiole.tasks.requests.messages import FARTHEST_S, is_number
-from petiole.tasks.requests.schemas import SENT
-from petiole.tasks.worker.broker.ledger import MESSAGE_NAME
 from petiole.tasks.worker.broker.transport import Channel
 from petiole.tasks.worker.output.outcomes import Ending
 
@@ -56,7 +55,7 @@ class Delivery:
     @property
     def message_name(self) -> str:
         """Names the message, whoever takes it. Empty on RabbitMQ, which itself says what was delivered before."""
-        return str((self.message.get("properties") or {}).get(MESSAGE_NAME, ""))
+        return str((self.message.get("properties") or {}).get(NAME_PROPERTY, ""))
 
     @property
     def priority_step(self) -> int:
@@ -69,7 +68,7 @@ class Delivery:
     def broker_s(self, taken_at: float) -> float | None:
         """Seconds from submission to `taken_at` (of `time.monotonic`), by the producer's clock and this host's.
         None for a task that was to wait, or whose message does not say when it was sent."""
-        sent = self.message.get(SENT)
+        sent = self.message.get(SENT_HEADER)
         if (
             not isinstance(sent, int | float)
             or not is_number(sent, 0, FARTHEST_S)

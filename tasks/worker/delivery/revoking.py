@@ -42,7 +42,7 @@ class Request(StockRequest):  # type: ignore[misc]
         if self._apply_result is not None and (job := self._apply_result()) is not None:
             job.stop(self.ending)
         else:  # it waits for its eta, or for a rate limit, perhaps until another worker has it
-            pool.completions.run(lambda: control.flag_cancel(self.id))
+            pool.services.completions.run(lambda: control.flag_cancel(self.id))
 
     def announce(self, ending: str, *, running: bool) -> None:
         """Store the state REVOKED, send event and signal, and acknowledge the message."""
@@ -68,7 +68,7 @@ def revoke(
         logger.info("terminating %s", one)
         known.requests[one].terminate(pool, signal)
     if others := ids.difference(held):
-        pool.completions.run(lambda: control.flag_cancel(*others))
+        pool.services.completions.run(lambda: control.flag_cancel(*others))
     return {"ok": f"terminate: {', '.join(held) or 'tasks unknown'}"}
 
 

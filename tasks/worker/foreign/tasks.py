@@ -26,6 +26,7 @@ from billiard.einfo import ExceptionInfo
 
 from petiole.gpu_worker.threads.pool import Threads
 from petiole.tasks.errors import WorkersLost
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.delivery.mailbox import Callback, Mailbox
@@ -161,7 +162,7 @@ class Deaths:
 
     def begin(self, delivery: Delivery) -> int:
         """A run begins. Returns the earlier ones that neither ended nor were handed back."""
-        key = runs_key(delivery.task_id)
+        key = stream_keys(delivery.task_id).runs
         try:
             if not (self._begun_before(delivery) or delivery.redelivered):
                 self._client.set(key, 1, ex=DAY_S)
@@ -173,14 +174,15 @@ class Deaths:
 
     def end(self, delivery: Delivery) -> None:
         try:
-            self._client.delete(runs_key(delivery.task_id), _messages_key(delivery.task_id))
+            keys = stream_keys(delivery.task_id)
+            self._client.delete(keys.runs, keys.messages)
         except (*LOST, redis.RedisError) as error:
             logger.warning("task %s: its end is not noted: %s", delivery.task_id, error)
 
     def hand_back(self, task_ids: Sequence[str]) -> None:
         """The worker shuts down in the middle of these runs."""
         try:
-            self._add([runs_key(task_id) for task_id in task_ids], -1)
+            self._add([stream_keys(task_id).runs for task_id in task_ids], -1)
         except (*LOST, redis.RedisError) as error:
             logger.warning("this shutdown counts as a death of %s: %s", ", ".join(task_ids), error)
 
@@ -188,7 +190,7 @@ class Deaths:
         """Whether a run of this message has begun. Notes that one does now."""
         if not delivery.message_name:
             return False
-        key = _messages_key(delivery.task_id)
+        key = stream_keys(delivery.task_id).messages
         pipe = self._client.pipeline()
         pipe.sadd(key, delivery.message_name)
         pipe.expire(key, DAY_S)
@@ -201,14 +203,6 @@ class Deaths:
             pipe.incrby(key, number)
             pipe.expire(key, DAY_S)
         return int(pipe.execute()[0])
-
-
-def runs_key(task_id: str) -> str:
-    return f"petiole:{{{task_id}}}:runs"
-
-
-def _messages_key(task_id: str) -> str:
-    return f"{runs_key(task_id)}:messages"
 
 
 class ForeignTasks:

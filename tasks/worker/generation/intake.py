@@ -10,44 +10,54 @@ import logging
 import queue
 import threading
 import uuid
+from collections.abc import Callable
+from typing import TypeVar
 
 import redis
 
+from petiole.gpu_worker.request import Request
 from petiole.tasks.errors import InvalidRequest, ModelChanged, PetioleError, WorkersLost
-from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest, stream_keys
+from petiole.tasks.keys import stream_keys
+from petiole.tasks.requests.schemas import Common
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.servers.masters import caused_by_call
 from petiole.tasks.submission.parsing import parse
 from petiole.tasks.urls import RABBITMQ, scheme
 from petiole.tasks.worker import scripts
-from petiole.tasks.worker.generation.attempts import Begun
-from petiole.tasks.worker.generation.job import Job
+from petiole.tasks.worker.generation.attempts import Begun, Verdict
+from petiole.tasks.worker.generation.driver import JobDriver, Services
+from petiole.tasks.worker.generation.images import images_of, stored
+from petiole.tasks.worker.generation.limits import TimeLimits
 from petiole.tasks.worker.generation.requests import engine_request
-from petiole.tasks.worker.generation.workplace import Workplace
-from petiole.tasks.worker.output.outcomes import Outcome, ended, failed, unreadable
+from petiole.tasks.worker.outage import Outage
+from petiole.tasks.worker.output.outcomes import Outcome, failed, unreadable
 from petiole.tasks.worker.reports.incidents import incidents
 
 logger = logging.getLogger(__name__)
 
-TaskRequest = GenerateRequest | ChatRequest
+T = TypeVar("T")
+Images = list[bytes]
 _JOBS_A_CALL = 64
 
 
 class Intake:
     """The thread that begins attempts."""
 
-    def __init__(self, pool: Workplace, client: redis.Redis) -> None:
-        self._pool = pool
+    def __init__(self, services: Services, client: redis.Redis) -> None:
+        self._services = services
+        self._client = client
         self._begin, self._remodel = scripts.load(client, "begin"), scripts.load(client, "remodel")
         self._beginning = threading.Lock()
-        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[JobDriver | None] = queue.SimpleQueue()
         self._closing = threading.Event()
+        failing, recovered = "intake: Redis does not answer (%s); %d tasks wait", "intake: Redis answers again"
+        self._outage = Outage(logger, failing, recovered)
         self._thread = threading.Thread(target=self._run, name="petiole-intake", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def put(self, job: Job) -> None:
+    def put(self, job: JobDriver) -> None:
         self._queue.put(job)
 
     def close(self) -> None:
@@ -60,11 +70,10 @@ class Intake:
     def record_model(self) -> None:
         """Record the engine's model, which was replaced, as that of all tasks that are begun here."""
         with self._beginning:  # whoever begins from now on does so with the new one
-            begun = {
-                job.task_id: job.begun.attempt for job in self._pool.jobs.values() if job.begun and not job.over
-            }
+            jobs = list(self._services.jobs.values())
+            begun = {job.task_id: job.begun.attempt for job in jobs if job.begun and job.placed}
             keys = [stream_keys(task_id).state for task_id in begun]
-            arguments = [self._pool.engine.limits.fingerprint, *begun.values()]
+            arguments = [self._services.engine.limits.fingerprint, *begun.values()]
             while begun and not self._closing.is_set():
                 try:
                     self._remodel(keys, arguments)
@@ -81,13 +90,12 @@ class Intake:
             except Exception as error:  # of this module: none of these tasks may be held for ever
                 logger.exception("intake: %d tasks could not be begun", len(batch))
                 for job in batch:
-                    if job.outbox is None and job.outcome is None:
-                        job.fail(error)
+                    job.fail(error)
             del batch  # jobs that have ended are not kept until the next batch
 
-    def _next_batch(self) -> list[Job]:
+    def _next_batch(self) -> list[JobDriver]:
         """Wait for jobs, and take all that are queued, up to a call's worth. Empty when closed."""
-        batch: list[Job] = []
+        batch: list[JobDriver] = []
         while len(batch) < _JOBS_A_CALL:
             try:
                 job = self._queue.get(block=not batch)
@@ -98,32 +106,44 @@ class Intake:
             batch.append(job)
         return batch
 
-    def _take(self, batch: list[Job]) -> None:
-        requests, room = {job: self._read(job) for job in batch}, self._room()
+    def _take(self, batch: list[JobDriver]) -> None:
+        asked, room = self._with_images({job: self._read(job) for job in batch}), self._room()
         replies = self._begin_each(batch, room, call=uuid.uuid4().hex)
         for position, (job, reply) in enumerate(zip(batch, replies, strict=False)):
             if isinstance(reply, Exception):
                 job.fail(reply)
                 continue
             try:
-                self._start(job, requests[job], Begun.parse(reply), marked=position < room)
+                self._start(job, *asked[job], Begun.parse(reply), marked=position < room)
             except Exception as error:
-                if job.outbox is None:
-                    job.give_up()
-                else:
-                    logger.exception("task %s could not be submitted", job.task_id)
-                    job.end(failed(error))
+                job.give_up(error)
 
-    def _read(self, job: Job) -> TaskRequest | PetioleError:
-        message = job.delivery.message
+    def _with_images(
+        self, requests: dict[JobDriver, Common | PetioleError]
+    ) -> dict[JobDriver, tuple[Common | PetioleError, Images]]:
+        """The requests, each with the bytes of its images; or with the reason why it has none in its place."""
+        asked = [request for request in requests.values() if isinstance(request, Common)]
+        ttl_s = self._services.settings.image_ttl_s
+        known = self._patiently(lambda: stored(self._client, asked, ttl_s), len(requests)) or {}
+        found: dict[JobDriver, tuple[Common | PetioleError, Images]] = {}
+        for job, request in requests.items():
+            try:
+                found[job] = request, images_of(request, known) if isinstance(request, Common) else []
+            except PetioleError as error:
+                found[job] = error, []
+        return found
+
+    def _read(self, job: JobDriver) -> Common | PetioleError:
+        """The gate has checked the message's form. Its options may be those of another version, or nobody's."""
+        delivery = job.messages.current
         try:
-            return parse(job.delivery.task_name, message["args"], message["kwargs"])
+            return parse(delivery.task_name, delivery.message["args"], delivery.message["kwargs"])
         except PetioleError as error:
             return error
         except Exception as error:
             return InvalidRequest("kwargs", "must be the options of this task", repr(error))
 
-    def _begin_each(self, batch: list[Job], room: int, call: str) -> list[list[object] | Exception]:
+    def _begin_each(self, batch: list[JobDriver], room: int, call: str) -> list[list[object] | Exception]:
         """A reply for each job. If they cannot be begun together because of one, only that one fails."""
         try:
             return [*self._begin_all(batch, room, call)]
@@ -137,90 +157,108 @@ class Intake:
             for reply in self._begin_each([job], int(position < room), call)
         ]
 
-    def _begin_all(self, batch: list[Job], room: int, call: str) -> list[list[object]]:
-        keys = [key for job in batch for key in _log_and_state(job.task_id)]
-        reported = False
-        head = self._pool.publisher.ttl_ms, self._pool.engine.limits.fingerprint, room, call
+    def _begin_all(self, batch: list[JobDriver], room: int, call: str) -> list[list[object]]:
+        keys = [key for job in batch for key in _keys(job.task_id)]
+        head = self._services.publisher.ttl_ms, self._services.engine.limits.fingerprint, room, call
+        facts = [fact for job in batch for fact in _facts(job)]
+        replies: list[list[object]] | None = self._patiently(
+            lambda: self._begin(keys, [*head, *facts]), len(batch)
+        )
+        return replies or []
+
+    def _patiently(self, call: Callable[[], T], n_tasks: int) -> T | None:
+        """What `call` returns once Redis answers; None if closed before. Raises what the call has caused."""
         while not self._closing.is_set():
             try:
-                facts = [fact for job in batch for fact in _facts(job)]
-                replies: list[list[object]] = self._begin(keys, [*head, *facts])
-                if reported:
-                    logger.warning("intake: Redis answers again")
-                return replies
+                value = call()
+                self._outage.ended()
+                return value
             except (*LOST, redis.RedisError) as error:
                 if caused_by_call(error):
                     raise
-                if not reported:
-                    logger.error("intake: Redis does not answer (%s); %d tasks wait", error, len(batch))
-                    reported = True
+                self._outage.began(error, n_tasks)
                 self._closing.wait(0.5)
-        return []
+        return None
 
     def _room(self) -> int:
         """How many more tasks the engine has places for."""
-        begun = sum(job.outbox is not None and not job.over for job in list(self._pool.jobs.values()))
-        return max(0, self._pool.engine.config.max_num_seqs - begun)
+        placed = sum(job.placed for job in list(self._services.jobs.values()))
+        return max(0, self._services.engine.config.max_num_seqs - placed)
 
-    def _start(self, job: Job, request: TaskRequest | PetioleError, begun: Begun | None, *, marked: bool) -> None:
+    def _start(
+        self, job: JobDriver, request: Common | PetioleError, images: Images, begun: Begun | None, *, marked: bool
+    ) -> None:
         if begun is None:
             job.on_damaged()
             return
-        pool = self._pool
-        model = pool.engine.limits.fingerprint
-        verdict = begun.verdict(model=model, max_attempts=pool.settings.max_attempts)
-        if isinstance(request, TaskRequest):
-            job.request_deadline_s = request.deadline_s
+        services, delivery = self._services, job.messages.current
+        asked = None if isinstance(request, PetioleError) else request
+        limits = TimeLimits(delivery.soft_timeout_s, asked.deadline_s if asked else None, delivery.timeout_s)
+        verdict = begun.verdict(
+            model=services.engine.limits.fingerprint, max_attempts=services.settings.max_attempts
+        )
         if verdict == "finished":
-            job.replay(begun)
+            job.replay(begun, limits)
             return
         if begun.attempt > 1:
             incidents.count("resumed_attempts")
-        deadline = job.limits.earliest
-        needs_reader = isinstance(request, TaskRequest) and request.cancel_on_disconnect
-        job.begin(begun, needs_reader=needs_reader, marked=marked)
-        if begun.attempt == 1 and (seconds := job.delivery.broker_s(job.taken_at)) is not None:
-            pool.tally.waited(job.delivery.priority_step, seconds)
-        if job.ending is not None:
-            job.end(ended(job.ending))
-        elif isinstance(request, PetioleError):
-            job.end(failed(request))
-        elif verdict == "unreadable":
-            job.end(unreadable(begun.written))
-        elif verdict == "poisoned":
-            job.end(Outcome(error=WorkersLost(begun.deaths, begun.written.text)))
-        elif verdict == "model_changed":
-            written = f"{len(begun.written.token_ids)} tokens were generated by model {begun.model}"
-            job.end(failed(ModelChanged(f"{written}; this worker serves model {model}")))
-        else:
-            job.submit(
-                engine_request(
-                    job.task_id,
-                    request,
-                    priority=_priority(job),
-                    deadline_s=None if deadline is None else deadline.after_s,
-                    resume_token_ids=begun.written.token_ids,
-                    resume_bins=begun.written.bins,
-                    resume_adapter_key=(begun.adapter or None) if begun.written.token_ids else None,
-                )
+        elif (seconds := delivery.broker_s(job.job.taken_at)) is not None:
+            services.tally.waited(delivery.priority_step, seconds)
+        needs_reader = asked is not None and asked.cancel_on_disconnect
+        start = self._request(job, request, images, begun, verdict, limits)
+        job.begin(begun, start, limits, needs_reader=needs_reader, marked=marked)
+
+    def _request(
+        self,
+        job: JobDriver,
+        request: Common | PetioleError,
+        images: Images,
+        begun: Begun,
+        verdict: Verdict,
+        limits: TimeLimits,
+    ) -> Request | Outcome:
+        """What the engine is asked for, or the outcome of a task that is not to be generated."""
+        written, model = begun.written, self._services.engine.limits.fingerprint
+        if isinstance(request, PetioleError):
+            return failed(request)
+        match verdict:
+            case "unreadable":
+                return unreadable(written)
+            case "poisoned":
+                return Outcome(error=WorkersLost(begun.deaths, written.text))
+            case "model_changed":
+                so_far = f"{len(written.token_ids)} tokens were generated by model {begun.model}"
+                return failed(ModelChanged(f"{so_far}; this worker serves model {model}"))
+        try:
+            return engine_request(
+                job.task_id,
+                request,
+                images=images,
+                priority=self._priority(job),
+                deadline_s=None if limits.earliest is None else limits.earliest.after_s,
+                resume_token_ids=written.token_ids,
+                resume_bins=written.bins,
+                resume_adapter_key=(begun.adapter or None) if written.token_ids else None,
             )
+        except Exception as error:
+            logger.exception("task %s could not be submitted", job.task_id)
+            return failed(error)
+
+    def _priority(self, job: JobDriver) -> int:
+        """The engine's priority: the lowest number runs first, as on Redis. On RabbitMQ the highest does."""
+        priority = (job.messages.current.message.get("delivery_info") or {}).get("priority")
+        if type(priority) is not int:
+            return 0
+        return -priority if scheme(self._services.settings.broker_url) in RABBITMQ else priority
 
 
-def _log_and_state(task_id: str) -> tuple[str, str]:
+def _keys(task_id: str) -> tuple[str, str, str]:
     keys = stream_keys(task_id)
-    return keys.log, keys.state
+    return keys.log, keys.state, keys.completion
 
 
-def _facts(job: Job) -> tuple[int, str, int]:
+def _facts(job: JobDriver) -> tuple[int, str, int]:
     """What `begin.lua` is told of a job: Celery's retries, the message's name, whether it is redelivered."""
-    delivery = job.delivery
+    delivery = job.messages.current
     retries = delivery.message.get("retries")
     return retries if type(retries) is int else 0, delivery.message_name, int(delivery.redelivered)
-
-
-def _priority(job: Job) -> int:
-    """The engine's priority: the lowest number runs first, as on Redis. On RabbitMQ the highest does."""
-    priority = (job.delivery.message.get("delivery_info") or {}).get("priority")
-    if type(priority) is not int:
-        return 0
-    return -priority if scheme(job.pool.settings.broker_url) in RABBITMQ else priority

@@ -1,514 +1,363 @@
-"""One generation task in this worker, from its delivery to its acknowledgement.
+"""One generation task in this worker: a state machine, from its delivery until its message is answered.
 
-    delivered ──begin──► submitted ──► admitted ──► ended ──finish──► finished ──trace──► acknowledged
-                            │              │           │                 └ links and callbacks are sent only here
-                            │              │           └ stale: a newer attempt owns the task: see `standby`
-                            └──────────────┴ handed back: another worker resumes; the message is not acknowledged
+It is pure: no I/O, no threads, no locks, and no clock but the times that events carry. An event is a method. It
+returns the effects that follow, in order. `driver` calls the events on one thread and carries out the effects.
 
-    ended, but refused by the result backend: parked with the reason, and tried again by a timer; at shutdown the
-    message goes back, and the next delivery completes the task
+    state          meaning                                                     left by
+    QUEUED         the intake is to begin an attempt                           begun, recorded, fail, hand_back
+    GENERATING     the engine has the request                                  generated, handed_back, engine_lost
+    RELEASING      the engine gave it up; the publisher writes what is left    released
+    ENDED          the outcome is known; the publisher writes the last delta   written
+    FINISHED       the last delta is written; STARTED is still being stored    started_stored
+    COMPLETING     a step of the completion is being taken                     reported
+    PARKED         the result backend refuses the outcome: a timer runs        again, hand_back
+    STANDING_BY    another delivery has the task: see `standby`                reported
+    SETTLED        its message is answered: acknowledged or requeued
+    HANDED_BACK    its message goes back when the channel closes
+    GIVEN_UP       its message is requeued in a moment
 
-    in any state, after an unexpected exception: given up; the next delivery resumes the task, or completes it if
-    it has ended
+        ┌────── hand_back ──────► HANDED_BACK ◄──released── RELEASING ◄──┐
+        │                             ▲                                  │handed_back
+    QUEUED ──begun──► GENERATING ─────┼─engine_lost                      │
+        │                 │  └────────┼──────────────────────────────────┘
+        │recorded         │generated  │hand_back
+        │                 ▼           │
+        │               ENDED         PARKED ◄──refused──┐
+        │                 │written      └────again────►  │
+        └──────────► FINISHED ──started_stored──► COMPLETING ──completed──► SETTLED
+                                                         └──elsewhere──► STANDING_BY ──► SETTLED
 
-Threads: the intake thread begins and submits, the engine's text thread reports output, the publisher thread
-reports whether this attempt wrote the end, a completion thread runs Celery's trace, and only the consumer's
-thread changes Celery's request, in the order in which changes were posted. The state stored for a task, REVOKED, a
-failure or a result, always agrees with its last delta, whichever delivery stores it.
+    and from every state with an attempt that has not finished:
+        stale ──► STANDING_BY          a newer attempt owns the task
+        fail ──► FINISHED              its stream is damaged
+    and from every state:
+        give_up ──► GIVEN_UP           after an unexpected exception
+
+Who brings the events:
+
+    intake thread        begun, recorded, fail
+    engine's text thread admitted, generated, handed_back, engine_lost
+    publisher thread     written, released, stale, fail, cancel_asked, give_up
+    completion threads   started_stored, reported, again
+    consumer's thread    stop, hand_back, accepted, reported
+    any                  give_up
+
+Invariants:
+
+    J1  The outcome is decided once. Only a failure because the stream is damaged replaces an outcome, and only one
+        that is not written. So the stored state agrees with the last delta, whichever delivery stores it.
+    J2  The first of a stop and the end decides. A generation that ends after a stop is REVOKED, never a success.
+        A stop after the end changes nothing here.
+    J3  Only an outcome that is written, recorded or impossible to write is completed. An attempt that has lost its
+        task to a newer one completes nothing.
+    J4  One step of the completion is taken at a time, and none while STARTED is being stored.
+    J5  The message is answered at most once, and never before the task is completed, by this delivery or another;
+        but what is given up is requeued.
+    J6  A job that was asked for its task back, and whose outcome is refused, is over: another worker stores it.
+
+An event that comes late, because its thread could not know what another had done, changes nothing. One that cannot
+come at all raises a `JobError`.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
-import threading
-import time
-from collections.abc import Callable
-from functools import wraps
-from typing import Any
+from enum import Enum, auto
 
-from billiard.einfo import ExceptionInfo
-from celery import states
-
-from petiole.gpu_worker.errors import EngineError, HandedBack
-from petiole.gpu_worker.handle import Handle
-from petiole.gpu_worker.request import Delta, FinishReason, Request
-from petiole.tasks.app.backend import refuses, trying_once
-from petiole.tasks.errors import GenerationFailed
-from petiole.tasks.fleet import control
-from petiole.tasks.requests.schemas import stream_keys
-from petiole.tasks.worker.completion import claims
-from petiole.tasks.worker.completion.standby import LOOK_S, Standby
-from petiole.tasks.worker.completion.started import store_started
-from petiole.tasks.worker.delivery.delivery import Delivery
-from petiole.tasks.worker.generation.attempts import Begun
+from petiole.gpu_worker.request import Request
+from petiole.tasks.worker.completion import steps
+from petiole.tasks.worker.generation import effects
+from petiole.tasks.worker.generation.effects import Effects
 from petiole.tasks.worker.generation.limits import TimeLimits
-from petiole.tasks.worker.generation.workplace import Workplace
-from petiole.tasks.worker.output.outcomes import (
-    Ending,
-    Outcome,
-    Success,
-    at_hand,
-    ended,
-    failed,
-    recorded,
-    succeeded,
-    within,
-)
-from petiole.tasks.worker.output.publisher import Outbox
+from petiole.tasks.worker.output.outcomes import Ending, Outcome, ended, failed, within
 
-logger = logging.getLogger(__name__)
-
-FEW_LOGPROBS = 1_000
-"""Most positions with log probabilities of a result that is stored in a batch: larger ones would block Redis."""
-
-REQUEUE_AFTER_S = 1.0
-"""Delay until the message of a given-up task is requeued, because the same error may happen again."""
+PARKED_FOR_S = 300.0
+"""How long a refused outcome is tried again before the message goes back."""
 
 
-def _or_give_up(step: Callable[..., None]) -> Callable[..., None]:
-    """Decorator for a step of a job: an exception gives the job up, so that its message is not held for ever."""
+class State(Enum):
+    QUEUED = auto()
+    GENERATING = auto()
+    RELEASING = auto()
+    ENDED = auto()
+    FINISHED = auto()
+    COMPLETING = auto()
+    PARKED = auto()
+    STANDING_BY = auto()
+    SETTLED = auto()
+    HANDED_BACK = auto()
+    GIVEN_UP = auto()
 
-    @wraps(step)
-    def tried(job: Job, *args: Any) -> None:
-        try:
-            step(job, *args)
-        except Exception:
-            job.give_up()
 
-    return tried
+WRITING = {State.GENERATING, State.RELEASING, State.ENDED}
+"""An attempt is begun, and its stream has no last delta."""
+OVER = {State.STANDING_BY, State.SETTLED, State.HANDED_BACK, State.GIVEN_UP}
+"""Nothing of the task is to be done here any more."""
+
+
+class JobError(RuntimeError):
+    """An event that cannot come in this state."""
+
+
+class AlreadyBegun(JobError):  # noqa: N818
+    """The intake begins a job twice."""
+
+
+class NotBegun(JobError):  # noqa: N818
+    """The engine or the publisher reports on an attempt that was not begun."""
+
+
+class NotEnded(JobError):  # noqa: N818
+    """A completion reports on a task that has not ended."""
+
+
+class OutcomeNotStoredError(Exception):
+    """The result backend refuses the outcome of a task that has ended."""
 
 
 class Job:
-    """A generation task taken by this worker. Celery keeps it as the handle to terminate the task."""
+    """The state machine. Times are those of `time.monotonic`, in seconds.
 
-    def __init__(self, pool: Workplace, delivery: Delivery) -> None:
-        self.pool = pool
-        self.delivery = delivery
-        self.superseded: list[Delivery] = []
-        self.task_id = delivery.task_id
-        self.taken_at = time.monotonic()
-        self.request_deadline_s: float | None = None
-        self.admitted_at: float | None = None
-        self.begun: Begun | None = None
-        self.handle: Handle | None = None
-        self.outbox: Outbox | None = None
+    `outcome` is None until the task has ended. `ending` is the first stop, which may be too late. `parked_at` is
+    when the outcome was first refused.
+    """
+
+    def __init__(self, task_id: str, taken_at: float) -> None:
+        self.task_id, self.taken_at = task_id, taken_at
+        self.state = State.QUEUED
         self.outcome: Outcome | None = None
         self.ending: Ending | None = None
-        self.accepted = self.handing_back = self.over = False
-        self.parked = ""
-        self._parked_at = 0.0
-        self._deciding = threading.Lock()
-        self._storing = threading.RLock()
+        self.parked_at: float | None = None
+        self.limits = TimeLimits(None, None, None)
+        self._admitted_at: float | None = None
+        self._handing_back = self._storing_started = False
+        self._first: steps.Step = steps.Claim()
+
+    # ------------------------------------------------------------ derived
 
     @property
-    def limits(self) -> TimeLimits:
-        delivery = self.delivery
-        return TimeLimits(delivery.soft_timeout_s, self.request_deadline_s, delivery.timeout_s)
+    def over(self) -> bool:
+        return self.state in OVER
 
-    def withdraw(self, ending: Ending | None) -> bool:
-        """Decide, on any thread, that the task ends as REVOKED. The first decision stays, whatever other threads
-        decide meanwhile. Returns whether this is the first."""
-        with self._deciding:
-            if self.ending is not None or ending is None:
-                return False
-            self.ending = ending
-            return True
+    @property
+    def parked(self) -> bool:
+        return self.state is State.PARKED
 
-    def give_up(self) -> None:
-        """Drop the task and requeue its message, on any thread. Counts as a death unless the task has ended."""
-        logger.error("task %s is given up here; its message is requeued", self.task_id, exc_info=sys.exception())
-        self.over = True
-        if self.outbox is not None:
-            self.outbox.drop()
-        if self.handle is not None:
-            self.handle.cancel()
-        self.pool.mailbox.post(self._requeue_later)
+    @property
+    def how(self) -> steps.How:
+        """How the outcome is reported to Celery."""
+        assert self.outcome is not None
+        limit = self.limits.exceeded(self.outcome)
+        if self.outcome.revoked:
+            return steps.Announce()
+        return steps.TimeOut(limit.after_s) if limit is not None and limit.kind == "hard" else steps.Trace()
 
     # ------------------------------------------------------------ intake
 
-    def begin(self, begun: Begun, *, needs_reader: bool, marked: bool) -> None:
-        """`marked`: `begin.lua` has set `running` for this task."""
-        self.begun = begun
-        self.withdraw("revoked" if begun.cancel else self.delivery.ending)
-        publisher = self.pool.publisher
-        self.outbox = Outbox(
-            publisher, self.task_id, begun.attempt, begun.written, self, needs_reader=needs_reader, marked=marked
-        )
-
-    def submit(self, request: Request) -> None:
-        """Submit the request to the engine, and apply a cancel or handback that came before."""
-        self.handle = self.pool.engine.submit(
-            request, on_admitted=self._on_admitted, on_delta=self._on_delta, on_done=self._on_done
-        )
+    def begun(self, start: Request | Outcome, limits: TimeLimits, ending: Ending | None) -> Effects:
+        """An attempt has begun with a request, or with the outcome of a task that is not to be generated."""
+        if self.state is State.HANDED_BACK:  # meanwhile
+            self.state = State.RELEASING
+            return [effects.Release()]
+        self._require_queued()
+        self.limits, self.ending = limits, self.ending or ending
         if self.ending is not None:
-            self.handle.cancel()
-        if self.handing_back:
-            self.handle.hand_back()
+            return self._end(ended(self.ending))
+        if isinstance(start, Outcome):
+            return self._end(start)
+        self.state = State.GENERATING
+        return [effects.Submit(start)]
 
-    def end(self, outcome: Outcome) -> None:
-        """Write the end of the stream. The outcome is final once the publisher has written it."""
-        self.outcome = outcome
-        assert self.outbox is not None
-        self.outbox.finish(outcome)
+    def recorded(self, outcome: Outcome, limits: TimeLimits) -> Effects:
+        """An earlier delivery has finished the task."""
+        if self.state is State.HANDED_BACK:
+            return []
+        self._require_queued()
+        self.outcome, self.limits = outcome, limits
+        return self._complete(steps.Replay())
 
-    def replay(self, begun: Begun) -> None:
-        """An earlier delivery finished the task: store the recorded outcome, if it is not stored yet."""
-        assert begun.record is not None
-        self.outcome = recorded(begun.record, begun.written)
-        self.pool.completions.run(self._replay)
+    def fail(self, error: Exception) -> Effects:
+        """The task fails without a last delta: no attempt can be begun, or its stream is damaged."""
+        if self.state is not State.QUEUED and self.state not in WRITING:
+            return []
+        cancel: Effects = [effects.Cancel()] if self.state is State.GENERATING else []
+        self.outcome = failed(error)
+        return [*cancel, effects.Count(self.outcome), *self._complete(steps.Replay())]
 
-    # ------------------------------------------------------------ engine's text thread
+    # ------------------------------------------------------------ engine
 
-    def _on_admitted(self, handle: Handle) -> None:
-        self.admitted_at = time.monotonic()
-        self.withdraw(self.delivery.ending)
-        if self.ending is not None:
-            handle.cancel()
-        if self.outbox is not None:
-            self.outbox.admit(handle.adapter_key or "")
-        self.pool.mailbox.post(self._accept)
+    def admitted(self, at: float, ending: Ending | None) -> Effects:
+        if not self._is(State.GENERATING):
+            return []
+        self._admitted_at, self.ending = at, self.ending or ending
+        stopped = self.ending is not None
+        return [effects.Accept(at, stopped), effects.Cancel()] if stopped else [effects.Accept(at, stopped)]
 
-    def _on_delta(self, handle: Handle, delta: Delta) -> None:
-        assert self.outbox is not None
-        self.outbox.push(delta)
+    def generated(self, outcome: Outcome, limit_bytes: int) -> Effects:
+        """The generation has ended. `limit_bytes`: the largest result that can be stored."""
+        if not self._is(State.GENERATING):
+            return []
+        if self.ending is not None and outcome.result is not None:
+            return self._end(ended(self.ending))
+        return self._end(outcome if self.limits.failed(outcome) else within(limit_bytes, outcome))
 
-    @_or_give_up
-    def _on_done(self, handle: Handle) -> None:
-        if self.outcome is not None:  # it has failed, because its stream is damaged
-            return
-        assert self.outbox is not None
-        assert self.begun is not None
-        error = handle.error
-        if isinstance(error, HandedBack) or (isinstance(error, EngineError) and not self.pool.engine.healthy):
-            if self.pool.engine.healthy:
-                self.outbox.release()
-            else:  # this task may have caused the failure: `running` stays set, so that a death is counted
-                self.on_released()
-        elif error is not None:
-            self.end(failed(error))
-        else:
-            outcome = succeeded(handle.result(), self.begun.attempt, self.begun.written)
-            if self.ending is not None and outcome.finish_reason == FinishReason.CANCELLED:
-                outcome = ended(self.ending)
-            elif not self.limits.failed(outcome):
-                outcome = within(self.pool.result_max_bytes, outcome)
-            self.end(outcome)
+    def handed_back(self) -> Effects:
+        if not self._is(State.GENERATING):
+            return []
+        self.state = State.RELEASING
+        return [effects.Release()]
+
+    def engine_lost(self) -> Effects:
+        """The engine has failed, perhaps because of this task. It is not released, so that a death is counted."""
+        if self._is(State.GENERATING):
+            self.state = State.HANDED_BACK
+        return []
 
     # ------------------------------------------------------------ publisher
 
-    def on_finished(self) -> None:
+    def written(self) -> Effects:
+        """This attempt has written the last delta."""
+        if not self._is(State.ENDED):
+            return []
         assert self.outcome is not None
-        self.pool.tally.count(self.outcome)
-        self.pool.completions.complete(self)
+        return [effects.Count(self.outcome), *self._complete(steps.Claim())]
 
-    def on_stale(self) -> None:
-        logger.warning("task %s: a newer attempt owns it; dropped here", self.task_id)
-        self.over = True
-        if self.handle is not None:
-            self.handle.cancel()
-        self.pool.mailbox.post(self._stand_by)
+    def released(self) -> Effects:
+        """All output is in the log, and the task is marked as handed back."""
+        if self._is(State.RELEASING):
+            self.state = State.HANDED_BACK
+        return []
 
-    def on_damaged(self) -> None:
-        """The task's keys in Redis are damaged: it fails, and its stream has no last delta."""
-        keys = stream_keys(self.task_id)
-        expected = f"{keys.log} must be a list, and {keys.state} a hash with whole numbers as attempt and deaths"
-        logger.error("task %s: its stream is damaged: %s", self.task_id, expected)
-        self.fail(GenerationFailed(f"its stream in Redis is damaged: {expected}"))
+    def stale(self) -> Effects:
+        """A newer attempt owns the task."""
+        if not self._is(*WRITING):
+            return []
+        self.state, cancel = State.STANDING_BY, self.state is State.GENERATING
+        return [effects.Cancel(), effects.StandBy()] if cancel else [effects.StandBy()]
 
-    def fail(self, error: Exception) -> None:
-        """End without a last delta in the stream: no attempt was begun, or it cannot be written."""
-        self.outcome = failed(error)
-        if self.handle is not None:
-            self.handle.cancel()
-        self.pool.tally.count(self.outcome)
-        self.pool.completions.run(self._replay)
-
-    def on_released(self) -> None:
-        self.over = True
-        self.pool.mailbox.post(lambda: None)
-
-    def on_cancel(self, *, flagged: bool) -> None:
+    def cancel_asked(self, *, flagged: bool) -> Effects:
+        """The cancel flag is set (`flagged`), or the stream has no reader."""
+        if not self._is(State.GENERATING):
+            return []
         if flagged:
-            self.withdraw("revoked")
-        if self.handle is not None:
-            self.handle.cancel()
+            self.ending = self.ending or "revoked"
+        return [effects.Cancel()]
 
-    # ------------------------------------------------------------ completion threads
+    # ------------------------------------------------------------ consumer
+
+    def stop(self, ending: Ending) -> Effects:
+        """The task was revoked with `terminate`, or has expired."""
+        if self.ending is not None:
+            return []
+        self.ending = ending
+        flag: Effects = [effects.Flag()] if ending == "revoked" else []
+        return [*flag, effects.Cancel()] if self.state is State.GENERATING else flag
+
+    def accepted(self) -> Effects:
+        """Celery was told that the task runs."""
+        if self.state is not State.GENERATING or self.ending is not None:
+            return []
+        self._storing_started = True
+        return [effects.StoreStarted()]
+
+    def hand_back(self) -> Effects:
+        """The worker shuts down: let another one continue the task."""
+        self._handing_back = True
+        if self.state is State.GENERATING:
+            return [effects.HandBack()]
+        if self.state in {State.QUEUED, State.PARKED}:
+            self.state = State.HANDED_BACK
+        return []
+
+    # ------------------------------------------------------------ completion
+
+    def started_stored(self) -> Effects:
+        self._storing_started = False
+        return self._complete(self._first) if self.state is State.FINISHED else []
+
+    def reported(self, report: steps.Report, at: float) -> Effects:
+        """What a step of the completion came to, or what a job that stands by has found."""
+        if not self._is(State.COMPLETING, State.STANDING_BY, error=NotEnded):
+            return []
+        match report:
+            case steps.Next(step):
+                return [effects.Take(step)]
+            case steps.Wait(step):
+                return [effects.TakeLater(step)]
+            case steps.Refused(step, reason):
+                return self._park(step, reason, at)
+            case steps.Completed(has_failed, value):
+                self.state = State.SETTLED
+                runtime_s = at - (self._admitted_at or self.taken_at)
+                return [effects.Settle(has_failed, value, runtime_s, self._soft_limit_s)]
+            case steps.Elsewhere():
+                self.state = State.STANDING_BY
+                return [effects.StandBy()]
+            case steps.Hopeless(error):
+                return self.give_up(error)
+            case steps.Answered():
+                self.state = State.SETTLED
+                return []
+            case steps.Left():
+                self.state = State.SETTLED
+                return [effects.Leave()]
+            case steps.Silent():
+                self.state = State.SETTLED
+                return [effects.Requeue()]
+
+    def again(self, step: steps.Step) -> Effects:
+        """The time has come to take `step` again."""
+        if not self._is(State.COMPLETING, State.PARKED, error=NotEnded):
+            return []
+        self.state = State.COMPLETING
+        return [effects.Take(step)]
+
+    # ------------------------------------------------------------ any
+
+    def give_up(self, error: BaseException) -> Effects:
+        """Leave the task to the next delivery, after an unexpected exception. Counts as a death of a task that has
+        not ended."""
+        if self.state is State.GIVEN_UP:
+            return []
+        self.state = State.GIVEN_UP
+        return [effects.GiveUp(error)]
+
+    # ------------------------------------------------------------ internal
+
+    def _is(self, *states: State, error: type[JobError] = NotBegun) -> bool:
+        """Whether the state is one of these. If not, the event is late. Raises `error` if it is too early."""
+        if self.state is State.QUEUED:
+            raise error(f"task {self.task_id} is not begun")
+        return self.state in states
+
+    def _require_queued(self) -> None:
+        if self.state is not State.QUEUED:
+            raise AlreadyBegun(f"task {self.task_id} is {self.state.name}")
+
+    def _end(self, outcome: Outcome) -> Effects:
+        self.state, self.outcome = State.ENDED, outcome
+        return [effects.WriteEnd(outcome)]
+
+    def _complete(self, step: steps.Step) -> Effects:
+        """Take the first step of the completion, once STARTED is stored."""
+        self._first = step
+        self.state = State.FINISHED if self._storing_started else State.COMPLETING
+        return [] if self._storing_started else [effects.Take(step)]
+
+    def _park(self, step: steps.Step, reason: BaseException, at: float) -> Effects:
+        first, self.parked_at = self.parked_at is None, at if self.parked_at is None else self.parked_at
+        if at - self.parked_at > PARKED_FOR_S:
+            error = OutcomeNotStoredError(self.task_id)
+            error.__cause__ = reason
+            return self.give_up(error)
+        if self._handing_back:
+            self.state = State.HANDED_BACK
+            return []
+        self.state = State.PARKED
+        return [effects.TakeLater(step, reason if first else None)]
 
     @property
-    def plain(self) -> bool:
-        """Whether the result may be stored in a batch: a small success without callbacks, chain or chord."""
-        request, outcome = self.delivery.request, self.outcome
-        assert outcome is not None
-        if outcome.result is None or outcome.revoked or self.limits.failed(outcome) or request.ignore_result:
-            return False
-        small = len(outcome.result.get("logprobs", ())) <= FEW_LOGPROBS
-        return small and not claims.linked_on_success(request)
-
-    @property
-    def success(self) -> Success:
-        """What to store for a job that is `plain`."""
+    def _soft_limit_s(self) -> float | None:
+        """The soft limit, if it ended the generation."""
         assert self.outcome is not None
-        assert self.outcome.result is not None
-        return self.task_id, self.outcome.result, self.delivery.request._context
-
-    def park(self, reason: BaseException, again: Callable[[], object]) -> None:
-        """The result backend refuses the outcome: try `again` later. In the end, give the message back."""
-        if not self.parked:
-            self._parked_at = time.monotonic()
-            logger.error("task %s: its outcome cannot be stored yet: %s", self.task_id, reason)
-        self.parked = str(reason) or repr(reason)
-        if self.handing_back:
-            self.over = True
-        if time.monotonic() - self._parked_at > claims.PARKED_FOR_S:
-            try:
-                raise claims.OutcomeNotStoredError(self.task_id) from reason
-            except claims.OutcomeNotStoredError:
-                self.give_up()
-        else:
-            self.pool.completions.run_later(again)
-
-    def _try(self, step: Callable[[], None]) -> None:
-        """Take a step of the completion; park it if the backend refuses what it stores. Another error would come
-        again with each delivery: it fails the task."""
-        try:
-            with trying_once(self.delivery.request.task.backend):
-                step()
-        except Exception as error:
-            if refuses(error):
-                self.park(error, lambda: self._try(step))
-            else:
-                logger.exception("task %s cannot be completed", self.task_id)
-                self._fail_completion(ExceptionInfo())
-
-    def _fail_completion(self, failure: ExceptionInfo) -> None:
-        request, error = self.delivery.request, getattr(failure.exception, "exc", failure.exception)
-        try:
-            with trying_once(request.task.backend):
-                if not claims.is_stored(request):
-                    claims.fail(request, error)
-                self._finish(True, failure)
-        except Exception as again:
-            if refuses(again):
-                self.park(again, lambda: self._fail_completion(failure))
-            else:
-                self.give_up()
-
-    def complete(self) -> None:
-        """After the end is in the log: report it to Celery, usually by its trace, which also sends callbacks."""
-        self._try(self._complete)
-
-    def _complete(self) -> None:
-        outcome = self.outcome
-        assert outcome is not None
-        if not self.plain and not claims.claim(self.delivery.request):
-            self.over = True
-            self.pool.mailbox.post(self._stand_by)
-            return
-        limit = self.limits.exceeded(outcome)
-        if outcome.revoked:
-            self.pool.mailbox.post(self._announce)
-        elif limit is not None and limit.kind == "hard":
-            self.pool.mailbox.post(lambda: self._time_out(limit.after_s))
-        else:
-            if limit is not None and limit.kind == "soft":
-                self.pool.mailbox.post(lambda: self.delivery.timeout_callback(True, limit.after_s))
-            self._trace()
-
-    def _trace(self) -> None:
-        delivery, outcome = self.delivery, self.outcome
-        assert outcome is not None
-        with self._storing:
-            try:
-                with at_hand(self.task_id, outcome):
-                    failure, value, _ = delivery.target(*delivery.args)
-            except BaseException:
-                failure, value = True, ExceptionInfo()
-        if failure:
-            self._try(lambda: self._examine(value))
-        else:
-            self._try(lambda: self._finish(False, value))
-
-    def _examine(self, failure: ExceptionInfo) -> None:
-        """The trace has reported a failure. Either Celery has stored it, such as of a callback that could not be
-        sent, or the backend has refused the outcome, or nobody could store it."""
-        assert self.outcome is not None
-        request, error = self.delivery.request, getattr(failure.exception, "exc", failure.exception)
-        if not claims.is_stored(request):
-            if refuses(error):  # a failure was not reported to anybody yet, but a success may have been
-                again = self._trace if self.outcome.result is None else lambda: self._store(failure)
-                self.park(error, lambda: self._try(again))
-                return
-            logger.error("task %s: its outcome cannot be stored: %r", self.task_id, error)
-            claims.fail(request, error)
-        self._try(lambda: self._finish(True, failure))
-
-    def _store(self, failure: ExceptionInfo) -> None:
-        """Store a success that the backend has refused before. What is linked to it was sent."""
-        assert self.outcome is not None
-        request, result = self.delivery.request, self.outcome.result
-        if claims.is_stored(request):
-            self._try(lambda: self._finish(True, failure))
-            return
-        request.task.backend.mark_as_done(request.id, result, request._context)
-        self._try(lambda: self._finish(False, result))
-
-    def _finish(self, failed: bool, value: object) -> None:
-        if not self.plain:
-            claims.mark(self.delivery.request)
-        if self.parked:
-            logger.warning("task %s: its outcome is stored", self.task_id)
-        runtime_s = time.monotonic() - (self.admitted_at or self.taken_at)
-        self.pool.mailbox.post(lambda: self._settle((failed, value, runtime_s)))
-
-    def _replay(self) -> None:
-        self._try(self._complete_unless_completed)
-
-    def _complete_unless_completed(self) -> None:
-        """Complete the task unless an earlier delivery has done so."""
-        request = self.delivery.request
-        if not claims.completed(request):
-            self._complete()
-            return
-        backend = request.task.backend
-        stored = backend.get_task_meta(self.task_id, cache=False)
-        if (
-            request.chord
-            and stored["status"] in states.READY_STATES  # may be counted twice, but must be counted
-            and not claims.chord_returned(request, stored["status"], stored["result"])
-        ):
-            self.pool.mailbox.post(self._replay_later)
-        else:
-            self.pool.mailbox.post(self.leave)
-
-    def _replay_later(self) -> None:
-        self.pool.hub.call_later(LOOK_S, lambda: self.pool.completions.run(self._replay))
-
-    def _store_started(self) -> None:
-        request = self.delivery.request
-        with self._storing:
-            if self.outcome is None and self.ending is None and not request.ignore_result:
-                meta = {"pid": os.getpid(), "hostname": request.hostname}
-                store_started(request.task.backend, self.task_id, meta, request._context)
-
-    # ------------------------------------------------------------ consumer's thread
-
-    def rebind(self, delivery: Delivery) -> None:
-        """The message came again after a lost connection: keep generating, for the new request object.
-
-        A request may also come after its message was lost: Celery holds it until its `eta`. If the message has
-        come again before that, its newer request is kept: if this job is requeued, that is what goes back.
-        """
-        if not delivery.held:
-            self.superseded.append(delivery)
-            return
-        self.superseded.append(self.delivery)
-        self.delivery = delivery
-        if delivery.request.ending is not None:
-            self.stop(delivery.request.ending)
-        if self.accepted:
-            delivery.begun()
-            delivery.accept_callback(os.getpid(), self.admitted_at or self.taken_at)
-
-    def stop(self, ending: Ending) -> None:
-        """Cancel the generation, because the task was revoked or has expired."""
-        if self.withdraw(ending):
-            if ending == "revoked":
-                self.pool.completions.run(lambda: control.flag_cancel(self.task_id))
-            if self.handle is not None:
-                self.handle.cancel()
-
-    def terminate(self, signum: object = None) -> None:
-        """Called by Celery when the worker shuts down."""
-        if not self.over:
-            self.hand_back()
-
-    def hand_back(self) -> None:
-        """Let another worker resume the task. `over` is set once all output of this attempt is in the log."""
-        self.handing_back = True
-        if self.parked:
-            self.over = True
-        elif self.handle is not None:
-            self.handle.hand_back()
-        elif self.outbox is None:
-            self.over = True
-
-    def _accept(self) -> None:
-        self.delivery.begun()
-        if self.accepted or self.over:
-            return
-        request = self.delivery.request
-        request.revoked()  # or expired, while it waited in the engine
-        if request.ending is not None:
-            self.stop(request.ending)
-        if self.ending is None:
-            self.accepted = True
-            self.delivery.accept_callback(os.getpid(), self.admitted_at or time.monotonic())
-            if self.outcome is None:
-                self.pool.completions.run(self._store_started)
-
-    @_or_give_up
-    def _settle(self, outcome: tuple[bool, Any, float]) -> None:
-        self._forget()
-        self.delivery.callback(outcome)
-
-    @_or_give_up
-    def _time_out(self, limit_s: float) -> None:
-        try:
-            with trying_once(self.delivery.request.task.backend):
-                self.delivery.timeout_callback(False, limit_s)
-        except Exception as error:
-            self._post_again(error, lambda: self._time_out(limit_s))
-            return
-        self._forget()
-        claims.mark(self.delivery.request)
-
-    @_or_give_up
-    def _announce(self) -> None:
-        assert self.outcome is not None
-        try:
-            with self._storing, trying_once(self.delivery.request.task.backend):
-                self.delivery.request.announce(str(self.outcome.stop_reason), running=self.accepted)
-        except Exception as error:
-            self._post_again(error, self._announce)
-            return
-        self._forget()
-
-    def _post_again(self, error: Exception, step: Callable[[], None]) -> None:
-        """Park a step of the consumer's thread that the backend refuses; another error, such as of an error
-        callback that cannot be sent, fails the task."""
-        if refuses(error):
-            self.park(error, lambda: self.pool.mailbox.post(step))
-            return
-        logger.exception("task %s cannot be completed", self.task_id)
-        failure = ExceptionInfo()
-        self.pool.completions.run(lambda: self._fail_completion(failure))
-
-    @_or_give_up
-    def _stand_by(self) -> None:
-        Standby(self).watch()
-
-    @_or_give_up
-    def leave(self) -> None:
-        """Acknowledge without a result or event: another delivery reports how the task ended."""
-        self._forget()
-        self.delivery.acknowledge()
-
-    @_or_give_up
-    def requeue(self) -> None:
-        """Requeue the message: another delivery resumes or completes the task."""
-        self._forget()
-        self.delivery.requeue()
-
-    def _requeue_later(self) -> None:
-        """Without effect at shutdown, when all unacknowledged messages go back."""
-        self._forget()
-        self.pool.hub.call_later(REQUEUE_AFTER_S, self.delivery.requeue)
-
-    def _forget(self) -> None:
-        self.over = True
-        self.pool.forget(self)
-        for delivery in self.superseded:
-            delivery.acknowledge()
+        limit = self.limits.exceeded(self.outcome)
+        return limit.after_s if limit is not None and limit.kind == "soft" else None

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import redis
 from celery.backends.redis import RedisBackend
@@ -30,8 +30,13 @@ _MAX_OTHER_BYTES = 16_384
 Ending = Literal["revoked", "expired"]
 """Why a task ends as REVOKED: the `stop_reason` of its last delta, whose finish reason is `cancelled`."""
 
-Success = tuple[str, dict[str, Any], Any]
-"""Task id, result, and Celery's context of the task."""
+
+class Success(NamedTuple):
+    """A result to be stored. `context` is Celery's context of the task."""
+
+    task_id: str
+    result: dict[str, Any]
+    context: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,7 @@ def _delta(read: StreamDelta) -> Delta:
     """A log entry as the engine's delta, without its finish reason, which is in the record."""
     values: Any = read.values  # as on the wire: with None for text tokens
     bins: Any = read.bins
+    items: Any = read.items
     return Delta(
         read.index,
         tuple(read.token_ids),
@@ -115,6 +121,7 @@ def _delta(read: StreamDelta) -> Delta:
         else tuple(TokenLogprobs(one.token_id, one.logprob, tuple(one.top)) for one in read.logprobs),
         values=values and tuple(values),
         bins=bins and tuple(bins),
+        items=items and tuple(items),
     )
 
 
@@ -138,6 +145,7 @@ def succeeded(result: Result, attempt: int, before: Written) -> Outcome:
         },
         "model": result.model,
         "attempt": attempt,
+        **(result.answer or {}),
     }
     if result.logprobs is not None:
         value["logprobs"] = (before.logprobs + logprobs_json(result.logprobs))[-len(result.token_ids) :]

@@ -30,18 +30,20 @@ from typing import Protocol
 import redis
 
 from petiole.gpu_worker.request import Delta
-from petiole.tasks.requests.schemas import INTEREST_TTL_S, stream_keys
+from petiole.tasks.keys import stream_keys
+from petiole.tasks.requests.schemas import INTEREST_TTL_S
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.worker import scripts
+from petiole.tasks.worker.outage import Outage
 from petiole.tasks.worker.output import wire
 from petiole.tasks.worker.output.outcomes import Outcome, Written
+from petiole.tasks.worker.scripts import Publish
 
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 """How often the call for an outbox also refreshes TTLs and checks for the cancel flag and for readers."""
 
-_STALE, _GAP, _FLAGGED, _DAMAGED = 1, 2, 3, 5
 _OUTBOXES_A_CALL = 64
 _CALLS_AHEAD = 2
 
@@ -61,7 +63,7 @@ class Listener(Protocol):
     def on_damaged(self) -> None:
         """The log or the state cannot be written."""
 
-    def give_up(self) -> None:
+    def on_mismatch(self) -> None:
         """The log differs from what this attempt wrote and cannot be repaired: the task must be begun again."""
 
     def on_cancel(self, *, flagged: bool) -> None:
@@ -73,10 +75,15 @@ class Call:
     after it, and its other operations (see publish.lua)."""
 
     def __init__(self, ttl_ms: int) -> None:
+        self.ttl_ms = ttl_ms
         self.keys: list[str] = []
-        self.args: list[str | int] = [ttl_ms]
+        self.interests: list[str] = []
+        self.args: list[str | int] = []
         self.turns: list[str | int] = []
         self.parts: list[tuple[Outbox, int, int, str]] = []
+
+    def send(self, pipe: scripts.Pipe) -> None:
+        pipe.send(self.keys + self.interests, [self.ttl_ms, len(self.parts), *self.args, *self.turns])
 
 
 class Outbox:
@@ -95,8 +102,7 @@ class Outbox:
     ) -> None:
         self.task_id, self.listener = task_id, listener
         self._publisher = publisher
-        keys = stream_keys(task_id)
-        self._keys = keys.log, keys.state
+        self._keys = stream_keys(task_id)
         self._attempt = str(attempt)
         self._opening = wire.opening(task_id, attempt)
         # Pieces of earlier attempts are kept as sent, so that they can be sent again if Redis loses the log.
@@ -165,8 +171,11 @@ class Outbox:
             operations += " adapter"
         if operations:
             call.turns += (len(call.parts), operations, self.adapter if final is None else final[1])
-        call.keys += self._keys
-        call.args += (self._attempt, entries, payload)
+        keys = self._keys
+        call.keys += (keys.log, keys.state)
+        if "read" in operations:
+            call.interests.append(keys.interest)
+        call.args += (self._attempt, entries, payload, keys.channel)
         call.parts.append((self, count, entries, operations))
 
     def _operations(self, now: float, last: bool) -> str:
@@ -185,15 +194,21 @@ class Outbox:
 class Publisher:
     """The thread that empties outboxes. `on_fatal` is called if an unexpected exception ends it."""
 
-    on_fatal: Callable[[BaseException], object] | None = None
-
-    def __init__(self, client: redis.Redis, *, ttl_s: float) -> None:
+    def __init__(
+        self,
+        client: redis.Redis,
+        *,
+        ttl_s: float,
+        on_fatal: Callable[[BaseException], object] = lambda error: None,
+    ) -> None:
         self.ttl_ms = int(ttl_s * 1000)
+        self._on_fatal = on_fatal
         self._pipe = scripts.Pipe(client, "publish")
         self._changed = threading.Condition()
         self._dirty: dict[Outbox, None] = {}
         self._closing = False
-        self._failing_since: float | None = None
+        failing = "streams: Redis does not take them (%s); holding %d streams back"
+        self._outage = Outage(logger, failing, "streams: Redis takes them again")
         self._thread = threading.Thread(target=self._run, name="petiole-publisher", daemon=True)
 
     def start(self) -> None:
@@ -211,8 +226,7 @@ class Publisher:
     @property
     def behind_s(self) -> float:
         """Seconds since flushes began to fail; 0 if the last one succeeded."""
-        since = self._failing_since
-        return 0.0 if since is None else time.monotonic() - since
+        return self._outage.lasts_s
 
     def _add(self, outbox: Outbox, delta: Delta) -> None:
         with self._changed:
@@ -234,12 +248,11 @@ class Publisher:
             while (batch := self._next_batch()) is not None:
                 self.flush(batch)
                 del batch  # outboxes that are closed are not kept until the next flush
-                if self._failing_since is not None:
+                if self._outage.lasts:
                     self._pause()
         except Exception as error:
             logger.exception("streams: the publisher failed")
-            if self.on_fatal is not None:
-                self.on_fatal(error)
+            self._on_fatal(error)
 
     def _next_batch(self) -> list[Outbox] | None:
         """Wait for changed outboxes. None when closed."""
@@ -260,7 +273,7 @@ class Publisher:
                     if not outbox.closed:
                         outbox.join(call, now)
                 if call.parts:
-                    self._pipe.send(call.keys, [*call.args, *call.turns])
+                    call.send(self._pipe)
                     in_flight.append(call)
                 if len(in_flight) > _CALLS_AHEAD:
                     self._answered(in_flight[0], self._pipe.receive())
@@ -272,24 +285,24 @@ class Publisher:
             self._pipe.close()
             self._hold([outbox for outbox in batch if not outbox.closed], error)
             return
-        self._recovered()
+        self._outage.ended()
 
     def _answered(self, call: Call, reply: Sequence[int]) -> None:
         unexpected = {reply[i]: reply[i + 1 : i + 4] for i in range(0, len(reply), 4)}
         for position, (outbox, sent, entries, operations) in enumerate(call.parts):
             code, length, end = unexpected.get(position, (0, 0, 0)) if unexpected else (0, 0, 0)
-            if code == _STALE:
+            if code == Publish.STALE:
                 outbox.close().on_stale()
-            elif code == _DAMAGED:
+            elif code == Publish.DAMAGED:
                 outbox.close().on_damaged()
-            elif code == _GAP:
+            elif code == Publish.GAP:
                 self._rewind(outbox, length, end)
             else:
                 outbox.sent, outbox.entries = sent, entries
                 if operations:
                     self._done(outbox, operations)
                 if code and not outbox.closed:
-                    outbox.listener.on_cancel(flagged=code == _FLAGGED)
+                    outbox.listener.on_cancel(flagged=code == Publish.FLAGGED)
 
     def _done(self, outbox: Outbox, operations: str) -> None:
         outbox.admitted_sent = outbox.admitted_sent or "admitted" in operations
@@ -304,7 +317,7 @@ class Publisher:
             starts = [piece.index for piece in outbox.pieces]
             if end not in starts and end != outbox.end:
                 logger.error("stream %s: its log does not end with a delta of this attempt", outbox.task_id)
-                outbox.listener.give_up()
+                outbox.listener.on_mismatch()
                 return
             outbox.sent = starts.index(end) if end in starts else len(starts)
             outbox.entries = entries
@@ -314,9 +327,7 @@ class Publisher:
 
     def _hold(self, outboxes: list[Outbox], error: BaseException) -> None:
         """Redis is unreachable or full: keep the outboxes for the next flush."""
-        if self._failing_since is None:
-            self._failing_since = time.monotonic()
-            logger.error("streams: Redis does not take them (%s); holding %d streams back", error, len(outboxes))
+        self._outage.began(error, len(outboxes))
         with self._changed:
             for outbox in outboxes:
                 self._dirty[outbox] = None
@@ -327,8 +338,3 @@ class Publisher:
         with self._changed:
             while (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
-
-    def _recovered(self) -> None:
-        if self._failing_since is not None:
-            logger.warning("streams: Redis takes them again, after %.1f s", self.behind_s)
-            self._failing_since = None

@@ -9,73 +9,62 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
-from petiole.tasks.worker.delivery.mailbox import Mailbox
 from petiole.tasks.worker.foreign.tasks import ForeignTasks
-from petiole.tasks.worker.generation.engines import EngineLike
+from petiole.tasks.worker.generation.driver import Services
 from petiole.tasks.worker.generation.intake import Intake
-from petiole.tasks.worker.generation.job import Job
+from petiole.tasks.worker.pool.steering import Steering
 
 logger = logging.getLogger(__name__)
 
 HANDBACK_S = 5.0
 
 
-class Leaving(Protocol):
-    """What a handoff uses of the pool. `hub` is kombu's event loop."""
+@dataclass(slots=True)
+class Serving:
+    """What a pool has that serves."""
 
-    started: bool
-    draining: bool
-    engine: EngineLike
+    services: Services
     intake: Intake
     foreign: ForeignTasks
-    mailbox: Mailbox
-    hub: Any
+    steering: Steering
+    draining: bool = False
 
     @property
-    def jobs(self) -> Mapping[str, Job]: ...
+    def state(self) -> str:
+        return "draining" if self.draining else self.steering.state
 
-    def close_threads(self) -> None: ...
+    @property
+    def busy(self) -> bool:
+        """Whether a task may still finish here. One that the intake had not begun, now that it is closed, will
+        not."""
+        return bool(self.foreign.running) or any(job.busy for job in self.services.jobs.values())
 
 
-def hand_off(pool: Leaving, drain_s: float) -> None:
-    """Drain for up to `drain_s`, then hand back. Runs on the consumer's thread; further calls do nothing."""
-    if not pool.started:
-        return
-    if not pool.draining:
-        pool.draining = True
-        pool.intake.close()
-        began = time.monotonic()
-        if pool.engine.healthy and _busy(pool):
-            taken = len(pool.jobs) + len(pool.foreign.running)
-            logger.info("finishing %s, for %.0f s at most", _tasks(taken), drain_s)
-            pool.mailbox.wait(lambda: not _busy(pool), drain_s, lambda: run_acknowledgements(pool.hub))
-        cut_off = pool.foreign.close()
-        unfinished = list(pool.jobs.values())
-        for job in unfinished:
-            job.hand_back()
-        pool.mailbox.wait(
-            lambda: all(job.over for job in pool.jobs.values()),
-            HANDBACK_S,
-            lambda: run_acknowledgements(pool.hub),
-        )
-        if unfinished or cut_off:
-            count = _tasks(len(unfinished) + cut_off)
-            logger.info("gave %s back after %.1f s", count, time.monotonic() - began)
-        pool.close_threads()
+def hand_off(serving: Serving, hub: Any, drain_s: float) -> None:
+    """Drain for up to `drain_s`, then hand back. Runs on the consumer's thread. `hub` is kombu's event loop."""
+    services, foreign = serving.services, serving.foreign
+    wait, jobs = services.mailbox.wait, services.jobs
+    serving.draining = True
+    serving.steering.close()
+    serving.intake.close()
+    began = time.monotonic()
+    if services.engine.healthy and serving.busy:
+        logger.info("finishing %s, for %.0f s at most", _tasks(len(jobs) + len(foreign.running)), drain_s)
+        wait(lambda: not serving.busy, drain_s, lambda: run_acknowledgements(hub))
+    cut_off = foreign.close()
+    unfinished = list(jobs.values())
+    for job in unfinished:
+        job.hand_back()
+    wait(lambda: all(job.job.over for job in jobs.values()), HANDBACK_S, lambda: run_acknowledgements(hub))
+    if unfinished or cut_off:
+        logger.info("gave %s back after %.1f s", _tasks(len(unfinished) + cut_off), time.monotonic() - began)
 
 
 def _tasks(number: int) -> str:
     return "1 task" if number == 1 else f"{number} tasks"
-
-
-def _busy(pool: Leaving) -> bool:
-    """Whether a task may still finish here. One that the intake had not begun, now that it is closed, will not.
-    One whose outcome the result backend refuses need not: the next worker stores it."""
-    begun = [job for job in pool.jobs.values() if job.outbox is not None or job.outcome is not None]
-    return bool(pool.foreign.running) or not all(job.over or job.parked for job in begun)
 
 
 def run_acknowledgements(hub: Any) -> None:

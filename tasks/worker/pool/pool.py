@@ -1,8 +1,8 @@
 """Celery's pool interface, implemented with the engine: `celery -A tasks worker` starts everything.
 
-    consumer ──on_apply──► Job ──intake──► engine ──text thread──► publisher ──► completion threads ──► consumer
+    consumer ──on_apply──► job ──intake──► engine ──text thread──► publisher ──► completion threads ──► consumer
 
-There is no thread per task. A generation task becomes a `Job`, and the engine batches all jobs. Other tasks of the
+There is no thread per task. A generation task becomes a job, and the engine batches all jobs. Other tasks of the
 app run on a few threads. `limit` is the number of the engine's places plus a small look-ahead: the next request is
 ready when a place becomes free, and a worker does not reserve many tasks that an idle one could run.
 """
@@ -35,13 +35,13 @@ from petiole.tasks.worker.completion.threads import Completions
 from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.delivery.mailbox import Mailbox
 from petiole.tasks.worker.foreign.tasks import Deaths, ForeignTasks
+from petiole.tasks.worker.generation.driver import JobDriver, Services
 from petiole.tasks.worker.generation.engines import EngineLike, load_engine
 from petiole.tasks.worker.generation.intake import Intake
-from petiole.tasks.worker.generation.job import Job
-from petiole.tasks.worker.generation.workplace import InHand
 from petiole.tasks.worker.output.outcomes import largest
 from petiole.tasks.worker.output.publisher import Publisher
 from petiole.tasks.worker.pool import handoff
+from petiole.tasks.worker.pool.handoff import Serving
 from petiole.tasks.worker.pool.steering import Steering
 from petiole.tasks.worker.reports.reporter import Reporter
 from petiole.tasks.worker.reports.tally import Tally
@@ -63,24 +63,31 @@ class Undecided(int):
 
 
 class EnginePool(BasePool):  # type: ignore[misc]
-    """The pool: one engine and its jobs. `started`: the model is loaded, and the engine and all threads exist."""
+    """The pool: one engine and its jobs. `serving` exists once the model is loaded."""
 
     signal_safe = False
     task_join_will_block = True
-
-    engine: EngineLike
-    limit: int
+    limit: int  # of `BasePool`
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.settings: Settings = settings()
-        self.jobs: dict[str, Job] = {}
+        self.serving: Serving | None = None
         self.mailbox = Mailbox()
-        self.tally = Tally()
-        self.steering = Steering(self)
         self.reporter: Reporter | None = None
         self.hub: Any = None
-        self.started = self.draining = self.load_abandoned = self.failed = False
+        self.load_abandoned = self.failed = False
+        self._result_max_bytes = self.settings.result_max_bytes
+
+    @property
+    def services(self) -> Services:
+        """Of a pool that has started."""
+        assert self.serving is not None
+        return self.serving.services
+
+    @property
+    def draining(self) -> bool:
+        return self.serving is not None and self.serving.draining
 
     # ------------------------------------------------------------ start
 
@@ -94,25 +101,30 @@ class EnginePool(BasePool):  # type: ignore[misc]
             raise WorkerShutdown(EX_USAGE)
         begun = time.monotonic()
         logger.warning("loading %s", self.settings.model)  # WARNING is Celery's default log level
-        self.engine = self._load()
+        engine = self._load()
         logger.warning("serving %s after %.1f s", self.settings.model, time.monotonic() - begun)
         if isinstance(self.limit, Undecided):
-            self.limit = self.engine.config.max_num_seqs + LOOK_AHEAD
-        self.engine.on_fatal = self.fail
+            self.limit = engine.config.max_num_seqs + LOOK_AHEAD
+        engine.on_fatal = self.fail
         client = connections.streams()
-        self.publisher = Publisher(client, ttl_s=self.settings.stream_ttl_s)
-        self.publisher.on_fatal = self.fail
-        self.intake = Intake(self, client)
-        self.foreign = ForeignTasks(self.mailbox, Deaths(client, self.settings.max_attempts))
-        self.completions = Completions(self.app)
+        services = Services(
+            self.settings,
+            engine,
+            Publisher(client, ttl_s=self.settings.stream_ttl_s, on_fatal=self.fail),
+            Completions(self.app),
+            self.mailbox,
+            Tally(),
+            result_max_bytes=lambda: self._result_max_bytes,
+        )
+        foreign = ForeignTasks(self.mailbox, Deaths(client, self.settings.max_attempts))
+        intake = Intake(services, client)
+        self.serving = Serving(services, intake, foreign, Steering(services, intake, self.fail))
         GenerationTask.Request = worker_side.REQUEST
-        self.result_max_bytes = self.settings.result_max_bytes
         threading.Thread(target=self._ask_servers, name="petiole-limits", daemon=True).start()
         quarantine.start(self.app, self.mailbox.post)
-        self.publisher.start()
-        self.intake.start()
-        self.steering.start()
-        self.started = True
+        services.publisher.start()
+        self.serving.intake.start()
+        self.serving.steering.start()
 
     def _load(self) -> EngineLike:
         engine = load_engine(self.settings)
@@ -134,7 +146,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     def _ask_servers(self) -> None:
         """Query the servers' limits, on a thread of its own: a server that hangs must not delay a shutdown."""
-        self.result_max_bytes = min(self.result_max_bytes, largest(self.app.backend))
+        self._result_max_bytes = min(self._result_max_bytes, largest(self.app.backend))
         warn_of_eviction((self.settings.broker_url, self.settings.streams_url))
 
     def register_with_event_loop(self, loop: Any) -> None:
@@ -165,27 +177,25 @@ class EnginePool(BasePool):  # type: ignore[misc]
             _limit(soft_timeout) or self.options.get("soft_timeout"),
             _limit(timeout) or self.options.get("timeout"),
         )
+        serving = self.serving
+        assert serving is not None
         if not isinstance(self.app.tasks.get(delivery.task_name), GenerationTask):
-            return self.foreign.apply(delivery)
-        job = self.jobs.get(delivery.task_id)
+            return serving.foreign.apply(delivery)
+        job = self.services.jobs.get(delivery.task_id)
         if job is not None:
             job.rebind(delivery)
             return job
-        job = self.jobs[delivery.task_id] = Job(self, delivery)
-        if not self.draining:
-            self.intake.put(job)
+        job = self.services.jobs[delivery.task_id] = JobDriver(self.services, delivery)
+        if not serving.draining:
+            serving.intake.put(job)
         return job
-
-    def forget(self, job: InHand) -> None:
-        if self.jobs.get(job.task_id) is job:
-            del self.jobs[job.task_id]
 
     def terminate_job(self, pid: int, signal: object = None) -> None:
         """Does nothing: there are no pool processes, and the handle's `terminate` ends a task."""
 
     def uncompleted(self) -> dict[str, Any]:
         """What is taken and not completed, as fields of a `WorkerReport`."""
-        jobs, now = list(self.jobs.values()), time.monotonic()
+        jobs, now = [driver.job for driver in list(self.services.jobs.values())], time.monotonic()
         return {
             "pending_completions": sum(job.outcome is not None for job in jobs),
             "oldest_task_s": round(max((now - job.taken_at for job in jobs), default=0.0), 1),
@@ -201,44 +211,52 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     def _get_info(self) -> dict[str, Any]:
         info: dict[str, Any] = super()._get_info()
+        jobs = [] if self.serving is None else list(self.services.jobs.values())
         return {
             **info,
             "processes": [os.getpid()],
-            "jobs": len(self.jobs),
-            "parked": sum(bool(job.parked) for job in list(self.jobs.values())),
+            "jobs": len(jobs),
+            "parked": sum(driver.job.parked for driver in jobs),
             "draining": self.draining,
-            "streams_behind_s": round(self.publisher.behind_s, 3) if self.started else 0.0,
-            "engine": self.engine.stats() if self.started else {},
+            "streams_behind_s": 0.0 if self.serving is None else round(self.services.publisher.behind_s, 3),
+            "engine": {} if self.serving is None else self.services.engine.stats(),
         }
 
     # ------------------------------------------------------------ end
 
     def on_stop(self) -> None:
         """Warm shutdown: finish tasks for up to `drain_seconds`, hand back the rest. Cold: hand back all."""
-        cold = bool(state.should_terminate) or not self._serving() or self.steering.stands_still
-        handoff.hand_off(self, drain_s=0.0 if cold else self.settings.drain_seconds)
+        still = self.serving is not None and self.serving.steering.stands_still
+        cold = bool(state.should_terminate) or not self._healthy() or still
+        self._hand_off(0.0 if cold else self.settings.drain_seconds)
 
     def on_terminate(self) -> None:
-        handoff.hand_off(self, drain_s=0.0)
+        self._hand_off(0.0)
+
+    def _hand_off(self, drain_s: float) -> None:
+        if self.serving is not None and not self.serving.draining:
+            handoff.hand_off(self.serving, self.hub, drain_s)
+            self.close_threads()
 
     def close_threads(self) -> None:
         """Stop all threads: the last step of a handoff, when no task runs and all output is in Redis."""
-        self.steering.close()
+        services = self.services
         quarantine.close()
         self.mailbox.read()  # acknowledge what it has stored
-        self.completions.close()
-        self.publisher.close()
+        services.completions.close()
+        services.publisher.close()
+        services.events.close()
         if self.reporter is not None:
             self.reporter.stop()
-        self.engine.shutdown(drain=False)
+        services.engine.shutdown(drain=False)
 
     @property
     def abandoned(self) -> bool:
         """Whether threads are left that cannot be stopped: of an unfinished load, or of the app's other tasks."""
-        return self.load_abandoned or (self.started and bool(self.foreign.running))
+        return self.load_abandoned or (self.serving is not None and bool(self.serving.foreign.running))
 
-    def _serving(self) -> bool:
-        return self.started and self.engine.healthy and not self.failed
+    def _healthy(self) -> bool:
+        return self.serving is not None and self.services.engine.healthy and not self.failed
 
     def fail(self, error: BaseException) -> None:
         """End the worker after a fatal error of the engine or a shared thread: its supervisor restarts it, and

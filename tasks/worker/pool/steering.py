@@ -20,37 +20,27 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from celery.worker.control import control_command, inspect_command
 
 from petiole.gpu_worker.errors import EngineClosed, ModelError
-from petiole.tasks.worker.delivery.mailbox import Mailbox
-from petiole.tasks.worker.generation.engines import EngineLike
+from petiole.tasks.worker.generation.driver import Services
 from petiole.tasks.worker.generation.intake import Intake
 
 logger = logging.getLogger(__name__)
 
-State = Literal["ready", "paused", "reloading", "draining"]
-
-
-class Steered(Protocol):
-    """What steering uses of the pool."""
-
-    engine: EngineLike
-    intake: Intake
-    mailbox: Mailbox
-    draining: bool
-
-    def fail(self, error: BaseException) -> None: ...
+State = Literal["ready", "paused", "reloading"]
 
 
 class Steering:
-    """Carries out commands about the engine. `consumer` is Celery's; only its thread may use it."""
+    """Carries out commands about the engine. `consumer` is Celery's; only its thread may use it. `fail` is called
+    with an error after which the engine has no weights."""
 
-    def __init__(self, pool: Steered) -> None:
-        self._pool = pool
-        self._paused = self._reloading = False
+    def __init__(self, services: Services, intake: Intake, fail: Callable[[BaseException], None]) -> None:
+        self._engine, self._mailbox = services.engine, services.mailbox
+        self._intake, self._fail = intake, fail
+        self._paused = self._reloading = self._closed = False
         self._given_up: list[str] = []  # queues that are consumed from again after a pause
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="petiole-steering", daemon=True)
@@ -61,12 +51,11 @@ class Steering:
 
     def close(self) -> None:
         """Carry out no further command. A reload that has begun is not waited for."""
+        self._closed = True
         self._commands.put(None)
 
     @property
     def state(self) -> State:
-        if self._pool.draining:
-            return "draining"
         return "reloading" if self._reloading else "paused" if self._paused else "ready"
 
     @property
@@ -79,7 +68,7 @@ class Steering:
         """Take no more messages, and stop the engine after the steps that it has launched."""
         self._paused = True
         self._stop_consuming(consumer)
-        self._commands.put(self._pool.engine.pause)
+        self._commands.put(self._engine.pause)
 
     def resume(self, consumer: Any) -> None:
         self._paused = False
@@ -96,7 +85,7 @@ class Steering:
             consumer.cancel_task_queue(name)
 
     def _consume_again(self, consumer: Any) -> None:
-        if self.stands_still or self._pool.draining:  # a later command
+        if self.stands_still or self._closed:  # by a later command, or the worker stops
             return
         while self._given_up:
             consumer.add_task_queue(self._given_up.pop())
@@ -110,27 +99,27 @@ class Steering:
             except EngineClosed:
                 return
             except Exception as error:
-                self._pool.fail(error)
+                self._fail(error)
                 return
 
     def _go_on(self, consumer: Any) -> None:
         if not self.stands_still:
-            self._pool.engine.resume()
-            self._pool.mailbox.post(lambda: self._consume_again(consumer))
+            self._engine.resume()
+            self._mailbox.post(lambda: self._consume_again(consumer))
 
     def _reload(self, consumer: Any, model: str) -> None:
-        pool, begun = self._pool, time.monotonic()
+        engine, begun = self._engine, time.monotonic()
         try:
-            load = pool.engine.prepare_reload(model)
+            load = engine.prepare_reload(model)
         except ModelError as error:
             self.last_error = " ".join(str(error).split())
             logger.error("%s is not loaded, and the present model serves on: %s", model, self.last_error)
         else:
-            logger.warning("loading %s in place of %s", model, pool.engine.limits.model)
-            pool.mailbox.post(lambda: self._stop_consuming(consumer))
-            pool.engine.pause()
+            logger.warning("loading %s in place of %s", model, engine.limits.model)
+            self._mailbox.post(lambda: self._stop_consuming(consumer))
+            engine.pause()
             load()
-            pool.intake.record_model()
+            self._intake.record_model()
             logger.warning("serving %s after %.1f s", model, time.monotonic() - begun)
         self._reloading = False
         self._go_on(consumer)
@@ -162,10 +151,10 @@ def reload_engine(state: Any, model: object = None, **_: object) -> dict[str, st
 @inspect_command()  # type: ignore[untyped-decorator]
 def engine_state(state: Any, **_: object) -> dict[str, str]:
     """Whether the engine is ready, paused, reloading or draining, and its model."""
-    pool = state.consumer.pool
-    limits, steering = pool.engine.limits, pool.steering
+    serving = state.consumer.pool.serving
+    limits, steering = serving.services.engine.limits, serving.steering
     return {
-        "state": steering.state,
+        "state": serving.state,
         "model": limits.model,
         "fingerprint": limits.fingerprint,
         "error": steering.last_error,
@@ -173,8 +162,8 @@ def engine_state(state: Any, **_: object) -> dict[str, str]:
 
 
 def _steer(state: Any, command: str, *arguments: str) -> dict[str, str]:
-    steering = state.consumer.pool.steering
-    if (now := steering.state) in ("draining", "reloading"):
+    serving = state.consumer.pool.serving
+    if (now := serving.state) in ("draining", "reloading"):
         return {"error": f"the worker is {now}"}
-    getattr(steering, command)(state.consumer, *arguments)
+    getattr(serving.steering, command)(state.consumer, *arguments)
     return {"ok": f"{command} begins"}

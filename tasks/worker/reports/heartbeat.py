@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from petiole.tasks.worker.outage import Outage
+from petiole.tasks.worker.periodic import Periodic
 
 logger = logging.getLogger(__name__)
 
@@ -21,36 +23,33 @@ BEAT_S = 1.0
 
 
 class Heartbeat:
-    """The thread that writes the file, from `start` until the process ends. `age_s` is the engine's."""
+    """Writes the file, from `start` until the process ends. `age_s` is the engine's."""
 
     def __init__(self, path: Path, age_s: Callable[[], float]) -> None:
         self._path, self._age_s = path, age_s
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="petiole-heartbeat", daemon=True)
+        failing, recovered = "the heartbeat file cannot be written: %s", "the heartbeat file is written again"
+        self._outage = Outage(logger, failing, recovered, level=logging.WARNING)
+        self._thread = Periodic("petiole-heartbeat", self._try)
 
     def start(self) -> None:
         self.beat()
         self._thread.start()
 
     def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join(2.0)
+        self._thread.stop()
 
     def beat(self) -> None:
         at = time.time() - self._age_s()
         self._path.touch()
         os.utime(self._path, (at, at))
 
-    def _run(self) -> None:
-        failing = False
-        while not self._stopped.wait(BEAT_S):
-            try:
-                self.beat()
-                failing = False
-            except OSError as error:
-                if not failing:
-                    logger.warning("the heartbeat file cannot be written: %s", error)
-                failing = True
+    def _try(self) -> float:
+        try:
+            self.beat()
+            self._outage.ended()
+        except OSError as error:
+            self._outage.began(error)
+        return BEAT_S
 
 
 def clear(path: Path) -> None:

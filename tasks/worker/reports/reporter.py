@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +11,14 @@ import redis
 
 from petiole.tasks.fleet import reports
 from petiole.tasks.servers.connections import LOST
+from petiole.tasks.worker.periodic import Periodic
 
 logger = logging.getLogger(__name__)
 
 _SAME = {
     *("model", "device", "slots", "running", "waiting", "preemptions"),
     *("steps", "evicted_pages", "zombie_outputs"),
+    *("encoded_images", "image_hits", "encode_s"),
     *("pages_total", "pages_free", "pages_cached"),
     *("prompt_tokens", "generated_tokens", "draft_tokens", "accepted_draft_tokens"),
 }
@@ -30,7 +31,7 @@ def engine_figures(stats: dict[str, Any]) -> dict[str, Any]:
 
 
 class Reporter:
-    """The reporting thread. `report(tokens_per_s)` returns a report, `tokens()` the number of tokens so far."""
+    """Reports every two seconds. `report(tokens_per_s)` returns a report, `tokens()` the tokens made so far."""
 
     def __init__(
         self,
@@ -41,34 +42,34 @@ class Reporter:
         tokens: Callable[[], int],
     ) -> None:
         self._client, self._worker, self._report, self._tokens = client, worker, report, tokens
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="petiole-report", daemon=True)
+        self._before, self._since, self._forget_at = 0, 0.0, 0.0
+        self._thread = Periodic("petiole-report", self._try)
 
     def start(self) -> None:
+        self._before, self._since = self._tokens(), time.monotonic()
         self._thread.start()
 
     def stop(self) -> None:
         """Stop, and remove the report, so that the worker is not shown as lost."""
-        self._stopped.set()
-        self._thread.join(2.0)
+        self._thread.stop()
         try:
             reports.withdraw(self._client, self._worker)
         except (*LOST, redis.RedisError):
             logger.debug("the report could not be withdrawn", exc_info=True)
 
-    def _run(self) -> None:
-        before, since = self._tokens(), time.monotonic()
-        rate, forget_at = 0.0, since
-        while True:
-            try:
-                reports.report(self._client, self._report(rate))
-                if time.monotonic() >= forget_at:
-                    forget_at = time.monotonic() + reports.FORGET_INTERVAL_S
-                    reports.forget_lost(self._client)
-            except Exception as error:  # of any kind: the next report tries again
-                logger.debug("no report: %r", error, exc_info=True)
-            if self._stopped.wait(reports.REPORT_INTERVAL_S):
-                return
-            now, count = time.monotonic(), self._tokens()
-            rate = (count - before) / (now - since)
-            before, since = count, now
+    def _try(self) -> float:
+        try:
+            reports.report(self._client, self._report(self._rate()))
+            if time.monotonic() >= self._forget_at:
+                self._forget_at = time.monotonic() + reports.FORGET_INTERVAL_S
+                reports.forget_lost(self._client)
+        except Exception as error:  # of any kind: the next report tries again
+            logger.debug("no report: %r", error, exc_info=True)
+        return reports.REPORT_INTERVAL_S
+
+    def _rate(self) -> float:
+        """Tokens a second since the last report."""
+        now, count = time.monotonic(), self._tokens()
+        rate = (count - self._before) / max(now - self._since, 1e-3)
+        self._before, self._since = count, now
+        return rate

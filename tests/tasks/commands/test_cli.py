@@ -16,8 +16,9 @@ import redis
 from petiole.tasks.app.application import App, make_app
 from petiole.tasks.commands import cli
 from petiole.tasks.fleet import control, reports
-from petiole.tasks.fleet.reports import WORKERS_KEY, WorkerReport
-from petiole.tasks.requests.schemas import StreamDelta, stream_keys
+from petiole.tasks.fleet.reports import WorkerReport
+from petiole.tasks.keys import WORKERS_KEY, stream_keys
+from petiole.tasks.requests.schemas import StreamDelta
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from tests.support.site import RedisServer

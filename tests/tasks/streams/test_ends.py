@@ -11,7 +11,7 @@ from celery.result import EagerResult
 
 from petiole import tasks
 from petiole.tasks import errors
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.streams import readers
 from tests.tasks.streams.conftest import Read, Writer
 

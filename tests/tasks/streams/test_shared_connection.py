@@ -14,7 +14,7 @@ from celery import Celery
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings as worker_settings
 from petiole.tasks.streams import async_subscriptions, following, readers

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import redis
 
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import embedded
 from tests.tasks.streams.conftest import Server, Writer
 

@@ -30,7 +30,7 @@ typedef struct {
 #ifdef DOT
 #define HALF_INPUTS(kind) ((kind) == BF16 || (kind) == INT8_HALF)
 #else
-#define HALF_INPUTS(kind) 0
+#define HALF_INPUTS(kind) ((void)(kind), 0)
 #endif
 
 INLINE int64_t size_of(int kind) { return kind == F32 ? 4 : kind == BF16 ? 2 : 1; }

@@ -14,6 +14,8 @@
 -- Damage holds up no other message: one whose queue is no list stays with its owner, until the queue is a list. An
 -- entry that is none is removed, for the caller to put aside. A hash that is none is left to whoever wrote it.
 --
+-- A sweep's owners, and the queues of their messages, are known only here: so the owners' keys are made from prefixes.
+--
 -- The newest message is pushed first, so that the oldest is taken next. The envelope is marked as redelivered, as
 -- kombu does, by a string edit, because cjson would turn empty lists into empty objects. The mark is a hint for tasks
 -- and for workers of the version before: a message may be written so that it does not stay. No death depends on it.

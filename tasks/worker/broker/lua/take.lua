@@ -5,15 +5,18 @@
 -- ARGV  owner, ttl_ms, 1 to register a new owner, first tag, most messages to take, then for affinity: how long a
 --       message is left to its home in ms (0: there are no homes), how many messages an owner holds at most,
 --       prefixes of lease keys, of unacked keys and of home keys
--- reply {0} if the owner has lost its lease and its messages, {-1} if its hash is none, else {1, messages left to
---       others, then for each one taken: tag, queue position, item; for a queue that is no list: 0, its position, ''}
+-- reply {LOST} if the owner has lost its lease and its messages, {DAMAGED} if its hash is none, else {TAKEN, messages
+--       left to others, then for each one taken: tag, queue position, item; for a queue that is no list: 0, its
+--       position, ''}
+--
+-- The homes of messages, and the owners that they name, are known only here: so their keys are made from prefixes.
 --
 -- Affinity is delay scheduling (Zaharia et al., EuroSys 2010) with bounded loads: of messages with one affinity the
 -- owner that took the last is the home, and gets the next one if it lives, has room, and takes it soon. A home key
 -- holds when the home was first waited for (0: it is not), a space, and the owner.
 local owner, ttl, new, tag, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local patience, limit, leases, held, homes = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8], ARGV[9], ARGV[10]
-local HOME_MS, LOOK_AHEAD, HEADER = 600000, 64, '"petiole-affinity"'
+local HOME_MS, LOOK_AHEAD, HEADER = 600000, 64, '"' .. AFFINITY_HEADER .. '"'
 local left, now = 0, nil
 
 local function this_moment()
@@ -51,9 +54,9 @@ if new == '1' then
   redis.call('SET', KEYS[2], this_moment(), 'PX', ttl)
   redis.call('SADD', KEYS[1], owner)
 elseif redis.call('SISMEMBER', KEYS[1], owner) == 0 then
-  return {0}
+  return {LOST}
 end
-local taken = {1, 0}
+local taken = {TAKEN, 0}
 for position = 4, #KEYS do
   local queue, index = KEYS[position], -1
   while most > 0 and left < LOOK_AHEAD do
@@ -70,7 +73,7 @@ for position = 4, #KEYS do
       index = index - 1
     else
       if not unless_damaged(redis.call, 'HSET', KEYS[3], tag, #queue .. ':' .. queue .. item) then
-        return {-1}
+        return {DAMAGED}
       end
       if home then
         redis.call('SET', home, '0 ' .. owner, 'PX', HOME_MS)

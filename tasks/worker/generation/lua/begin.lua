@@ -1,6 +1,6 @@
 -- Begin a delivery of each task: increment its fencing number (attempt) and read the state of earlier deliveries.
 --
--- KEYS  two per task: log, state
+-- KEYS  three per task: log, state, completion
 -- ARGV  ttl_ms, model, number of leading tasks to mark as running, a name of this call, which a repeated call has,
 --       too; then three per task: Celery's retry count, the message's name ('': it has none), 1 if the broker says
 --       that the message is redelivered
@@ -12,16 +12,16 @@
 -- used twice, which counts no death. `message:NAME` holds the last call that has begun a message: so this does not
 -- depend on anything that stands in the message, and a call that is repeated after a lost reply counts no death.
 -- Tasks that get a place at once are marked here, before the engine gets them, because they may kill the worker
--- before it can mark them. An explicit Celery retry starts a new stream: log and progress are deleted, but the attempt keeps
--- counting. While the log is empty, each delivery sets the model; the adapter is written with the first entry.
+-- before it can mark them. An explicit Celery retry starts a new stream: log and progress are deleted, but the attempt
+-- keeps counting. While the log is empty, each delivery sets the model; the adapter is written with the first entry.
 local ttl, model, at_once, call = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 
 local function begin(i)
-  local log, state = KEYS[2 * i - 1], KEYS[2 * i]
+  local log, state, completion = KEYS[3 * i - 2], KEYS[3 * i - 1], KEYS[3 * i]
   local retries, message, again = tonumber(ARGV[2 + 3 * i]), 'message:' .. ARGV[3 + 3 * i], ARGV[4 + 3 * i] == '1'
   local known = redis.call('HGET', state, 'retries')
   if known and retries > whole(known) then
-    redis.call('DEL', log, string.sub(log, 1, -4) .. 'completion')
+    redis.call('DEL', log, completion)
     redis.call('HDEL', state, 'running', 'done', 'model', 'adapter', 'deaths')
   end
   local was = redis.call('HMGET', state, 'running', 'done', 'cancel', 'model', 'adapter', 'deaths', message)
@@ -52,7 +52,7 @@ local function begin(i)
 end
 
 local replies = {}
-for i = 1, #KEYS / 2 do
+for i = 1, #KEYS / 3 do
   replies[i] = unless_damaged(begin, i) or {}
 end
 return replies

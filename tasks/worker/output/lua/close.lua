@@ -1,11 +1,11 @@
 -- End the stream of a task whose message is not a valid request.
 --
 -- KEYS  log, state
--- ARGV  ttl_ms, the payload in three parts, which attempt and index are put between, done
+-- ARGV  ttl_ms, channel, the payload in three parts, which attempt and index are put between, done
 -- reply the attempt, or 0 if the task is done already and nothing was written
 --
 -- The caller has no attempt, so the script increments it.
-local ttl, head, middle, tail, done = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local ttl, channel, head, middle, tail, done = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local log, state = KEYS[1], KEYS[2]
 if redis.call('HEXISTS', state, 'done') == 1 then
   return 0
@@ -25,5 +25,5 @@ redis.call('HSET', state, 'done', done)
 redis.call('HDEL', state, 'running')
 redis.call('PEXPIRE', log, ttl)
 redis.call('PEXPIRE', state, ttl)
-redis.call('PUBLISH', string.sub(log, 1, -4) .. 'ch', payload)
+redis.call('PUBLISH', channel, payload)
 return attempt

@@ -1,8 +1,9 @@
 -- Flush many streams: for each task check its owner, append a delta to the log, and publish it.
 --
--- KEYS  two per task: log, state
--- ARGV  ttl_ms; three per task: attempt, expected length of the log after the append, payload (empty: no delta);
---       then three for each task with operations: its position, the operations, `done` or the adapter
+-- KEYS  two per task: log, state; then, for each operation `read`, the interest key of its task
+-- ARGV  ttl_ms, number of tasks; four per task: attempt, expected length of the log after the append, payload (empty:
+--       no delta), channel; then three for each task with operations: its position, the operations, `done` or the
+--       adapter
 -- reply only for tasks with a code, four numbers each: position, code, length of the log, index of its end
 --
 -- The checks cost no extra command for the log: RPUSH returns its new length. If that is not the expected one, the
@@ -12,9 +13,9 @@
 --             released  delete `running`     adapter   store the adapter that generated the first entry
 --             look      refresh the TTLs, check the cancel flag
 --             read      with look: check that the stream has a reader
--- codes       1 stale: a newer attempt owns the task      2 gap: the log has another length than expected
---             3 the cancel flag is set                    4 the stream has no reader
---             5 the task's keys are damaged: nothing more is written, and the other streams are not affected
+-- codes       STALE      a newer attempt owns the task    GAP     the log has another length than expected
+--             FLAGGED    the cancel flag is set           UNREAD  the stream has no reader
+--             DAMAGED    the task's keys are: nothing more is written, and the other streams are not affected
 local call, find = redis.call, string.find
 
 -- Called if the state names another owner than `mine`, or none. True if that owner is newer, or the task is done.
@@ -41,28 +42,33 @@ local function length_and_end(log)
   return call('LLEN', log), read and ends or -1  -- -1: nobody's delta
 end
 
-local ttl, first_turn = ARGV[1], 2 + #KEYS / 2 * 3
-local reply, turns = {}, {}
-for a = first_turn, #ARGV, 3 do
-  turns[tonumber(ARGV[a])] = a
+local ttl, tasks = ARGV[1], tonumber(ARGV[2])
+local reply, turns, interests, next_interest = {}, {}, {}, 2 * tasks + 1
+for a = 3 + 4 * tasks, #ARGV, 3 do
+  local task = tonumber(ARGV[a])
+  turns[task] = a
+  if find(ARGV[a + 1], 'read') then
+    interests[task], next_interest = KEYS[next_interest], next_interest + 1
+  end
 end
+
 -- Write one stream. Returns its code, the length of its log, and the index of its end.
-local function write(k)
-  local log, state, a = KEYS[k], KEYS[k + 1], (k + 1) / 2 * 3 - 1
-  local mine, payload, turn = ARGV[a], ARGV[a + 2], turns[(k - 1) / 2]
+local function write(task)
+  local log, state, turn, a = KEYS[2 * task + 1], KEYS[2 * task + 2], turns[task], 3 + 4 * task
+  local mine, payload, channel = ARGV[a], ARGV[a + 2], ARGV[a + 3]
   local operations = turn and ARGV[turn + 1] or ''
   local code, length, ends = 0, 0, 0
   local owner = call('HGET', state, 'attempt')
   if owner ~= mine and stale(state, owner, mine, ttl) then
-    code = 1
+    code = STALE
   elseif payload ~= '' then
     if call('RPUSH', log, payload) == tonumber(ARGV[a + 1]) then
-      call('PUBLISH', string.sub(log, 1, -4) .. 'ch', payload)
+      call('PUBLISH', channel, payload)
     else
       call('RPOP', log)
       length, ends = length_and_end(log)
       if not (find(operations, 'last') and call('HEXISTS', state, 'done') == 1) then  -- else our own end, repeated
-        code = 2
+        code = GAP
       end
     end
   end
@@ -83,11 +89,11 @@ local function write(k)
       call('PEXPIRE', log, ttl)
       call('PEXPIRE', state, ttl)
       if not find(operations, 'last') then
-        if find(operations, 'read') and call('EXISTS', string.sub(log, 1, -4) .. 'interest') == 0 then
-          code = 4
+        if interests[task] and call('EXISTS', interests[task]) == 0 then
+          code = UNREAD
         end
         if call('HEXISTS', state, 'cancel') == 1 then
-          code = 3
+          code = FLAGGED
         end
       end
     end
@@ -95,10 +101,10 @@ local function write(k)
   return code, length, ends
 end
 
-for k = 1, #KEYS, 2 do
-  local code, length, ends = unless_damaged(write, k)
+for task = 0, tasks - 1 do
+  local code, length, ends = unless_damaged(write, task)
   if code ~= 0 then
-    for _, number in ipairs({(k - 1) / 2, code or 5, length or 0, ends or 0}) do
+    for _, number in ipairs({task, code or DAMAGED, length or 0, ends or 0}) do
       reply[#reply + 1] = number
     end
   end

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kombu import Connection, Consumer, Queue
 from kombu.asynchronous import Hub
 
+from petiole.tasks.keys import AFFINITY_HEADER
 from petiole.tasks.requests import affinity
 from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest, validate
 from petiole.tasks.worker.broker.ledger import Ledger
@@ -29,7 +30,7 @@ def ledger(wait_ms: int = LONG_MS) -> Ledger:
 
 
 def envelope(name: str, key: str | None) -> str:
-    headers = {"id": name, "argsrepr": '"petiole-affinity": "argument"', **({affinity.HEADER: key} if key else {})}
+    headers = {"id": name, "argsrepr": '"petiole-affinity": "argument"', **({AFFINITY_HEADER: key} if key else {})}
     return json.dumps({"body": name, "headers": headers, "properties": {"delivery_info": {}}})
 
 

@@ -10,16 +10,16 @@ import pytest
 import redis
 from kombu import Connection, Consumer, Queue
 
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import LedgerKeys, stream_keys
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.broker import damage
-from petiole.tasks.worker.broker.ledger import Ledger, Names, sweep
+from petiole.tasks.worker.broker.ledger import Ledger, sweep
 from petiole.tasks.worker.broker.transport import Transport
 from petiole.tasks.worker.completion import claims
 from tests.support.site import RedisServer
 
 QUEUE, OTHER = "jobs", "jobs\x06\x163"
-NAMES = Names.under("")
+NAMES = LedgerKeys.under("")
 
 
 @pytest.fixture(autouse=True)

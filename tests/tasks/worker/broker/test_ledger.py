@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from petiole.tasks.worker.broker.ledger import Ledger, Names, sweep
+from petiole.tasks.keys import LedgerKeys
+from petiole.tasks.worker.broker.ledger import Ledger, sweep
 
 QUEUE, URGENT = "jobs\x06\x163", "jobs"
-NAMES = Names.under("")
+NAMES = LedgerKeys.under("")
 
 
 def ledger() -> Ledger:

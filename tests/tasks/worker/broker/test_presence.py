@@ -16,14 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu import Connection
 
+from petiole.tasks.keys import LedgerKeys
 from petiole.tasks.worker.broker.leases import LeaseKeeper
-from petiole.tasks.worker.broker.ledger import Ledger, Names, sweep
+from petiole.tasks.worker.broker.ledger import Ledger, sweep
 from petiole.tasks.worker.broker.presence import QUIET_MS, Absences, Subscription
 from petiole.tasks.worker.broker.transport import Transport
 from tests.support.site import REPOSITORY, RedisServer, eventually
 
 QUEUE = "jobs"
-NAMES = Names.under("")
+NAMES = LedgerKeys.under("")
 LEASE_S = 3600
 COMMANDS_BEFORE = 2.5
 """A second, for renewals every 3 s and sweeps every 2 s, in the version before presence."""

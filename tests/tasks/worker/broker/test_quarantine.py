@@ -15,10 +15,10 @@ from celery import Celery
 from celery.exceptions import BackendStoreError
 
 from petiole.tasks.app.application import BACKENDS
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import LedgerKeys, stream_keys
 from petiole.tasks.worker.broker import damage
 from petiole.tasks.worker.broker import quarantine as module
-from petiole.tasks.worker.broker.ledger import Ledger, Names, sweep
+from petiole.tasks.worker.broker.ledger import Ledger, sweep
 from petiole.tasks.worker.broker.quarantine import Quarantine, put_aside
 from tests.support.site import eventually
 
@@ -162,7 +162,7 @@ def test_a_sweep_does_not_wait_for_the_quarantine(
     dead.take(client, ["jobs"], 1)
     client.hset(dead.unacked, "7", b'garbage {"id": "a"}')
     client.delete(dead.lease)
-    sweeper = threading.Thread(target=sweep, args=(client, Names.under("")), daemon=True)
+    sweeper = threading.Thread(target=sweep, args=(client, LedgerKeys.under("")), daemon=True)
     sweeper.start()
     eventually(lambda: not sweeper.is_alive(), "the sweep is done")
     assert aside.backend.failed == []

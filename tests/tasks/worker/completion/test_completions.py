@@ -4,27 +4,40 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import redis
+from billiard.einfo import ExceptionInfo
 from celery import Celery, states
 from celery.app.task import Context
-from celery.worker.request import Request
-from kombu.message import Message
-from kombu.serialization import dumps
 
 from petiole.tasks.app.application import BACKENDS
+from petiole.tasks.worker.completion import claims
 from petiole.tasks.worker.completion import threads as completions
+from petiole.tasks.worker.completion.completion import FEW_LOGPROBS, Completion
+from petiole.tasks.worker.completion.steps import (
+    Announce,
+    Claim,
+    Completed,
+    Fail,
+    Hopeless,
+    How,
+    Next,
+    Refused,
+    Report,
+    Step,
+    Store,
+    TimeOut,
+    Trace,
+)
 from petiole.tasks.worker.completion.threads import THREADS, Completions, store_together
-from petiole.tasks.worker.delivery.delivery import Delivery
-from petiole.tasks.worker.generation.job import FEW_LOGPROBS, Job
-from petiole.tasks.worker.output.outcomes import Outcome, ended
+from petiole.tasks.worker.delivery.messages import Messages
+from petiole.tasks.worker.output.outcomes import Outcome, Success, ended
+from tests.support.jobs import RESULT, SUCCESS, delivery_of, nothing
 from tests.support.site import RedisServer
-
-RESULT = {"text": "some", "token_ids": [1, 2], "finish_reason": "length"}
 
 
 @pytest.fixture
@@ -37,44 +50,43 @@ def app(server: RedisServer, client: redis.Redis) -> Iterator[Celery]:
     app.close()
 
 
-def nothing() -> None: ...
+class Ended:
+    """A task that has ended. What Celery's trace does of storing is all that is done for it."""
+
+    def __init__(self, app: Celery, task_id: str, together: Completions) -> None:
+        result = {**RESULT, "text": task_id}
+
+        def trace(*_: Any) -> tuple[bool, object, float]:
+            app.backend.mark_as_done(task_id, result, Context(id=task_id))
+            return False, None, 0.0
+
+        messages = Messages(delivery_of(app, trace, task_id=task_id))
+        outcome = Outcome(result, finish_reason="length")
+        self.completion = Completion(task_id, messages, outcome, Trace(), self.hear)
+        self.task_id, self.together, self.parked, self.completed = task_id, together, False, threading.Event()
+
+    def hear(self, report: Report) -> None:
+        if isinstance(report, Refused):
+            self.parked = True
+            self.together.run_later(partial(self.together.take, self.completion, report.step))
+        else:
+            assert report == Completed(False, None)
+            self.completed.set()
 
 
-class EndedJob:
-    """What Celery's trace does of storing, and nothing else."""
-
-    plain = True
-    together: Completions
-
-    def __init__(self, app: Celery, task_id: str) -> None:
-        self.app, self.task_id, self.completed = app, task_id, threading.Event()
-        self.success = task_id, {**RESULT, "text": task_id}, Context(id=task_id)
-
-    parked = False
-
-    def park(self, reason: BaseException, again: Callable[[], object]) -> None:
-        self.parked = True
-        self.together.run_later(again)
-
-    def complete(self) -> None:
-        self.app.backend.mark_as_done(*self.success)
-        self.completed.set()
-
-
-def complete_at_once(app: Celery, number: int) -> list[EndedJob]:
-    """Jobs that end while all threads are busy."""
+def complete_at_once(app: Celery, number: int) -> list[Ended]:
+    """Tasks that end while all threads are busy."""
     together, busy = Completions(app), threading.Event()
     for _ in range(THREADS):
         together.run(busy.wait)
-    jobs = [EndedJob(app, f"task-{i}") for i in range(number)]
-    for job in jobs:
-        job.together = together
-        together.complete(job)  # type: ignore[arg-type]
+    tasks = [Ended(app, f"task-{i}", together) for i in range(number)]
+    for task in tasks:
+        together.take(task.completion, Claim())
     busy.set()
-    for job in jobs:
-        assert job.completed.wait(30)
+    for task in tasks:
+        assert task.completed.wait(30)
     together.close()
-    return jobs
+    return tasks
 
 
 def calls(client: redis.Redis, command: str) -> int:
@@ -83,7 +95,7 @@ def calls(client: redis.Redis, command: str) -> int:
 
 def test_it_reads_like_what_celery_stores(app: Celery, client: redis.Redis) -> None:
     context = Context(id="a", group="g", parent_id="p")
-    store_together(app.backend, [("a", RESULT, context), ("b", {}, Context(id="b"))])
+    store_together(app.backend, [Success("a", RESULT, context), Success("b", {}, Context(id="b"))])
     app.backend.store_result("celery's", RESULT, states.SUCCESS, request=context)
     ours, stock = (app.backend.get_task_meta(name, cache=False) for name in ("a", "celery's"))
     assert {**ours, "task_id": "", "date_done": ""} == {**stock, "task_id": "", "date_done": ""}
@@ -93,7 +105,7 @@ def test_it_reads_like_what_celery_stores(app: Celery, client: redis.Redis) -> N
 
 def test_results_need_not_expire(app: Celery, client: redis.Redis) -> None:
     app.conf.result_expires = 0
-    store_together(app.backend, [("a", RESULT, Context(id="a"))])
+    store_together(app.backend, [Success("a", RESULT, Context(id="a"))])
     assert client.ttl(app.backend.get_key_for_task("a")) == -1
 
 
@@ -101,7 +113,7 @@ def test_who_waits_is_told(app: Celery, client: redis.Redis) -> None:
     keys = [app.backend.get_key_for_task(name) for name in ("a", "b")]
     with client.pubsub(ignore_subscribe_messages=True) as pubsub:
         pubsub.subscribe(*keys)
-        store_together(app.backend, [(name, RESULT, Context(id=name)) for name in ("a", "b")])
+        store_together(app.backend, [Success(name, RESULT, Context(id=name)) for name in ("a", "b")])
         heard = []
         while len(heard) < 2:
             heard += [message["channel"] for message in [pubsub.get_message(timeout=5)] if message]
@@ -112,7 +124,7 @@ def test_who_waits_is_told(app: Celery, client: redis.Redis) -> None:
 def test_only_a_success_stays(app: Celery, state: str) -> None:
     before = "before" if state in {states.SUCCESS, states.STARTED} else ValueError("before")
     app.backend.store_result("a", before, state)
-    store_together(app.backend, [("a", RESULT, Context(id="a")), ("b", RESULT, Context(id="b"))])
+    store_together(app.backend, [Success(name, RESULT, Context(id=name)) for name in ("a", "b")])
     meta = app.backend.get_task_meta("a", cache=False)
     assert meta["status"] == states.SUCCESS
     assert meta["result"] == ("before" if state == states.SUCCESS else RESULT)
@@ -181,37 +193,20 @@ def test_once_a_result_is_refused_celery_stores_no_failure_in_its_place(
 def test_nothing_is_completed_once_it_is_closed(app: Celery) -> None:
     together = Completions(app)
     together.close()
-    job = EndedJob(app, "late")
-    together.complete(job)  # type: ignore[arg-type]
-    together.run(job.complete)
-    assert not job.completed.is_set()
+    task = Ended(app, "late", together)
+    together.take(task.completion, Claim())
+    together.run(task.completed.set)
+    assert not task.completed.is_set()
 
 
-def job_of(app: Celery, outcome: Outcome, **options: Any) -> Job:
-    """A job as the pool makes one, of a message as `apply_async` with `options` makes it."""
-    sent = app.amqp.as_task_v2("a", "tasks.test", (), {}, **options)
-    content_type, encoding, body = dumps(sent.body, "json")
-    message = Message(
-        body=body,
-        headers=sent.headers,
-        content_type=content_type,
-        content_encoding=encoding,
-        properties=sent.properties,
-        delivery_info={},
-    )
-    request = Request(message, app=app, task=app.tasks["tasks.test"])
-    delivery = Delivery(
-        lambda: None, ("tasks.test", "a", {}), request.on_accepted, request.on_success, lambda *_: None, None, None
-    )
-    job = Job(SimpleNamespace(), delivery)  # type: ignore[arg-type]
-    job.outcome = outcome
-    return job
+def completion_of(app: Celery, outcome: Outcome, how: How | None = None, **options: Any) -> Completion:
+    return Completion("a", Messages(delivery_of(app, **options)), outcome, how or Trace(), nothing)
 
 
 def test_a_success_alone_is_plain(app: Celery) -> None:
-    job = job_of(app, Outcome(RESULT, finish_reason="length"), group_id="g", errbacks=[app.signature("e")])
-    assert job.plain
-    task_id, result, context = job.success
+    one = completion_of(app, SUCCESS, group_id="g", errbacks=[app.signature("e")])
+    assert one.plain
+    task_id, result, context = one.success
     assert (task_id, result, context.group) == ("a", RESULT, "g")
 
 
@@ -225,43 +220,45 @@ def test_a_success_alone_is_plain(app: Celery) -> None:
     ],
 )
 def test_what_has_more_to_do_than_to_store_is_not(app: Celery, options: dict[str, Any]) -> None:
-    assert not job_of(app, Outcome(RESULT, finish_reason="length"), **options).plain
+    assert not completion_of(app, SUCCESS, **options).plain
 
 
 def test_a_result_that_may_be_large_is_not(app: Celery) -> None:
     few, many = ({**RESULT, "logprobs": [{}] * number} for number in (FEW_LOGPROBS, FEW_LOGPROBS + 1))
-    assert job_of(app, Outcome(few, finish_reason="length")).plain
-    assert not job_of(app, Outcome(many, finish_reason="length")).plain
+    assert completion_of(app, Outcome(few, finish_reason="length")).plain
+    assert not completion_of(app, Outcome(many, finish_reason="length")).plain
 
 
 def test_a_failure_or_a_revocation_is_not(app: Celery) -> None:
-    assert not job_of(app, Outcome(error=ValueError())).plain
-    assert not job_of(app, ended("revoked")).plain
+    assert not completion_of(app, Outcome(error=ValueError())).plain
+    assert not completion_of(app, ended("revoked"), Announce()).plain
 
 
-@pytest.mark.parametrize("outcome", [Outcome(error=ValueError()), Outcome(RESULT, finish_reason="length")])
-def test_what_the_backend_refuses_is_not_acknowledged(
+@pytest.mark.parametrize("outcome", [Outcome(error=ValueError()), SUCCESS])
+def test_what_the_backend_refuses_is_reported_so(
     app: Celery, monkeypatch: pytest.MonkeyPatch, outcome: Outcome
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise redis.ResponseError("OOM command not allowed when used memory > 'maxmemory'")
 
+    def trace(*_: object) -> tuple[bool, object, float]:
+        app.backend.mark_as_done("a", RESULT)
+        return False, None, 0.0
+
     monkeypatch.setattr(type(app.backend), "_set", refuse)
-    job = job_of(app, outcome)
-    posted, parked = in_hand(job)
-    job.complete()
-    assert (posted, len(parked)) == ([], 1)
+    (report,) = reports_of(app, outcome, Claim(), target=trace)
+    assert isinstance(report, Refused)
 
 
-def in_hand(job: Job) -> tuple[list[Any], list[Callable[[], object]]]:
-    """What is posted to the consumer's thread, and what is parked; other threads do their work at once."""
-    posted: list[Any] = []
-    parked: list[Callable[[], object]] = []
-    job.pool = SimpleNamespace(  # type: ignore[assignment]
-        mailbox=SimpleNamespace(post=posted.append),
-        completions=SimpleNamespace(run_later=parked.append, run=lambda work: work()),
-    )
-    return posted, parked
+def reports_of(
+    app: Celery, outcome: Outcome, *taken: Step, how: How | None = None, **options: Any
+) -> list[Report]:
+    """What these steps come to."""
+    heard: list[Report] = []
+    completion = dataclasses.replace(completion_of(app, outcome, how, **options), tell=heard.append)
+    for step in taken:
+        completion.take(step)
+    return heard
 
 
 NO_RESULTS = [b"junk", b"5", b"null", b"[]", b"{}", b'{"status": []}', b'{"status": "FAILURE", "result": 5}']
@@ -277,19 +274,18 @@ def test_what_lies_in_place_of_a_result_is_written_anew(
         client.rpush(key, *damage)
     else:
         client.set(key, damage)
-    job = job_of(app, Outcome(error=ValueError("no")) if failing else Outcome(RESULT, finish_reason="length"))
 
     def trace(*_: object) -> tuple[bool, object, float]:
         if failing:
             app.backend.mark_as_failure("a", ValueError("no"))
-        else:
-            app.backend.mark_as_done("a", RESULT)
-        return failing, None, 0.0
+            return True, ExceptionInfo((ValueError, ValueError("no"), None)), 0.0
+        app.backend.mark_as_done("a", RESULT)
+        return False, None, 0.0
 
-    job.delivery = dataclasses.replace(job.delivery, target=trace)
-    posted, parked = in_hand(job)
-    job.complete()
-    assert (len(posted), parked) == (1, [])
+    outcome = Outcome(error=ValueError("no")) if failing else SUCCESS
+    (report,) = reports_of(app, outcome, Claim(), target=trace)
+    assert isinstance(report, Completed)
+    assert report.failed == failing
     assert app.AsyncResult("a").state == (states.FAILURE if failing else states.SUCCESS)
 
 
@@ -299,33 +295,50 @@ def test_what_cannot_be_reported_fails_the_task_and_does_not_come_again(app: Cel
     def report(soft: bool, limit_s: float) -> None:
         raise TypeError("cannot be sent")
 
-    job = job_of(app, Outcome(error=ValueError()))
-    job.delivery = dataclasses.replace(job.delivery, timeout_callback=report)
-    posted, parked = in_hand(job)
-    job._time_out(5.0)
+    outcome = Outcome(error=ValueError())
+    (after,) = reports_of(app, outcome, TimeOut(5.0), how=TimeOut(5.0), timeout_callback=report)
+    assert isinstance(after, Next)
+    assert isinstance(after.step, Fail)
+    (last,) = reports_of(app, outcome, after.step, how=TimeOut(5.0))
+    assert isinstance(last, Completed)
     assert app.AsyncResult("a").state == states.FAILURE
-    assert (len(posted), parked) == (1, [])
-    assert job._requeue_later not in posted
 
 
-@pytest.mark.parametrize("error", [redis.ConnectionError("away"), TypeError("cannot be encoded")], ids=type)
-def test_a_refused_success_is_parked_and_stored_later_and_one_that_nobody_could_store_fails(
-    app: Celery, error: Exception
-) -> None:
+def test_a_revocation_that_cannot_be_announced_is_stored_as_one(app: Celery) -> None:
+    """Its stream says that it was revoked. Celery's stock request, which this is, cannot announce it."""
+    (after,) = reports_of(app, ended("revoked"), Announce(), how=Announce())
+    assert isinstance(after, Next)
+    (last,) = reports_of(app, ended("revoked"), after.step, how=Announce())
+    assert isinstance(last, Completed)
+    assert app.AsyncResult("a").state == states.REVOKED
+
+
+def test_a_refused_success_is_stored_later(app: Celery) -> None:
     def target(*_: object) -> None:
-        raise error
+        raise redis.ConnectionError("away")
 
-    job = job_of(app, Outcome(RESULT, finish_reason="length"))
-    job.delivery = dataclasses.replace(job.delivery, target=target)
-    posted, parked = in_hand(job)
-    job.complete()
-    if isinstance(error, TypeError):
-        assert app.AsyncResult("a").state == states.FAILURE
-        assert "cannot be encoded" in str(app.AsyncResult("a").result)
-    else:
-        (again,) = parked
-        assert (posted, app.AsyncResult("a").state) == ([], states.PENDING)
-        again()
-        assert app.AsyncResult("a").result == RESULT
-    assert len(posted) == 1
-    assert job._requeue_later not in posted
+    (refused,) = reports_of(app, SUCCESS, Claim(), target=target)
+    assert isinstance(refused, Refused)
+    assert (type(refused.step), app.AsyncResult("a").state) == (Store, states.PENDING)
+    assert reports_of(app, SUCCESS, refused.step) == [Completed(False, RESULT)]
+    assert app.AsyncResult("a").result == RESULT
+
+
+def test_a_success_that_nobody_could_store_fails(app: Celery) -> None:
+    def target(*_: object) -> None:
+        raise TypeError("cannot be encoded")
+
+    (report,) = reports_of(app, SUCCESS, Claim(), target=target)
+    assert isinstance(report, Completed)
+    assert report.failed
+    assert app.AsyncResult("a").state == states.FAILURE
+    assert "cannot be encoded" in str(app.AsyncResult("a").result)
+
+
+def test_what_cannot_even_fail_is_hopeless(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise TypeError("a mistake")
+
+    monkeypatch.setattr(claims, "fail", broken)
+    (report,) = reports_of(app, SUCCESS, Claim(), target=broken)
+    assert isinstance(report, Hopeless)

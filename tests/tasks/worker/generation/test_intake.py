@@ -2,55 +2,47 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
 
-from petiole.gpu_worker import EngineConfig
+from petiole.tasks.worker.generation.attempts import Begun
+from petiole.tasks.worker.generation.driver import JobDriver
 from petiole.tasks.worker.generation.intake import Intake
+from petiole.tasks.worker.output.publisher import Publisher
+from tests.support.jobs import Delivered, services
 from tests.support.site import eventually
 
 
-class Job:
-    def __init__(self, task_id: str) -> None:
-        self.task_id = task_id
-        self.delivery = SimpleNamespace(
-            message={"args": [], "kwargs": {"prompt": "p"}, "retries": 0},
-            task_name="tasks.generate",
-            redelivered=False,
-            message_name="",
-            priority_step=0,
-        )
-        self.outbox: Any = None
-        self.outcome: Any = None
-        self.error: Exception | None = None
-        self.over = False
+class Recorder(JobDriver):
+    """A job that only notes what the intake makes of it."""
+
+    outcome: object = None
+
+    def begin(self, begun: Begun, *_: Any, **__: Any) -> None:
+        self.outcome = begun
 
     def fail(self, error: Exception) -> None:
-        self.error = error
-        self.outcome = "failed"
+        self.outcome = error
 
 
 @pytest.fixture
-def intake(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Intake:
-    pool = SimpleNamespace(
-        publisher=SimpleNamespace(ttl_ms=60_000),
-        engine=SimpleNamespace(limits=SimpleNamespace(fingerprint="model"), config=EngineConfig(max_num_seqs=8)),
-        jobs={},
-        fail=lambda error: pytest.fail(f"the worker ends: {error}"),
-    )
-    intake = Intake(pool, client)  # type: ignore[arg-type]
-    monkeypatch.setattr(intake, "_start", lambda job, request, begun, *, marked: setattr(job, "outbox", begun))
-    return intake
+def intake(client: redis.Redis, publisher: Publisher) -> Iterator[Intake]:
+    intake = Intake(services(publisher), client)
+    yield intake
+    intake.close()
+
+
+def jobs_of(intake: Intake, *task_ids: str) -> list[Recorder]:
+    return [Recorder(intake._services, Delivered(task_id)) for task_id in task_ids]
 
 
 def test_a_task_whose_keys_cannot_be_named_fails_alone(intake: Intake) -> None:
-    jobs = [Job("a"), Job("\ud800"), Job("b")]
-    intake._take(jobs)  # type: ignore[arg-type]
-    assert [job.outbox is not None for job in jobs] == [True, False, True]
-    assert isinstance(jobs[1].error, UnicodeEncodeError)
+    jobs = jobs_of(intake, "a", "\ud800", "b")
+    intake._take([*jobs])
+    assert [type(job.outcome) for job in jobs] == [Begun, UnicodeEncodeError, Begun]
 
 
 def test_a_call_that_redis_refuses_for_one_task_fails_that_one(
@@ -64,10 +56,9 @@ def test_a_call_that_redis_refuses_for_one_task_fails_that_one(
         return begin(keys, args)
 
     monkeypatch.setattr(intake, "_begin", refusing)
-    jobs = [Job("bad"), Job("a"), Job("b")]
-    intake._take(jobs)  # type: ignore[arg-type]
-    assert [job.outbox is not None for job in jobs] == [False, True, True]
-    assert isinstance(jobs[0].error, redis.ResponseError)
+    jobs = jobs_of(intake, "bad", "a", "b")
+    intake._take([*jobs])
+    assert [type(job.outcome) for job in jobs] == [redis.ResponseError, Begun, Begun]
 
 
 def test_an_error_of_the_intake_itself_fails_the_tasks_at_hand_and_not_the_worker(
@@ -77,8 +68,7 @@ def test_an_error_of_the_intake_itself_fails_the_tasks_at_hand_and_not_the_worke
         raise RuntimeError("a mistake")
 
     monkeypatch.setattr(intake, "_room", broken)
-    job = Job("a")
-    intake.put(job)  # type: ignore[arg-type]
+    (job,) = jobs_of(intake, "a")
+    intake.put(job)
     intake.start()
-    eventually(lambda: isinstance(job.error, RuntimeError), "the task fails")
-    intake.close()
+    eventually(lambda: isinstance(job.outcome, RuntimeError), "the task fails")

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
+from celery import Celery
 
 from petiole.gpu_worker.request import Delta
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.completion import standby
+from petiole.tasks.worker.completion.steps import Silent
+from petiole.tasks.worker.delivery.messages import Messages
 from petiole.tasks.worker.generation.attempts import Begun
 from petiole.tasks.worker.output.outcomes import Written
 from petiole.tasks.worker.output.publisher import Outbox, Publisher
+from tests.support.jobs import Turned, delivery_of, nothing
 
 Damage = Callable[[redis.Redis, str], Any]
 
@@ -33,7 +36,8 @@ TASKS = ["a", "b", "c"]
 
 
 def begin(client: redis.Redis) -> list[Begun | None]:
-    keys = [key for task in TASKS for key in (stream_keys(task).log, stream_keys(task).state)]
+    names = [stream_keys(task) for task in TASKS]
+    keys = [key for name in names for key in (name.log, name.state, name.completion)]
     facts = [0, "a-message", 0] * len(TASKS)
     return [Begun.parse(reply) for reply in scripts.load(client, "begin")(keys, [60_000, "m", 3, "call", *facts])]
 
@@ -100,10 +104,10 @@ def test_who_stands_by_a_task_whose_state_is_damaged_requeues_it(
     monkeypatch.setattr(standby.connections, "streams", lambda: client)
     monkeypatch.setattr(standby, "completed", lambda request: False)
     damage(client, "b")
-    posted: list[object] = []
-    pool = SimpleNamespace(mailbox=SimpleNamespace(post=posted.append))
-    request = SimpleNamespace(task=SimpleNamespace(backend=None))
-    job = SimpleNamespace(task_id="b", pool=pool, delivery=SimpleNamespace(request=request), requeue="requeue")
-    standby.Standby(job)._look()  # type: ignore[arg-type]
-    assert posted == ["requeue"]
+    told: list[object] = []
+    with Celery("test", set_as_current=False, backend="cache+memory://") as app:
+        app.task(nothing, name="tasks.test", shared=False)
+        messages, thread = Messages(delivery_of(app, task_id="b")), Turned()
+        standby.Standby("b", messages, thread, thread, 60.0, told.append)._look()  # type: ignore[arg-type]
+    assert told == [Silent()]
     assert f"its key {stream_keys('b').state} is damaged" in caplog.text

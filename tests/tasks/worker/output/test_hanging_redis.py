@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from petiole.gpu_worker.request import Delta
-from petiole.tasks.requests.schemas import stream_keys
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers.connections import redis_url
 from petiole.tasks.worker.output.outcomes import Outcome, Written
 from petiole.tasks.worker.output.publisher import Outbox, Publisher

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from petiole.tasks.requests.schemas import SENT
+from petiole.tasks.keys import SENT_HEADER
 from petiole.tasks.worker.broker.transport import Channel
 from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.output.outcomes import Outcome, ended
@@ -83,18 +83,18 @@ def delivery(message: dict[str, Any], channel: object = None) -> Delivery:
 
 def test_a_wait_is_from_the_producers_clock_to_the_time_of_taking() -> None:
     taken_at = time.monotonic() - 5
-    waited = delivery({SENT: time.time() - 12}).broker_s(taken_at)
+    waited = delivery({SENT_HEADER: time.time() - 12}).broker_s(taken_at)
     assert waited is not None
     assert 6.9 < waited < 7.1
 
 
 @pytest.mark.parametrize("sent", [None, "1", True, [], {}, 10**400, float("nan"), -1])
 def test_a_message_that_does_not_say_when_it_was_sent_counts_for_nothing(sent: object) -> None:
-    assert delivery({SENT: sent}).broker_s(0.0) is None
+    assert delivery({SENT_HEADER: sent}).broker_s(0.0) is None
 
 
 def test_a_task_for_later_does_not_wait_in_the_broker() -> None:
-    assert delivery({SENT: 1.0, "eta": "2030-01-01T00:00:00"}).broker_s(0.0) is None
+    assert delivery({SENT_HEADER: 1.0, "eta": "2030-01-01T00:00:00"}).broker_s(0.0) is None
 
 
 @pytest.mark.parametrize(("priority", "step"), [(None, 0), (2, 0), (3, 3), (7, 6), (9, 9)])

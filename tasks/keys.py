@@ -1,0 +1,90 @@
+"""Every name that Petiole writes into Redis or into a message, for all processes of a fleet.
+
+Processes of different versions share these names: add to them, change none (docs/maintaining.md). The Lua scripts
+get them as arguments.
+
+    of one task         `StreamKeys`
+    of one image        `image_key`
+    of the broker       `LedgerKeys`
+    of the whole fleet  `WORKERS_KEY`, `LIVES_KEY`, `QUARANTINE_KEY`, `PROBE_KEY`
+    in a message        `SENT_HEADER`, `AFFINITY_HEADER`, `NAME_PROPERTY`
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+WORKERS_KEY = "petiole:workers"
+"""Hash: by worker, its last report (`fleet.reports`)."""
+
+LIVES_KEY = "petiole:lives"
+"""Hash: by worker, its starts and ends (`fleet.lives`)."""
+
+QUARANTINE_KEY = "petiole:quarantine"
+"""List: messages that were set aside (`worker.broker.quarantine`)."""
+
+PROBE_KEY = "petiole:nothing"
+"""Never exists. Writing to it shows whether Redis takes writes."""
+
+SENT_HEADER = "petiole-sent"
+"""When the task was submitted, by the producer's `time.time()`."""
+
+AFFINITY_HEADER = "petiole-affinity"
+"""Which tasks should run on one worker (`requests.affinity`)."""
+
+NAME_PROPERTY = "petiole-message"
+"""A property of a delivered message: its name (`worker.broker.ledger.Taken.name`). What a producer wrote there is
+overwritten."""
+
+
+def image_key(name: str) -> str:
+    """String with a TTL: the file of an image that was put (`requests.images`). `name`: of its content."""
+    return f"petiole:image:{name}"
+
+
+class StreamKeys(NamedTuple):
+    """The keys of one task. The braces put all of them into one hash slot of a Redis Cluster."""
+
+    log: str
+    """List: every delta, as JSON."""
+    channel: str
+    """Pub/sub: the same deltas."""
+    state: str
+    """Hash: attempt, deaths, retries, model, adapter, running, done, cancel, and `message:NAME` (`begin.lua`)."""
+    interest: str
+    """String with a short TTL: a reader exists (see `cancel_on_disconnect`)."""
+    completion: str
+    """String: "claimed" with a short TTL, or "done" (`worker.completion.claims`)."""
+    runs: str
+    """String: how many runs of a task of the application's own have begun and not ended (`worker.foreign`)."""
+    messages: str
+    """Set: the names of messages of which a run has begun (`worker.foreign`)."""
+
+
+def stream_keys(task_id: str) -> StreamKeys:
+    names = ("log", "ch", "state", "interest", "completion", "runs", "runs:messages")
+    return StreamKeys(*(f"petiole:{{{task_id}}}:{name}" for name in names))
+
+
+class LedgerKeys(NamedTuple):
+    """The ledger's keys in the broker, under its global key prefix. An owner's name follows `lease`,
+    `unacked` and `present`."""
+
+    owners: str
+    """Set of owners that hold, or have held, messages."""
+    lease: str
+    """String with a TTL: the lease is lost when it expires, by the server's clock. Its value says when the owner
+    last showed a sign of life, in ms (older versions: 1)."""
+    unacked: str
+    """Hash: tag -> queue and message, byte for byte as the producer sent it."""
+    home: str
+    """String with a TTL: the owner that took the last message of a queue with an affinity, which follow
+    (`take.lua`)."""
+    present: str
+    """Channel, to which the owner subscribes while its process lives (`worker.broker.presence`). All databases of
+    a server share its channels, so the name has the database."""
+
+    @classmethod
+    def under(cls, prefix: str, db: int = 0) -> LedgerKeys:
+        names = ("owners", "lease:", "unacked:", "home:", f"present:{db}:")
+        return cls(*(f"{prefix}petiole:{name}" for name in names))

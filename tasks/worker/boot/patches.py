@@ -1,0 +1,169 @@
+"""What Petiole changes in Celery and kombu, and which of their private names it relies on: one list of each.
+
+    PATCHES   what is replaced in the libraries themselves, in a worker's process only
+    PRIVATE   private names that Petiole overrides, calls or reads: here, and on the producer side
+
+Everything else is done by what Celery and kombu offer: settings, subclasses named by settings, bootsteps, routes.
+`tests/tasks/worker/boot/test_patches.py` holds each entry against the installed versions, and looks for private
+names that are missing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from petiole.tasks.worker.broker import inflating, prefetch, transport
+
+
+class Patch(NamedTuple):
+    names: tuple[str, ...]
+    """What is replaced or called to replace it, as `module:name`."""
+    why: str
+    install: Callable[[], None]
+
+
+PATCHES = (
+    Patch(
+        ("kombu.transport:TRANSPORT_ALIASES", "kombu.transport:_transport_cache"),
+        "kombu finds the transport of a URL in a table. A setting could name another transport, but then "
+        "`redis://` URLs, lists of them and TLS options would not work as they do with kombu's.",
+        transport.install,
+    ),
+    Patch(
+        ("celery.worker.consumer.tasks:QoS",),
+        "The prefetch count: kombu ignores a raise beyond the limit, but applies the matching decrement.",
+        prefetch.install,
+    ),
+    Patch(
+        ("kombu.compression:register",),
+        "kombu decompresses without a limit: a few kilobytes could become gigabytes of memory.",
+        inflating.install,
+    ),
+)
+
+
+class Private(NamedTuple):
+    signature: str
+    """Of a method; empty for an attribute."""
+    why: str
+
+
+PRIVATE: dict[str, dict[str, Private]] = {
+    "celery._state": {
+        "_tls": Private("", "whether the process has a current app: Petiole's must not take its place"),
+    },
+    "celery.app.amqp:AMQP": {
+        "_create_task_sender": Private("(self)", "RabbitMQ would drop a message with `expires` in silence"),
+        "_producer_pool": Private("", "a forked child must not close its parent's connections"),
+    },
+    "celery.app.base:Celery": {
+        "_after_fork": Private("(self)", "new pools in a forked child: Celery hears of billiard's forks only"),
+        "_backend_cache": Private("", "whether the app is in use before a test configures it"),
+        "_conf": Private("", "other threads must not see a configuration without its defaults"),
+        "_get_backend": Private("(self)", "stored errors have one module name, in any backend"),
+        "_load_config": Private("(self)", "other threads must not see a configuration without its defaults"),
+        "_pending": Private("", "tasks are made at their first use, as by `app.task`"),
+        "_pending_defaults": Private("", "a configuration that raised is read again at the next access"),
+        "_pool": Private("", "a forked child must not use its parent's connections"),
+        "_task_from_fun": Private(
+            "(self, fun, name=None, base=None, bind=False, pydantic: bool = False, pydantic_strict: bool = False, "
+            "pydantic_context: Optional[Dict[str, Any]] = None, pydantic_dump_kwargs: Optional[Dict[str, Any]] = "
+            "None, **options)",
+            "tasks are made at their first use, as by `app.task`, so that an import reads no setting",
+        ),
+    },
+    "celery.backends.asynchronous:BaseResultConsumer": {
+        "_connection_errors": Private("", "what a lost connection raises"),
+        "_reconnect": Private("(self)", "the stock one does not subscribe again"),
+        "_wait_for_pending": Private(
+            "(self, result, timeout=None, on_interval=None, on_message=None, **kwargs)",
+            "each caller that waits hears of its own results, on any thread",
+        ),
+    },
+    "celery.backends.base:Backend": {
+        "_get_result_meta": Private(
+            "(self, result, state, traceback, request, format_date=True, encode=False)",
+            "a worker stores many results in one round trip, in Celery's form",
+        ),
+        "_pending_messages": Private("", "a result that was looked up is not kept a second time"),
+    },
+    "celery.backends.base:BaseKeyValueStoreBackend": {
+        "_get_task_meta_for": Private("(self, task_id)", "a stored result that cannot be read"),
+    },
+    "celery.backends.redis:RedisBackend": {
+        "_params_from_url": Private("(self, url, defaults)", "the address comes from the sentinels"),
+        "_transport_options": Private("", "the options of the sentinels"),
+    },
+    "celery.canvas:Signature": {
+        "_app": Private("", "the app of a signature, which may be none of the current one"),
+        "_freeze": Private(
+            "(self, _id=None, group_id=None, chord=None, root_id=None, parent_id=None, group_index=None)",
+            "Celery's name of `freeze`, which is overridden",
+        ),
+        "_type": Private("", "a copy of a signature has the task of the original"),
+    },
+    "celery.concurrency.base:BasePool": {
+        "_get_info": Private("(self) -> Dict[str, Any]", "the engine's figures in `celery inspect stats`"),
+    },
+    "celery.local:Proxy": {
+        "_get_current_object": Private("(self)", "the app behind `current_app`"),
+    },
+    "celery.result:AsyncResult": {
+        "_cache": Private("", "whether a result has been received"),
+        "_iter_meta": Private("(self, **kwargs)", "what is stored, before waiting for it"),
+        "_maybe_set_cache": Private("(self, meta)", "give a result to the object that waits for it"),
+    },
+    "celery.worker.request:Request": {
+        "_announce_revoked": Private(
+            "(self, reason, terminated, signum, expired)",
+            "a revoked task ends as the engine says: `terminate` only asks for it",
+        ),
+        "_apply_result": Private("", "Celery's weak reference to the handle of a running task"),
+        "_context": Private("", "what the result backend wants to know of a request"),
+        "_payload": Private("", "callbacks, chain and chord of a message"),
+    },
+    "kombu.asynchronous.hub:Hub": {
+        "_pop_ready": Private("(self)", "acknowledgements while the pool stops and the event loop does not turn"),
+    },
+    "kombu.common:QoS": {
+        "_mutex": Private("", "the count changes under kombu's own lock"),
+    },
+    "kombu.message:Message": {
+        "_decoded_cache": Private("", "the body that the gate has read is not decoded again"),
+    },
+    "kombu.transport.redis:Channel": {
+        "_brpop_read": Private("(self, **options)", "the wait removes no message, so its reply holds none"),
+        "_brpop_sent_at": Private("", "kombu's check for a wait without a reply"),
+        "_brpop_start": Private("(self, timeout=None)", "wait for a message without removing it"),
+        "_closing": Private("", "a channel that is closing takes no messages"),
+        "_connparams": Private("(self, asynchronous=False)", "sentinels; errors that name damaged keys"),
+        "_deliver_fanout_message": Private(
+            "(self, message, exchange)", "a malformed control command must not end the worker"
+        ),
+        "_fanout_queues": Private("", "what is published to all is never in the ledger"),
+        "_flush_brpop_reauth": Private("(self)", "what kombu does at the end of `_brpop_read`"),
+        "_in_poll": Private("", "what kombu does at the end of `_brpop_read`"),
+        "_q_for_pri": Private("(self, queue, pri)", "the lists of a queue, by priority"),
+        "_queue_cycle": Private("", "the order of queues: fair shares of tenants"),
+        "_size": Private("(self, queue)", "the length of a queue with a damaged list"),
+    },
+    "kombu.transport.virtual.base:QoS": {
+        "_delivered": Private("", "which messages are held"),
+        "_dirty": Private("", "which of them are acknowledged"),
+    },
+    "kombu.transport.virtual.base:Transport": {
+        "_callbacks": Private("", "whether a queue has a consumer"),
+        "_deliver": Private("(self, message, queue)", "pass a message to its consumer"),
+    },
+    "redis.connection:AbstractConnection": {
+        "_connect": Private("(self)", "ask the sentinels before each connection"),
+        "_sock": Private("", "wait at the socket without a lock; close it in a forked child"),
+    },
+}
+"""By the class or module that has them."""
+
+
+def install() -> None:
+    for patch in PATCHES:
+        patch.install()

@@ -1,0 +1,352 @@
+"""Drives one job: passes on what happens to it, and carries out what it decides.
+
+Any thread may call `post`. The events of all jobs happen on one thread, in the order in which they were posted.
+An effect never waits: what waits for Redis runs on a completion thread, and what changes Celery's request is
+posted to the consumer's thread. The output itself does not pass through the job: the engine's text thread puts it
+into the outbox.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from petiole.gpu_worker.errors import EngineError, HandedBack
+from petiole.gpu_worker.handle import Handle
+from petiole.gpu_worker.request import Delta, Request
+from petiole.gpu_worker.threads.pool import Threads
+from petiole.tasks.errors import GenerationFailed
+from petiole.tasks.fleet import control
+from petiole.tasks.keys import stream_keys
+from petiole.tasks.settings import Settings
+from petiole.tasks.worker.completion.completion import Completion
+from petiole.tasks.worker.completion.standby import Standby
+from petiole.tasks.worker.completion.started import store_started
+from petiole.tasks.worker.completion.steps import CONSUMERS, Answered, Report, Step
+from petiole.tasks.worker.completion.threads import Completions
+from petiole.tasks.worker.delivery.delivery import Delivery
+from petiole.tasks.worker.delivery.mailbox import Mailbox
+from petiole.tasks.worker.delivery.messages import Messages
+from petiole.tasks.worker.generation import effects
+from petiole.tasks.worker.generation.attempts import Begun
+from petiole.tasks.worker.generation.effects import Effect, Effects
+from petiole.tasks.worker.generation.engines import EngineLike
+from petiole.tasks.worker.generation.job import Job
+from petiole.tasks.worker.generation.limits import TimeLimits
+from petiole.tasks.worker.output.outcomes import Ending, Outcome, failed, recorded, succeeded
+from petiole.tasks.worker.output.publisher import Outbox, Publisher
+from petiole.tasks.worker.reports.tally import Tally
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What the jobs of a worker share.
+
+    `result_max_bytes()`: the largest result that can be stored, as far as it is known. `events`: the thread on
+    which the events of all jobs happen. `jobs`, by task id, is changed by the consumer's thread.
+    """
+
+    settings: Settings
+    engine: EngineLike
+    publisher: Publisher
+    completions: Completions
+    mailbox: Mailbox
+    tally: Tally
+    result_max_bytes: Callable[[], int]
+    events: Threads = field(default_factory=lambda: Threads(1, "petiole-jobs"))
+    jobs: dict[str, JobDriver] = field(default_factory=dict)
+
+
+class JobDriver:
+    """Celery keeps it as the handle to terminate the task. Any thread may read what `job` says.
+
+    `begun` and `outbox` exist once the attempt has begun, `handle` once the engine has the request.
+    """
+
+    def __init__(self, services: Services, delivery: Delivery) -> None:
+        self.services = services
+        self.messages = Messages(delivery)
+        self.job = Job(delivery.task_id, time.monotonic())
+        self.begun: Begun | None = None
+        self.outbox: Outbox | None = None
+        self.handle: Handle | None = None
+
+    @property
+    def task_id(self) -> str:
+        return self.job.task_id
+
+    @property
+    def placed(self) -> bool:
+        """Whether an attempt has begun here and is not over."""
+        return self.outbox is not None and not self.job.over
+
+    @property
+    def busy(self) -> bool:
+        """Whether the task may still finish here. One whose outcome the result backend refuses need not: the next
+        worker stores it."""
+        return (self.outbox is not None or self.job.outcome is not None) and not (self.job.over or self.job.parked)
+
+    # ------------------------------------------------------------ any thread
+
+    def post(self, event: Callable[[], Effects]) -> None:
+        """Have `event` happen, and its effects be carried out."""
+        self.services.events.put(lambda: self._happen(event))
+
+    def give_up(self, error: BaseException) -> None:
+        self.post(partial(self.job.give_up, error))
+
+    def _guarded(self, step: Callable[[], object]) -> None:
+        """A step on another thread: an exception gives the job up, so that its message is not held for ever."""
+        try:
+            step()
+        except Exception as error:
+            self.give_up(error)
+
+    # ------------------------------------------------------------ the thread of events
+
+    def _happen(self, event: Callable[[], Effects]) -> None:
+        over = self.job.over
+        try:
+            for effect in event():
+                self._carry_out(effect)
+        except Exception as error:
+            if not (what_follows := self.job.give_up(error)):
+                raise
+            for effect in what_follows:
+                self._carry_out(effect)
+        if self.job.over and not over:
+            self.services.mailbox.post(lambda: None)  # a shutdown waits for it
+
+    def _carry_out(self, effect: Effect) -> None:
+        services, job = self.services, self.job
+        match effect:
+            case effects.Submit(request):
+                self._submit(request)
+            case effects.Cancel():
+                if self.handle is not None:
+                    self.handle.cancel()
+            case effects.HandBack():
+                if self.handle is not None:
+                    self.handle.hand_back()
+            case effects.Release():
+                self._open_outbox.release()
+            case effects.WriteEnd(outcome):
+                self._open_outbox.finish(outcome)
+            case effects.Flag():
+                services.completions.run(partial(control.flag_cancel, job.task_id))
+            case effects.Accept(at, stopped):
+                self._on_consumer(partial(self._accept, at, stopped))
+            case effects.StoreStarted():
+                services.completions.run(self._store_started)
+            case effects.Count(outcome):
+                services.tally.count(outcome)
+            case effects.Take(step):
+                self._take(step)
+            case effects.TakeLater(step, refusal):
+                if refusal is not None:
+                    logger.error("task %s: its outcome cannot be stored yet: %s", job.task_id, refusal)
+                services.completions.run_later(partial(self.post, partial(job.again, step)))
+            case effects.StandBy():
+                self._on_consumer(self._standby().watch)
+            case effects.Settle():
+                if job.parked_at is not None:
+                    logger.warning("task %s: its outcome is stored", job.task_id)
+                self._on_consumer(partial(self._settle, effect))
+            case effects.Leave():
+                self._on_consumer(self._leave)
+            case effects.Requeue():
+                self._on_consumer(self._requeue)
+            case effects.GiveUp(error):
+                self._drop(error)
+
+    def _submit(self, request: Request) -> None:
+        try:
+            self.handle = self.services.engine.submit(
+                request, on_admitted=self._on_admitted, on_delta=self._on_delta, on_done=self._on_done
+            )
+        except Exception as error:
+            logger.exception("task %s could not be submitted", self.task_id)
+            outcome = failed(error)
+            self.post(lambda: self.job.generated(outcome, 0))
+
+    def _take(self, step: Step) -> None:
+        assert self.job.outcome is not None
+        completion = Completion(self.task_id, self.messages, self.job.outcome, self.job.how, self._told)
+        if isinstance(step, CONSUMERS):
+            self._on_consumer(lambda: completion.take(step))
+        else:
+            self.services.completions.take(completion, step)
+
+    def _standby(self) -> Standby:
+        services, lease_s = self.services, self.services.settings.visibility_timeout_s
+        return Standby(self.task_id, self.messages, services.mailbox, services.completions, lease_s, self._told)
+
+    def _drop(self, error: BaseException) -> None:
+        logger.error("task %s is given up here; its message is requeued", self.task_id, exc_info=error)
+        if self.outbox is not None:
+            self.outbox.drop()
+        if self.handle is not None:
+            self.handle.cancel()
+        # Not at once, because the same error may happen again. Without effect at shutdown, when all unacknowledged
+        # messages go back.
+        self._on_consumer(self._forget)
+        self.services.completions.run_later(lambda: self._on_consumer(self.messages.current.requeue))
+
+    def _on_consumer(self, step: Callable[[], object]) -> None:
+        self.services.mailbox.post(lambda: self._guarded(step))
+
+    @property
+    def _open_outbox(self) -> Outbox:
+        assert self.outbox is not None
+        return self.outbox
+
+    # ------------------------------------------------------------ intake
+
+    def begin(
+        self,
+        begun: Begun,
+        start: Request | Outcome,
+        limits: TimeLimits,
+        *,
+        needs_reader: bool = False,
+        marked: bool = False,
+    ) -> None:
+        """An attempt has begun: generate, or end with the outcome. `marked`: `begin.lua` has set `running`."""
+        ending = "revoked" if begun.cancel else self.messages.current.ending
+        publisher, written = self.services.publisher, begun.written
+        self.begun = begun
+        self.outbox = Outbox(
+            publisher, self.task_id, begun.attempt, written, self, needs_reader=needs_reader, marked=marked
+        )
+        self.post(partial(self.job.begun, start, limits, ending))
+
+    def replay(self, begun: Begun, limits: TimeLimits) -> None:
+        """An earlier delivery finished the task: store the recorded outcome, if it is not stored yet."""
+        assert begun.record is not None
+        self.post(partial(self.job.recorded, recorded(begun.record, begun.written), limits))
+
+    def fail(self, error: Exception) -> None:
+        self.post(partial(self.job.fail, error))
+
+    # ------------------------------------------------------------ engine's text thread
+
+    def _on_admitted(self, handle: Handle) -> None:
+        self._open_outbox.admit(handle.adapter_key or "")
+        self.post(partial(self.job.admitted, time.monotonic(), self.messages.current.ending))
+
+    def _on_delta(self, handle: Handle, delta: Delta) -> None:
+        self._open_outbox.push(delta)
+
+    def _on_done(self, handle: Handle) -> None:
+        self._guarded(lambda: self.post(self._end_of(handle)))
+
+    def _end_of(self, handle: Handle) -> Callable[[], Effects]:
+        assert self.begun is not None
+        error, healthy = handle.error, self.services.engine.healthy
+        if isinstance(error, HandedBack) or (isinstance(error, EngineError) and not healthy):
+            return self.job.handed_back if healthy else self.job.engine_lost
+        if error is not None:
+            outcome = failed(error)
+        else:
+            outcome = succeeded(handle.result(), self.begun.attempt, self.begun.written)
+        return partial(self.job.generated, outcome, self.services.result_max_bytes())
+
+    # ------------------------------------------------------------ publisher
+
+    def on_finished(self) -> None:
+        self.post(self.job.written)
+
+    def on_stale(self) -> None:
+        logger.warning("task %s: a newer attempt owns it; dropped here", self.task_id)
+        self.post(self.job.stale)
+
+    def on_damaged(self) -> None:
+        """The task's keys in Redis are damaged: it fails, and its stream has no last delta."""
+        keys = stream_keys(self.task_id)
+        expected = f"{keys.log} must be a list, and {keys.state} a hash with whole numbers as attempt and deaths"
+        logger.error("task %s: its stream is damaged: %s", self.task_id, expected)
+        self.fail(GenerationFailed(f"its stream in Redis is damaged: {expected}"))
+
+    def on_released(self) -> None:
+        self.post(self.job.released)
+
+    def on_mismatch(self) -> None:
+        self.give_up(GenerationFailed("its log differs from what this attempt wrote"))
+
+    def on_cancel(self, *, flagged: bool) -> None:
+        self.post(partial(self.job.cancel_asked, flagged=flagged))
+
+    # ------------------------------------------------------------ completion threads
+
+    def _told(self, report: Report) -> None:
+        if isinstance(report, Answered):  # on the consumer's thread
+            self._forget()
+        self.post(partial(self.job.reported, report, time.monotonic()))
+
+    def _store_started(self) -> None:
+        request = self.messages.current.request
+        try:
+            if self.job.outcome is None and not request.ignore_result:
+                meta = {"pid": os.getpid(), "hostname": request.hostname}
+                store_started(request.task.backend, self.task_id, meta, request._context)
+        finally:
+            self.post(self.job.started_stored)
+
+    # ------------------------------------------------------------ consumer's thread
+
+    def rebind(self, delivery: Delivery) -> None:
+        """The message came again after a lost connection: keep generating, for the new request object."""
+        if self.messages.add(delivery):
+            if self.messages.accepted_at is not None:
+                delivery.begun()
+            if delivery.request.ending is not None:
+                self.stop(delivery.request.ending)
+
+    def stop(self, ending: Ending) -> None:
+        """Cancel the generation, because the task was revoked or has expired."""
+        self.post(partial(self.job.stop, ending))
+
+    def terminate(self, signum: object = None) -> None:
+        """Called by Celery when the worker shuts down."""
+        self.hand_back()
+
+    def hand_back(self) -> None:
+        """Let another worker resume the task. The job is over once all output of this attempt is in the log."""
+        self.post(self.job.hand_back)
+
+    def _accept(self, at: float, stopped: bool) -> None:
+        delivery = self.messages.current
+        delivery.begun()
+        if stopped:
+            return
+        delivery.request.revoked()  # or expired, while it waited in the engine
+        if delivery.request.ending is not None:
+            self.stop(delivery.request.ending)
+        else:
+            self.messages.accept(at)
+            self.post(self.job.accepted)
+
+    def _settle(self, how: effects.Settle) -> None:
+        self._forget()
+        if how.soft_limit_s is not None:
+            self.messages.current.timeout_callback(True, how.soft_limit_s)
+        self.messages.current.callback((how.failed, how.value, how.runtime_s))
+
+    def _leave(self) -> None:
+        self._forget()
+        self.messages.current.acknowledge()
+
+    def _requeue(self) -> None:
+        self._forget()
+        self.messages.current.requeue()
+
+    def _forget(self) -> None:
+        if self.services.jobs.get(self.task_id) is self:
+            del self.services.jobs[self.task_id]
+        self.messages.forget()

@@ -1,0 +1,38 @@
+"""Something that may fail for a while: the first failure is logged, and the recovery, but nothing in between."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+
+class Outage:
+    """Consecutive failures of one thing. `failing` and `recovered` are log lines. The arguments of `began` belong
+    to the first; the second also says how long the outage was."""
+
+    def __init__(
+        self, logger: logging.Logger, failing: str, recovered: str, *, level: int = logging.ERROR
+    ) -> None:
+        self._logger, self._failing, self._recovered, self._level = logger, failing, recovered, level
+        self._since: float | None = None
+
+    @property
+    def lasts_s(self) -> float:
+        """Seconds since the first failure; 0 if the last try succeeded."""
+        return 0.0 if self._since is None else time.monotonic() - self._since
+
+    @property
+    def lasts(self) -> bool:
+        return self._since is not None
+
+    def began(self, *arguments: object, unexpected: BaseException | None = None) -> None:
+        """A try failed. The log line has a traceback if the failure is `unexpected`."""
+        if self._since is None:
+            self._since = time.monotonic()
+            self._logger.log(self._level, self._failing, *arguments, exc_info=unexpected)
+
+    def ended(self) -> None:
+        """A try succeeded."""
+        if self._since is not None:
+            self._logger.warning(f"{self._recovered}, after %.1f s", self.lasts_s)
+            self._since = None

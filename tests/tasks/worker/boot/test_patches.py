@@ -1,0 +1,102 @@
+"""The list of patches and private names is complete, and true of the installed Celery, kombu and redis-py."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from petiole.tasks.worker.boot.patches import PATCHES, PRIVATE, Private
+from tests.support.site import REPOSITORY
+
+LIBRARIES = ("celery", "kombu", "redis")
+NOT_THEIRS = {"os", "atexit"}  # modules whose private names are used, too
+LISTED = {name for names in PRIVATE.values() for name in names}
+PATCHED = {name.partition(":")[2] for patch in PATCHES for name in patch.names}
+
+
+def owner(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name) if name else import_module(module)
+
+
+@cache
+def source(of: Any) -> str:
+    try:
+        return inspect.getsource(of)
+    except (OSError, TypeError):
+        return ""
+
+
+ENTRIES = [(path, name, private) for path, names in PRIVATE.items() for name, private in names.items()]
+
+
+@pytest.mark.parametrize(("path", "name", "private"), ENTRIES, ids=lambda value: str(value)[:40])
+def test_a_private_name_is_as_it_was(path: str, name: str, private: Private) -> None:
+    holder = owner(path)
+    found = inspect.getattr_static(holder, name, None)
+    lineage = inspect.getmro(holder) if inspect.isclass(holder) else [holder]
+    assert found is not None or any(re.search(rf"\bself\.{name}\b", source(one)) for one in lineage)
+    signature = str(inspect.signature(found)) if inspect.isfunction(found) else ""
+    assert signature == private.signature
+
+
+@pytest.mark.parametrize("name", [name for patch in PATCHES for name in patch.names])
+def test_what_is_patched_exists(name: str) -> None:
+    assert owner(name) is not None
+
+
+# ---------------------------------------------------------------- nothing is missing
+
+
+def own_names(files: list[Path]) -> set[str]:
+    """Private names that Petiole's own classes and functions define."""
+    text = "\n".join(file.read_text() for file in files)
+    in_code = re.findall(r"(?:self\.|cls\.|def )(_[a-z]\w*)(?:\(| =|: )", text)
+    in_classes = re.findall(r"^ +(_[a-z]\w*)(?:: [^=\n]+)? = ", text, re.M)
+    return {*in_code, *in_classes}
+
+
+def inherited(module: Any) -> Iterator[str]:
+    """The private names of the libraries that a class of `module` overrides or uses on itself."""
+    for kind in vars(module).values():
+        if not inspect.isclass(kind) or kind.__module__ != module.__name__:
+            continue
+        stock = [one for one in kind.__mro__ if one.__module__.partition(".")[0] in LIBRARIES]
+        theirs = {
+            name for one in stock for name in re.findall(r"(?:\bself\.|def |^    )(_[a-z]\w*)", source(one), re.M)
+        }
+        named = set(re.findall(r"(?:self|cls|super\(\))\.(_[a-z]\w*)", source(kind))) | set(vars(kind))
+        yield from sorted(named & theirs)
+
+
+def reached(tree: ast.Module) -> Iterator[str]:
+    """Private names of objects other than `self`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and re.fullmatch(r"_[a-z]\w*", node.attr):
+            value = ast.unparse(node.value)
+            if value not in {"self", "cls", "super()"} | NOT_THEIRS:
+                yield node.attr
+
+
+def test_every_private_name_that_is_used_is_listed() -> None:
+    files = [path for path in (REPOSITORY / "tasks").rglob("*.py") if path.name != "_supervisor.py"]
+    known, missing = own_names(files) | LISTED | PATCHED, set()
+    for file in files:
+        parts = file.relative_to(REPOSITORY).with_suffix("").parts
+        module = ".".join(("petiole", *(parts[:-1] if parts[-1] == "__init__" else parts)))
+        missing |= {(module, name) for name in reached(ast.parse(file.read_text())) if name not in known}
+        missing |= {(module, name) for name in inherited(import_module(module)) if name not in LISTED}
+    assert missing == set()
+
+
+def test_every_private_name_that_is_listed_is_used() -> None:
+    text = "\n".join(p.read_text() for p in (REPOSITORY / "tasks").rglob("*.py") if p.name != "patches.py")
+    assert {name for name in LISTED if not re.search(rf"\b{name}\b", text)} == set()
