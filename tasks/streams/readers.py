@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import redis
@@ -361,33 +361,3 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
         await self._unsubscribe()
         if self._cancel_on_disconnect:
             await asyncio.to_thread(self._cancel_if_abandoned)
-
-
-def stream(
-    task: AsyncResult | str,
-    *,
-    timeout_s: float | None = None,
-    cancel_on_disconnect: bool = False,
-    heartbeat_s: float | None = None,
-) -> Stream:
-    """All deltas of a task, given its `AsyncResult` or its id, from the first one, however late reading begins.
-
-    Raises `StreamTimeout` after `timeout_s` without a delta; the default is no timeout. `cancel_on_disconnect`
-    cancels the task when this reader stops, and must be set for the task as well. With `heartbeat_s` there is an
-    empty delta, whose `is_heartbeat` is true, after so long without one.
-    """
-    return Stream(task, timeout_s, cancel_on_disconnect, heartbeat_s=heartbeat_s)
-
-
-async def astream(
-    task: AsyncResult | str,
-    *,
-    timeout_s: float | None = None,
-    cancel_on_disconnect: bool = False,
-    heartbeat_s: float | None = None,
-) -> AsyncGenerator[StreamDelta, None]:
-    """`stream` for asyncio."""
-    reader = AsyncStream(task, timeout_s, cancel_on_disconnect, heartbeat_s=heartbeat_s)
-    async with contextlib.aclosing(reader) as deltas:
-        async for delta in deltas:
-            yield delta
