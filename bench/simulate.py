@@ -31,6 +31,7 @@ from bench.scheduler import Harness
 from bench.steps import Recorder, Step, StepTime, TimedModel
 from petiole.gpu_worker import Engine, Request
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.state import Ended, Generated
 from petiole.gpu_worker.tracing import Tracer
 
 WITHIN = 0.15
@@ -100,16 +101,17 @@ class Worker:
 
     def _ended(self) -> list[Task]:
         state, done = self.harness.scheduler.state, []
-        for seq, tokens, _, end in state.emissions:
-            task = self.held[number(seq)]
-            if len(tokens):
-                seen = self.now + self.model.out_s
-                if task.first:
-                    task.gaps.append(seen - task.last)
-                task.first, task.last = task.first or seen, seen
-            if end is not None:
-                task.ended = self.now + self.model.out_s
-                done.append(self.held.pop(number(seq)))
+        for emission in state.emissions:
+            task = self.held[number(emission.seq)]
+            match emission:
+                case Generated():
+                    seen = self.now + self.model.out_s
+                    if task.first:
+                        task.gaps.append(seen - task.last)
+                    task.first, task.last = task.first or seen, seen
+                case Ended():
+                    task.ended = self.now + self.model.out_s
+                    done.append(self.held.pop(number(emission.seq)))
         state.emissions = []
         return done
 

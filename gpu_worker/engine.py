@@ -29,6 +29,7 @@ from petiole.gpu_worker.errors import EngineBusy, EngineClosed, EngineError, Han
 from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.loading import load_parts, memory_that_suffices, warm_up
 from petiole.gpu_worker.request import Delta, FinishReason, Request, Result
+from petiole.gpu_worker.request.images import PreparedImage, RequestImage
 from petiole.gpu_worker.runtime.interface import ModelLimits, Runtime
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
@@ -39,7 +40,7 @@ from petiole.gpu_worker.text import Tokenizer
 from petiole.gpu_worker.threads.intake import Intake
 from petiole.gpu_worker.threads.loop import EngineLoop
 from petiole.gpu_worker.threads.preparation import ConstraintCompiler, Preparer
-from petiole.gpu_worker.threads.text import OutputStream, TextThread
+from petiole.gpu_worker.threads.text import RequestOutput, TextThread
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 T = TypeVar("T")
@@ -50,6 +51,9 @@ HISTORY_LENGTH = 64
 
 class Engine:
     """Serves requests from one model on one device. Thread-safe.
+
+    The constructor loads the model, and `start`, or a `with` statement, starts to serve; `Engine.load` does both.
+    Both raise ModelError if the model cannot be served.
 
     `runtime`, `tokenizer` and `compile_constraint` replace what is loaded from `config.model` (used by tests). A
     runtime passed without a tokenizer serves token ids only. `proposer` drafts tokens in place of prompt lookup.
@@ -67,55 +71,58 @@ class Engine:
         proposer: Proposer | None = None,
         tracer: Tracer = NO_TRACE,
     ) -> None:
-        self.config = config
+        parts = load_parts(config, runtime, tokenizer, tracer)
+        limits = parts.runtime.limits
+        self.config = config = config.decided(limits.batching)
+        _check_regions(config, limits)
         self.on_fatal: Callable[[BaseException], None] | None = None
         self.failure: BaseException | None = None
         self.tracer = tracer
-        self.runtime: Runtime
-        self._given = (runtime, tokenizer, compile_constraint)
-        self._proposer = proposer or NgramProposer()
-        self._open: dict[Handle, OutputStream] = {}
+        self.runtime, self.tokenizer = parts.runtime, parts.tokenizer
+        self._warms_up = runtime is None
+        self._open: dict[Handle, RequestOutput] = {}
         self._lock = threading.Lock()
         self._closed = True  # not started yet, or shut down
-        self._thread = threading.Thread(target=lambda: self._loop.run(), name="engine", daemon=True)
-
-    # ------------------------------------------------------------ lifecycle
-
-    def start(self) -> Engine:
-        """Load and warm up the model and start the threads. Returns once the engine can serve requests."""
-        runtime, tokenizer, compiler = self._given
-        parts = load_parts(self.config, runtime, tokenizer, self.tracer)
-        self.runtime, self.tokenizer = parts.runtime, parts.tokenizer
-        limits = self.runtime.limits
-        self.config = self.config.decided(limits.batching)
-        _check_regions(self.config, limits)
         table = PageTable(
             limits.n_pages, limits.page_size, limits.max_batch_size, -(-limits.max_model_len // limits.page_size)
         )
-        cache = build_prefix_cache(self.config.prefix_cache, table, self.config.prefix_cache_max_pages)
-        self.scheduler = Scheduler(self.config, self.runtime, KVCacheManager(table, cache), self.tracer)
+        cache = build_prefix_cache(config.prefix_cache, table, config.prefix_cache_max_pages)
+        self.scheduler = Scheduler(config, self.runtime, KVCacheManager(table, cache), tracer, self._cut)
         preparer = Preparer(
-            self.config,
+            config,
             limits,
             tokenizer=self.tokenizer,
-            compile_constraint=compiler or parts.compile_constraint,
-            proposer=self._proposer,
+            compile_constraint=compile_constraint or parts.compile_constraint,
+            proposer=proposer or NgramProposer(),
             adapter_key=self.runtime.adapter_key,
-            history_length=HISTORY_LENGTH if self.config.debug or self.tracer.enabled else 0,
+            history_length=HISTORY_LENGTH if config.debug or tracer.enabled else 0,
         )
-        interval_s = self.config.stream_interval_ms / 1000
+        interval_s = config.stream_interval_ms / 1000
         self._text = TextThread(
             limits.model, self._stop_generating, self._forget, time.perf_counter, self._fail, interval_s
         )
-        pipeline = PipelineState[ScheduledSequence](1 if self.config.pipeline == "off" else 2)
+        pipeline = PipelineState[ScheduledSequence](1 if config.pipeline == "off" else 2)
         self._loop = EngineLoop(
-            self.scheduler, pipeline, self._text.post, self._on_device_lost, self.tracer, self.config.debug
+            self.scheduler, pipeline, self._text.post, self._on_device_lost, tracer, config.debug
         )
-        self._intake = Intake(preparer, self.runtime.adapter_at_hand, self._accept_later, self._text.refuse)
+        self._thread = threading.Thread(target=self._loop.run, name="engine", daemon=True)
+        self._intake = Intake(
+            preparer, self.runtime.adapter_at_hand, self._accept_later, self._text.refuse, tracer
+        )
+
+    # ------------------------------------------------------------ lifecycle
+
+    @classmethod
+    def load(cls, config: EngineConfig, *, tracer: Tracer = NO_TRACE) -> Engine:
+        """Load the model, and start to serve it."""
+        return cls(config, tracer=tracer).start()
+
+    def start(self) -> Engine:
+        """Start the threads, and warm up the model. Returns once the engine can serve requests."""
         self._text.start()
         self._thread.start()
         self._closed = False
-        if runtime is None:
+        if self._warms_up:
             self._warm_up()
         self.tracer.reset()
         return self
@@ -175,7 +182,7 @@ class Engine:
         A request refused while the engine is not running gets its `on_done` on the calling thread.
         """
         handle = Handle(request, self, on_delta=on_delta, on_admitted=on_admitted, on_done=on_done)
-        stream = OutputStream(handle)
+        stream = RequestOutput(handle)
         with self._lock:
             refusal = self._refusal()
             if refusal is None:
@@ -198,19 +205,23 @@ class Engine:
             return EngineBusy(f"{len(self._open)} requests are running or waiting")
         return None
 
-    def _refuse(self, stream: OutputStream, error: BaseException) -> None:
+    def _refuse(self, stream: RequestOutput, error: BaseException) -> None:
         if self._closed:  # the text thread is not running
             stream.ended = True
             stream.handle._end(error)
         else:
             self._text.refuse(stream, error)
 
-    def _accept_later(self, seq: ScheduledSequence, stream: OutputStream) -> None:
+    def _accept_later(self, seq: ScheduledSequence, stream: RequestOutput) -> None:
         self._loop.post(lambda: self._accept(seq, stream))
 
     # ------------------------------------------------------------ on the engine thread
 
-    def _accept(self, seq: ScheduledSequence, stream: OutputStream) -> None:
+    def _cut(self, image: RequestImage, done: Callable[[PreparedImage | Exception], None]) -> None:
+        """Cut an image on a preparation thread. Its outcome wakes the loop."""
+        self._intake.cut(image, lambda outcome: self._loop.post(lambda: done(outcome)))
+
+    def _accept(self, seq: ScheduledSequence, stream: RequestOutput) -> None:
         stream.seq = seq
         state = self.scheduler.state
         state.waiting.push(seq)
@@ -222,7 +233,7 @@ class Engine:
         if end is not None:
             state.finalize(seq, end)
 
-    def _end(self, stream: OutputStream, end: End) -> None:
+    def _end(self, stream: RequestOutput, end: End) -> None:
         """End a request at any stage: before acceptance, waiting or running."""
         seq = stream.seq
         if seq is None:
@@ -392,6 +403,9 @@ class Engine:
             "generated_tokens": counters.generated_tokens,
             "zombie_outputs": counters.zombie_outputs,
             "preemptions": counters.preemptions,
+            "encoded_images": counters.encoded_images,
+            "image_hits": counters.image_hits,
+            "encode_s": round(counters.encode_s, 4),
             "finished": counters.finished,
             "draft_tokens": counters.speculation.drafted,
             "accepted_draft_tokens": counters.speculation.accepted,

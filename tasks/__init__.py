@@ -11,7 +11,7 @@ numpy. The names below are imported at their first use.
 
     commands/     `petiole ...`: the command line, the demo; imported by nobody
     worker/       a worker: the only part that imports the engine; Celery finds it by `worker_side`
-    submission/   the tasks `generate` and `chat`: what `delay` checks and sends, how a body gets its result
+    submission/   the tasks, `generate`, `chat`, `query`: what `delay` checks and sends, how a body gets its result
     streams/      reading a task's stream, for an application, a task's `stream()` and the command line
     fleet/        watching and steering workers: reports, queue lengths, cancel, pause, drain, Prometheus
     app/          the Celery app: its configuration, result backend, RabbitMQ
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from petiole.tasks.requests.types import ChatCall, ChatOptions, GenerateCall, GenerateOptions, GenerationDict
     from petiole.tasks.streams.definitions import astream, stream
     from petiole.tasks.streams.readers import AsyncGeneration
-    from petiole.tasks.submission.definitions import chat, generate
+    from petiole.tasks.submission.definitions import caption, chat, detect, generate, point, query
+    from petiole.tasks.submission.images import put_image
 
 __all__ = [
     "AsyncGeneration",
@@ -68,9 +69,14 @@ __all__ = [
     "Unavailable",
     "astream",
     "cancel",
+    "caption",
     "celery_app",
     "chat",
+    "detect",
     "generate",
+    "point",
+    "put_image",
+    "query",
     "stream",
 ]
 
@@ -97,8 +103,11 @@ _HOMES = {
     "AsyncGeneration": "petiole.tasks.streams.readers:AsyncGeneration",
     "astream": "petiole.tasks.streams.definitions:astream",
     "stream": "petiole.tasks.streams.definitions:stream",
-    "chat": "petiole.tasks.submission.definitions:chat",
-    "generate": "petiole.tasks.submission.definitions:generate",
+    **{
+        task: f"petiole.tasks.submission.definitions:{task}"
+        for task in ("caption", "chat", "detect", "generate", "point", "query")
+    },
+    "put_image": "petiole.tasks.submission.images:put_image",
 }
 __getattr__ = _lazy.names(__name__, _HOMES)
 

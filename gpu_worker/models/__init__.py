@@ -15,4 +15,5 @@ They import nothing of the runtime: attention, kernels and what adapters add are
     adapters       adapters in the host's memory
     moondream/     Moondream 2: encoder, decoder, coordinates and sizes
     petiole_tiny/  the small model that ships
+    petiole_tiny_vision/  the small vision model that ships
 """

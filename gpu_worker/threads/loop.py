@@ -22,7 +22,7 @@ from petiole.gpu_worker.request import FinishReason
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.scheduling.scheduler import Scheduler
-from petiole.gpu_worker.scheduling.state import Emission
+from petiole.gpu_worker.scheduling.state import Emission, Ended
 from petiole.gpu_worker.scheduling.stopping import Finish
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
@@ -159,10 +159,10 @@ class EngineLoop:
             self._deliver(emissions)
 
     def _trace_ends(self, emissions: list[Emission]) -> None:
-        for seq, _, _, end in emissions:
-            if end is not None:
-                history = " ".join(map(str, seq.history()))
-                self._tracer.mark(f"{seq.request.request_id} ended", {"history": history})
+        for emission in emissions:
+            if isinstance(emission, Ended):
+                history = " ".join(map(str, emission.seq.history()))
+                self._tracer.mark(f"{emission.seq.request.request_id} ended", {"history": history})
 
     def drain(self) -> None:
         """Commit all in-flight steps, oldest first. Requires that no launched step is unsampled (true between
@@ -185,6 +185,8 @@ class EngineLoop:
         """Fail the first waiting request when nothing is in flight and nothing can start. Every accepted request
         fits alone, so this should not happen; failing it keeps it from blocking the queue forever."""
         state = self.scheduler.state
+        if state.cutting.busy:
+            return False  # its outcome wakes the loop
         first = state.waiting.first()
         assert first is not None, f"stalled with {state.active} and {state.num_zombies} zombies"
         usage = state.manager.usage()

@@ -4,5 +4,6 @@ cli           the arguments, and each command, such as status (STATUS_COLUMNS, _
 conversation  `petiole chat`: a conversation in the terminal
 demo          `petiole demo`: an embedded Redis, a worker and eight streams
 terminal      tables and live views, with or without rich
+vision_demo   `petiole demo --vision`: a picture, questions about it, and what was found drawn in
 testing       an embedded Redis and a worker, for an application's own tests
 """

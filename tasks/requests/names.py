@@ -1,3 +1,5 @@
 """The names of Petiole's tasks in messages."""
 
 GENERATE, CHAT = "tasks.generate", "tasks.chat"
+QUERY, CAPTION, POINT, DETECT = "tasks.query", "tasks.caption", "tasks.point", "tasks.detect"
+TASKS = frozenset({GENERATE, CHAT, QUERY, CAPTION, POINT, DETECT})

@@ -34,7 +34,7 @@ class Tag(NamedTuple):
 
 
 class Job(NamedTuple):
-    """Of a `tasks.worker.generation.job.Job`, what its threads have in hand; `at` names its step."""
+    """Of a `tasks.worker.generation.driver.JobDriver`, what its threads have in hand; `at` names its step."""
 
     delivery: Tag
     call_name: str  # of the call of begin.lua, repeated if it has no reply

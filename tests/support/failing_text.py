@@ -6,6 +6,7 @@ from typing import Any
 
 from petiole.gpu_worker import Engine
 from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.scheduling.state import Generated
 from petiole.gpu_worker.threads import text as text_thread
 
 
@@ -16,7 +17,7 @@ class FailingText(Engine):
 
         def failing(outputs: Any, emissions: Any) -> None:
             nonlocal seen
-            seen += sum(len(tokens) for _, tokens, _, _ in emissions)
+            seen += sum(len(emission.token_ids) for emission in emissions if isinstance(emission, Generated))
             if seen > 10:
                 raise RuntimeError("a bug in the text thread")
             collect(outputs, emissions)

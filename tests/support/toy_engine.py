@@ -39,6 +39,7 @@ def toy_engine(
     machine: dict[str, Any] | None = None,
     text: bool = True,
     tracer: Any = None,
+    proposer: Any = None,
     **config: Any,
 ) -> Engine:
     """Not started. `machine` is for `ToyRuntime`, `config` for `EngineConfig`; every step is checked."""
@@ -52,7 +53,7 @@ def toy_engine(
         runtime=runtime,
         tokenizer=tokenizer,
         compile_constraint=compile_toy,
-        proposer=BoldProposer(),
+        proposer=proposer or BoldProposer(),
         **more,
     )
 

@@ -184,9 +184,7 @@ def test_accepted_drafts_save_steps() -> None:
             guesses = self.answer[self.at : self.at + count]
             return [token if (self.at + i) % 5 else 0 for i, token in enumerate(guesses)]
 
-    engine = toy_engine(speculative_tokens=4)
-    engine._proposer = Oracle()
-    with engine:
+    with toy_engine(speculative_tokens=4, proposer=Oracle()) as engine:
         assert Expected.of(engine.generate([REPETITIVE[0]])[0]) == expected(REPETITIVE[0])
         steps = int(engine.stats()["steps"])
     assert steps < 20, "40 tokens"

@@ -88,9 +88,7 @@ def test_a_drafter_that_raises_fails_its_request_alone(fails: str) -> None:
         def drafter(self, prompt: list[int]) -> FaultyDrafter:
             return FaultyDrafter(prompt, fails)
 
-    engine = toy_engine(speculative_tokens=2)
-    engine._proposer = Proposer()
-    with engine:
+    with toy_engine(speculative_tokens=2, proposer=Proposer()) as engine:
         assert "broken draft" in str(others_are_unharmed(engine, request([3, 3], request_id="bad")))
 
 

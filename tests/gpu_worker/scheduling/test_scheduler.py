@@ -16,7 +16,7 @@ from petiole.gpu_worker.scheduling.adapters import AdapterSlots
 from petiole.gpu_worker.scheduling.admission import DelayGate, WaitingQueue, can_reuse
 from petiole.gpu_worker.scheduling.batching import page_updates
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
-from petiole.gpu_worker.scheduling.state import Extras
+from petiole.gpu_worker.scheduling.state import Ended, Extras
 from petiole.gpu_worker.scheduling.stopping import Finish, StopRules
 from tests.support.stepped import Bench, sequence
 
@@ -84,7 +84,7 @@ def test_a_sequence_at_its_budget_is_not_planned_again() -> None:
     bench.commit()
     assert bench.scheduler.schedule_decode_step() is None
     bench.commit()
-    assert bench.scheduler.state.emissions[-1] == (seq, (), None, Finish(FinishReason.LENGTH, "max_tokens"))
+    assert bench.scheduler.state.emissions[-1] == Ended(seq, Finish(FinishReason.LENGTH, "max_tokens"))
     assert bench.scheduler.state.num_allocated == 0
 
 

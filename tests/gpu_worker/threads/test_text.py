@@ -13,8 +13,9 @@ from petiole.gpu_worker import Delta, FinishReason, HandedBack
 from petiole.gpu_worker.errors import EngineClosed
 from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.state import Admitted, Emission, Ended, Generated
 from petiole.gpu_worker.scheduling.stopping import Finish, StopRules
-from petiole.gpu_worker.threads.text import OutputStream, TextThread
+from petiole.gpu_worker.threads.text import RequestOutput, TextThread
 from tests.support.toy_engine import request
 from tests.support.toy_text import ToyTokenizer
 
@@ -30,13 +31,14 @@ class Output:
         asked = request(**options)
         self.deltas: queue.Queue[Delta] = queue.Queue()
         self.handle = Handle(asked, text, on_delta=lambda _, delta: self.deltas.put(delta))  # type: ignore[arg-type]
-        stream = OutputStream(self.handle)
+        stream = RequestOutput(self.handle)
         rules = StopRules.of(asked.sampling, frozenset(), 4, 96)
         stream.open(ToyTokenizer(), [5, 6, 7, 8], rules)  # type: ignore[arg-type]
         self.seq = ScheduledSequence(asked, [5, 6, 7, 8], rules, stream=stream)
 
     def post(self, *tokens: int, end: Finish | BaseException | None = None) -> None:
-        self.text.post([(self.seq, tokens, None, end)])
+        generated: Emission = Generated(self.seq, tokens, None) if tokens else Admitted(self.seq)
+        self.text.post([generated] if end is None else [generated, Ended(self.seq, end)])
 
     def next(self) -> tuple[int, tuple[int, ...]]:
         delta = self.deltas.get(timeout=30)
