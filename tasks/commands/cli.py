@@ -26,7 +26,7 @@ from petiole.tasks.errors import InvalidSettings, PetioleError
 from petiole.tasks.fleet import control, lives, probes, queues, reports
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import PREFIX, Settings
-from petiole.tasks.streams.readers import stream
+from petiole.tasks.streams.definitions import stream
 from petiole.tasks.urls import redacted
 
 DRAIN_POLL_S = 0.5
