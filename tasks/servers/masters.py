@@ -26,8 +26,8 @@ _CHECK = ("EXPIRE", PROBE_KEY, 1)
 
 
 def demoted(error: ResponseError) -> bool:
-    """Whether `error` says that the server is a replica. Redis 6 wraps the errors of commands in scripts."""
-    return isinstance(error, ReadOnlyError) or "-READONLY " in str(error)
+    """Whether `error` says that the server is a replica. An error in a script may come as text."""
+    return isinstance(error, ReadOnlyError) or "READONLY " in str(error)
 
 
 def refuses_writes(error: ResponseError) -> bool:

@@ -107,12 +107,21 @@ class Completion:
                 return steps.Mark(False, self.outcome.result)
             case steps.Fail(failure):
                 if not claims.is_stored(request):
-                    claims.fail(request, _error(failure))
+                    self._store_end(_error(failure))
                 return steps.Mark(True, failure)
             case steps.Mark(failed, value):
                 if not self.plain:
                     claims.mark(request)
                 return steps.Completed(failed, value)
+
+    def _store_end(self, error: BaseException) -> None:
+        """Store that the task was revoked, as its stream says, or else a failure because of `error`."""
+        request = self.request
+        if self.outcome.revoked:
+            reason = str(self.outcome.stop_reason)
+            request.task.backend.mark_as_revoked(request.id, reason, request=request._context)
+        else:
+            claims.fail(request, error)
 
     def _replay(self) -> Step | Report:
         request = self.request

@@ -304,6 +304,15 @@ def test_what_cannot_be_reported_fails_the_task_and_does_not_come_again(app: Cel
     assert app.AsyncResult("a").state == states.FAILURE
 
 
+def test_a_revocation_that_cannot_be_announced_is_stored_as_one(app: Celery) -> None:
+    """Its stream says that it was revoked. Celery's stock request, which this is, cannot announce it."""
+    (after,) = reports_of(app, ended("revoked"), Announce(), how=Announce())
+    assert isinstance(after, Next)
+    (last,) = reports_of(app, ended("revoked"), after.step, how=Announce())
+    assert isinstance(last, Completed)
+    assert app.AsyncResult("a").state == states.REVOKED
+
+
 def test_a_refused_success_is_stored_later(app: Celery) -> None:
     def target(*_: object) -> None:
         raise redis.ConnectionError("away")

@@ -6,9 +6,11 @@ import pytest
 import redis
 
 from petiole.gpu_worker.request import Delta
+from petiole.tasks.servers.masters import caused_by_call
 from petiole.tasks.worker.broker.quarantine import end_stream
 from petiole.tasks.worker.output.publisher import Publisher
 from tests.support.publishing import END, KEYS, TASK, attempt, begin, log
+from tests.support.site import RedisServer
 
 
 def test_a_finished_task_stays_finished(publisher: Publisher, client: redis.Redis) -> None:
@@ -137,3 +139,17 @@ def test_a_task_that_nobody_ran_gets_a_last_delta(client: redis.Redis) -> None:
     assert (delta["attempt"], delta["index"], delta["finish_reason"]) == (1, 0, "error")
     assert delta["error"] == error
     assert begin(client).record == {"finish_reason": "error", "error": error}
+
+
+def test_a_master_that_is_demoted_between_two_calls_fails_no_task(
+    server: RedisServer, client: redis.Redis
+) -> None:
+    begin(client)
+    with redis.Redis(unix_socket_path=str(server.socket)) as operator:
+        operator.replicaof("127.0.0.1", 1)
+        try:
+            with pytest.raises(redis.RedisError) as refused:
+                begin(client)
+        finally:
+            operator.replicaof("NO", "ONE")
+    assert not caused_by_call(refused.value)
