@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import redis
@@ -362,37 +362,3 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
         await self._unsubscribe()
         if self._cancel_on_disconnect:
             await asyncio.to_thread(self._cancel_if_abandoned)
-
-
-def stream(
-    task: AsyncResult | str,
-    *,
-    timeout_s: float | None = None,
-    cancel_on_disconnect: bool = False,
-    heartbeat_s: float | None = None,
-) -> Stream:
-    """Iterate over all deltas of `task`, an `AsyncResult` or a task's id, however late the reading begins.
-
-    `timeout_s`: raise `StreamTimeout` after this many seconds without a delta; None: wait for ever.
-    `heartbeat_s`: after this many seconds without a delta yield an empty one, whose `is_heartbeat` is true.
-    `cancel_on_disconnect`: cancel the task when this reader stops. The task must have been submitted with the same
-    option.
-
-    Raises the task's own exception after the last delta of a failed task, `StreamExpired` if the log expires
-    before it is read, and `StreamError` if Redis stays away for a minute.
-    """
-    return Stream(task, timeout_s, cancel_on_disconnect, heartbeat_s=heartbeat_s)
-
-
-async def astream(
-    task: AsyncResult | str,
-    *,
-    timeout_s: float | None = None,
-    cancel_on_disconnect: bool = False,
-    heartbeat_s: float | None = None,
-) -> AsyncGenerator[StreamDelta, None]:
-    """`stream` for asyncio."""
-    reader = AsyncStream(task, timeout_s, cancel_on_disconnect, heartbeat_s=heartbeat_s)
-    async with contextlib.aclosing(reader) as deltas:
-        async for delta in deltas:
-            yield delta
