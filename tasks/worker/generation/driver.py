@@ -120,7 +120,7 @@ class JobDriver:
                 raise
             for effect in what_follows:
                 self._carry_out(effect)
-        if self.job.state is State.HANDED_BACK is not before:
+        if self.job.state is State.HANDED_BACK and before is not State.HANDED_BACK:
             self.services.mailbox.post(lambda: None)  # the shutdown waits for it
 
     def _carry_out(self, effect: Effect) -> None:
