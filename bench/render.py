@@ -66,12 +66,14 @@ def page(results: Path = RESULTS) -> str:
     parts = [HEAD]
     if beside := side_by_side(results):
         parts.append(beside)
+    measured = {device: load(results / device) for device in devices(results)}
     for device, title in devices(results).items():
-        runs = load(results / device)
-        if not runs and (waiting := unmeasured(runs, notes, device)):
+        runs, kind = measured[device], device.partition("-")[0]
+        waiting = unmeasured([measured[one] for one in measured if one.partition("-")[0] == kind], notes, device)
+        if not runs and waiting:
             parts += [f"## {title}", f"### Targets: none measured\n\n{markdown(TARGETS, waiting)}"]
         if runs:
-            parts += [f"## {title}", machine(runs), targets(runs, notes, device)]
+            parts += [f"## {title}", machine(runs), targets(runs, notes, waiting)]
             usual = usual_run(runs)
             parts += [
                 section(name, run, notes.get(name, {}), device, elsewhere(run, usual))
@@ -91,7 +93,7 @@ def devices(results: Path) -> dict[str, str]:
 def side_by_side(results: Path) -> str:
     """What each processor reached, and how far it is from the best peer there; nothing where there is only one."""
     measured = {device: load(results / device) for device in devices(results) if device != "cuda"}
-    measured = {device: runs for device, runs in measured.items() if runs}
+    measured = {device: runs for device, runs in measured.items() if not runs.keys().isdisjoint(BY_PROCESSOR)}
     if len(measured) < 2:
         return ""
     rows: dict[str, dict[str, str]] = {}
@@ -145,8 +147,8 @@ def elsewhere(run: Run, usual: Run) -> str:
 TARGETS = ("", "", "measured", "ratio", "target", "")
 
 
-def targets(runs: Mapping[str, Run], notes: Mapping[str, Any], device: str) -> str:
-    """Each target, what was measured, and the gap where one remains."""
+def targets(runs: Mapping[str, Run], notes: Mapping[str, Any], waiting: Sequence[Row]) -> str:
+    """Each target, what was measured, and the gap where one remains. `waiting`: what was not measured."""
     rows: list[Row] = []
     usual = usual_run(runs)
     for name, run in runs.items():
@@ -158,16 +160,19 @@ def targets(runs: Mapping[str, Run], notes: Mapping[str, Any], device: str) -> s
             where = name if hardware(run) == hardware(usual) else f"{name} (another machine)"
             rows.append((where, result["name"].strip(), value, ratio(result), bound(result), verdict))
     met = sum(row[-1] == "met" for row in rows)
-    table = markdown(TARGETS, [*rows, *unmeasured(runs, notes, device)])
+    table = markdown(TARGETS, [*rows, *waiting])
     return f"### Targets: {met} of {len(rows)} met\n\n{table}"
 
 
-def unmeasured(runs: Mapping[str, Run], notes: Mapping[str, Any], device: str) -> list[Row]:
-    """The targets of notes.toml that no result with a target stands for, with the reason."""
+def unmeasured(runs: Sequence[Mapping[str, Run]], notes: Mapping[str, Any], device: str) -> list[Row]:
+    """The targets of notes.toml for `device` that no result with a target stands for, with the reason.
+
+    `runs`: of all devices of its kind. What one processor has measured no other one has to.
+    """
     rows: list[Row] = []
     for workload, about in notes.items():
         for wanted in about.get("wanted", ()) if isinstance(about, Mapping) else ():
-            results = runs.get(workload, {"results": []})["results"]
+            results = [r for each in runs for r in each.get(workload, {"results": []})["results"]]
             measured = any(r["target"] is not None and re.search(wanted["match"], r["name"]) for r in results)
             if wanted.get("device", "cpu") == device and not measured:
                 reason = wanted.get("reason", "not measured yet")

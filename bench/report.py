@@ -140,9 +140,9 @@ class Report:
 
 
 def command(argv: Sequence[str]) -> str:
-    """What was called, without the places that it wrote to."""
-    written = {"--json", "--plots"}
-    options = [option for before, option in pairwise(argv) if not written & {before, option.partition("=")[0]}]
+    """What was called, without the places that it wrote to, and servers that it was told of."""
+    places = {"--json", "--plots", "--rabbitmq", "--broker"}
+    options = [option for before, option in pairwise(argv) if not places & {before, option.partition("=")[0]}]
     return " ".join([Path(argv[0]).name, *options])
 
 

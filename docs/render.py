@@ -1,10 +1,11 @@
 """Writes what follows from the declarations of options and results: `python -m docs.render`.
 
     tasks/requests/schemas.py      declares each option of a task and each field of a result, once
+    tasks/requests/skills.py       those of the skills of vision models
     tasks/requests/submission.py   declares each option of a submission, once
 
     tasks/requests/types.py        the same for type checkers and editors: all of it is written here
-    docs/requests.md               the same for readers: the tables between `<!-- name -->` and `<!-- /name -->`
+    docs/requests.md, vision.md    the same for readers: the tables between `<!-- name -->` and `<!-- /name -->`
 
 The text below a field is what an editor shows and what stands in the table. In the table `docs/page.md#heading`
 becomes a link.
@@ -18,20 +19,22 @@ import itertools
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from petiole.tasks.requests import schemas, submission
-from petiole.tasks.requests.schemas import SCHEMAS
+from petiole.tasks.requests import schemas, skills, submission
+from petiole.tasks.requests.kinds import SCHEMAS
+from petiole.tasks.requests.schemas import Common, Options
 
 ROOT = Path(__file__).resolve().parents[1]
 TYPES = ROOT / "tasks" / "requests" / "types.py"
-PAGE = ROOT / "docs" / "requests.md"
+PAGES = [ROOT / "docs" / name for name in ("requests.md", "vision.md")]
 WIDTH = 115
 
 HEAD = '''"""Options and results as type checkers and editors see them: `schemas`, as dictionaries.
@@ -40,7 +43,7 @@ A checker cannot derive a call's keyword arguments from a pydantic model. `pytho
 module from `schemas`: change that one.
 """
 
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from pydantic import BaseModel
 
@@ -53,8 +56,10 @@ Model = type[BaseModel]
 
 def main() -> None:
     TYPES.write_text(types())
-    PAGE.write_text(page(PAGE.read_text()))
-    print(f"wrote {TYPES.relative_to(ROOT)} and the tables of {PAGE.relative_to(ROOT)}")
+    for path in PAGES:
+        path.write_text(page(path.read_text(), path.name))
+        print(f"wrote the tables of {path.relative_to(ROOT)}")
+    print(f"wrote {TYPES.relative_to(ROOT)}")
 
 
 # ---------------------------------------------------------------- what is declared
@@ -72,7 +77,7 @@ def texts(module: ModuleType) -> dict[tuple[str, str], str]:
     return found
 
 
-TEXTS = texts(schemas) | texts(submission)
+TEXTS = texts(schemas) | texts(skills) | texts(submission)
 
 
 def own(model: Model) -> dict[str, FieldInfo]:
@@ -169,7 +174,7 @@ def results(model: Model) -> list[Model]:
     """The models in a result, inner ones first."""
     hints = get_type_hints(model).values()
     inner = [one for hint in hints for one in flat(hint) if isinstance(one, type) and issubclass(one, BaseModel)]
-    return list(dict.fromkeys([*inner, model]))
+    return list(dict.fromkeys([*itertools.chain.from_iterable(map(results, inner)), model]))
 
 
 def flat(hint: Any) -> Iterator[Any]:
@@ -202,6 +207,8 @@ def spelled(hint: Any) -> str:
     """A type as it is written in `types`, without limits."""
     if hint == schemas.FinishReason:
         return "FinishReason"
+    if get_origin(hint) is Literal:
+        return f"Literal[{', '.join(repr(one).replace(chr(39), chr(34)) for one in get_args(hint))}]"
     if get_origin(hint) is Annotated:
         return spelled(get_args(hint)[0])
     if get_origin(hint) in (UnionType, Union):
@@ -223,17 +230,21 @@ def quoted(text: str) -> str:
 # ---------------------------------------------------------------- docs/requests.md
 
 
-def page(text: str) -> str:
-    """`docs/requests.md` with its tables made anew; the prose is by hand."""
-    for name, table in tables().items():
+def page(text: str, page_name: str) -> str:
+    """A page of docs/ with its tables made anew; the prose is by hand."""
+    for name, table in tables(page_name).items():
+        if f"<!-- {name} -->" not in text:
+            continue
         opening, closing = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
         before, _, rest = text.partition(opening)
         text = before + opening + table + closing + rest.partition(closing)[2]
     return text
 
 
-def tables() -> dict[str, str]:
-    tasks = {name.rpartition(".")[2]: model for name, model in SCHEMAS.items()}
+def tables(page_name: str) -> dict[str, str]:
+    linked = partial(linked_from, page_name)
+    known = {name.rpartition(".")[2]: model for name, model in SCHEMAS.items()}
+    tasks = {name: model for name, model in known.items() if issubclass(model, Options)}
     shared = set.intersection(*(set(lineage(model)) for model in tasks.values()))
     inputs = [
         (f"`{task}`", f"`{name}`", linked(text_of(model, name)))
@@ -248,6 +259,13 @@ def tables() -> dict[str, str]:
         if model in shared
         for name, field in own(model).items()
     ]
+    asked = [
+        (f"`{task}`", f"`{name}`", default_of(field), linked(text_of(model, name)))
+        for task, model in known.items()
+        if task not in tasks
+        for name, field in model.model_fields.items()
+        if name not in Common.model_fields
+    ]
     submitted = [
         (f"`{name}`", linked(TEXTS["Submission", name])) for name in submission.Submission.__annotations__
     ]
@@ -258,9 +276,14 @@ def tables() -> dict[str, str]:
     return {
         "inputs": markdown(("task", "option", ""), inputs),
         "options": markdown(("option", "default", ""), options),
+        "skills": markdown(("task", "option", "default", ""), asked),
         "submission": markdown(("option", ""), submitted),
         "result": markdown(("field", ""), fields),
     }
+
+
+def default_of(field: FieldInfo) -> str:
+    return "" if field.is_required() else f"`{shown(field.get_default(call_default_factory=True))}`"
 
 
 def shown(default: object) -> str:
@@ -273,16 +296,16 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
-def linked(text: str) -> str:
-    return re.sub(r"docs/(\w+\.md)(?:#([\w-]+))?", lambda match: link(match[1], match[2]), text)
+def linked_from(page_name: str, text: str) -> str:
+    return re.sub(r"docs/(\w+\.md)(?:#([\w-]+))?", lambda match: link(page_name, match[1], match[2]), text)
 
 
-def link(name: str, anchor: str | None) -> str:
+def link(page_name: str, name: str, anchor: str | None) -> str:
     if anchor is None:
         return f"[{name.removesuffix('.md')}]({name})"
     headings = re.findall(r"^#+ +(.*?) *$", (ROOT / "docs" / name).read_text(), re.M)
     named = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-"): heading for heading in headings}
-    target = f"#{anchor}" if name == PAGE.name else f"{name}#{anchor}"
+    target = f"#{anchor}" if name == page_name else f"{name}#{anchor}"
     return f"[{named[anchor]}]({target})"
 
 

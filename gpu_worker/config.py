@@ -37,12 +37,14 @@ class EngineConfig:
     """Settings of one engine. 0 for `max_model_len`, `num_pages` or `num_threads` selects a default; for
     `max_num_seqs`, `max_num_batched_tokens` and `chunk_size` one by device and memory (`BATCHING`, `decided`).
 
-    `model`: a folder in Hugging Face format, a hub id, or "petiole-tiny", which ships with the project.
+    `model`: a folder in Hugging Face format, a hub id, or what ships with the project: "petiole-tiny",
+    "petiole-tiny-vision".
     `max_num_batched_tokens`: maximum prompt tokens in one prefill step.
     `chunk_size`: maximum tokens of one prompt in a step; bounds how long a prefill delays running sequences.
     `num_pages`: pages of `page_size` tokens, including the reserved page 0.
     `delay_factor`: let the waiting queue grow for this fraction of the last prefill's duration.
     `stream_interval_ms`: after a request's first token, tokens within this interval are delivered as one delta.
+    `image_max_bytes`, `image_max_pixels`: of one image's file, and of the picture in it.
     `max_waiting`: maximum waiting requests; more are refused with EngineBusy.
 
     Settings that allocate memory are also checked against the free memory when the model is loaded.
@@ -73,13 +75,15 @@ class EngineConfig:
     lora_max_rank: int = 64
     cuda_graphs: Literal["on", "off"] = "on"
     graph_batch_sizes: tuple[int, ...] = ()
+    image_max_bytes: int = 20 * 2**20
+    image_max_pixels: int = 50_000_000
     max_waiting: int = 10_000
     num_threads: int = 0
     debug: bool = False
 
     def __post_init__(self) -> None:
         require(self.max_waiting >= 1, "max_waiting", "must be at least 1", self.max_waiting)
-        for name in ("page_size", "lora_max_rank"):
+        for name in ("page_size", "lora_max_rank", "image_max_bytes", "image_max_pixels"):
             require(1 <= getattr(self, name) <= _INT32, name, f"must be 1 to {_INT32}", getattr(self, name))
         for name in ("max_num_seqs", "max_num_batched_tokens", "chunk_size", "lora_slots"):
             require(0 <= getattr(self, name) <= _INT32, name, f"must be 0 to {_INT32}", getattr(self, name))

@@ -29,6 +29,7 @@ from petiole.gpu_worker.errors import EngineBusy, EngineClosed, EngineError, Han
 from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.loading import load_parts, memory_that_suffices, warm_up
 from petiole.gpu_worker.request import Delta, FinishReason, Request, Result
+from petiole.gpu_worker.request.images import PreparedImage, RequestImage
 from petiole.gpu_worker.runtime.interface import ModelLimits, Runtime
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
@@ -39,7 +40,7 @@ from petiole.gpu_worker.text import Tokenizer
 from petiole.gpu_worker.threads.intake import Intake
 from petiole.gpu_worker.threads.loop import EngineLoop
 from petiole.gpu_worker.threads.preparation import ConstraintCompiler, Preparer
-from petiole.gpu_worker.threads.text import OutputStream, TextThread
+from petiole.gpu_worker.threads.text import RequestOutput, TextThread
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 T = TypeVar("T")
@@ -79,14 +80,14 @@ class Engine:
         self.tracer = tracer
         self.runtime, self.tokenizer = parts.runtime, parts.tokenizer
         self._warms_up = runtime is None
-        self._open: dict[Handle, OutputStream] = {}
+        self._open: dict[Handle, RequestOutput] = {}
         self._lock = threading.Lock()
         self._closed = True  # not started yet, or shut down
         table = PageTable(
             limits.n_pages, limits.page_size, limits.max_batch_size, -(-limits.max_model_len // limits.page_size)
         )
         cache = build_prefix_cache(config.prefix_cache, table, config.prefix_cache_max_pages)
-        self.scheduler = Scheduler(config, self.runtime, KVCacheManager(table, cache), tracer)
+        self.scheduler = Scheduler(config, self.runtime, KVCacheManager(table, cache), tracer, self._cut)
         preparer = Preparer(
             config,
             limits,
@@ -105,7 +106,9 @@ class Engine:
             self.scheduler, pipeline, self._text.post, self._on_device_lost, tracer, config.debug
         )
         self._thread = threading.Thread(target=self._loop.run, name="engine", daemon=True)
-        self._intake = Intake(preparer, self.runtime.adapter_at_hand, self._accept_later, self._text.refuse)
+        self._intake = Intake(
+            preparer, self.runtime.adapter_at_hand, self._accept_later, self._text.refuse, tracer
+        )
 
     # ------------------------------------------------------------ lifecycle
 
@@ -179,7 +182,7 @@ class Engine:
         A request refused while the engine is not running gets its `on_done` on the calling thread.
         """
         handle = Handle(request, self, on_delta=on_delta, on_admitted=on_admitted, on_done=on_done)
-        stream = OutputStream(handle)
+        stream = RequestOutput(handle)
         with self._lock:
             refusal = self._refusal()
             if refusal is None:
@@ -202,19 +205,23 @@ class Engine:
             return EngineBusy(f"{len(self._open)} requests are running or waiting")
         return None
 
-    def _refuse(self, stream: OutputStream, error: BaseException) -> None:
+    def _refuse(self, stream: RequestOutput, error: BaseException) -> None:
         if self._closed:  # the text thread is not running
             stream.ended = True
             stream.handle._end(error)
         else:
             self._text.refuse(stream, error)
 
-    def _accept_later(self, seq: ScheduledSequence, stream: OutputStream) -> None:
+    def _accept_later(self, seq: ScheduledSequence, stream: RequestOutput) -> None:
         self._loop.post(lambda: self._accept(seq, stream))
 
     # ------------------------------------------------------------ on the engine thread
 
-    def _accept(self, seq: ScheduledSequence, stream: OutputStream) -> None:
+    def _cut(self, image: RequestImage, done: Callable[[PreparedImage | Exception], None]) -> None:
+        """Cut an image on a preparation thread. Its outcome wakes the loop."""
+        self._intake.cut(image, lambda outcome: self._loop.post(lambda: done(outcome)))
+
+    def _accept(self, seq: ScheduledSequence, stream: RequestOutput) -> None:
         stream.seq = seq
         state = self.scheduler.state
         state.waiting.push(seq)
@@ -226,7 +233,7 @@ class Engine:
         if end is not None:
             state.finalize(seq, end)
 
-    def _end(self, stream: OutputStream, end: End) -> None:
+    def _end(self, stream: RequestOutput, end: End) -> None:
         """End a request at any stage: before acceptance, waiting or running."""
         seq = stream.seq
         if seq is None:
@@ -396,6 +403,9 @@ class Engine:
             "generated_tokens": counters.generated_tokens,
             "zombie_outputs": counters.zombie_outputs,
             "preemptions": counters.preemptions,
+            "encoded_images": counters.encoded_images,
+            "image_hits": counters.image_hits,
+            "encode_s": round(counters.encode_s, 4),
             "finished": counters.finished,
             "draft_tokens": counters.speculation.drafted,
             "accepted_draft_tokens": counters.speculation.accepted,

@@ -8,7 +8,7 @@ skill (`SkillConstraint` and `PositionalConstraint` in `skills.py`) require noth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -51,8 +51,9 @@ class SkillState(Protocol):
         """The allowed next tokens; None: any."""
         ...
 
-    def consume_step(self, token_id: int, values: Sequence[float] = ()) -> None:
-        """Consume an allowed token, with the values that the model decoded with it (a coordinate, a size)."""
+    def consume_step(self, token_id: int, values: Sequence[float] = ()) -> Mapping[str, float] | None:
+        """Consume an allowed token, with the values that the model decoded with it (a coordinate, a size).
+        Returns what it completes: a point or a box of the answer."""
         ...
 
     def finalize(self) -> Any:
@@ -71,7 +72,7 @@ class PositionalSkill(Protocol):
         """The allowed tokens at this index of the output; None: any."""
         ...
 
-    def consume_step(self, token_id: int, values: Sequence[float] = ()) -> None:
+    def consume_step(self, token_id: int, values: Sequence[float] = ()) -> Mapping[str, float] | None:
         """As `SkillState.consume_step`."""
         ...
 

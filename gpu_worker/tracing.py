@@ -20,7 +20,7 @@ from typing import Any
 
 Span = AbstractContextManager[None]
 
-_FORWARDS = ("prefill", "decode", "verify", "mixed", "forward")
+_FORWARDS = ("prefill", "decode", "verify", "mixed", "encode", "forward")
 
 
 class Tracer:

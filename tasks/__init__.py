@@ -11,13 +11,13 @@ numpy. The names below are imported at their first use.
 
     commands/     `petiole ...`: the command line, the demo; imported by nobody
     worker/       a worker: the only part that imports the engine; Celery finds it by `worker_side`
-    submission/   the tasks `generate` and `chat`: what `delay` checks and sends, how a body gets its result
+    submission/   the tasks, `generate`, `chat`, `query`: what `delay` checks and sends, how a body gets its result
     streams/      reading a task's stream, for an application, a task's `stream()` and the command line
-    fleet/        watching and steering workers: reports, queue lengths, cancel, drain, Prometheus
+    fleet/        watching and steering workers: reports, queue lengths, cancel, pause, drain, Prometheus
     app/          the Celery app: its configuration, result backend, RabbitMQ
     servers/      how to reach Redis: connections, sentinels, an embedded server
     requests/     what a task is asked and what it answers: options, results, keys, headers
-    settings      every setting, from PETIOLE_* variables; for all of Petiole but the engine
+    settings      every setting, from PETIOLE_* variables; the engine's are in `gpu_worker.config`, too
     worker_side   the names of the worker's classes, as dotted strings
     urls          the forms of broker and Redis URLs; passwords that are not shown
     keys          every name that Petiole writes into Redis or into a message
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from petiole.tasks.requests.submission import Submission
     from petiole.tasks.requests.types import ChatCall, ChatOptions, GenerateCall, GenerateOptions, GenerationDict
     from petiole.tasks.streams.readers import AsyncGeneration, astream, stream
-    from petiole.tasks.submission.definitions import chat, generate
+    from petiole.tasks.submission.definitions import caption, chat, detect, generate, point, query
+    from petiole.tasks.submission.images import put_image
 
 __all__ = [
     "AsyncGeneration",
@@ -67,9 +68,14 @@ __all__ = [
     "Unavailable",
     "astream",
     "cancel",
+    "caption",
     "celery_app",
     "chat",
+    "detect",
     "generate",
+    "point",
+    "put_image",
+    "query",
     "stream",
 ]
 
@@ -96,8 +102,11 @@ _HOMES = {
     "AsyncGeneration": "petiole.tasks.streams.readers:AsyncGeneration",
     "astream": "petiole.tasks.streams.readers:astream",
     "stream": "petiole.tasks.streams.readers:stream",
-    "chat": "petiole.tasks.submission.definitions:chat",
-    "generate": "petiole.tasks.submission.definitions:generate",
+    **{
+        task: f"petiole.tasks.submission.definitions:{task}"
+        for task in ("caption", "chat", "detect", "generate", "point", "query")
+    },
+    "put_image": "petiole.tasks.submission.images:put_image",
 }
 __getattr__ = _lazy.names(__name__, _HOMES)
 

@@ -1,9 +1,10 @@
 """Every name that Petiole writes into Redis or into a message, for all processes of a fleet.
 
-Processes of different versions share these names: add to them, change none (docs/operations.md). The Lua scripts
+Processes of different versions share these names: add to them, change none (docs/maintaining.md). The Lua scripts
 get them as arguments.
 
     of one task         `StreamKeys`
+    of one image        `image_key`
     of the broker       `LedgerKeys`
     of the whole fleet  `WORKERS_KEY`, `LIVES_KEY`, `QUARANTINE_KEY`, `PROBE_KEY`
     in a message        `SENT_HEADER`, `AFFINITY_HEADER`, `NAME_PROPERTY`
@@ -34,6 +35,11 @@ AFFINITY_HEADER = "petiole-affinity"
 NAME_PROPERTY = "petiole-message"
 """A property of a delivered message: its name (`worker.broker.ledger.Taken.name`). What a producer wrote there is
 overwritten."""
+
+
+def image_key(name: str) -> str:
+    """String with a TTL: the file of an image that was put (`requests.images`). `name`: of its content."""
+    return f"petiole:image:{name}"
 
 
 class StreamKeys(NamedTuple):

@@ -118,6 +118,10 @@ class EngineSettings(BaseModel):
     graph_batch_sizes: Annotated[tuple[int, ...], NoDecode] = Field(
         default=(), description="batch sizes with a CUDA graph, such as 1,2,4,8; empty: chosen"
     )
+    image_max_bytes: int = Field(default=20 * 2**20, ge=1, le=96 * 2**20, description="largest file of an image")
+    image_max_pixels: int = Field(
+        default=50_000_000, ge=1, le=2**31 - 1, description="most pixels of the picture in it"
+    )
     num_threads: int = Field(
         default=0, ge=0, description="CPU threads of the model; 0: as many as may run at once"
     )
@@ -174,6 +178,9 @@ class Settings(EngineSettings, BaseSettings):
     )
     visibility_timeout_s: float = Field(
         default=15.0, ge=0.1, le=LONGEST_S, description="a worker silent for this long loses its tasks"
+    )
+    image_ttl_s: int = Field(
+        default=3_600, ge=1, le=LONGEST_S, description="seconds that put_image keeps an image after its last use"
     )
     drain_seconds: float = Field(
         default=20.0, ge=0, description="warm shutdown: time to finish before tasks are handed back"

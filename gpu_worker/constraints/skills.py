@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy as copy_of
 from typing import Any, Self
 
@@ -86,9 +86,9 @@ class _Counted:
     def allowed_token_ids(self) -> Sequence[int] | None:
         return self._skill.allowed_at(self._index)
 
-    def consume_step(self, token_id: int, values: Sequence[float] = ()) -> None:
-        self._skill.consume_step(token_id, values)
+    def consume_step(self, token_id: int, values: Sequence[float] = ()) -> Mapping[str, float] | None:
         self._index += 1
+        return self._skill.consume_step(token_id, values)
 
     def finalize(self) -> Any:
         return self._skill.finalize()

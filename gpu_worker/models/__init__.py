@@ -5,7 +5,7 @@ They import nothing of the runtime: attention, kernels and what adapters add are
     registry       which loader an architecture has; a family with a decoder of its own begins here
     config         a checkpoint's config.json as the decoder's parameters. A family that the decoder can
                    compute is a row of FAMILIES here
-    loading        weights onto the device
+    loading        finds a checkpoint, in a folder or on the hub; its weights onto the device
     formats        checkpoints in formats that are not read, named as what they are
     safetensors    checkpoint files, mapped into memory
     decoder        the decoder of Llama, Mistral, Qwen2 and Qwen3
@@ -15,4 +15,5 @@ They import nothing of the runtime: attention, kernels and what adapters add are
     adapters       adapters in the host's memory
     moondream/     Moondream 2: encoder, decoder, coordinates and sizes
     petiole_tiny/  the small model that ships
+    petiole_tiny_vision/  the small vision model that ships
 """

@@ -17,6 +17,7 @@ from torch import Tensor
 from petiole.gpu_worker.models.config import ModelConfig
 from petiole.gpu_worker.models.layers import Kernels, Linear, Rotation
 from petiole.gpu_worker.request.images import ImageLimits
+from petiole.gpu_worker.request.skills import Processor
 from petiole.gpu_worker.request.values import ValueTokens
 
 LinearName = Literal["qkv", "out", "gate_up", "down"]
@@ -87,7 +88,7 @@ class Forward:
 class Decoder:
     """A model's weights and its forward pass. rotary: see `rotary_table`.
 
-    embedding: [vocab, hidden]; `value_tokens` and `images`: None for a model of text.
+    embedding: [vocab, hidden]; `value_tokens`, `images` and `processor`: None for a model of text.
     """
 
     config: ModelConfig
@@ -99,6 +100,7 @@ class Decoder:
     kernels: Kernels
     value_tokens: ValueTokens | None = None
     images: ImageLimits | None = None
+    processor: Processor | None = None
 
     @property
     def dtype(self) -> torch.dtype:

@@ -1,8 +1,8 @@
 """Loads model weights onto the device, given the model's name.
 
-A name is a folder, "petiole-tiny" (which ships with the project) or a Hugging Face hub id. Tensors are copied one
-by one from the memory-mapped file to their place in the fused, converted and possibly quantized layout. The host
-never holds more than the weights and one tensor.
+A name is a folder, a model that ships with the project ("petiole-tiny") or a Hugging Face hub id. Tensors are
+copied one by one from the memory-mapped file to their place in the fused, converted and possibly quantized layout.
+The host never holds more than the weights and one tensor.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from petiole.gpu_worker.models.layers import (
 from petiole.gpu_worker.models.rotary import rotary_table
 from petiole.gpu_worker.models.safetensors import DTYPES, Checkpoint
 
-PETIOLE_TINY = "petiole-tiny"
+SHIPPED = ("petiole-tiny", "petiole-tiny-vision")
 EMBEDDING = "model.embed_tokens.weight"
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 _HUB_COPIES = ["consolidated*.safetensors", "original/*", "onnx/*"]
@@ -53,8 +53,8 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
 
     Respects HF_TOKEN, HF_HOME and HF_HUB_OFFLINE, like huggingface_hub.
     """
-    if model == PETIOLE_TINY:
-        return Path(__file__).parent / "petiole_tiny"
+    if model in SHIPPED:
+        return Path(__file__).parent / model.replace("-", "_")
     try:
         path = Path(model).expanduser()
         if path.is_dir():

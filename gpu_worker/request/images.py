@@ -11,7 +11,7 @@ all positions see each other; a causal one is a region for its image alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,7 @@ IMAGE = -2
 """In token ids: a position of an image."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PreparedImage:
     """An image cut into crops.
 
@@ -40,6 +40,30 @@ class PreparedImage:
     pixels: UInt8Array
     tiling: tuple[int, int] = (1, 1)
     rotary: Int32Array | None = None
+
+
+@dataclass(slots=True, eq=False)
+class RequestImage:
+    """An image of a request, which becomes crops when a step needs them first, and after each preemption again.
+
+    `cut` decodes and cuts it, on a preparation thread; None if the request came with the crops. `prepared`: they,
+    while they are at hand. Raises InvalidRequest, in `cut`.
+    """
+
+    content_hash: int
+    n_positions: int
+    rotary: Int32Array | None = None
+    cut: Callable[[], PreparedImage] | None = None
+    prepared: PreparedImage | None = None
+
+    @staticmethod
+    def of(image: PreparedImage) -> RequestImage:
+        return RequestImage(image.content_hash, image.n_positions, image.rotary, None, image)
+
+    def forget(self) -> None:
+        """Drop the crops, once the device has what was made of them."""
+        if self.cut is not None:
+            self.prepared = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +101,7 @@ class ImageLimits:
     def max_region(self) -> int:
         return self.lead + self.max_positions
 
-    def region(self, begin: int, image: PreparedImage) -> Region:
+    def region(self, begin: int, image: RequestImage) -> Region:
         return Region(begin - self.lead, begin + image.n_positions, self.bidirectional)
 
 
@@ -91,7 +115,7 @@ def whole_regions(regions: tuple[Region, ...], position: int, room: int) -> int:
     return end - position
 
 
-def rotary_positions(n_prompt: int, images: Mapping[int, PreparedImage]) -> Int32Array | None:
+def rotary_positions(n_prompt: int, images: Mapping[int, RequestImage]) -> Int32Array | None:
     """int32 [axes, n_prompt], or None: the KV indices. Text takes one position on all axes, and goes on behind the
     farthest one before it."""
     axes = max((0 if image.rotary is None else len(image.rotary) for image in images.values()), default=0)
@@ -109,7 +133,7 @@ def rotary_positions(n_prompt: int, images: Mapping[int, PreparedImage]) -> Int3
     return positions
 
 
-def check_images(images: dict[int, PreparedImage], n_given: int, limits: ImageLimits | None) -> None:
+def check_images(images: Mapping[int, RequestImage], n_given: int, limits: ImageLimits | None) -> None:
     """`images` by the position where each begins, of `n_given` in the request. Raises InvalidRequest."""
     if limits is None:
         require(n_given == 0, "images", "this model takes none", n_given)
@@ -121,8 +145,9 @@ def check_images(images: dict[int, PreparedImage], n_given: int, limits: ImageLi
         n = image.n_positions
         high = limits.max_positions
         require(1 <= n <= high, f"images[{k}]", f"must have 1 to {high} positions", n)
-        crops = len(image.pixels)
-        require(1 <= crops <= limits.max_crops, f"images[{k}]", f"must have 1 to {limits.max_crops} crops", crops)
+        if image.prepared is not None:
+            crops, most = len(image.prepared.pixels), limits.max_crops
+            require(1 <= crops <= most, f"images[{k}]", f"must have 1 to {most} crops", crops)
         if limits.lead:
             where = f"must be behind the first {limits.lead} tokens of the prompt"
             require(begin == limits.lead, f"images[{k}]", where, f"behind {begin}")

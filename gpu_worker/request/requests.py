@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from petiole.cache import CoordToken, SizeToken
     from petiole.gpu_worker.protocols import ConstraintState
     from petiole.gpu_worker.request.images import ImagePlace, PreparedImage
+    from petiole.gpu_worker.request.skills import SkillCall
 
     PromptToken = int | CoordToken | SizeToken | ImagePlace
     # A token of a prompt, or where one of the images stands. Only the bins of a coordinate or a size count.
@@ -76,9 +77,11 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to continue: exactly one of `prompt` (text or token ids) and `messages` (chat) is given.
+    """One prompt to continue: exactly one of `prompt` (text or token ids), `messages` (chat) and `skill` is given.
     Coordinates and sizes may stand among the token ids, for a model that has them, and each of `images` has its
-    `ImagePlace` there.
+    `ImagePlace` there. In messages the images stand, in order, in place of the parts of type "image".
+
+    `images`: JPEG, PNG or WebP files, or crops. A file is decoded only if what it becomes is not in the cache.
 
     `tools` and the variables in `chat_template_kwargs` are for the chat template. `continue_final_message`: the
     output continues the final message, which is the assistant's, in place of beginning a new one.
@@ -93,13 +96,14 @@ class Request:
 
     prompt: str | Sequence[PromptToken] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None
+    skill: SkillCall | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     continue_final_message: bool = False
     sampling: SamplingParams = SamplingParams()
     constraint: Constraint | ConstraintState | None = None
     adapter: str | None = None
-    images: Sequence[PreparedImage] = ()
+    images: Sequence[PreparedImage | bytes] = ()
     priority: int = 0
     deadline_s: float | None = None
     salt: str = ""
@@ -123,9 +127,9 @@ class Delta:
     """A chunk of the output stream. `index` is the position of `token_ids[0]` in the output.
 
     `text` may lag behind `token_ids` while a character is incomplete or the text could become a stop string. The
-    last delta, the only one with a `finish_reason`, contains the rest. `bins`: for a model
-    with value tokens, the bins decoded with each token (a coordinate has one, a size two, a text token none);
-    `values`: the numbers that they stand for.
+    last delta, the only one with a `finish_reason`, contains the rest. `bins`: for a model with value tokens, the
+    bins decoded with each token (a coordinate has one, a size two, a text token none); `values`: the numbers that
+    they stand for. `items`: what each token completes of a skill's answer, a point or a box; None if none does.
     """
 
     index: int
@@ -135,6 +139,7 @@ class Delta:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     values: tuple[tuple[float, ...], ...] | None = None
     bins: tuple[tuple[int, ...], ...] | None = None
+    items: tuple[Mapping[str, float] | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +162,8 @@ class Timing:
 @dataclass(frozen=True, slots=True)
 class Result:
     """The complete output of a request. `stop_reason` is the condition that ended it: "eos", a stop token id, a
-    stop string or sequence, "constraint", "max_tokens", "max_model_len", or None."""
+    stop string or sequence, "constraint", "max_tokens", "max_model_len", or None. `answer`: a skill's, as JSON
+    data."""
 
     request_id: str
     text: str
@@ -168,3 +174,4 @@ class Result:
     timing: Timing
     model: str
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    answer: Mapping[str, Any] | None = None

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from petiole.gpu_worker.config import Batching
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.request.images import ImageLimits, PreparedImage
+from petiole.gpu_worker.request.skills import Processor
 from petiole.gpu_worker.request.values import ValueTokens
 
 Int32Array = npt.NDArray[np.int32]
@@ -182,8 +183,8 @@ class ModelLimits:
     """Properties of the model and its memory that the scheduler uses.
 
     `n_pages` and `max_batch_size` include the reserved page 0 and row 0. `values`: its value tokens, or
-    None; `images`: the images that it takes, or None. `batching`: what settings of 0 mean, on this device and with
-    this memory.
+    None; `images`: the images that it takes, and `processor`: what it makes of them and of skill calls, or None.
+    `batching`: what settings of 0 mean, on this device and with this memory.
     """
 
     model: str
@@ -196,6 +197,7 @@ class ModelLimits:
     eos_token_ids: frozenset[int] = field(default_factory=frozenset)
     values: ValueTokens | None = None
     images: ImageLimits | None = None
+    processor: Processor | None = None
     device: str = ""
     batching: Batching = field(default_factory=Batching)
 

@@ -48,7 +48,7 @@ from petiole.gpu_worker.runtime.cuda.executor import choose as choose_on_cuda
 from petiole.gpu_worker.runtime.cuda.graphs import cuda_capture, eager
 from petiole.gpu_worker.runtime.derived import max_model_len, n_threads, quantization, same_shape, weights_dtype
 from petiole.gpu_worker.runtime.device.cuda import CudaStream
-from petiole.gpu_worker.runtime.device.interface import Device, upload
+from petiole.gpu_worker.runtime.device.interface import Device, upload, upload_together
 from petiole.gpu_worker.runtime.device.opening import open_device
 from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
 from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
@@ -195,7 +195,7 @@ class ModelRuntime:
         )
         self._states = RowStates(self._n_rows, model.vocab_size, device, self._n_bins)
         choose = choose_on_cuda if device.type == "cuda" else choose_on_cpu
-        self._sampler = OutputSampler(self._states, self._up, choose)
+        self._sampler = OutputSampler(self._states, lambda arrays: upload_together(arrays, device), choose)
         self._features: dict[int, Tensor] = {}  # of encoded images, by key; used in stream order
         self._slots = tuple(self._new_slot(slot_id) for slot_id in range(N_SLOTS))
         check_shared_stream(self._slots)
@@ -275,6 +275,7 @@ class ModelRuntime:
             eos_token_ids=ends,
             values=self._decoder.value_tokens,
             images=self._decoder.images,
+            processor=self._decoder.processor,
             device=self._device.kind,
             batching=self.config.batching,
         )

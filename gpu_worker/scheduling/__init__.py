@@ -5,7 +5,7 @@ The engine's loop calls `scheduler`; the others are its parts.
     scheduler   the four verbs: schedule, launch, sample, commit
     planning    selects the sequences of the next step
     state       waiting, prefilling and running sequences, and the transitions between them
-    admission   the waiting queue and the delay gate
+    admission   the waiting queue, the delay gate, images on their way to crops
     preemption  who gives way when rows or pages run out
     pipeline    the steps in flight, their order and slots: a pure state machine
     batching    a plan as the arrays of a step

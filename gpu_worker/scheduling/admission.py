@@ -1,13 +1,28 @@
-"""Admission: the waiting queue, the delay gate and common prefixes. Data structures and decisions, no effects."""
+"""Admission: the waiting queue, the delay gate, common prefixes, and images on their way to crops.
+
+An image is cut into crops when a prefill needs it soon and the prefix cache does not have it:
+
+    waiting ── its turn is near, its image is in no cache ──► cut on a preparation thread ──► at hand
+       ▲                                                                                        │ prefill launched:
+       └──────────────────────── preempted: from the beginning ◄── crops dropped ◄──────────────┘
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from sortedcontainers import SortedDict, SortedSet
 
+from petiole.gpu_worker.request.images import PreparedImage, RequestImage
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+
+AHEAD = 16
+"""Crops of one image are some megabytes."""
+
+Cut = Callable[[RequestImage, Callable[[PreparedImage | Exception], None]], None]
+"""Cut an image on another thread, then call the function with the outcome on the engine's."""
 
 
 class WaitingQueue:
@@ -69,3 +84,56 @@ def can_reuse(seq: ScheduledSequence, other: ScheduledSequence, n_positions: int
         and seq.namespace == other.namespace
         and bool((left[:n_positions] == right[:n_positions]).all())
     )
+
+
+class Cutting:
+    """Images that are being cut, and crops. Owned by the engine thread.
+
+    A sequence whose image is being cut is passed over. Equal images of several sequences are cut once. At most
+    `AHEAD` images are at hand or being cut, except that the best-ranked waiting sequence may always have its own
+    cut. `fail(seq, error)` ends a request whose image cannot be cut.
+    """
+
+    def __init__(self, cut: Cut, fail: Callable[[ScheduledSequence, Exception], None]) -> None:
+        self._cut = cut
+        self._fail = fail
+        self._at_hand: WeakValueDictionary[int, PreparedImage] = WeakValueDictionary()
+        self._being_cut: dict[int, dict[ScheduledSequence, list[RequestImage]]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether an image is being cut, so that something will be at hand."""
+        return bool(self._being_cut)
+
+    def at_hand(self, seq: ScheduledSequence, n_cached: int, *, first: bool) -> bool:
+        """Whether the crops are at hand of all images behind the first `n_cached` positions. Has missing ones cut.
+        `first`: no waiting sequence ranks better."""
+        ready = True
+        for begin, image in seq.images.items():
+            if begin < n_cached or image.prepared is not None:
+                continue
+            image.prepared = self._at_hand.get(image.content_hash)
+            if image.prepared is None:
+                ready = False
+                self._begin(seq, image, first)
+        return ready
+
+    def _begin(self, seq: ScheduledSequence, image: RequestImage, first: bool) -> None:
+        key = image.content_hash
+        waiting = self._being_cut.get(key)
+        if waiting is not None:
+            waiting.setdefault(seq, []).append(image)
+        elif first or len(self._at_hand) + len(self._being_cut) < AHEAD:
+            self._being_cut[key] = {seq: [image]}
+            self._cut(image, lambda outcome: self._done(key, outcome))
+
+    def _done(self, key: int, outcome: PreparedImage | Exception) -> None:
+        for seq, images in self._being_cut.pop(key).items():
+            if seq.finalized:
+                continue
+            if isinstance(outcome, Exception):
+                self._fail(seq, outcome)
+                continue
+            self._at_hand[key] = outcome
+            for image in images:
+                image.prepared = outcome

@@ -36,8 +36,8 @@ HEADROOM_TOKENS = 16
 """Tokens to keep free per running sequence when admitting another; with less, the new one is soon preempted."""
 
 LOOK_AHEAD = 64
-"""Waiting sequences beyond `max_num_seqs` to consider in one plan. Those that wait for an adapter, for chunks or
-for their turn are passed over; passing over thousands of them in each plan would delay the running ones."""
+"""Waiting sequences beyond `max_num_seqs` to consider in one plan. Those that wait for an adapter, an image,
+chunks or their turn are passed over; passing over thousands of them in each plan would delay the running ones."""
 
 
 class Planner:
@@ -210,7 +210,7 @@ class Planner:
             start = seq.scheduled_position
             for begin, image in seq.images.items():
                 if start <= begin < start + length and begin not in seq.features:
-                    crops += len(image.pixels)
+                    crops += 0 if image.prepared is None else len(image.prepared.pixels)
                     if needed and crops > limits.max_crops:
                         return StepPlan([], images=needed)
                     needed.append((seq, begin))
@@ -273,12 +273,22 @@ class Planner:
 
     def _candidates(self) -> Iterator[ScheduledSequence]:
         """Waiting sequences by rank. Once one must wait for an adapter slot, later ones with an adapter wait too.
-        Those without one do not, since they do not delay it."""
+        Those without one do not, since they do not delay it. Those whose images are being cut are passed over."""
         state, slots_awaited = self.state, False
-        for seq in islice(state.waiting, state.config.max_num_seqs + LOOK_AHEAD):
+        for k, seq in enumerate(islice(state.waiting, state.config.max_num_seqs + LOOK_AHEAD)):
             slots_awaited |= state.adapters.must_wait(seq.adapter_key)
-            if not slots_awaited or seq.adapter_key is None:
+            if slots_awaited and seq.adapter_key is not None:
+                continue
+            if not seq.images or self._images_at_hand(seq, first=k == 0):
                 yield seq
+
+    def _images_at_hand(self, seq: ScheduledSequence, *, first: bool) -> bool:
+        """Whether the prefill has the crops of its images, but for those that are cached. Has them cut if not."""
+        if all(image.prepared is not None for image in seq.images.values()):
+            return True
+        state = self.state
+        n_cached = state.manager.match_length(seq.cache_tokens, seq.namespace)
+        return state.cutting.at_hand(seq, n_cached, first=first)
 
     def _is_long(self, seq: ScheduledSequence) -> bool:
         """Whether the prefill, without the reused prefix, takes more than one chunk."""

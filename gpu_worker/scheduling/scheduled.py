@@ -13,7 +13,7 @@ import numpy as np
 
 from petiole.cache import CacheNamespace, CacheToken, CacheTokens, ImageToken, KVAllocation
 from petiole.gpu_worker.request import Request
-from petiole.gpu_worker.request.images import ImageLimits, PreparedImage, Region, rotary_positions
+from petiole.gpu_worker.request.images import ImageLimits, Region, RequestImage, rotary_positions
 from petiole.gpu_worker.request.values import Bins, ValueTokens
 from petiole.gpu_worker.scheduling.sequence import IntArray, SchedulableSequence
 from petiole.gpu_worker.scheduling.stopping import StopRules
@@ -81,7 +81,7 @@ class ScheduledSequence(SchedulableSequence):
         history_length: int = 0,
         values: ValueTokens | None = None,
         bins: Mapping[int, Bins] | None = None,
-        images: Mapping[int, PreparedImage] | None = None,
+        images: Mapping[int, RequestImage] | None = None,
         image_limits: ImageLimits | None = None,
     ) -> None:
         super().__init__(
@@ -99,7 +99,7 @@ class ScheduledSequence(SchedulableSequence):
         self.drafter = drafter
         self.stream = stream
         self.adapter_key = request.adapter if adapter_key is None else adapter_key
-        self.images: dict[int, PreparedImage] = dict(images or {})
+        self.images: dict[int, RequestImage] = dict(images or {})
         self.features: dict[int, int] = {}
         self.regions: tuple[Region, ...] = ()
         self.rotary = rotary_positions(self.num_input_tokens, self.images)

@@ -17,13 +17,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from petiole.cache import KVCacheManager
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.request import TokenLogprobs
+from petiole.gpu_worker.request.images import PreparedImage, RequestImage
 from petiole.gpu_worker.runtime.interface import (
     EncodeInput,
     Int32Array,
@@ -33,6 +34,7 @@ from petiole.gpu_worker.runtime.interface import (
 )
 from petiole.gpu_worker.scheduling import masks
 from petiole.gpu_worker.scheduling.adapters import AdapterSlots
+from petiole.gpu_worker.scheduling.admission import Cut
 from petiole.gpu_worker.scheduling.batching import StepPayload, StepPlan, encode_batch, make_batch, payload_of
 from petiole.gpu_worker.scheduling.outcomes import AllocationFailed, SequenceState
 from petiole.gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit, PipelineState
@@ -46,17 +48,26 @@ Launch = LaunchHandle[ScheduledSequence]
 Pending = PendingCommit[ScheduledSequence]
 
 
+def _cut_here(image: RequestImage, done: Callable[[PreparedImage | Exception], None]) -> None:
+    raise AssertionError("nobody cuts images")
+
+
 class Scheduler:
     """Runs on the engine thread. Independent of tensors, threads and text."""
 
     def __init__(
-        self, config: EngineConfig, runtime: Runtime, manager: KVCacheManager, tracer: Tracer = NO_TRACE
+        self,
+        config: EngineConfig,
+        runtime: Runtime,
+        manager: KVCacheManager,
+        tracer: Tracer = NO_TRACE,
+        cut: Cut = _cut_here,
     ) -> None:
         self.runtime = runtime
         self.manager = manager
         self.tracer = tracer
         adapters = AdapterSlots(config.lora_slots, runtime.load_adapter)
-        self.state = SchedulerState(config, runtime.limits, manager, adapters, runtime.forget_images)
+        self.state = SchedulerState(config, runtime.limits, manager, adapters, runtime.forget_images, cut)
         self._keys = itertools.count()
         self.planner = Planner(self.state)
 
@@ -135,7 +146,9 @@ class Scheduler:
         inputs = []
         for seq, begin in plan.images:
             key = seq.features[begin] = next(self._keys)
-            inputs.append(EncodeInput(key, seq.images[begin]))
+            prepared = seq.images[begin].prepared
+            assert prepared is not None, f"{seq} was planned before its image was at hand"
+            inputs.append(EncodeInput(key, prepared))
         self.state.counters.encoded_images += len(inputs)
         return StepPayload(slot_id, self.state.counters.steps, plan, encode_batch(inputs), time.perf_counter())
 
@@ -143,6 +156,7 @@ class Scheduler:
         """Forget the keys of the images whose positions have been launched: the runtime drops what is used."""
         for begin in [begin for begin in seq.features if begin < seq.scheduled_position]:
             del seq.features[begin]
+            seq.images[begin].forget()
 
     def _publish(self, plan: StepPlan, ends: Int32Array) -> None:
         """Make the KV of these chunks matchable. Later launches may reuse it, since they run after it on the
@@ -156,7 +170,7 @@ class Scheduler:
             if seq.newest.state is SequenceState.PREFILL_SCHEDULED and seq.allocation is not None:
                 seq.allocation.unpublish(seq.scheduled_position - seq.newest.n_positions)
             seq.revert_schedule()
-        for seq in plan.sequences:
+        for seq in dict.fromkeys([*plan.sequences, *(seq for seq, _ in plan.images)]):
             self.state.fail(seq, error)
 
     # ------------------------------------------------------------ sample
@@ -187,6 +201,8 @@ class Scheduler:
         now = time.perf_counter()
         if payload.plan.n_chunks:
             self.state.gate.last_prefill_s = now - payload.launched_s
+        elif step.kind == "encode":
+            self.state.counters.encode_s += now - payload.launched_s
         with self.tracer.span("commit", payload.slot_id, payload.step_id):
             self._apply_all(step, payload, output, now)
 

@@ -25,7 +25,7 @@ from petiole.gpu_worker.request import TokenLogprobs
 from petiole.gpu_worker.request.values import Bins
 from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.scheduling.adapters import AdapterSlots
-from petiole.gpu_worker.scheduling.admission import DelayGate, WaitingQueue
+from petiole.gpu_worker.scheduling.admission import Cut, Cutting, DelayGate, WaitingQueue
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.scheduling.stopping import End
 from petiole.gpu_worker.speculation import SpeculationStats
@@ -72,9 +72,13 @@ Emission = Admitted | Generated | Ended
 
 @dataclass(slots=True)
 class Counters:
+    """encode_s: from launch to completion of encode steps. image_hits: images whose KV was cached at admission."""
+
     steps: int = 0
     prefill_steps: int = 0
     encoded_images: int = 0
+    encode_s: float = 0.0
+    image_hits: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
@@ -93,6 +97,7 @@ class SchedulerState:
         manager: KVCacheManager,
         adapters: AdapterSlots,
         forget_images: Callable[[Sequence[int]], None],
+        cut: Cut,
     ) -> None:
         self.config = config
         self.forget_images = forget_images
@@ -103,6 +108,7 @@ class SchedulerState:
         self.prefilling: list[ScheduledSequence] = []
         self.running: list[ScheduledSequence] = []
         self.gate = DelayGate(config.delay_factor)
+        self.cutting = Cutting(cut, self.finalize)
         self.counters = Counters()
         self.emissions: list[Emission] = []
         self._deadlines: SortedDict[tuple[float, tuple[int, int]], ScheduledSequence] = SortedDict()
@@ -151,6 +157,7 @@ class SchedulerState:
     def _admitted(self, seq: ScheduledSequence, reused: int, now: float) -> None:
         seq.scheduled_s = now
         seq.cached_prompt_tokens = min(reused, seq.num_input_tokens)
+        self.counters.image_hits += sum(begin < reused for begin in seq.images)
         if seq.request.deadline_s is not None:
             self._deadlines[_deadline(seq)] = seq
         self.emissions.append(Admitted(seq))

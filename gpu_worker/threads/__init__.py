@@ -3,6 +3,8 @@
 preparation  validates a request, tokenizes it and builds its sequence
 intake       the way in: from `submit` to the engine thread
 prompts      a prompt's tokens, values and images, checked
+subjects     a prompt, messages or a skill call, as a prompt's tokens
+pictures     from an image's file to a picture: formats, limits, rules
 loop         the engine thread: launch, sample, commit
 text         the text thread: text, stop strings, deltas, ends
 pool         a minimal thread pool, which `tasks.worker` uses as well; not Celery's pool

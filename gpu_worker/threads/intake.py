@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable
 
 from petiole.gpu_worker.errors import failed
+from petiole.gpu_worker.request.images import PreparedImage, RequestImage
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.threads.pool import Threads
 from petiole.gpu_worker.threads.preparation import Preparer
-from petiole.gpu_worker.threads.text import OutputStream
+from petiole.gpu_worker.threads.text import RequestOutput
+from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 PREPARATION_THREADS = 2
 ADAPTER_THREADS = 2
@@ -34,18 +36,20 @@ class Intake:
         self,
         preparer: Preparer,
         adapter_at_hand: Callable[[str], bool],
-        accept: Callable[[ScheduledSequence, OutputStream], None],
-        refuse: Callable[[OutputStream, BaseException], None],
+        accept: Callable[[ScheduledSequence, RequestOutput], None],
+        refuse: Callable[[RequestOutput, BaseException], None],
+        tracer: Tracer = NO_TRACE,
     ) -> None:
         self.preparer = preparer
         self._adapter_at_hand = adapter_at_hand
         self._accept = accept
         self._refuse = refuse
+        self._tracer = tracer
         self._arrivals = itertools.count()
         self._preparation = Threads(PREPARATION_THREADS, "prepare")
         self._reading = Threads(ADAPTER_THREADS, "adapter")
 
-    def put(self, stream: OutputStream) -> None:
+    def put(self, stream: RequestOutput) -> None:
         """Queue a request. Of equal priority, the one that was put first runs first."""
         arrival, arrival_s = next(self._arrivals), time.perf_counter()
         adapter: object = stream.handle.request.adapter  # not checked yet
@@ -53,12 +57,29 @@ class Intake:
         threads = self._preparation if at_hand else self._reading
         threads.put(lambda: self._prepare(stream, arrival, arrival_s))
 
+    def cut(self, image: RequestImage, done: Callable[[PreparedImage | Exception], None]) -> None:
+        """Cut an image into crops, then call `done`, on a preparation thread; here if they have ended."""
+
+        def work() -> None:
+            try:
+                assert image.cut is not None, "an image that came with its crops"
+                with self._tracer.span("cut"):
+                    outcome: PreparedImage | Exception = image.cut()
+            except Exception as error:
+                outcome = error
+            except BaseException as error:
+                outcome = failed("of an image", error)
+            done(outcome)
+
+        if not self._preparation.put(work):
+            work()
+
     def close(self) -> None:
         """Returns when every request that was put has been accepted or refused."""
         self._preparation.close()
         self._reading.close()
 
-    def _prepare(self, stream: OutputStream, arrival: int, arrival_s: float) -> None:
+    def _prepare(self, stream: RequestOutput, arrival: int, arrival_s: float) -> None:
         try:
             seq = self.preparer.prepare(stream, arrival, arrival_s)
         except Exception as error:  # InvalidRequest, or any error of a chat template or tokenizer

@@ -25,20 +25,20 @@ from petiole.gpu_worker.scheduling.stopping import StopRules
 from petiole.gpu_worker.speculation import Drafter, Proposer
 from petiole.gpu_worker.text import Tokenizer
 from petiole.gpu_worker.text.checks import Scalar, check_text, check_token_ids, is_token_id
-from petiole.gpu_worker.threads.prompts import Tokens, prompt_tokens, resumed_tokens
-from petiole.gpu_worker.threads.text import OutputStream
+from petiole.gpu_worker.threads.prompts import Tokens, resumed_tokens
+from petiole.gpu_worker.threads.subjects import Reading, Subject, Subjects, no_tokenizer
+from petiole.gpu_worker.threads.text import RequestOutput
 
 ConstraintCompiler = Callable[[Constraint], ConstraintState]
 
 _SEED_RANGE = 1 << 64
-_BOOL, _INT, _BIAS = Scalar(bool), Scalar(int), cast(Scalar, Scalar.of(limits.Bias))
+_INT, _BIAS = Scalar(int), cast(Scalar, Scalar.of(limits.Bias))
 _DEADLINE = cast(Scalar, Scalar.of(limits.DeadlineS | None))
 _SCALARS = {
     name: scalar
     for name, hint in get_type_hints(SamplingParams, include_extras=True).items()
     if (scalar := Scalar.of(hint))
 }
-_ONLY_FOR_CHAT = ("tools", "chat_template_kwargs", "continue_final_message")
 
 
 class Preparer:
@@ -72,18 +72,22 @@ class Preparer:
         """The EOS tokens of the model (which a reload may change) and of the tokenizer."""
         return self.limits.eos_token_ids | (self.tokenizer.eos_token_ids if self.tokenizer else frozenset())
 
-    def prepare(self, stream: OutputStream, arrival: int, arrival_s: float) -> ScheduledSequence:
+    def prepare(self, stream: RequestOutput, arrival: int, arrival_s: float) -> ScheduledSequence:
         """The sequence of a request. Raises InvalidRequest, or AdapterError."""
         request = stream.handle.request
-        given, resumed = self._prompt(request), self._resumed(request)
+        subject = self._subject(request)
+        request, given, resumed = subject.request, subject.prompt, self._resumed(request)
         prompt = given.ids
         check_sampling(request.sampling, self.limits)
         self._check_request(request, resumed.ids)
         rules = StopRules.of(request.sampling, self.eos_token_ids, len(prompt), self.limits.max_model_len)
         check_min_tokens(request.sampling, rules.end_ids, self.limits.vocab_size)
         self._check_fits(len(prompt), rules)
-        constraint = self._constraint(request, resumed)
-        stream.open(self._text_tokenizer(request), [token for token in prompt if token != IMAGE], rules)
+        constraint, tokenizer = self._constraint(request, resumed), self._text_tokenizer(request)
+        tokenizer = tokenizer if subject.has_text else None
+        stream.open(
+            tokenizer, [token for token in prompt if token != IMAGE], rules, self._reading(subject, resumed)
+        )
         return ScheduledSequence(
             request,
             prompt,
@@ -105,36 +109,25 @@ class Preparer:
 
     # ------------------------------------------------------------ parts
 
-    def _prompt(self, request: Request) -> Tokens:
-        given = (request.prompt is not None) + (request.messages is not None)
-        require(given == 1, "prompt", "exactly one of prompt and messages must be given", f"{given} of them")
-        for field in _ONLY_FOR_CHAT if request.messages is None else ():
-            require(not getattr(request, field), field, "needs messages", "a prompt")
-        _BOOL.check("continue_final_message", request.continue_final_message)
-        limit, typed = self.limits.max_model_len - 1, Tokens([])
-        if request.messages is not None:
-            tokenizer = self._tokenizer("messages")
-            field = "messages"
-            tokens = tokenizer.apply_chat_template(
-                request.messages,
-                request.tools,
-                request.chat_template_kwargs,
-                continue_final_message=request.continue_final_message,
-                max_tokens=limit,
-            )
-        elif isinstance(request.prompt, str):
-            require(request.prompt != "", "prompt", "must not be empty", "an empty string")
-            field, tokens = "prompt", self._tokenizer("prompt").encode(request.prompt, max_tokens=limit)
-        else:
-            limits = self.limits
-            typed = prompt_tokens(request.prompt, limits.vocab_size, limits.values, request.images)
-            field, tokens = "prompt", typed.ids
-        check_images(typed.images, len(request.images), self.limits.images)
+    def _subject(self, request: Request) -> Subject:
+        subject = Subjects(self.config, self.limits, self.tokenizer, self.eos_token_ids).of(request)
+        tokens, field, limit = subject.prompt.ids, subject.field, self.limits.max_model_len - 1
+        check_images(subject.prompt.images, len(request.images), self.limits.images)
         require(len(tokens) > 0, field, "must not be empty", "0 tokens")
         require(len(tokens) <= limit, field, f"must have at most {limit} tokens", f"{len(tokens)} tokens")
         last = self.limits.vocab_size - 1  # a tokenizer may have tokens that the model never learnt
         require(max(tokens) <= last, field, f"must have only tokens of the model, 0 to {last}", max(tokens))
-        return Tokens(tokens, typed.bins, typed.images)
+        return subject
+
+    def _reading(self, subject: Subject, resumed: Tokens) -> Reading | None:
+        """The state that reads a skill's answer, behind what earlier attempts have delivered."""
+        if subject.reading is None:
+            return None
+        values, reading = self.limits.values, subject.reading.fork()
+        for position, token in enumerate(resumed.ids):
+            bins = resumed.bins.get(position, ())
+            reading.consume_step(token, () if values is None else values.values(token, bins))
+        return reading
 
     def _resumed(self, request: Request) -> Tokens:
         limits = self.limits
@@ -203,11 +196,8 @@ class Preparer:
         )
         for i, text in enumerate(stop):
             require(check_text(f"stop[{i}]", text) != "", f"stop[{i}]", "must not be empty", "an empty string")
-        return self._tokenizer("stop") if stop else self.tokenizer
-
-    def _tokenizer(self, field: str) -> Tokenizer:
-        if self.tokenizer is None:
-            raise InvalidRequest(field, "text needs a tokenizer, and this engine has none", "text")
+        if stop and self.tokenizer is None:
+            raise no_tokenizer("stop")
         return self.tokenizer
 
 

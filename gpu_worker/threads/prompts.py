@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from petiole.cache import CoordToken, SizeToken
 from petiole.gpu_worker.errors import InvalidRequest, require
-from petiole.gpu_worker.request.images import IMAGE, ImagePlace, PreparedImage
+from petiole.gpu_worker.request.images import IMAGE, ImagePlace, RequestImage
 from petiole.gpu_worker.request.values import Bins, ValueTokens
 from petiole.gpu_worker.text.checks import check_token_ids
 
@@ -20,11 +20,11 @@ class Tokens:
 
     ids: list[int]
     bins: dict[int, Bins] = field(default_factory=dict)
-    images: dict[int, PreparedImage] = field(default_factory=dict)
+    images: dict[int, RequestImage] = field(default_factory=dict)
 
 
 def prompt_tokens(
-    prompt: object, vocab_size: int, values: ValueTokens | None, images: Sequence[PreparedImage] = ()
+    prompt: object, vocab_size: int, values: ValueTokens | None, images: Sequence[RequestImage] = ()
 ) -> Tokens:
     """A prompt of token ids, coordinates, sizes and images. Raises InvalidRequest."""
     typed = (CoordToken, SizeToken, ImagePlace)

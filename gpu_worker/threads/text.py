@@ -12,7 +12,7 @@ are detokenized at once, since tokens generated past a match are wasted. All oth
 `interval_s`; the thread does not wake for it before that. This pays for deltas, and for switching between this
 thread and those that keep the device busy, once per interval instead of once per step.
 
-Every request ends exactly once (I8): only this thread ends handles, and `OutputStream.ended` records it. A fault
+Every request ends exactly once (I8): only this thread ends handles, and `RequestOutput.ended` records it. A fault
 in a request's text ends that request. A fault of the thread itself ends the engine, whose thread then ends the
 handles.
 """
@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from petiole.gpu_worker.errors import failed
 from petiole.gpu_worker.handle import Handle
+from petiole.gpu_worker.protocols import PositionalSkill, SkillState
 from petiole.gpu_worker.request import Delta, FinishReason, Result, Timing, TokenLogprobs, Usage
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import Emission, Ended, Extras, Generated
@@ -35,7 +36,7 @@ from petiole.gpu_worker.text import TextAssembler, Tokenizer
 logger = logging.getLogger(__name__)
 
 
-class OutputStream:
+class RequestOutput:
     """The output of one request. Owned by the text thread, except `seq` and `requested_end`.
 
     `begun`: a delta has been delivered. `watched`: the request has stop strings. `ended`: the handle has ended.
@@ -55,20 +56,28 @@ class OutputStream:
         self.texts: list[str] = []
         self.logprobs: list[TokenLogprobs] = []
         self.stop: str | None = None
+        self.reading: SkillState | PositionalSkill | None = None
 
     @property
     def wakes(self) -> bool:
         """Whether every emission of this request wakes the text thread."""
         return self.watched or not self.begun
 
-    def open(self, tokenizer: Tokenizer | None, prompt: Sequence[int], rules: StopRules) -> None:
+    def open(
+        self,
+        tokenizer: Tokenizer | None,
+        prompt: Sequence[int],
+        rules: StopRules,
+        reading: SkillState | PositionalSkill | None = None,
+    ) -> None:
         """Set up detokenization and replay the tokens of an earlier attempt, whose text was delivered already.
+        `reading`: reads a skill's answer from what follows.
 
         Runs on a preparation thread.
         """
-        request = self.handle.request
+        request, self.reading = self.handle.request, reading
         sampling = request.sampling
-        answers = request.messages is not None and not request.continue_final_message
+        answers = request.prompt is None and not request.continue_final_message
         if tokenizer is not None:
             self.text = TextAssembler(
                 tokenizer,
@@ -98,6 +107,18 @@ class OutputStream:
         self.token_ids += kept
         return kept, piece.text
 
+    def read(
+        self, token_ids: Sequence[int], values: Sequence[tuple[float, ...]]
+    ) -> tuple[Mapping[str, float] | None, ...] | None:
+        """What each token completes of a skill's answer; None if none does."""
+        reading = self.reading
+        if reading is None:
+            return None
+        items = tuple(
+            reading.consume_step(token, values[k] if k < len(values) else ()) for k, token in enumerate(token_ids)
+        )
+        return items if any(item is not None for item in items) else None
+
     def flush(self) -> str:
         """Return the text held back so far. It may complete a stop string."""
         if self.text is None or self.stop is not None:
@@ -122,7 +143,7 @@ class _PendingOutput:
 
 
 class TextThread:
-    """Owns every `OutputStream` from the moment the engine accepts its request.
+    """Owns every `RequestOutput` from the moment the engine accepts its request.
 
     `interval_s`: maximum delay of output that is not urgent; 0 delivers every step.
     `stop_generating(seq)` tells the engine that this thread has ended an output. `on_end(handle)` is called after
@@ -164,7 +185,7 @@ class TextThread:
             if urgent or not self._pausing:
                 self._changed.notify()
 
-    def refuse(self, stream: OutputStream, error: BaseException) -> None:
+    def refuse(self, stream: RequestOutput, error: BaseException) -> None:
         """End a request with an error, after everything posted so far, unless it has ended."""
         self._call(lambda: self._end_with_error(stream, error))
 
@@ -254,7 +275,7 @@ class TextThread:
             self._stop_generating(seq)
         return True
 
-    def _deliver(self, seq: ScheduledSequence, stream: OutputStream, output: _PendingOutput) -> None:
+    def _deliver(self, seq: ScheduledSequence, stream: RequestOutput, output: _PendingOutput) -> None:
         handle, end = stream.handle, output.end
         if seq.scheduled_s is not None:
             handle._admit()
@@ -274,7 +295,7 @@ class TextThread:
         if token_ids or text or finish is not None:
             reason = None if finish is None else finish.reason
             stream.begun = True
-            extras = (logprobs or None, values or None, bins or None)
+            extras = (logprobs or None, values or None, bins or None, stream.read(token_ids, values))
             handle._push(Delta(index, tuple(token_ids), text, reason, *extras))
         if isinstance(end, BaseException):
             self._end_with_error(stream, end)
@@ -286,14 +307,14 @@ class TextThread:
             if end is None:
                 self._stop_generating(seq)
 
-    def _end_with_error(self, stream: OutputStream, error: BaseException) -> None:
+    def _end_with_error(self, stream: RequestOutput, error: BaseException) -> None:
         with self._changed:  # once the thread has ended, several others may be here
             ended, stream.ended = stream.ended, True
         if not ended:
             stream.handle._end(error)
             self._on_end(stream.handle)
 
-    def _result(self, seq: ScheduledSequence, stream: OutputStream, finish: Finish) -> Result:
+    def _result(self, seq: ScheduledSequence, stream: RequestOutput, finish: Finish) -> Result:
         now, arrival = self._clock(), seq.arrival_s
         first, scheduled = seq.first_token_s, seq.scheduled_s
         return Result(
@@ -311,6 +332,7 @@ class TextThread:
             ),
             model=self.model,
             logprobs=tuple(stream.logprobs) if stream.handle.request.sampling.logprobs is not None else None,
+            answer=None if stream.reading is None else stream.reading.finalize(),
         )
 
 
@@ -329,7 +351,7 @@ def _collect(outputs: dict[ScheduledSequence, _PendingOutput], emissions: Iterab
                 output.end = end
 
 
-def _detokenize(stream: OutputStream, output: _PendingOutput) -> None:
+def _detokenize(stream: RequestOutput, output: _PendingOutput) -> None:
     """Detokenize `output.tokens`."""
     kept, text = stream.push(output.tokens, bool(output.tokens) and _is_terminal(output.end))
     output.tokens = []

@@ -1,7 +1,7 @@
 """The Celery app and its configuration: for producers and workers alike.
 
 application    the app, configured at its first use; it turns a worker into Petiole's
-configuration  Petiole's settings as Celery's configuration
+configuration  Petiole's settings as Celery's configuration; how long callers try; the routes of tenants
 backend        the result backend on Redis, one for all threads
 awaiting       how callers wait for results: one subscription a process
 broadcasts     Celery's control commands, with one connection in place of two; `fleet.control` uses them

@@ -76,6 +76,10 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument("--markdown", action="store_true", help="the defaults, as the table in docs/settings.md")
     demo = command("demo", run_demo, "eight prompts at once through an embedded Redis and a real worker")
     demo.add_argument("--plain", action="store_true", help="plain text, as when not on a terminal")
+    demo.add_argument("--vision", action="store_true", help="draw a picture, ask about it, draw in what is found")
+    demo.add_argument(
+        "--save", type=Path, default=Path("petiole-vision.png"), help="with --vision: the picture's file"
+    )
     status = command("status", show_status, "show the workers, live on a terminal")
     status.add_argument("--json", action="store_true", help="print workers and queues as JSON, and exit")
     status.add_argument("--once", action="store_true", help="print one table and exit, as when not on a terminal")
@@ -362,6 +366,10 @@ def _still_there(names: Sequence[str]) -> list[str]:
 
 
 def run_demo(options: argparse.Namespace) -> int:
+    if options.vision:
+        from petiole.tasks.commands import vision_demo
+
+        return vision_demo.main(options.save)
     from petiole.tasks.commands import demo
 
     return demo.main(plain=options.plain)

@@ -1,6 +1,7 @@
 """Watching and steering a fleet of workers, from any process that reaches its Redis.
 
-control   a task's state, cancel, drain: for applications, readers, the command line and workers
+control   a task's state, cancel; pause, resume, reload, drain: for applications, readers, the command line and
+          workers
 exporter  `petiole metrics`: reports and queue lengths for Prometheus
 lives     starts and last exits of workers: they write, the command line and the exporter read
 probes    whether each Redis takes writes: for the command line and the exporter

@@ -51,6 +51,9 @@ _COUNTERS = {
     "steps": ("steps", "Steps of the engine."),
     "evicted_pages": ("evicted_pages", "Pages that the prefix cache has given up."),
     "zombie_outputs": ("zombie_outputs", "Tokens sampled after the end of their sequence, and dropped."),
+    "encoded_images": ("encoded_images", "Images encoded."),
+    "image_hits": ("image_hits", "Images found in the prefix cache: neither decoded nor encoded."),
+    "encode_seconds": ("encode_s", "Seconds of encode steps, from launch to completion."),
     "num_preemptions": ("preemptions", "Requests that gave place and pages to others and were computed again."),
 }
 _HISTOGRAMS = {

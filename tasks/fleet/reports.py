@@ -95,6 +95,9 @@ class WorkerReport(BaseModel):
     steps: int = 0
     evicted_pages: int = 0  # of the prefix cache
     zombie_outputs: int = 0  # tokens that were sampled after their sequence had ended
+    encoded_images: int = 0
+    image_hits: int = 0  # images whose KV was cached: neither decoded nor encoded
+    encode_s: float = 0.0  # of all encode steps, from launch to completion
     held_messages: int = 0
     pending_completions: int = 0  # generations that have ended, and whose outcome is not stored yet
     oldest_task_s: float = 0.0  # since the worker took the oldest task that is not completed; 0: it has none

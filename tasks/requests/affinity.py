@@ -10,26 +10,30 @@ import json
 from hashlib import blake2b
 
 from petiole.tasks.keys import AFFINITY_HEADER
-from petiole.tasks.requests.schemas import ChatRequest, Options
+from petiole.tasks.requests import images
+from petiole.tasks.requests.schemas import ChatRequest, Common
 
 
-def key(request: Options) -> str | None:
+def key(request: Common) -> str | None:
     """16 hexadecimal digits, the same for all turns of a conversation; None if the task may run anywhere.
 
-    It is made from `affinity`, or else from the messages of a chat up to the first of its user; adapter and salt
-    have prefix caches of their own.
+    It is made from `affinity`, or else from the image, or from the messages of a chat up to the first of its user;
+    adapter and salt have prefix caches of their own.
     """
     if request.affinity is not None:
         common: object = request.affinity
+    elif found := request.images():
+        common = [images.identity("image", image) for image in found]
     elif isinstance(request, ChatRequest):
         roles = [message["role"] for message in request.messages]
         common = request.messages[: roles.index("user") + 1 if "user" in roles else None]
     else:
         return None
-    return blake2b(json.dumps([request.adapter, request.salt, common]).encode(), digest_size=8).hexdigest()
+    apart = getattr(request, "adapter", None), request.salt
+    return blake2b(json.dumps([*apart, common]).encode(), digest_size=8).hexdigest()
 
 
-def headers(request: Options) -> dict[str, str]:
+def headers(request: Common) -> dict[str, str]:
     """What goes into the message of this task."""
     made = key(request)
     return {} if made is None else {AFFINITY_HEADER: made}

@@ -35,7 +35,13 @@ _ELSEWHERE = {
     "typical_p": "min_p or top_p",
     "user": "salt, to keep prefix caches apart; headers={'tenant': ...} for shares",
 }
-_OTHER_TASK = {"messages": "chat", "prompt": "generate", "tools": "chat", "chat_template_kwargs": "chat"}
+_OTHER_TASK = {
+    **dict.fromkeys(("messages", "tools", "chat_template_kwargs"), "chat"),
+    "prompt": "generate",
+    "question": "query",
+    "object": "point and detect",
+    "image": "query, caption, point and detect; in a chat an image is a part of a message",
+}
 
 
 def instead_of(name: str, known: Collection[str]) -> str:

@@ -1,3 +1,4 @@
 """The names of Petiole's tasks in messages."""
 
 GENERATE, CHAT = "tasks.generate", "tasks.chat"
+QUERY, CAPTION, POINT, DETECT = "tasks.query", "tasks.caption", "tasks.point", "tasks.detect"

@@ -26,8 +26,8 @@ from pydantic_core import ErrorDetails
 
 from petiole import limits
 from petiole.tasks.errors import InvalidRequest, shorten
+from petiole.tasks.requests import images
 from petiole.tasks.requests.hints import instead_of
-from petiole.tasks.requests.names import CHAT, GENERATE
 
 MAX_PROMPT_CHARACTERS = 4_000_000
 MAX_PROMPT_TOKENS = 1_000_000
@@ -74,6 +74,37 @@ class _Declared(BaseModel):
     """
 
     model_config = ConfigDict(defer_build=True, extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Common(_Declared):
+    """Options of every task."""
+
+    salt: str = Field(default="", max_length=MAX_SALT_CHARACTERS)
+    """Only requests with the same salt share cached prefixes. Give each tenant its own."""
+    affinity: str | None = Field(default=None, min_length=1, max_length=MAX_SALT_CHARACTERS)
+    """Tasks with the same affinity begin alike, so they run on the same worker while it has room. A chat needs
+    none: its first messages serve as one; and no task about an image: the image does. See
+    docs/scaling.md#conversations-stay-where-they-began."""
+    deadline_s: limits.DeadlineS | None = None
+    """Seconds after admission at which the generation ends with the output that it has, as `deadline`."""
+    cancel_on_disconnect: bool = False
+    """Cancel the task when the reader of its stream goes away. See docs/streams.md#going-away."""
+
+    def subject(self) -> dict[str, Any]:
+        """What to generate from, as keyword arguments of the engine's `Request`; `skill` is a name and options."""
+        raise NotImplementedError
+
+    def sampling(self) -> dict[str, Any]:
+        """Keyword arguments of the engine's `SamplingParams`."""
+        raise NotImplementedError
+
+    def constraint(self) -> tuple[str, Any] | None:
+        """The constraint on the output as (kind, value), or None."""
+        return None
+
+    def images(self) -> list[str]:
+        """The images, in order, as they are in the message."""
+        return []
 
 
 class Sampling(_Declared):
@@ -124,7 +155,7 @@ class Sampling(_Declared):
     """`False` keeps special tokens in the text. See docs/requests.md#special-tokens."""
 
 
-class Options(Sampling):
+class Options(Common, Sampling):
     """Options of both `generate` and `chat`."""
 
     json_schema: Annotated[dict[str, Any] | None, Given(type[BaseModel])] = None
@@ -139,15 +170,6 @@ class Options(Sampling):
 
     adapter: str | None = Field(default=None, min_length=1, max_length=1024)
     """A LoRA adapter: a folder on the workers, or a hub id. See docs/models.md#lora."""
-    salt: str = Field(default="", max_length=MAX_SALT_CHARACTERS)
-    """Only requests with the same salt share cached prefixes. Give each tenant its own."""
-    affinity: str | None = Field(default=None, min_length=1, max_length=MAX_SALT_CHARACTERS)
-    """Tasks with the same affinity begin alike, so they run on the same worker while it has room. A chat needs
-    none: its first messages serve as one. See docs/scaling.md#conversations-stay-where-they-began."""
-    deadline_s: limits.DeadlineS | None = None
-    """Seconds after admission at which the generation ends with the output that it has, as `deadline`."""
-    cancel_on_disconnect: bool = False
-    """Cancel the task when the reader of its stream goes away. See docs/streams.md#going-away."""
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -174,15 +196,12 @@ class Options(Sampling):
         return self
 
     def subject(self) -> dict[str, Any]:
-        """What to generate from, the options of one task alone, as keyword arguments of the engine's `Request`."""
         return {name: getattr(self, name) for name in type(self).model_fields if name not in Options.model_fields}
 
     def sampling(self) -> dict[str, Any]:
-        """The keyword arguments of the engine's `SamplingParams`."""
         return {name: getattr(self, name) for name in Sampling.model_fields}
 
     def constraint(self) -> tuple[str, Any] | None:
-        """The constraint on the output as (kind, value), or None."""
         for kind in CONSTRAINT_KINDS:
             if (value := getattr(self, kind)) is not None:
                 return kind, value
@@ -221,7 +240,8 @@ class ChatRequest(Options):
 
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=10_000)
     """What to answer: `[{"role": "user", "content": "..."}]`. The checkpoint's chat template renders the messages,
-    and sees their other keys, too. A checkpoint without a chat template refuses them."""
+    and sees their other keys, too. A checkpoint without a chat template refuses them. A vision model takes an
+    image part. See docs/vision.md#in-a-conversation."""
     tools: list[dict[str, Any]] | None = Field(default=None, min_length=1, max_length=1024)
     """JSON objects for the chat template. See docs/requests.md#conversations-and-tools."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -240,7 +260,10 @@ class ChatRequest(Options):
             if isinstance(content, str):
                 total += len(_text(f"messages[{position}].content", content, may_be_empty=True))
             elif isinstance(content, list | NoneType):
-                total += _json_length(f"messages[{position}].content", content, MAX_PROMPT_CHARACTERS)
+                for part, image in images.parts_of(message):
+                    images.check(f"messages[{position}].content[{part}]", image)
+                rest = images.without_images(message)["content"]
+                total += _json_length(f"messages[{position}].content", rest, MAX_PROMPT_CHARACTERS)
             else:
                 raise InvalidRequest(f"messages[{position}].content", "must be text", content)
         if total > MAX_PROMPT_CHARACTERS:
@@ -269,9 +292,11 @@ class ChatRequest(Options):
             raise InvalidRequest("continue_final_message", "needs a final message of the assistant", role)
         return self
 
+    def subject(self) -> dict[str, Any]:
+        return super().subject() | {"messages": [images.without_images(message) for message in self.messages]}
 
-SCHEMAS: dict[str, type[GenerateRequest] | type[ChatRequest]] = {GENERATE: GenerateRequest, CHAT: ChatRequest}
-"""By a task's name, what it takes."""
+    def images(self) -> list[str]:
+        return [str(image) for message in self.messages for _, image in images.parts_of(message)]
 
 
 def _json_length(field: str, value: object, limit: int) -> int:
@@ -296,7 +321,7 @@ def _text(field: str, text: str, *, may_be_empty: bool = False) -> str:
     return text
 
 
-R = TypeVar("R", bound=Options)
+R = TypeVar("R", bound=Common)
 
 _LIMITS = {
     "missing": "is required",
@@ -336,7 +361,11 @@ def validate(kind: type[R], options: Mapping[str, Any]) -> R:
 
 
 def in_json(options: Mapping[str, Any]) -> dict[str, Any]:
-    """`options` as they go into a message: of a pydantic class its JSON schema."""
+    """`options` as they go into a message: of a pydantic class its JSON schema, of an image's bytes base64."""
+    if "image" in options:
+        options = {**options, "image": images.in_text(options["image"])}
+    if isinstance(options.get("messages"), list):
+        options = {**options, "messages": [images.with_images_in_text(one) for one in options["messages"]]}
     schema = options.get("json_schema")
     if isinstance(schema, type) and issubclass(schema, BaseModel):
         return {**options, "json_schema": schema.model_json_schema()}
@@ -383,7 +412,8 @@ class StreamDelta(_Received):
     `index` is the position of `token_ids[0]` in the output, `attempt` the delivery that generated it. Only the
     last delta has a `finish_reason`, and only it may have no tokens. `text` may lag behind `token_ids`; the last
     one has the rest. `values`, if not None, are the tokens' coordinates and sizes, with None for text tokens;
-    `bins` are the whole numbers from which they follow.
+    `bins` are the whole numbers from which they follow. `items`, if not None, has for each token the point or box
+    that it completes, or None; `points` and `objects` are those of this delta.
     """
 
     task_id: str
@@ -395,6 +425,7 @@ class StreamDelta(_Received):
     stop_reason: str | int | None = None
     values: list[float | list[float] | None] | None = None
     bins: list[list[int] | None] | None = None
+    items: list[dict[str, float] | None] | None = None
     logprobs: list[TokenLogprobs] | None = None
     error: dict[str, Any] | None = None
 
@@ -402,6 +433,14 @@ class StreamDelta(_Received):
     def end(self) -> int:
         """The index at which the next delta begins."""
         return self.index + len(self.token_ids)
+
+    @property
+    def points(self) -> list[dict[str, float]]:
+        return [item for item in self.items or () if item is not None and "x" in item]
+
+    @property
+    def objects(self) -> list[dict[str, float]]:
+        return [item for item in self.items or () if item is not None and "x_min" in item]
 
     @property
     def is_heartbeat(self) -> bool:
@@ -424,6 +463,38 @@ class Timing(_Received):
     prefill_ms: float
     ttft_ms: float | None
     total_ms: float
+
+
+class Point(_Received):
+    """As shares of the picture's width and height, from its upper left corner."""
+
+    x: float
+    y: float
+
+
+class Box(_Received):
+    """As shares of the picture's width and height, from its upper left corner."""
+
+    x_min: float
+    y_min: float
+    x_max: float
+    y_max: float
+
+
+class Grounding(_Received):
+    """The part of a reasoning's text, from `start_idx` to before `end_idx`, that is about `points`, pairs of x and
+    y."""
+
+    start_idx: int
+    end_idx: int
+    points: list[list[float]]
+
+
+class Reasoning(_Received):
+    """What the model said before its answer, and which parts of it are about which points of the picture."""
+
+    text: str
+    grounding: list[Grounding]
 
 
 class GenerationResult(_Received):
@@ -455,3 +526,13 @@ class GenerationResult(_Received):
     """1, or more after a worker was lost or handed the task on."""
     logprobs: list[TokenLogprobs] | None = None
     """If `logprobs` was given: one `{"token_id", "logprob", "top": [[id, logprob], ...]}` for each token."""
+    answer: str | None = None
+    """Of `query`."""
+    reasoning: Reasoning | None = None
+    """Of `query`, if `reasoning` was given."""
+    caption: str | None = None
+    """Of `caption`."""
+    points: list[Point] | None = None
+    """Of `point`: `[{"x": 0.5, "y": 0.25}, ...]`, as shares of the picture's width and height."""
+    objects: list[Box] | None = None
+    """Of `detect`: `[{"x_min": 0.1, "y_min": 0.2, "x_max": 0.5, "y_max": 0.9}, ...]`."""

@@ -4,7 +4,7 @@ A checker cannot derive a call's keyword arguments from a pydantic model. `pytho
 module from `schemas`: change that one.
 """
 
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from pydantic import BaseModel
 
@@ -62,7 +62,23 @@ class Sampling(TypedDict, total=False):
     """`False` keeps special tokens in the text. See docs/requests.md#special-tokens. Default: True."""
 
 
-class Options(Sampling, total=False):
+class Common(TypedDict, total=False):
+    """Options of every task."""
+
+    salt: str
+    """Only requests with the same salt share cached prefixes. Give each tenant its own."""
+    affinity: str | None
+    """Tasks with the same affinity begin alike, so they run on the same worker while it has room. A chat needs
+    none: its first messages serve as one; and no task about an image: the image does. See
+    docs/scaling.md#conversations-stay-where-they-began."""
+    deadline_s: float | None
+    """Seconds after admission at which the generation ends with the output that it has, as `deadline`. Above 0 and
+    at most 1,000,000,000."""
+    cancel_on_disconnect: bool
+    """Cancel the task when the reader of its stream goes away. See docs/streams.md#going-away. Default: False."""
+
+
+class Options(Common, Sampling, total=False):
     """Options of both `generate` and `chat`."""
 
     json_schema: type[BaseModel] | dict[str, Any] | None
@@ -76,16 +92,27 @@ class Options(Sampling, total=False):
     """The output matches this grammar, in Lark's notation."""
     adapter: str | None
     """A LoRA adapter: a folder on the workers, or a hub id. See docs/models.md#lora."""
-    salt: str
-    """Only requests with the same salt share cached prefixes. Give each tenant its own."""
-    affinity: str | None
-    """Tasks with the same affinity begin alike, so they run on the same worker while it has room. A chat needs
-    none: its first messages serve as one. See docs/scaling.md#conversations-stay-where-they-began."""
-    deadline_s: float | None
-    """Seconds after admission at which the generation ends with the output that it has, as `deadline`. Above 0 and
-    at most 1,000,000,000."""
-    cancel_on_disconnect: bool
-    """Cancel the task when the reader of its stream goes away. See docs/streams.md#going-away. Default: False."""
+
+
+class Answering(Common, total=False):
+    """Options of the skills that answer with text: `query` and `caption`."""
+
+    max_tokens: int
+    """The output has at most this many tokens. Default: 768."""
+    temperature: float
+    """0 always takes the likeliest token; higher values vary more. From 0 to 100. Default: 0.5."""
+    top_p: float
+    """Draw only from the likeliest tokens that together have this probability. Above 0 and at most 1. Default:
+    0.3."""
+    seed: int | None
+    """The same request with the same seed draws the same tokens. `None`: derived from the task's id."""
+
+
+class Finding(Common, total=False):
+    """Options of the skills that find things: `point` and `detect`. They take the likeliest tokens."""
+
+    max_objects: int
+    """At most this many are found. Default: 50."""
 
 
 class GenerateOptions(Options):
@@ -124,7 +151,8 @@ class ChatOptions(_ChatOptions):
 
     messages: list[dict[str, Any]]
     """What to answer: `[{"role": "user", "content": "..."}]`. The checkpoint's chat template renders the messages,
-    and sees their other keys, too. A checkpoint without a chat template refuses them."""
+    and sees their other keys, too. A checkpoint without a chat template refuses them. A vision model takes an
+    image part. See docs/vision.md#in-a-conversation."""
 
 
 class PartialChatOptions(_ChatOptions, total=False):
@@ -132,11 +160,109 @@ class PartialChatOptions(_ChatOptions, total=False):
 
     messages: list[dict[str, Any]]
     """What to answer: `[{"role": "user", "content": "..."}]`. The checkpoint's chat template renders the messages,
-    and sees their other keys, too. A checkpoint without a chat template refuses them."""
+    and sees their other keys, too. A checkpoint without a chat template refuses them. A vision model takes an
+    image part. See docs/vision.md#in-a-conversation."""
 
 
 class ChatCall(ChatOptions, Submission):
     """What `chat.delay` takes."""
+
+
+class _QueryOptions(Answering, total=False):
+    """What none needs to give."""
+
+    image: bytes | str | None
+    """What the question is about, if anything: a file's bytes (JPEG, PNG or WebP), base64 of them, a data URL, or
+    a handle of `put_image`. See docs/vision.md."""
+    reasoning: bool
+    """The model reasons first; the result has its reasoning. Default: False."""
+
+
+class QueryOptions(_QueryOptions):
+    """Options of `query`."""
+
+    question: str
+    """The question."""
+
+
+class PartialQueryOptions(_QueryOptions, total=False):
+    """Options of `query` in a chain: the previous task may supply what is missing."""
+
+    question: str
+    """The question."""
+
+
+class QueryCall(QueryOptions, Submission):
+    """What `query.delay` takes."""
+
+
+class _CaptionOptions(Answering, total=False):
+    """What none needs to give."""
+
+    length: Literal["short", "normal", "long"]
+    """How much to say. Default: 'normal'."""
+
+
+class CaptionOptions(_CaptionOptions):
+    """Options of `caption`."""
+
+    image: bytes | str
+    """What to describe, in the forms that `query` takes."""
+
+
+class PartialCaptionOptions(_CaptionOptions, total=False):
+    """Options of `caption` in a chain: the previous task may supply what is missing."""
+
+    image: bytes | str
+    """What to describe, in the forms that `query` takes."""
+
+
+class CaptionCall(CaptionOptions, Submission):
+    """What `caption.delay` takes."""
+
+
+class PointOptions(Finding):
+    """Options of `point`."""
+
+    image: bytes | str
+    """Where to look, in the forms that `query` takes."""
+    object: str
+    """What to look for: `"car"`."""
+
+
+class PartialPointOptions(Finding, total=False):
+    """Options of `point` in a chain: the previous task may supply what is missing."""
+
+    image: bytes | str
+    """Where to look, in the forms that `query` takes."""
+    object: str
+    """What to look for: `"car"`."""
+
+
+class PointCall(PointOptions, Submission):
+    """What `point.delay` takes."""
+
+
+class DetectOptions(Finding):
+    """Options of `detect`."""
+
+    image: bytes | str
+    """Where to look, in the forms that `query` takes."""
+    object: str
+    """What to look for: `"car"`."""
+
+
+class PartialDetectOptions(Finding, total=False):
+    """Options of `detect` in a chain: the previous task may supply what is missing."""
+
+    image: bytes | str
+    """Where to look, in the forms that `query` takes."""
+    object: str
+    """What to look for: `"car"`."""
+
+
+class DetectCall(DetectOptions, Submission):
+    """What `detect.delay` takes."""
 
 
 class UsageDict(TypedDict):
@@ -162,6 +288,38 @@ class TokenLogprobsDict(TypedDict):
     token_id: int
     logprob: float
     top: list[tuple[int, float]]
+
+
+class GroundingDict(TypedDict):
+    """The part of a reasoning's text, from `start_idx` to before `end_idx`, that is about `points`, pairs of x and
+    y."""
+
+    start_idx: int
+    end_idx: int
+    points: list[list[float]]
+
+
+class ReasoningDict(TypedDict):
+    """What the model said before its answer, and which parts of it are about which points of the picture."""
+
+    text: str
+    grounding: list[GroundingDict]
+
+
+class PointDict(TypedDict):
+    """As shares of the picture's width and height, from its upper left corner."""
+
+    x: float
+    y: float
+
+
+class BoxDict(TypedDict):
+    """As shares of the picture's width and height, from its upper left corner."""
+
+    x_min: float
+    y_min: float
+    x_max: float
+    y_max: float
 
 
 class GenerationDict(TypedDict):
@@ -190,3 +348,13 @@ class GenerationDict(TypedDict):
     """1, or more after a worker was lost or handed the task on."""
     logprobs: NotRequired[list[TokenLogprobsDict]]
     """If `logprobs` was given: one `{"token_id", "logprob", "top": [[id, logprob], ...]}` for each token."""
+    answer: NotRequired[str]
+    """Of `query`."""
+    reasoning: NotRequired[ReasoningDict]
+    """Of `query`, if `reasoning` was given."""
+    caption: NotRequired[str]
+    """Of `caption`."""
+    points: NotRequired[list[PointDict]]
+    """Of `point`: `[{"x": 0.5, "y": 0.25}, ...]`, as shares of the picture's width and height."""
+    objects: NotRequired[list[BoxDict]]
+    """Of `detect`: `[{"x_min": 0.1, "y_min": 0.2, "x_max": 0.5, "y_max": 0.9}, ...]`."""

@@ -101,6 +101,7 @@ def without(delta: StreamDelta, tokens: int, characters: int) -> StreamDelta:
             "text": delta.text[characters:],
             "values": delta.values and delta.values[tokens:],
             "bins": delta.bins and delta.bins[tokens:],
+            "items": delta.items and delta.items[tokens:],
             "logprobs": delta.logprobs and delta.logprobs[tokens:],
         }
     )

@@ -1,4 +1,4 @@
-"""The two tasks: `generate` continues a prompt, `chat` answers a conversation.
+"""The tasks: `generate` continues a prompt, `chat` answers a conversation; the others ask a vision model.
 
 Their bodies do not generate. The worker's pool parses a task's arguments with `parsing.parse` and submits the
 request to the engine. When the result is ready, it runs Celery's own trace function, and the body returns that
@@ -14,15 +14,16 @@ from celery.local import PromiseProxy
 
 from petiole import _lazy
 from petiole.tasks.app.application import app
-from petiole.tasks.requests.names import CHAT, GENERATE
+from petiole.tasks.requests.names import CAPTION, CHAT, DETECT, GENERATE, POINT, QUERY
 
 if TYPE_CHECKING:
     from celery.canvas import Signature
 
-    from petiole.tasks.submission import signatures, task
+    from petiole.tasks.submission import signatures, skills, task
     from petiole.tasks.submission.task import GenerationTask
 else:
     signatures = _lazy.module("petiole.tasks.submission.signatures")
+    skills = _lazy.module("petiole.tasks.submission.skills")
     task = _lazy.module("petiole.tasks.submission.task")
 
 T = TypeVar("T", bound="GenerationTask")
@@ -77,4 +78,31 @@ def chat(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, A
 
     In a chain the text of the previous result is appended as a user message.
     """
+    return self.finished(given, options)
+
+
+@_task(QUERY, lambda: skills.QueryTask)
+def query(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
+    """Answer `question`, about `image` or not. The options are the fields of `skills.QueryRequest`.
+
+    In a chain the text of the previous result is appended to `question`.
+    """
+    return self.finished(given, options)
+
+
+@_task(CAPTION, lambda: skills.CaptionTask)
+def caption(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
+    """Describe `image`. The options are the fields of `skills.CaptionRequest`."""
+    return self.finished(given, options)
+
+
+@_task(POINT, lambda: skills.PointTask)
+def point(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
+    """Say where in `image` each `object` is. The options are the fields of `skills.PointRequest`."""
+    return self.finished(given, options)
+
+
+@_task(DETECT, lambda: skills.DetectTask)
+def detect(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
+    """Put a box around each `object` in `image`. The options are the fields of `skills.DetectRequest`."""
     return self.finished(given, options)

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.requests.schemas import SCHEMAS, ChatRequest, GenerateRequest, validate
+from petiole.tasks.requests.kinds import CONTINUED, SCHEMAS
+from petiole.tasks.requests.names import CHAT
+from petiole.tasks.requests.schemas import Common, validate
 from petiole.tasks.requests.submission import SUBMISSION
 
 
@@ -16,7 +18,7 @@ def apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return request, {name: options[name] for name in options.keys() - request.keys()}
 
 
-def parse(name: str, given: Sequence[object], options: Mapping[str, Any]) -> GenerateRequest | ChatRequest:
+def parse(name: str, given: Sequence[object], options: Mapping[str, Any]) -> Common:
     """The request in a message's arguments. Raises `InvalidRequest`."""
     options = dict(options)
     if given:
@@ -27,16 +29,19 @@ def parse(name: str, given: Sequence[object], options: Mapping[str, Any]) -> Gen
         if _is_conversation(given[0]):
             limit = "must be named: chat.delay(messages=[...])"
             raise InvalidRequest("messages", limit, given[0])
-        if SCHEMAS[name] is ChatRequest:
+        if name == CHAT:
             messages = options.get("messages", [])
             if not isinstance(messages, list):
                 raise InvalidRequest("messages", "must be a list", messages)
             options["messages"] = [*messages, {"role": "user", "content": text_of(given[0])}]
+        elif name in CONTINUED:
+            option = CONTINUED[name]
+            before = options.get(option, "")
+            if not isinstance(before, str):
+                raise InvalidRequest(option, "must be text where a result is put behind it", before)
+            options[option] = before + text_of(given[0])
         else:
-            prompt = options.get("prompt", "")
-            if not isinstance(prompt, str):
-                raise InvalidRequest("prompt", "must be text where a result is put behind it", prompt)
-            options["prompt"] = prompt + text_of(given[0])
+            raise InvalidRequest("args", "must be empty: this task takes no text", "a result")
     return validate(SCHEMAS[name], options)
 
 

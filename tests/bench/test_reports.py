@@ -136,6 +136,19 @@ def test_a_target_that_nothing_measured_is_listed_with_its_reason(recorded: Path
     assert row not in render.page(recorded)
 
 
+def test_what_one_processor_has_measured_no_other_one_has_to(recorded: Path) -> None:
+    wanted = '[[recovery.wanted]]\nmatch = "SIGKILL"\nwhat = "a death"\ntarget = "≤ 2 s"\n'
+    (recorded / "notes.toml").write_text(wanted)
+    assert "| recovery | a death |" in render.page(recorded)
+    recovery = Report("A worker dies")
+    recovery.add("SIGKILL", 1.3, "s", target=2.0, better="lower")
+    recovery.finish(str(recorded / "cpu-z80" / "recovery.json"))
+    page = render.page(recorded)
+    assert "| recovery | a death |" not in page
+    assert "| recovery | SIGKILL | 1.3 s |" in page.partition("## On the CPU: z80")[2]
+    assert "side by side" not in page
+
+
 def test_a_peer_that_was_not_there_is_named_with_its_reason(recorded: Path) -> None:
     report = Report("Peers", absent={"continuous batching": "not available on CPU"})
     report.finish(str(recorded / "cpu" / "models.json"))

@@ -159,7 +159,7 @@ def test_a_broker_that_hangs_is_as_good_as_away(own_site: Site, tmp_path: Path) 
 
 
 def test_every_metric_is_documented() -> None:
-    page = (REPOSITORY / "docs" / "operations.md").read_text()
+    page = (REPOSITORY / "docs" / "monitoring.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| `petiole_")]
     documented = {name.removesuffix("_total") for row in rows for name in re.findall(r"`(petiole_\w+)`", row)}
     fleet_wide = {"petiole_redis_up", "petiole_redis_writable", "petiole_queue_messages"}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pydantic import BaseModel
 
 from docs import render
-from petiole.tasks.requests.schemas import SCHEMAS, GenerationResult
+from petiole.tasks.requests.kinds import SCHEMAS
+from petiole.tasks.requests.schemas import GenerationResult
 
 WRITE = "run: python -m docs.render"
 
@@ -15,8 +18,9 @@ def test_the_types_are_the_rendered_ones() -> None:
     assert render.TYPES.read_text() == render.types(), WRITE
 
 
-def test_the_tables_are_the_rendered_ones() -> None:
-    assert render.PAGE.read_text() == render.page(render.PAGE.read_text()), WRITE
+@pytest.mark.parametrize("path", render.PAGES, ids=lambda path: path.name)
+def test_the_tables_are_the_rendered_ones(path: Path) -> None:
+    assert path.read_text() == render.page(path.read_text(), path.name), WRITE
 
 
 @pytest.mark.parametrize("model", [*SCHEMAS.values(), GenerationResult], ids=lambda model: model.__name__)

@@ -22,8 +22,8 @@ MOST_ON_A_FLOOR = 15
 
 
 def modules() -> dict[str, Path]:
-    found = {f"petiole.{path.stem}": path for path in (ROOT / "petiole").glob("_[a-z]*.py")}
-    found["petiole"] = ROOT / "petiole" / "__init__.py"
+    found = {f"petiole.{path.stem}": path for path in (ROOT / "petiole").glob("*.py")}
+    found["petiole"] = found.pop("petiole.__init__")
     for floor in FLOORS:
         for path in (ROOT / floor).rglob("*.py"):
             parts = path.relative_to(ROOT).with_suffix("").parts

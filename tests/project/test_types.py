@@ -24,6 +24,7 @@ from celery import chain
 from pydantic import BaseModel
 
 from petiole.tasks import GenerateOptions, GenerationDict, StreamDelta, astream, cancel, chat, generate, stream
+from petiole.tasks import caption, detect, point, put_image, query
 
 class Answer(BaseModel):
     number: int
@@ -58,7 +59,17 @@ async def read() -> None:
     submitted = await generate.adelay(prompt="Count.", json_schema=Answer, countdown=1.5, require_worker=True)
     assert_type(await submitted.aget(timeout=60), GenerationDict)
 
+photo = put_image(b"photo")
+assert_type(query.delay(image=photo, question="What?", temperature=0).get().get("answer"), str | None)
+assert_type(detect.delay(image=b"photo", object="car").get()["objects"][0]["x_min"], float)
+chain(caption.s(image=photo, length="short"), query.s(image=photo, reasoning=True)).delay()
+with point.stream(image=photo, object="car", max_objects=3) as found:
+    assert_type([one for delta in found for one in delta.points], list[dict[str, float]])
+
 generate.delay(max_tokens=64)  # call-arg: "prompt"
+query.delay(image=photo)  # call-arg: "question"
+detect.delay(image=3, object="car")  # arg-type: "bytes | str"
+caption.delay(image=photo, length="huge")  # arg-type: "length"
 generate.delay(prompt="x", max_token=64)  # call-arg: "max_tokens"
 generate.delay(prompt="x", max_tokens="64")  # arg-type: "int"
 generate.delay(prompt=1)  # arg-type: "str | list[int]"

@@ -251,6 +251,7 @@ def install(monkeypatch: Any) -> None:
     for module in (rows, outputs):
         monkeypatch.setattr(module, "write_rows", _write_rows)
     monkeypatch.setattr("petiole.gpu_worker.runtime.runtime.write_rows", _write_rows)
+    monkeypatch.setattr("petiole.gpu_worker.runtime.runtime.upload_together", _upload_together)
     monkeypatch.setattr(KVCache, "update", _update)
     monkeypatch.setattr(transfer, "_copy", lambda target, source, n: target[:n].copy_(source, non_blocking=True))
 
@@ -280,6 +281,10 @@ def _attend_later(attend: Callable[..., Any]) -> Callable[..., Any]:
 
 def _write_rows(target: torch.Tensor, at: torch.Tensor, values: torch.Tensor) -> None:
     target[at] = values
+
+
+def _upload_together(arrays: Any, device: torch.device) -> list[torch.Tensor]:
+    return interface.unpacked(interface.packed(arrays, pinned=False), arrays)
 
 
 def _update(self: KVCache, updates: Any) -> None:

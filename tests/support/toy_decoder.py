@@ -52,6 +52,7 @@ class ToyDecoder:
 
     value_tokens = VALUES
     images: ImageLimits | None = None
+    processor: Any = None
     dtype = torch.float32
     device = torch.device("cpu")
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from celery.exceptions import TaskRevokedError
+from PIL import Image
 
 from petiole.tasks import InvalidRequest, StreamDelta
 from petiole.tasks.fleet import control
@@ -225,6 +226,23 @@ def test_the_demo_gets_every_answer_right_and_leaves_nothing(runtime_folder: str
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "8 of 8 right" in ran.stdout
+    eventually(lambda: not os.listdir(runtime_folder), "the embedded Redis has ended")
+
+
+def test_the_demo_of_vision_saves_its_picture(runtime_folder: str, tmp_path: Path) -> None:
+    saved = tmp_path / "picture.png"
+    ran = subprocess.run(
+        [sys.executable, "-m", "petiole.tasks.commands.cli", "demo", "--vision", "--save", str(saved)],
+        cwd=REPOSITORY,
+        env={**os.environ, "XDG_RUNTIME_DIR": runtime_folder},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "What color is the" in ran.stdout
+    with Image.open(saved) as picture:
+        assert picture.size == (650, 550)
     eventually(lambda: not os.listdir(runtime_folder), "the embedded Redis has ended")
 
 

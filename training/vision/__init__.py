@@ -5,5 +5,6 @@ tokens    one token a word of the questions and answers, one token a byte everyw
 model     a Moondream made small, for training; its parameters have the published names
 train     `python -m training.vision.train`   from nothing to a checkpoint, resumable
 export    `python -m training.vision.export`  a checkpoint as a model folder
-evaluate  `python -m training.vision.evaluate`  figures on held-out pictures, by the engine
+evaluate  `python -m training.vision.evaluate`  figures on held-out pictures, by the engine, and the model card
+card      the model card
 """

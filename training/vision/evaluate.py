@@ -1,4 +1,4 @@
-"""Figures on held-out pictures: `python -m training.vision.evaluate FOLDER --pictures 200`.
+"""Figures on held-out pictures: `python -m training.vision.evaluate FOLDER --pictures 200 --card`.
 
 The engine serves the exported folder and answers greedily, with nothing that steers its tokens. Exact answers are
 the shares of texts that are right to the letter; points count if all of them are found, in order, within 0.05;
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +21,10 @@ from tokenizers import Tokenizer
 
 from petiole.gpu_worker import Delta, Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.models.moondream.crops import CropGeometry, Crops, cropped
+from petiole.gpu_worker.models.safetensors import Checkpoint
 from petiole.gpu_worker.request.images import ImagePlace, PreparedImage
 from training.vision import tokens
+from training.vision.card import card
 from training.vision.pictures import Question, Shape, ask_all, draw_scene, paint
 from training.vision.tokens import COORDINATE, EOS, SIZE, row_of
 
@@ -119,6 +122,7 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--card", action="store_true", help="write the model card, README.md in the folder")
     args = parser.parse_args()
     config = EngineConfig(
         model=str(args.folder),
@@ -129,7 +133,12 @@ def main() -> None:
         num_pages=4000,
     )
     with Engine(config) as engine:
-        print(json.dumps(figures(engine, args.pictures, args.seed)))
+        found = figures(engine, args.pictures, args.seed)
+    print(json.dumps(found))
+    if args.card:
+        with Checkpoint(args.folder) as weights:
+            parameters = sum(math.prod(weights.entry(name).shape) for name in weights.names())
+        (args.folder / "README.md").write_text(card(found, parameters))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from petiole.gpu_worker.models.decoder import Forward
 from petiole.gpu_worker.models.layers import Linear, Rotation
 from petiole.gpu_worker.models.moondream.config import HEAD_DIM, ROTARY_DIM, MoondreamConfig
 from petiole.gpu_worker.models.moondream.encoder import Mlp, Norm, VisionEncoder, layer_norm
+from petiole.gpu_worker.models.moondream.processor import MoondreamProcessor
 from petiole.gpu_worker.models.moondream.region import Region
 from petiole.gpu_worker.request.images import ImageLimits
 from petiole.gpu_worker.request.values import ValueTokens
@@ -44,6 +45,7 @@ class MoondreamDecoder:
     region: Region
     value_tokens: ValueTokens
     images: ImageLimits
+    processor: MoondreamProcessor
 
     @property
     def dtype(self) -> torch.dtype:

@@ -21,6 +21,7 @@ from petiole.gpu_worker.models.loading import LoadOptions, TensorSource
 from petiole.gpu_worker.models.moondream.config import MoondreamConfig
 from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder, TextBlock, permuted, rotary_table_of
 from petiole.gpu_worker.models.moondream.encoder import EncoderBlock, Mlp, Norm, VisionEncoder
+from petiole.gpu_worker.models.moondream.processor import MoondreamProcessor
 from petiole.gpu_worker.models.moondream.region import Region, coordinate_table, size_table
 from petiole.gpu_worker.models.safetensors import Checkpoint
 from petiole.gpu_worker.request.images import ImageLimits
@@ -68,6 +69,7 @@ class _Reader:
                 bidirectional=True,
                 lead=1,
             ),
+            processor=MoondreamProcessor(config),
         )
 
     def _text_block(self, at: str) -> TextBlock:

@@ -6,7 +6,7 @@ arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.runtime.interface import StepBatch, TokenMask
-from petiole.gpu_worker.runtime.step.rows import OutputPlan, RowStates, Uses, choice_of, write_rows
+from petiole.gpu_worker.runtime.step.rows import OutputPlan, RowStates, Upload, Uses, sampled_with, write_rows
 from petiole.gpu_worker.runtime.step.sampling import (
     Choose,
     apply_bits,
@@ -25,14 +25,12 @@ from petiole.gpu_worker.runtime.step.sampling import (
     logprobs,
 )
 
-Upload = Callable[[npt.NDArray[Any]], Tensor]
-
 
 class OutputSampler:
-    """Samples steps. `upload` copies an array to the device in stream order; `choose` is the device's."""
+    """Samples steps. `upload` copies arrays to the device in stream order; `choose` is the device's."""
 
     def __init__(self, states: RowStates, upload: Upload, choose: Choose) -> None:
-        self._states, self._up, self._choose = states, upload, choose
+        self._states, self._upload, self._choose = states, upload, choose
 
     def sample(
         self, plan: OutputPlan, batch: StepBatch, logits: Tensor, mask: TokenMask | None
@@ -43,9 +41,9 @@ class OutputSampler:
         Returns the tensors to copy to the host, named as in `StepOutput`; `accepted` only for a verify, since the
         host knows it otherwise.
         """
-        rows = self._up(plan.rows)
+        rows, choice = sampled_with(plan, self._upload)
         logits = self._adjust(logits, rows, plan, mask)
-        token_ids = self._choose(logits, choice_of(plan, self._up))
+        token_ids = self._choose(logits, choice)
         outputs = {"token_ids": token_ids.int()}
         k = plan.top_logprobs
         if k is not None:
@@ -91,6 +89,9 @@ class OutputSampler:
         if plan.uses & Uses.PENALTIES:
             self._states.count(rows, token_ids, self._up(within) < accepted[self._up(owner)])
         return accepted
+
+    def _up(self, array: npt.NDArray[Any]) -> Tensor:
+        return self._upload([array])[0]
 
     def _together(self, arrays: Sequence[npt.NDArray[np.integer]]) -> tuple[Tensor, ...]:
         """Whole numbers on the device, as int64, in one copy."""

@@ -47,6 +47,7 @@ class Uses:
     DRAW, TOP_K, TOP_P, MIN_P, PENALTIES, BIAS, LOGPROBS, MIN_TOKENS = (1 << bit for bit in range(8))
 
 
+_FILTERS = {"top_k": Uses.TOP_K, "top_p": Uses.TOP_P, "min_p": Uses.MIN_P}
 _COLDEST = 1e-6
 _NO_DRAFTS = _NO_TOKENS = np.empty(0, np.int64)
 _NO_PAIRS = np.empty((0, 2), np.int64)
@@ -261,18 +262,23 @@ def is_biased(s: SamplingParams) -> bool:
     return bool(s.logit_bias) or s.allowed_token_ids is not None or bool(s.banned_token_ids)
 
 
-def choice_of(plan: OutputPlan, upload: Callable[[npt.NDArray[Any]], Tensor]) -> Choice | None:
-    """The step's `Choice` on the device; None if all outputs are greedy. Called in stream order."""
-    p, uses = plan.parameters, plan.uses
-    if not uses & Uses.DRAW:
-        return None
-    return Choice(
-        temperature=upload(p["temperature"]),
-        keys=upload(noise_keys(p["seed"], plan.positions)),
-        top_k=upload(p["top_k"]) if uses & Uses.TOP_K else None,
-        top_p=upload(p["top_p"]) if uses & Uses.TOP_P else None,
-        min_p=upload(p["min_p"]) if uses & Uses.MIN_P else None,
+Upload = Callable[[Sequence[npt.NDArray[Any]]], Sequence[Tensor]]
+"""Copies arrays to the device, in stream order."""
+
+
+def sampled_with(plan: OutputPlan, upload: Upload) -> tuple[Tensor, Choice | None]:
+    """The rows of a step's outputs, int64 [O], and its `Choice` on the device, in one copy. No choice if all
+    outputs are greedy. Called in stream order."""
+    if not plan.uses & Uses.DRAW:
+        (rows,) = upload([plan.rows])
+        return rows, None
+    used = [name for name, flag in _FILTERS.items() if plan.uses & flag]
+    keys, parameters = noise_keys(plan.parameters["seed"], plan.positions), plan.parameters
+    rows, noise, temperature, *filters = upload(
+        [plan.rows, keys, parameters["temperature"], *(parameters[name] for name in used)]
     )
+    given = dict(zip(used, filters, strict=True))
+    return rows, Choice(temperature, noise, *(given.get(name) for name in _FILTERS))
 
 
 def _drafts(batch: StepBatch) -> npt.NDArray[np.int64]:

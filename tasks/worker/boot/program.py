@@ -18,7 +18,7 @@ from celery.platforms import EX_OK
 from kombu.connection import Connection as StockConnection
 
 from petiole.tasks.errors import GenerationFailed
-from petiole.tasks.requests.schemas import SCHEMAS
+from petiole.tasks.requests.kinds import SCHEMAS
 from petiole.tasks.submission.handover import take_result
 from petiole.tasks.urls import SENTINEL, redacted, scheme
 

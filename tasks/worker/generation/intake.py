@@ -10,13 +10,15 @@ import logging
 import queue
 import threading
 import uuid
+from collections.abc import Callable
+from typing import TypeVar
 
 import redis
 
 from petiole.gpu_worker.request import Request
 from petiole.tasks.errors import InvalidRequest, ModelChanged, PetioleError, WorkersLost
 from petiole.tasks.keys import stream_keys
-from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest
+from petiole.tasks.requests.schemas import Common
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.servers.masters import caused_by_call
 from petiole.tasks.submission.parsing import parse
@@ -24,6 +26,7 @@ from petiole.tasks.urls import RABBITMQ, scheme
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.generation.attempts import Begun, Verdict
 from petiole.tasks.worker.generation.driver import JobDriver, Services
+from petiole.tasks.worker.generation.images import images_of, stored
 from petiole.tasks.worker.generation.limits import TimeLimits
 from petiole.tasks.worker.generation.requests import engine_request
 from petiole.tasks.worker.outage import Outage
@@ -32,7 +35,8 @@ from petiole.tasks.worker.reports.incidents import incidents
 
 logger = logging.getLogger(__name__)
 
-TaskRequest = GenerateRequest | ChatRequest
+T = TypeVar("T")
+Images = list[bytes]
 _JOBS_A_CALL = 64
 
 
@@ -41,6 +45,7 @@ class Intake:
 
     def __init__(self, services: Services, client: redis.Redis) -> None:
         self._services = services
+        self._client = client
         self._begin, self._remodel = scripts.load(client, "begin"), scripts.load(client, "remodel")
         self._beginning = threading.Lock()
         self._queue: queue.SimpleQueue[JobDriver | None] = queue.SimpleQueue()
@@ -102,18 +107,33 @@ class Intake:
         return batch
 
     def _take(self, batch: list[JobDriver]) -> None:
-        requests, room = {job: self._read(job) for job in batch}, self._room()
+        asked, room = self._with_images({job: self._read(job) for job in batch}), self._room()
         replies = self._begin_each(batch, room, call=uuid.uuid4().hex)
         for position, (job, reply) in enumerate(zip(batch, replies, strict=False)):
             if isinstance(reply, Exception):
                 job.fail(reply)
                 continue
             try:
-                self._start(job, requests[job], Begun.parse(reply), marked=position < room)
+                self._start(job, *asked[job], Begun.parse(reply), marked=position < room)
             except Exception as error:
                 job.give_up(error)
 
-    def _read(self, job: JobDriver) -> TaskRequest | PetioleError:
+    def _with_images(
+        self, requests: dict[JobDriver, Common | PetioleError]
+    ) -> dict[JobDriver, tuple[Common | PetioleError, Images]]:
+        """The requests, each with the bytes of its images; or with the reason why it has none in its place."""
+        asked = [request for request in requests.values() if isinstance(request, Common)]
+        ttl_s = self._services.settings.image_ttl_s
+        known = self._patiently(lambda: stored(self._client, asked, ttl_s), len(requests)) or {}
+        found: dict[JobDriver, tuple[Common | PetioleError, Images]] = {}
+        for job, request in requests.items():
+            try:
+                found[job] = request, images_of(request, known) if isinstance(request, Common) else []
+            except PetioleError as error:
+                found[job] = error, []
+        return found
+
+    def _read(self, job: JobDriver) -> Common | PetioleError:
         """The gate has checked the message's form. Its options may be those of another version, or nobody's."""
         delivery = job.messages.current
         try:
@@ -140,18 +160,25 @@ class Intake:
     def _begin_all(self, batch: list[JobDriver], room: int, call: str) -> list[list[object]]:
         keys = [key for job in batch for key in _keys(job.task_id)]
         head = self._services.publisher.ttl_ms, self._services.engine.limits.fingerprint, room, call
+        facts = [fact for job in batch for fact in _facts(job)]
+        replies: list[list[object]] | None = self._patiently(
+            lambda: self._begin(keys, [*head, *facts]), len(batch)
+        )
+        return replies or []
+
+    def _patiently(self, call: Callable[[], T], n_tasks: int) -> T | None:
+        """What `call` returns once Redis answers; None if closed before. Raises what the call has caused."""
         while not self._closing.is_set():
             try:
-                facts = [fact for job in batch for fact in _facts(job)]
-                replies: list[list[object]] = self._begin(keys, [*head, *facts])
+                value = call()
                 self._outage.ended()
-                return replies
+                return value
             except (*LOST, redis.RedisError) as error:
                 if caused_by_call(error):
                     raise
-                self._outage.began(error, len(batch))
+                self._outage.began(error, n_tasks)
                 self._closing.wait(0.5)
-        return []
+        return None
 
     def _room(self) -> int:
         """How many more tasks the engine has places for."""
@@ -159,7 +186,7 @@ class Intake:
         return max(0, self._services.engine.config.max_num_seqs - placed)
 
     def _start(
-        self, job: JobDriver, request: TaskRequest | PetioleError, begun: Begun | None, *, marked: bool
+        self, job: JobDriver, request: Common | PetioleError, images: Images, begun: Begun | None, *, marked: bool
     ) -> None:
         if begun is None:
             job.on_damaged()
@@ -178,13 +205,14 @@ class Intake:
         elif (seconds := delivery.broker_s(job.job.taken_at)) is not None:
             services.tally.waited(delivery.priority_step, seconds)
         needs_reader = asked is not None and asked.cancel_on_disconnect
-        start = self._request(job, request, begun, verdict, limits)
+        start = self._request(job, request, images, begun, verdict, limits)
         job.begin(begun, start, limits, needs_reader=needs_reader, marked=marked)
 
     def _request(
         self,
         job: JobDriver,
-        request: TaskRequest | PetioleError,
+        request: Common | PetioleError,
+        images: Images,
         begun: Begun,
         verdict: Verdict,
         limits: TimeLimits,
@@ -205,6 +233,7 @@ class Intake:
             return engine_request(
                 job.task_id,
                 request,
+                images=images,
                 priority=self._priority(job),
                 deadline_s=None if limits.earliest is None else limits.earliest.after_s,
                 resume_token_ids=written.token_ids,

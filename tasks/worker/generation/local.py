@@ -11,9 +11,12 @@ from typing import Any
 
 from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.tracing import Tracer
-from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest
+from petiole.tasks.requests.images import is_handle
+from petiole.tasks.requests.schemas import Common
+from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.worker.generation.engines import EngineLike, make_engine
+from petiole.tasks.worker.generation.images import images_of, stored
 from petiole.tasks.worker.generation.requests import engine_request
 from petiole.tasks.worker.output.outcomes import Written, public, succeeded
 
@@ -21,9 +24,10 @@ _mutex = threading.Lock()
 _engines: list[EngineLike] = []
 
 
-def run(task_request: GenerateRequest | ChatRequest, task_id: str) -> dict[str, Any]:
+def run(task_request: Common, task_id: str) -> dict[str, Any]:
     """Generate in this process. Raises the exception that the task would fail with."""
-    request = engine_request(task_id, task_request, deadline_s=task_request.deadline_s)
+    images = images_of(task_request, _stored(task_request))
+    request = engine_request(task_id, task_request, images=images, deadline_s=task_request.deadline_s)
     try:
         result = _engine().submit(request).result()
     except Exception as error:
@@ -31,6 +35,12 @@ def run(task_request: GenerateRequest | ChatRequest, task_id: str) -> dict[str, 
     value = succeeded(result, 1, Written()).result
     assert value is not None
     return value
+
+
+def _stored(task_request: Common) -> dict[str, bytes]:
+    if any(map(is_handle, task_request.images())):  # an eager task connects to Redis for nothing else
+        return stored(connections.streams(), [task_request], settings().image_ttl_s)
+    return {}
 
 
 def _engine() -> EngineLike:

@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Sequence
 
 from petiole.gpu_worker.request import Constraint, Request, SamplingParams
-from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest
+from petiole.gpu_worker.request.skills import SkillCall
+from petiole.tasks.requests.schemas import Common
 
 # Celery's priorities on Redis: 0 is the highest and the default. The engine has the same convention.
 HIGHEST_PRIORITY = 0
@@ -14,8 +15,9 @@ HIGHEST_PRIORITY = 0
 
 def engine_request(
     task_id: str,
-    task_request: GenerateRequest | ChatRequest,
+    task_request: Common,
     *,
+    images: Sequence[bytes] = (),
     priority: int = HIGHEST_PRIORITY,
     deadline_s: float | None = None,
     resume_token_ids: Sequence[int] = (),
@@ -26,12 +28,15 @@ def engine_request(
     sampling = task_request.sampling()
     if sampling["seed"] is None:
         sampling["seed"] = seed_of(task_id)
-    constraint = task_request.constraint()
+    constraint, subject = task_request.constraint(), task_request.subject()
+    if "skill" in subject:
+        subject["skill"] = SkillCall(*subject["skill"])
     return Request(
-        **task_request.subject(),
+        **subject,
+        images=images,
         sampling=SamplingParams(**sampling),
         constraint=None if constraint is None else Constraint(*constraint),  # type: ignore[arg-type]
-        adapter=task_request.adapter,
+        adapter=getattr(task_request, "adapter", None),
         salt=task_request.salt,
         priority=priority,
         deadline_s=deadline_s,

@@ -111,6 +111,7 @@ def _delta(read: StreamDelta) -> Delta:
     """A log entry as the engine's delta, without its finish reason, which is in the record."""
     values: Any = read.values  # as on the wire: with None for text tokens
     bins: Any = read.bins
+    items: Any = read.items
     return Delta(
         read.index,
         tuple(read.token_ids),
@@ -120,6 +121,7 @@ def _delta(read: StreamDelta) -> Delta:
         else tuple(TokenLogprobs(one.token_id, one.logprob, tuple(one.top)) for one in read.logprobs),
         values=values and tuple(values),
         bins=bins and tuple(bins),
+        items=items and tuple(items),
     )
 
 
@@ -143,6 +145,7 @@ def succeeded(result: Result, attempt: int, before: Written) -> Outcome:
         },
         "model": result.model,
         "attempt": attempt,
+        **(result.answer or {}),
     }
     if result.logprobs is not None:
         value["logprobs"] = (before.logprobs + logprobs_json(result.logprobs))[-len(result.token_ids) :]

@@ -39,6 +39,8 @@ def _extras(pieces: Sequence[Delta], outcome: Outcome | None) -> str:
     if any(delta.values is not None for delta in pieces):
         extras += f',"values":{json.dumps([v or None for delta in pieces for v in delta.values or _none(delta)])}'
         extras += f',"bins":{json.dumps([b or None for delta in pieces for b in delta.bins or _none(delta)])}'
+    if any(delta.items is not None for delta in pieces):
+        extras += f',"items":{json.dumps([one for delta in pieces for one in delta.items or _none(delta)])}'
     if outcome is not None:
         record = outcome.record
         extras += f',"stop_reason":{json.dumps(outcome.stop_reason)}'

@@ -1,6 +1,6 @@
 """Celery's pool interface. Called by Celery.
 
-pool      `EnginePool`: one engine and its jobs
+pool      `EnginePool`: one engine and its jobs; ends the worker after a fatal error
 handoff   SIGTERM: tasks finish in time, or are handed back to the queue
 steering  `petiole pause`, `resume` and `reload`: commands about the engine of a running worker
 """

@@ -21,7 +21,7 @@ from petiole.gpu_worker import (
 from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.scheduling.stopping import StopRules
 from petiole.gpu_worker.text import Tokenizer, load_tokenizer
-from petiole.gpu_worker.threads.text import OutputStream
+from petiole.gpu_worker.threads.text import RequestOutput
 from tests.support import tokenizers as samples
 
 TINY = Path(models.__file__).parent / "petiole_tiny"
@@ -128,7 +128,7 @@ def test_what_continues_a_text_keeps_its_first_space(options: Any, text: str) ->
     """With Llama 2's tokenizer, which drops it at the beginning of a text."""
     tokenizer = Tokenizer(samples.sentencepiece())
     hello = tokenizer.backend.token_to_id("▁hello")
-    stream = OutputStream(Handle(Request(**options), None))  # type: ignore[arg-type]
+    stream = RequestOutput(Handle(Request(**options), None))  # type: ignore[arg-type]
     stream.open(tokenizer, [hello], StopRules.of(SamplingParams(), frozenset(), 1, 96))
     assert stream.push([hello], terminal=False) == ([hello], text)
 

@@ -15,7 +15,7 @@ from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import Admitted, Emission, Ended, Generated
 from petiole.gpu_worker.scheduling.stopping import Finish, StopRules
-from petiole.gpu_worker.threads.text import OutputStream, TextThread
+from petiole.gpu_worker.threads.text import RequestOutput, TextThread
 from tests.support.toy_engine import request
 from tests.support.toy_text import ToyTokenizer
 
@@ -31,7 +31,7 @@ class Output:
         asked = request(**options)
         self.deltas: queue.Queue[Delta] = queue.Queue()
         self.handle = Handle(asked, text, on_delta=lambda _, delta: self.deltas.put(delta))  # type: ignore[arg-type]
-        stream = OutputStream(self.handle)
+        stream = RequestOutput(self.handle)
         rules = StopRules.of(asked.sampling, frozenset(), 4, 96)
         stream.open(ToyTokenizer(), [5, 6, 7, 8], rules)  # type: ignore[arg-type]
         self.seq = ScheduledSequence(asked, [5, 6, 7, 8], rules, stream=stream)

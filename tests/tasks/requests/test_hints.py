@@ -37,6 +37,7 @@ def refused(task: Any, *given: Any, **options: Any) -> str:
         ("temprature", 0.5, "did you mean temperature?"),
         ("priority", 3, "it belongs to the submission: an argument of delay, stream or apply_async"),
         ("messages", MESSAGES, "it is one of chat"),
+        ("image", "abc", "it is one of query, caption, point and detect"),
     ],
 )
 def test_an_option_of_somebody_elses(option: str, value: Any, said: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.runtime.device.cpu import CpuDevice
 from petiole.gpu_worker.runtime.device.cuda import CudaDevice
-from petiole.gpu_worker.runtime.device.interface import DeviceError
+from petiole.gpu_worker.runtime.device.interface import DeviceError, packed, unpacked
 from petiole.gpu_worker.runtime.device.opening import open_device
 from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
@@ -208,3 +208,15 @@ def test_cuda_without_a_gpu_is_refused_in_one_line(monkeypatch: pytest.MonkeyPat
         with pytest.raises(ModelError, match=rf"cuda, but torch \S+ {why}"):
             open_device("cuda")
     assert open_device("auto").kind == "cpu"
+
+
+def test_arrays_that_travel_together_arrive_as_they_were() -> None:
+    fields = np.zeros(3, np.dtype([("a", np.float32), ("b", np.int64)], align=True))
+    fields["a"], fields["b"] = [1.5, 2.5, 3.5], [4, 5, 6]
+    arrays = [np.arange(5), fields["a"], np.array([[1, 2], [3, 4], [5, 6]], np.int32), np.zeros(0), fields["b"]]
+    buffer = packed(arrays, pinned=False)
+    arrived = unpacked(buffer, arrays)
+    assert [found.numpy().dtype for found in arrived] == [array.dtype for array in arrays]
+    for found, array in zip(arrived, arrays, strict=True):
+        np.testing.assert_array_equal(found.numpy(), array)
+        assert (found.data_ptr() - buffer.data_ptr()) % 16 == 0

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.cpu.executor import choose
 from petiole.gpu_worker.runtime.cpu.native.draw import draw as compiled_draw
+from petiole.gpu_worker.runtime.device.interface import packed, unpacked
 from petiole.gpu_worker.runtime.interface import PENDING, PageUpdates, RowBinding, StepBatch, TokenMask
 from petiole.gpu_worker.runtime.step import rows
 from petiole.gpu_worker.runtime.step.noise import gumbel, noise_keys
-from petiole.gpu_worker.runtime.step.rows import RowStates, choice_of
+from petiole.gpu_worker.runtime.step.rows import RowStates, sampled_with
 from petiole.gpu_worker.runtime.step.sampling import apply_bits, apply_penalties, bar
 
 N = 20_000
@@ -43,8 +44,8 @@ def bind(row, sampling, seed=1, prompt=(), output=()):
     return RowBinding(row, sampling, seed, np.array(prompt, dtype=np.int32), np.array(output, dtype=np.int32))
 
 
-def upload(array):
-    return torch.from_numpy(np.ascontiguousarray(array))
+def choice_of(plan):
+    return sampled_with(plan, lambda arrays: unpacked(packed(arrays, pinned=False), arrays))[1]
 
 
 def draw(logits, sampling, n=N):
@@ -52,7 +53,7 @@ def draw(logits, sampling, n=N):
     states = RowStates(2, len(logits), torch.device("cpu"))
     states.bind([bind(1, sampling)])
     plan = states.plan_outputs(batch([1] * n, range(n)))
-    tokens = choose(torch.tensor(logits).expand(n, -1).float(), choice_of(plan, upload))
+    tokens = choose(torch.tensor(logits).expand(n, -1).float(), choice_of(plan))
     return np.bincount(tokens.numpy(), minlength=len(logits)) / n
 
 
@@ -133,10 +134,10 @@ def test_a_draw_does_not_depend_on_its_batch():
     states.bind([bind(i + 1, s, seed=i * 7 + 1) for i, s in enumerate(samplings)])
     logits = torch.randn(len(samplings), 300, generator=torch.Generator().manual_seed(1)) * 3
     rows = list(range(1, len(samplings) + 1))
-    together = choose(logits, choice_of(states.plan_outputs(batch(rows, [50] * len(rows))), upload))
+    together = choose(logits, choice_of(states.plan_outputs(batch(rows, [50] * len(rows)))))
     for row in rows:
         plan = states.plan_outputs(batch([row], [50]))
-        assert choose(logits[row - 1 : row], choice_of(plan, upload)).item() == together[row - 1].item()
+        assert choose(logits[row - 1 : row], choice_of(plan)).item() == together[row - 1].item()
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_equal_logits_are_drawn_from_alike_in_every_batch(sampling, companion):
 
     def drawn(rows, scores):
         plan = states.plan_outputs(batch(rows, range(len(rows))))
-        return choose(scores, choice_of(plan, upload))
+        return choose(scores, choice_of(plan))
 
     alone = drawn([1] * 500, logits.expand(500, -1))
     beside = drawn([1] * 500 + [2], torch.cat([logits.expand(500, -1), torch.randn(1, 8192) / 100]))
@@ -187,7 +188,7 @@ def test_logits_that_are_no_numbers_give_some_token(sampling):
 def test_a_greedy_batch_needs_no_sampler():
     states = RowStates(3, 50, torch.device("cpu"))
     states.bind([bind(1, SamplingParams(temperature=0.0, top_k=5)), bind(2, SamplingParams(temperature=0.0))])
-    assert choice_of(states.plan_outputs(batch([1, 2], [4, 9])), upload) is None
+    assert choice_of(states.plan_outputs(batch([1, 2], [4, 9]))) is None
 
 
 def test_noise_is_a_standard_gumbel_and_differs_between_seeds_and_positions():

@@ -55,3 +55,18 @@ def test_a_trace_shows_what_host_and_device_did(tmp_path: Path) -> None:
     histories = [span["args"]["history"] for span in spans if span["name"].endswith(" ended")]
     assert len(histories) == 2
     assert all("prefill_scheduled(" in history and "decode_applied(1)@" in history for history in histories)
+
+
+def test_an_eager_skill_sees_its_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    from petiole.tasks.submission.definitions import detect
+    from tests.support.pictures import MODEL, file
+
+    monkeypatch.setenv("PETIOLE_ENGINE_FACTORY", "petiole.gpu_worker.engine:Engine")
+    monkeypatch.setenv("PETIOLE_MODEL", MODEL)
+    monkeypatch.setenv("PETIOLE_NUM_PAGES", "1000")
+    settings.cache_clear()
+    value = detect.apply(kwargs={"image": file(), "object": "shape"}).get()
+    assert value["usage"]["prompt_tokens"] > 82
+    assert isinstance(value["objects"], list)
+    with pytest.raises(InvalidRequest, match="image: must be a JPEG, PNG or WebP"):
+        detect.apply(kwargs={"image": b"no image", "object": "shape"}).get()

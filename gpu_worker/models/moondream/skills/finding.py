@@ -1,0 +1,82 @@
+"""Point and detect: the prompt names an object, and each thing that is found takes the same kinds of tokens.
+
+    point     x  y   x  y   ... end              x: a coordinate, or the end
+    detect    x  y  size   x  y  size   ... end
+
+So which tokens are allowed follows from the index in the output alone, and no step waits for the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from petiole.gpu_worker.models.moondream.config import TokenConfig
+from petiole.gpu_worker.models.moondream.skills import options as checks
+from petiole.gpu_worker.request.images import ImagePlace
+from petiole.gpu_worker.request.skills import Asked, TextCodec
+
+Item = dict[str, float]
+
+
+@dataclass(slots=True)
+class Finding:
+    """A `PositionalSkill`. kinds: the tokens of one thing, in order. item: a thing, from the values of its tokens.
+    name: of all things, in the answer."""
+
+    kinds: Sequence[int]
+    end: int
+    max_objects: int
+    item: Callable[[Sequence[float]], Item]
+    name: str
+    items: list[Item] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    consumed: int = 0
+
+    def allowed_at(self, index: int) -> Sequence[int]:
+        number, part = divmod(index, len(self.kinds))
+        if number >= self.max_objects:
+            return [self.end]
+        return [self.kinds[part], self.end] if part == 0 else [self.kinds[part]]
+
+    def consume_step(self, token_id: int, values: Sequence[float] = ()) -> Mapping[str, float] | None:
+        self.consumed += 1
+        if token_id == self.end:
+            return None
+        self.values.extend(values)
+        if self.consumed % len(self.kinds):
+            return None
+        self.items.append(self.item(self.values))
+        self.values.clear()
+        return self.items[-1]
+
+    def finalize(self) -> dict[str, list[Item]]:
+        return {self.name: list(self.items)}
+
+    def fork(self) -> Self:
+        return type(self)(
+            self.kinds,
+            self.end,
+            self.max_objects,
+            self.item,
+            self.name,
+            list(self.items),
+            list(self.values),
+            self.consumed,
+        )
+
+
+def clamped(value: float) -> float:
+    return min(1.0, max(0.0, value))
+
+
+def asked(
+    skill: str, options: Mapping[str, Any], tokens: TokenConfig, n_images: int, codec: TextCodec, state: Finding
+) -> Asked:
+    """The prompt that names the object, with a space before it."""
+    checks.needs_image(skill, n_images)
+    around = tokens.templates[skill]
+    name = codec.encode(" " + checks.text(options, "object"), field="object")
+    prompt: list[int | ImagePlace] = [tokens.bos, ImagePlace(0), *around["prefix"], *name, *around["suffix"]]
+    return Asked(prompt, state, steering="index", has_text=False)

@@ -1,0 +1,76 @@
+"""Skills: what a vision model can be asked, beside text to continue, and how its answer is read.
+
+A skill is called by name, with options that are data. The *processor* of the model turns the call into a prompt,
+and into a state that restricts the tokens of the output and reads the answer from them: text, points or boxes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from petiole.gpu_worker.protocols import PositionalSkill, SkillState
+from petiole.gpu_worker.request.images import ImagePlace, PreparedImage
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+@dataclass(frozen=True, slots=True)
+class SkillCall:
+    """`query`: question, reasoning. `caption`: length (short, normal, long). `point` and `detect`: object,
+    max_objects."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class TextCodec(Protocol):
+    """The model's tokenizer, as a skill uses it."""
+
+    def encode(self, text: str, *, field: str) -> list[int]:
+        """Without special tokens around it. Raises InvalidRequest, naming `field`."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+
+Steering = Literal["none", "index", "tokens"]
+"""What the allowed tokens follow from: all are allowed; the output index alone; the tokens before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A skill call as a prompt and a state.
+
+    `state`: a PositionalSkill if it steers by index, otherwise a SkillState. `banned_token_ids`: at any index.
+    `has_text`: whether the output is text, which is streamed as such.
+    """
+
+    prompt: Sequence[int | ImagePlace]
+    state: SkillState | PositionalSkill
+    steering: Steering = "none"
+    banned_token_ids: tuple[int, ...] = ()
+    has_text: bool = True
+
+
+class Processor(Protocol):
+    """What a model makes of pictures and skill calls. Thread-safe; no tensors."""
+
+    def n_positions(self, width: int, height: int) -> int:
+        """The positions that a picture of this size takes."""
+        ...
+
+    def prepared(self, picture: Image.Image, content_hash: int) -> PreparedImage:
+        """An RGB picture, cut into crops."""
+        ...
+
+    def ask(self, call: SkillCall, n_images: int, codec: TextCodec) -> Asked:
+        """Raises InvalidRequest for a skill or an option that the model does not know."""
+        ...
+
+    def conversation(self, messages: Sequence[Mapping[str, Any]]) -> SkillCall:
+        """The skill that answers a conversation, in which parts of type "image" stand for images. Raises
+        InvalidRequest for one that the model cannot answer."""
+        ...

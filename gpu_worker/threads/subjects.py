@@ -1,0 +1,184 @@
+"""What a request is about: a prompt, messages or a skill call, as the tokens of a prompt with its images.
+
+A vision model answers a conversation by a skill; which conversations it can answer, its processor says. A model of
+text refuses images wherever they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.constraints import PositionalConstraint, SkillConstraint
+from petiole.gpu_worker.errors import InvalidRequest, require
+from petiole.gpu_worker.protocols import PositionalSkill, SkillState
+from petiole.gpu_worker.request import Request
+from petiole.gpu_worker.request.images import PreparedImage, RequestImage
+from petiole.gpu_worker.request.skills import Asked, Processor, SkillCall
+from petiole.gpu_worker.runtime.interface import ModelLimits
+from petiole.gpu_worker.text import Tokenizer
+from petiole.gpu_worker.text.checks import Scalar
+from petiole.gpu_worker.threads.pictures import request_image
+from petiole.gpu_worker.threads.prompts import Tokens, prompt_tokens
+
+Reading = SkillState | PositionalSkill
+
+_SUBJECTS = ("prompt", "messages", "skill")
+_ONLY_FOR_CHAT = ("tools", "chat_template_kwargs", "continue_final_message")
+_BOOL = Scalar(bool)
+_IMAGE_PARTS = ("image", "image_url", "input_image")
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """`request`: with what a skill adds to sampling and constraint. `field`: of the request, that errors about the
+    prompt name. `reading`: the state that reads a skill's answer. `has_text`: whether the output is text."""
+
+    request: Request
+    prompt: Tokens
+    field: str
+    reading: Reading | None = None
+    has_text: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """Reads requests for one model. Each method raises InvalidRequest."""
+
+    config: EngineConfig
+    limits: ModelLimits
+    tokenizer: Tokenizer | None
+    eos_token_ids: Collection[int]
+
+    def of(self, request: Request) -> Subject:
+        given = [name for name in _SUBJECTS if getattr(request, name) is not None]
+        one = f"exactly one of {', '.join(_SUBJECTS)} must be given"
+        require(len(given) == 1, "prompt", one, f"{len(given)} of them")
+        for field in _ONLY_FOR_CHAT if request.messages is None else ():
+            require(not getattr(request, field), field, "needs messages", f"a {given[0]}")
+        _BOOL.check("continue_final_message", request.continue_final_message)
+        if request.skill is not None:
+            known = "this model has no skills"
+            require(self.limits.processor is not None, "skill", known, request.skill.name)
+            return self._asked(request, request.skill, self._images(request, "image"), "skill")
+        if request.messages is not None:
+            return self._chat(request, request.messages)
+        return self._prompt(request)
+
+    # ------------------------------------------------------------ each kind
+
+    def _prompt(self, request: Request) -> Subject:
+        if not isinstance(request.prompt, str):
+            limits, images = self.limits, self._images(request)
+            return Subject(
+                request, prompt_tokens(request.prompt, limits.vocab_size, limits.values, images), "prompt"
+            )
+        require(request.prompt != "", "prompt", "must not be empty", "an empty string")
+        tokens = self._tokenizer("prompt").encode(request.prompt, max_tokens=self._most_tokens)
+        return Subject(request, Tokens(tokens), "prompt")
+
+    def _chat(self, request: Request, messages: Sequence[Mapping[str, Any]]) -> Subject:
+        tokenizer, processor = self._tokenizer("messages"), self.limits.processor
+        parts = list(_image_parts(messages))
+        if processor is None:
+            for where, kind in parts:
+                raise InvalidRequest(where, "must be text: this model takes no images", kind)
+            tokens = tokenizer.apply_chat_template(
+                messages,
+                request.tools,
+                request.chat_template_kwargs,
+                continue_final_message=request.continue_final_message,
+                max_tokens=self._most_tokens,
+            )
+            return Subject(request, Tokens(tokens), "messages")
+        for field in _ONLY_FOR_CHAT:
+            require(not getattr(request, field), field, "this model's conversations have none", "some")
+        n, of = len(parts), len(request.images)
+        require(n == of, "images", f"must be as many as the messages' parts of type image, {n}", of)
+        call = processor.conversation(messages)
+        return self._asked(request, call, self._images(request, "messages"), "messages")
+
+    def _asked(self, request: Request, call: SkillCall, images: list[RequestImage], field: str) -> Subject:
+        asked = cast(Processor, self.limits.processor).ask(
+            call, len(images), _Codec(self._tokenizer(field), self._most_tokens)
+        )
+        tokens = prompt_tokens(asked.prompt, self.limits.vocab_size, self.limits.values, images)
+        return Subject(self._steered(request, asked), tokens, field, asked.state, asked.has_text)
+
+    def _steered(self, request: Request, asked: Asked) -> Request:
+        """The request with the bans of a skill, its constraint, and no more tokens than the context has."""
+        sampling, longest = request.sampling, self.limits.max_model_len
+        if asked.banned_token_ids:
+            bans = [*sampling.banned_token_ids, *asked.banned_token_ids]
+            sampling = replace(sampling, banned_token_ids=bans)
+        if isinstance(sampling.max_tokens, int) and sampling.max_tokens > longest:  # as a default may be
+            sampling = replace(sampling, max_tokens=longest)
+        request = replace(request, sampling=sampling)
+        if asked.steering == "none":
+            return request
+        require(request.constraint is None, "constraint", "must be none: the skill has one", request.constraint)
+        rest = self.eos_token_ids, self.limits.vocab_size
+        if asked.steering == "index":
+            positional = cast(PositionalSkill, asked.state).fork()
+            return replace(request, constraint=PositionalConstraint(positional, *rest))
+        return replace(request, constraint=SkillConstraint(cast(SkillState, asked.state).fork(), *rest))
+
+    # ------------------------------------------------------------ parts
+
+    def _images(self, request: Request, field: str | None = None) -> list[RequestImage]:
+        """The request's images. `field`: what their errors name, if not each by its index."""
+        n, images = len(request.images), list[RequestImage]()
+        require(self.limits.images is not None or n == 0, "images", "this model takes none", n)
+        for k, image in enumerate(request.images):
+            where = field or f"images[{k}]"
+            if isinstance(image, PreparedImage):
+                images.append(RequestImage.of(image))
+            else:
+                images.append(self._examined(image, where, self.limits.processor))
+        return images
+
+    def _examined(self, data: object, field: str, processor: Processor | None) -> RequestImage:
+        if processor is None:
+            raise InvalidRequest(field, "this model takes no images", "an image")
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise InvalidRequest(field, "must be the bytes of a file, or crops", type(data).__name__)
+        return request_image(bytes(data), field, processor, self.config)
+
+    @property
+    def _most_tokens(self) -> int:
+        return self.limits.max_model_len - 1
+
+    def _tokenizer(self, field: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise no_tokenizer(field)
+        return self.tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class _Codec:
+    """Implements `TextCodec`."""
+
+    tokenizer: Tokenizer
+    max_tokens: int
+
+    def encode(self, text: str, *, field: str) -> list[int]:
+        return self.tokenizer.encode(text, field=field, add_special_tokens=False, max_tokens=self.max_tokens)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(token_ids)
+
+
+def no_tokenizer(field: str) -> InvalidRequest:
+    return InvalidRequest(field, "text needs a tokenizer, and this engine has none", "text")
+
+
+def _image_parts(messages: object) -> Iterator[tuple[str, str]]:
+    """Where the messages have images, and how each part is called. What is malformed is refused later."""
+    for k, message in enumerate(messages if isinstance(messages, Sequence) else ()):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        for i, part in enumerate(content if isinstance(content, Sequence) else ()):
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind in _IMAGE_PARTS:
+                yield f"messages[{k}].content[{i}]", str(kind)

@@ -1,0 +1,120 @@
+"""What is asked of a vision model beside `generate` and `chat`: a request for each skill.
+
+The engine's processor of the model checks the options again, and knows which skills the model has.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from petiole import limits
+from petiole.tasks.requests import images
+from petiole.tasks.requests.schemas import MAX_PROMPT_CHARACTERS, Common, Given
+
+Text = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
+
+
+def _checked(image: str | None) -> str | None:
+    return image if image is None else images.check("image", image)
+
+
+class Answering(Common):
+    """Options of the skills that answer with text: `query` and `caption`."""
+
+    max_tokens: limits.MaxTokens = 768
+    """The output has at most this many tokens."""
+    temperature: limits.Temperature = 0.5
+    """0 always takes the likeliest token; higher values vary more."""
+    top_p: limits.TopP = 0.3
+    """Draw only from the likeliest tokens that together have this probability."""
+    seed: limits.Seed | None = None
+    """The same request with the same seed draws the same tokens. `None`: derived from the task's id."""
+
+    def sampling(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("max_tokens", "temperature", "top_p", "seed")}
+
+
+class QueryRequest(Answering):
+    """A question, about an image or not."""
+
+    image: Annotated[str | None, Given(bytes)] = None
+    """What the question is about, if anything: a file's bytes (JPEG, PNG or WebP), base64 of them, a data URL, or
+    a handle of `put_image`. See docs/vision.md."""
+    question: Text
+    """The question."""
+    reasoning: bool = False
+    """The model reasons first; the result has its reasoning."""
+
+    _image = field_validator("image")(_checked)
+
+    def subject(self) -> dict[str, Any]:
+        return {"skill": ("query", {"question": self.question, "reasoning": self.reasoning})}
+
+    def images(self) -> list[str]:
+        return [] if self.image is None else [self.image]
+
+
+class CaptionRequest(Answering):
+    """A picture in words."""
+
+    image: Annotated[str, Given(bytes)]
+    """What to describe, in the forms that `query` takes."""
+    length: Literal["short", "normal", "long"] = "normal"
+    """How much to say."""
+
+    _image = field_validator("image")(_checked)
+
+    def subject(self) -> dict[str, Any]:
+        return {"skill": ("caption", {"length": self.length})}
+
+    def images(self) -> list[str]:
+        return [self.image]
+
+
+class Finding(Common):
+    """Options of the skills that find things: `point` and `detect`. They take the likeliest tokens."""
+
+    max_objects: Annotated[int, Field(ge=1, le=1000)] = 50
+    """At most this many are found."""
+
+
+class PointRequest(Finding):
+    """Where things are: their centres."""
+
+    image: Annotated[str, Given(bytes)]
+    """Where to look, in the forms that `query` takes."""
+    object: Text
+    """What to look for: `"car"`."""
+
+    _image = field_validator("image")(_checked)
+
+    def subject(self) -> dict[str, Any]:
+        return {"skill": ("point", {"object": self.object, "max_objects": self.max_objects})}
+
+    def sampling(self) -> dict[str, Any]:
+        return {"max_tokens": 2 * self.max_objects + 1, "temperature": 0.0, "seed": None}
+
+    def images(self) -> list[str]:
+        return [self.image]
+
+
+class DetectRequest(Finding):
+    """A box around each thing."""
+
+    image: Annotated[str, Given(bytes)]
+    """Where to look, in the forms that `query` takes."""
+    object: Text
+    """What to look for: `"car"`."""
+
+    _image = field_validator("image")(_checked)
+
+    def subject(self) -> dict[str, Any]:
+        return {"skill": ("detect", {"object": self.object, "max_objects": self.max_objects})}
+
+    def sampling(self) -> dict[str, Any]:
+        return {"max_tokens": 3 * self.max_objects + 1, "temperature": 0.0, "seed": None}
+
+    def images(self) -> list[str]:
+        return [self.image]

@@ -1,0 +1,93 @@
+"""Images in requests: their forms in a message, and what all forms of one image have in common."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.requests import affinity, images
+from petiole.tasks.requests.kinds import SCHEMAS
+from petiole.tasks.requests.schemas import ChatRequest, in_json, validate
+from petiole.tasks.requests.skills import CaptionRequest, DetectRequest, PointRequest, QueryRequest
+from petiole.tasks.submission.parsing import parse
+
+DATA = b"\x89PNG of some kind"
+TEXT = base64.b64encode(DATA).decode()
+FORMS: dict[str, Any] = {
+    "bytes": DATA,
+    "bytearray": bytearray(DATA),
+    "base64": TEXT,
+    "data URL": f"data:image/png;base64,{TEXT}",
+    "handle": images.handle_of(DATA),
+}
+
+
+@pytest.mark.parametrize("image", FORMS.values(), ids=FORMS)
+def test_all_forms_of_an_image_go_into_a_message_and_have_one_affinity(image: Any) -> None:
+    options = in_json({"image": image, "question": "What?"})
+    json.dumps(options)
+    request = validate(QueryRequest, options)
+    expected = affinity.key(validate(QueryRequest, {"image": TEXT, "question": "Another?"}))
+    assert affinity.key(request) == expected
+    parts = [{"type": "image", "image": image}, {"type": "text", "text": "What?"}]
+    chat = validate(ChatRequest, in_json({"messages": [{"role": "user", "content": parts}]}))
+    assert affinity.key(chat) == expected
+    assert affinity.key(validate(PointRequest, {"image": TEXT, "object": "a", "salt": "b"})) != expected
+
+
+@pytest.mark.parametrize(
+    "image", ["https://example.org/a.png", "abc", "petiole-image:xyz", "data:image/png,abc", 3, ["a"], {}, "ä" * 4]
+)
+@pytest.mark.parametrize("kind", [CaptionRequest, QueryRequest, PointRequest, DetectRequest])
+def test_what_can_be_no_image_is_refused_by_name(kind: Any, image: Any) -> None:
+    more = {QueryRequest: {"question": "a"}, PointRequest: {"object": "a"}, DetectRequest: {"object": "a"}}
+    with pytest.raises(InvalidRequest) as caught:
+        validate(kind, {"image": image, **more.get(kind, {})})
+    assert caught.value.field == "image"
+
+
+def test_an_image_part_of_a_conversation_becomes_a_bare_part_and_an_image() -> None:
+    parts = [{"type": "image_url", "image_url": {"url": TEXT}}, {"type": "text", "text": "What?"}]
+    request = validate(ChatRequest, {"messages": [{"role": "user", "content": parts}]})
+    assert request.images() == [TEXT]
+    assert request.subject()["messages"][0]["content"] == [{"type": "image"}, parts[1]]
+    for bad in ({"type": "image"}, {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}):
+        with pytest.raises(InvalidRequest) as caught:
+            validate(ChatRequest, {"messages": [{"role": "user", "content": [bad]}]})
+        assert caught.value.field == "messages[0].content[0]"
+
+
+def test_the_text_of_a_conversation_is_limited_without_its_images() -> None:
+    long = base64.b64encode(b"x" * 4_000_000).decode()
+    parts = [{"type": "image", "image": long}, {"type": "text", "text": "What?"}]
+    validate(ChatRequest, {"messages": [{"role": "user", "content": parts}]})
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "expected"),
+    [
+        ("tasks.query", {"question": "Is it true? "}, {"question": "Is it true? a cat"}),
+        ("tasks.query", {}, {"question": "a cat"}),
+        ("tasks.point", {}, {"object": "a cat"}),
+        ("tasks.detect", {}, {"object": "a cat"}),
+    ],
+)
+def test_a_link_of_a_chain_gets_the_text_before_it(task: str, options: Any, expected: dict[str, str]) -> None:
+    request = parse(task, [{"text": "a cat", "caption": "a cat"}], {"image": TEXT, **options})
+    assert {name: getattr(request, name) for name in expected} == expected
+
+
+def test_a_caption_takes_no_text() -> None:
+    with pytest.raises(InvalidRequest, match="args"):
+        parse("tasks.caption", ["a cat"], {"image": TEXT})
+
+
+def test_each_skill_has_a_task() -> None:
+    assert {name.rpartition(".")[2] for name in SCHEMAS} == {
+        *("generate", "chat"),
+        *("query", "caption", "point", "detect"),
+    }
