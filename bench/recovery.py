@@ -3,7 +3,7 @@
 Two real workers on an embedded Redis. The first takes all tasks, since the second does not consume yet; when every
 reader has its first delta the second begins to consume and the first gets its signal. What counts is the time from
 the signal to the first delta of the next attempt, in the hands of the reader that waits longest. Every stream must
-then be whole. The second has never seen the first, so that the lease decides about one that is killed.
+then be whole.
 
 Then kills of a worker whom the others know, one stream each: a fleet of two that goes on, in which the dead are
 replaced. `--kills N` says how many. `--rabbitmq URL` kills ten on that broker, too, in a process of its own.
@@ -47,7 +47,7 @@ class Case:
 LEASE_OF_4_S = {"PETIOLE_VISIBILITY_TIMEOUT_S": "4"}
 DEPLOY = Case("SIGTERM, drain_seconds=0", signal.SIGTERM, {"PETIOLE_DRAIN_SECONDS": "0"}, 3.0)
 CASES = [
-    Case("SIGKILL of an unseen worker, visibility_timeout=4", signal.SIGKILL, LEASE_OF_4_S, 6.0),
+    Case("SIGKILL, visibility_timeout=4", signal.SIGKILL, LEASE_OF_4_S, 6.0),
     DEPLOY,
 ]
 
