@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest, GenerationResult, StreamDelta
     from petiole.tasks.requests.submission import Submission
     from petiole.tasks.requests.types import ChatCall, ChatOptions, GenerateCall, GenerateOptions, GenerationDict
-    from petiole.tasks.streams.readers import AsyncGeneration, astream, stream
+    from petiole.tasks.streams.definitions import astream, stream
+    from petiole.tasks.streams.readers import AsyncGeneration
     from petiole.tasks.submission.definitions import caption, chat, detect, generate, point, query
     from petiole.tasks.submission.images import put_image
 
@@ -100,8 +101,8 @@ _HOMES = {
     "GenerationDict": "petiole.tasks.requests.types:GenerationDict",
     "Submission": "petiole.tasks.requests.submission:Submission",
     "AsyncGeneration": "petiole.tasks.streams.readers:AsyncGeneration",
-    "astream": "petiole.tasks.streams.readers:astream",
-    "stream": "petiole.tasks.streams.readers:stream",
+    "astream": "petiole.tasks.streams.definitions:astream",
+    "stream": "petiole.tasks.streams.definitions:stream",
     **{
         task: f"petiole.tasks.submission.definitions:{task}"
         for task in ("caption", "chat", "detect", "generate", "point", "query")

@@ -48,7 +48,7 @@ class InvalidSettings(PetioleError, ClickException, ValueError):  # noqa: N818
 
 
 class GenerationFailed(PetioleError, RuntimeError):  # noqa: N818
-    """The request is valid, and nothing came of it: the engine failed, or what earlier attempts left in Redis is
+    """The request is valid, but it has no result: the engine failed, or the data of earlier attempts in Redis is
     damaged. Another submission may succeed."""
 
 
@@ -68,9 +68,9 @@ class ResultTooLarge(PetioleError, ValueError):  # noqa: N818
 
 
 class WorkersLost(PetioleError, RuntimeError):  # noqa: N818
-    """`deaths` workers died while they ran the task, so it is not redelivered.
+    """`deaths` workers died while they ran the task, so it is not delivered again.
 
-    `text` is the output generated before.
+    `text` is the output that was generated before.
     """
 
     def __init__(self, deaths: int, text: str = "") -> None:
@@ -95,7 +95,8 @@ class Unavailable(PetioleError, OperationalError):  # noqa: N818
 
 
 class NoWorker(PetioleError, RuntimeError):  # noqa: N818
-    """Submitted with `require_worker`, and no worker of the queue has been seen for `limit_s`."""
+    """The task was submitted with `require_worker`, and no worker of its queue has been seen for `limit_s`
+    seconds."""
 
     def __init__(self, missing: str, limit_s: float) -> None:
         super().__init__(missing, limit_s)
@@ -114,7 +115,7 @@ class StreamTimeout(StreamError, TimeoutError):  # noqa: N818
 
 
 class StreamExpired(StreamError):  # noqa: N818
-    """The log expired before this reader had read all of it."""
+    """The log and the result expired before this reader had read all of the stream."""
 
 
 def describe(error: BaseException) -> dict[str, Any]:

@@ -147,7 +147,7 @@ class Settings(EngineSettings, BaseSettings):
 
     broker_url: str = Field(
         default=_LOCAL_REDIS,
-        description="redis://, rediss://, sentinel://, amqp://, or embedded:// for a Redis of one's own",
+        description="redis://, rediss://, sentinel://, amqp://, or embedded://, a Redis that Petiole starts",
     )
     redis_url: str = Field(default="", description="Redis of streams and fleet view; empty: the broker's")
     result_backend: str = Field(default="", description="Celery's result backend; empty: the Redis of the streams")

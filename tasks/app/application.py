@@ -27,7 +27,7 @@ from petiole.tasks import worker_side
 from petiole.tasks.app import two_apps
 from petiole.tasks.app.rabbitmq import Amqp, whole_second
 from petiole.tasks.app.stored_errors import with_stored_errors
-from petiole.tasks.requests.names import CHAT, GENERATE
+from petiole.tasks.requests.names import TASKS
 from petiole.tasks.urls import RABBITMQ, SENTINEL, scheme
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def make_app() -> Celery:
 
 
 app = make_app()
-two_apps.watch(app, {GENERATE, CHAT})
+two_apps.watch(app, TASKS)
 
 
 @celeryd_init.connect(weak=False)  # type: ignore[untyped-decorator]

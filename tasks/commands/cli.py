@@ -26,7 +26,7 @@ from petiole.tasks.errors import InvalidSettings, PetioleError
 from petiole.tasks.fleet import control, lives, probes, queues, reports
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import PREFIX, Settings
-from petiole.tasks.streams.readers import stream
+from petiole.tasks.streams.definitions import stream
 from petiole.tasks.urls import redacted
 
 DRAIN_POLL_S = 0.5
@@ -281,7 +281,8 @@ def read_stream(options: argparse.Namespace) -> int:
         with stream(options.task_id, timeout_s=options.timeout) as deltas:
             for delta in deltas:
                 silence.cancel()
-                print(delta.model_dump_json() + "\n" if options.json else delta.text, end="", flush=True)
+                found = "".join(f"{json.dumps(item)}\n" for item in [*delta.points, *delta.objects])
+                print(delta.model_dump_json() + "\n" if options.json else delta.text + found, end="", flush=True)
     finally:
         silence.cancel()
     if not options.json:

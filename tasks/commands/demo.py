@@ -29,7 +29,7 @@ from petiole.tasks.requests.schemas import GenerationResult
 from petiole.tasks.servers import embedded
 from petiole.tasks.servers._supervisor import die_with
 from petiole.tasks.settings import settings
-from petiole.tasks.streams.readers import astream
+from petiole.tasks.streams.definitions import astream
 
 START_TIMEOUT_S = 120.0
 DELTA_TIMEOUT_S = 60.0

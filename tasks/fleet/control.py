@@ -4,15 +4,23 @@ drain a worker."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from celery import Celery
-from celery.result import AsyncResult
 from celery.states import PENDING, RECEIVED
 
+from petiole import _lazy
 from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.keys import stream_keys
-from petiole.tasks.servers import connections
-from petiole.tasks.settings import settings
+
+if TYPE_CHECKING:
+    from celery.result import AsyncResult
+
+    from petiole.tasks import settings
+    from petiole.tasks.servers import connections
+else:  # `cancel` is among what a web app imports
+    settings = _lazy.module("petiole.tasks.settings")
+    connections = _lazy.module("petiole.tasks.servers.connections")
 
 CANCELLED_FOR_S = 30 * 86_400
 """Time to live of the cancel flag of a task that no worker has ended: it may wait in a queue, or for its eta. The
@@ -44,7 +52,7 @@ def cancel(task: AsyncResult | str, app: Celery = celery_app) -> None:
 
 def flag_cancel(*task_ids: str) -> None:
     """Set the cancel flag in Redis, for the workers that have the tasks or get them next."""
-    ttl_s = settings().stream_ttl_s
+    ttl_s = settings.settings().stream_ttl_s
     for start in range(0, len(task_ids), _FLAGS_A_CALL):
         states = [stream_keys(task_id).state for task_id in task_ids[start : start + _FLAGS_A_CALL]]
         with connections.streams().pipeline(transaction=False) as pipe:

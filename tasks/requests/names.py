@@ -2,3 +2,4 @@
 
 GENERATE, CHAT = "tasks.generate", "tasks.chat"
 QUERY, CAPTION, POINT, DETECT = "tasks.query", "tasks.caption", "tasks.point", "tasks.detect"
+TASKS = frozenset({GENERATE, CHAT, QUERY, CAPTION, POINT, DETECT})

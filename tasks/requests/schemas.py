@@ -409,11 +409,11 @@ class TokenLogprobs(_Received):
 class StreamDelta(_Received):
     """A piece of a task's stream.
 
-    `index` is the position of `token_ids[0]` in the output, `attempt` the delivery that generated it. Only the
-    last delta has a `finish_reason`, and only it may have no tokens. `text` may lag behind `token_ids`; the last
-    one has the rest. `values`, if not None, are the tokens' coordinates and sizes, with None for text tokens;
-    `bins` are the whole numbers from which they follow. `items`, if not None, has for each token the point or box
-    that it completes, or None; `points` and `objects` are those of this delta.
+    `index` is the position of `token_ids[0]` in the output, and `attempt` the delivery that generated the delta.
+    Only the last delta has a `finish_reason`, and only the last one may have no tokens. `text` may lag behind
+    `token_ids`; the last delta has the rest. `values`, if not None, has the coordinate or size of each token, or
+    None for a text token; `bins` has the whole numbers from which the values follow. `items`, if not None, has for
+    each token the point or box that it completes, or None; `points` and `objects` are those of this delta.
     """
 
     task_id: str
@@ -444,7 +444,7 @@ class StreamDelta(_Received):
 
     @property
     def is_heartbeat(self) -> bool:
-        """Whether this is no delta of the task, but the sign of life that a reader has asked for."""
+        """Whether this is the sign of life that a reader asked for by `heartbeat_s`, and no delta of the task."""
         return not self.token_ids and self.finish_reason is None
 
 

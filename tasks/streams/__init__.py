@@ -1,6 +1,7 @@
-"""Reading the stream of a task. Applications call `readers`; the others are its parts.
+"""Reading the stream of a task. Applications call `definitions`, tasks make `readers`; the others are their parts.
 
-readers              `stream` and `astream`: the protocol over redis-py, blocking and with asyncio
+definitions          `stream` and `astream`: importing them costs little
+readers              the protocol over redis-py, blocking and with asyncio; the result objects of tasks
 following            the protocol itself, without input or output: subscribe, read the log, follow, read again
 assembly             log and channel merged: every token once, in order
 subscriptions        pub/sub connections that are used again

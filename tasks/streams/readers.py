@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import redis
@@ -65,8 +65,8 @@ class AsyncGeneration(AsyncResult):  # type: ignore[misc]
         self, timeout: float | None = None, propagate: bool = True, **options: Any
     ) -> GenerationDict | Exception: ...
     async def aget(self, timeout: float | None = None, propagate: bool = True, **options: Any) -> Any:
-        """`get` for asyncio. It waits as a reader of the stream, so that no thread is taken for as long as that;
-        the result itself is then looked up in one."""
+        """`get` for asyncio. It waits as a reader of the stream, which takes no thread. Then a thread looks the
+        result up."""
         give_up_at = None if timeout is None else time.monotonic() + timeout
         try:
             async with asyncio.timeout(timeout):
@@ -86,7 +86,7 @@ class AsyncGeneration(AsyncResult):  # type: ignore[misc]
 
 
 class EagerGeneration(EagerResult):  # type: ignore[misc]
-    """What an eager task gives in place of an `AsyncGeneration`."""
+    """The result of an eager task, in place of an `AsyncGeneration`."""
 
     async def aget(self, *args: Any, **options: Any) -> Any:
         return self.get(*args, **options)
@@ -160,9 +160,10 @@ class _Reader:
 
 
 class Stream(_Reader, Iterator[StreamDelta]):
-    """Iterator of a task's deltas. The last one has a `finish_reason`; if the task failed, its exception follows.
+    """Iterator of a task's deltas. The last one has a `finish_reason`. If the task failed, its exception is raised
+    after that.
 
-    Call `close()`, or use it as a context manager, if it may not be read to its end.
+    If the stream may not be read to its end, call `close()`, or use the stream as a context manager.
     """
 
     _pubsub: PubSub | None = None
@@ -361,33 +362,3 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
         await self._unsubscribe()
         if self._cancel_on_disconnect:
             await asyncio.to_thread(self._cancel_if_abandoned)
-
-
-def stream(
-    task: AsyncResult | str,
-    *,
-    timeout_s: float | None = None,
-    cancel_on_disconnect: bool = False,
-    heartbeat_s: float | None = None,
-) -> Stream:
-    """All deltas of a task, given its `AsyncResult` or its id, from the first one, however late reading begins.
-
-    Raises `StreamTimeout` after `timeout_s` without a delta; the default is no timeout. `cancel_on_disconnect`
-    cancels the task when this reader stops, and must be set for the task as well. With `heartbeat_s` there is an
-    empty delta, whose `is_heartbeat` is true, after so long without one.
-    """
-    return Stream(task, timeout_s, cancel_on_disconnect, heartbeat_s=heartbeat_s)
-
-
-async def astream(
-    task: AsyncResult | str,
-    *,
-    timeout_s: float | None = None,
-    cancel_on_disconnect: bool = False,
-    heartbeat_s: float | None = None,
-) -> AsyncGenerator[StreamDelta, None]:
-    """`stream` for asyncio."""
-    reader = AsyncStream(task, timeout_s, cancel_on_disconnect, heartbeat_s=heartbeat_s)
-    async with contextlib.aclosing(reader) as deltas:
-        async for delta in deltas:
-            yield delta

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from petiole import _lazy
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.requests import images
-from petiole.tasks.servers.connections import streams
-from petiole.tasks.settings import settings
+
+if TYPE_CHECKING:
+    from petiole.tasks import settings
+    from petiole.tasks.servers import connections
+else:
+    settings = _lazy.module("petiole.tasks.settings")
+    connections = _lazy.module("petiole.tasks.servers.connections")
 
 
 def put_image(data: bytes) -> str:
@@ -17,11 +25,12 @@ def put_image(data: bytes) -> str:
     """
     if not isinstance(data, bytes | bytearray | memoryview):
         raise InvalidRequest("image", "must be the bytes of a file", type(data).__name__)
-    data, limit = bytes(data), settings().image_max_bytes
+    current = settings.settings()
+    data, limit = bytes(data), current.image_max_bytes
     if not 0 < len(data) <= limit:
         raise InvalidRequest("image", f"must have 1 to {limit} bytes", f"{len(data)} bytes")
     handle = images.handle_of(data)
-    key, client = images.key_of(handle), streams()
-    if not client.expire(key, settings().image_ttl_s):
-        client.set(key, data, ex=settings().image_ttl_s)
+    key, client = images.key_of(handle), connections.streams()
+    if not client.expire(key, current.image_ttl_s):
+        client.set(key, data, ex=current.image_ttl_s)
     return handle

@@ -105,12 +105,15 @@ class GenerationTask(Task):  # type: ignore[misc]
     subtask = signature
 
     def delay(self, /, *given: object, **options: Any) -> AsyncGeneration:
-        """Submit the task. Beside its own options these may be some of the submission's, such as `priority`."""
+        """Submit the task. `options` are the task's own and those of a `Submission`, such as `priority`.
+
+        Raises `InvalidRequest`, `Unavailable` if the broker cannot be reached, and `NoWorker` (`require_worker`).
+        """
         request, submission = apart(options)
         return self.apply_async(given, request, **submission)
 
     async def adelay(self, /, *given: object, **options: Any) -> AsyncGeneration:
-        """`delay` for asyncio: in a thread, because it may block on the broker."""
+        """`delay` for asyncio. It runs in a thread, because it may wait for the broker."""
         return await asyncio.to_thread(self.delay, *given, **options)
 
     def stream(
@@ -118,8 +121,8 @@ class GenerationTask(Task):  # type: ignore[misc]
     ) -> readers.Stream:
         """Submit the task, as `delay` does, and iterate over its deltas.
 
-        Invalid options raise `InvalidRequest` at once. `timeout_s` limits the wait for each delta; with
-        `heartbeat_s` there is an empty delta, whose `is_heartbeat` is true, after so long without one.
+        Invalid options raise `InvalidRequest` at once. `timeout_s` limits the wait for each delta. After
+        `heartbeat_s` seconds without a delta there is an empty one, whose `is_heartbeat` is true.
         """
         cancel = bool(options.get("cancel_on_disconnect"))
         reader = readers.Stream(self.delay(**options), timeout_s, cancel, self.app, heartbeat_s)

@@ -20,7 +20,7 @@ import redis
 
 from petiole.tasks.servers import connections, embedded
 from petiole.tasks.settings import settings
-from petiole.tasks.streams.readers import stream
+from petiole.tasks.streams.definitions import stream
 from tests.support.certificates import Certificates, server_with_tls
 from tests.support.fake_engine import expected
 from tests.support.site import REPOSITORY, Site, eventually

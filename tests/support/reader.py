@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from petiole.tasks.streams.readers import stream
+from petiole.tasks.streams.definitions import stream
 from tests.support.site import Site
 
 

@@ -54,7 +54,9 @@ def brought(statement: str) -> set[str]:
     return set(json.loads(imported.stdout))
 
 
-@pytest.mark.parametrize("name", ["generate, chat", "app", "Unavailable"])
+@pytest.mark.parametrize(
+    "name", ["generate, chat", "query, put_image", "app", "stream, astream", "cancel", "Unavailable, NoWorker"]
+)
 def test_an_import_brings_little_beside_celery(name: str) -> None:
     assert not TO_SUBMIT & brought(f"from petiole import {name}")
 

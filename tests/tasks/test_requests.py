@@ -15,9 +15,15 @@ from petiole.gpu_worker.text import chat as chat_templates
 from petiole.gpu_worker.threads.preparation import check_sampling
 from petiole.tasks import InvalidRequest, chat, errors, generate
 from petiole.tasks.app.application import make_app
+from petiole.tasks.requests.kinds import SCHEMAS
+from petiole.tasks.requests.names import TASKS
 from petiole.tasks.requests.schemas import RESERVED_VARIABLES, ChatRequest, GenerateRequest, Options, validate
 from petiole.tasks.submission.parsing import parse
 from petiole.tasks.worker.generation.requests import engine_request
+
+
+def test_every_task_has_a_schema() -> None:
+    assert SCHEMAS.keys() == TASKS
 
 
 @pytest.mark.parametrize(

@@ -12,22 +12,27 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-_MASK64 = np.uint64(0xFFFFFFFFFFFFFFFF)
+_ADDED, _FIRST, _SECOND, _30, _27, _31 = map(
+    np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 30, 27, 31)
+)
 _ONE = 1.0 - 2.0**-24
 
 
 def noise_keys(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
     """int32 [n, 2] from seeds [n] and the positions [n] of the tokens to be drawn."""
-    with np.errstate(over="ignore"):
-        mixed = _splitmix64(seeds + _splitmix64(positions.astype(np.uint64)))
+    mixed = _splitmix64(_splitmix64(positions.astype(np.uint64)) + seeds)
     return mixed.view(np.int32).reshape(-1, 2)
 
 
 def _splitmix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    x = (x + np.uint64(0x9E3779B97F4A7C15)) & _MASK64
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    """In place: every step makes keys, and a fresh array costs more than what is computed in it."""
+    x += _ADDED
+    x ^= x >> _30
+    x *= _FIRST
+    x ^= x >> _27
+    x *= _SECOND
+    x ^= x >> _31
+    return x
 
 
 def gumbel(keys: Tensor, token_ids: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ class Quarantine:
                 self._waiting.append(aside)
                 self._changed.notify()
         if not room:
-            logger.error("a malformed message of %s is not put aside: %d wait for that", aside.queue, WAITING)
+            logger.error("a malformed message of %s is not put aside: %d others wait", aside.queue, WAITING)
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Store what is queued, within `timeout_s`, and say what is left: its messages go back to their queues."""

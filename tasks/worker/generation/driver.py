@@ -35,7 +35,7 @@ from petiole.tasks.worker.generation import effects
 from petiole.tasks.worker.generation.attempts import Begun
 from petiole.tasks.worker.generation.effects import Effect, Effects
 from petiole.tasks.worker.generation.engines import EngineLike
-from petiole.tasks.worker.generation.job import Job
+from petiole.tasks.worker.generation.job import Job, State
 from petiole.tasks.worker.generation.limits import TimeLimits
 from petiole.tasks.worker.output.outcomes import Ending, Outcome, failed, recorded, succeeded
 from petiole.tasks.worker.output.publisher import Outbox, Publisher
@@ -111,7 +111,7 @@ class JobDriver:
     # ------------------------------------------------------------ the thread of events
 
     def _happen(self, event: Callable[[], Effects]) -> None:
-        over = self.job.over
+        before = self.job.state
         try:
             for effect in event():
                 self._carry_out(effect)
@@ -120,8 +120,8 @@ class JobDriver:
                 raise
             for effect in what_follows:
                 self._carry_out(effect)
-        if self.job.over and not over:
-            self.services.mailbox.post(lambda: None)  # a shutdown waits for it
+        if self.job.state is State.HANDED_BACK and before is not State.HANDED_BACK:
+            self.services.mailbox.post(lambda: None)  # the shutdown waits for it
 
     def _carry_out(self, effect: Effect) -> None:
         services, job = self.services, self.job

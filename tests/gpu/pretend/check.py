@@ -6,7 +6,9 @@ What `python -m tests.gpu.pretend` runs.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
+import json
 import logging
 import math
 import tempfile
@@ -18,13 +20,15 @@ from typing import Any
 import torch
 
 from bench.checkpoints import Shape, write, write_adapter
+from bench.checkpoints import config as shape_config
 from bench.cuda import release
 from bench.driver import Driver
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.engine import Engine
-from petiole.gpu_worker.request import FinishReason, Request, SamplingParams
+from petiole.gpu_worker.request import Constraint, FinishReason, Request, SamplingParams
 from petiole.gpu_worker.runtime.cuda import graphs
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
+from petiole.gpu_worker.text import load_tokenizer
 
 WIDE = Shape("heads of 128", "bfloat16", 2048, 512, 1024, 2, 4, 2, 128, max_positions=65_536)
 NARROW = Shape("heads of 64", "bfloat16", 2048, 256, 768, 2, 4, 2, 64, max_positions=131_072)
@@ -46,11 +50,15 @@ class Counts(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Case:
+    """`model`: changes of its `config.json`. `constraint`: of every second request."""
+
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
     shape: Shape = WIDE
     margin: float = USUAL
     adapters: tuple[str | None, ...] = (None,)
+    model: dict[str, Any] = field(default_factory=dict)
+    constraint: Constraint | None = None
 
 
 CASES = (
@@ -67,10 +75,23 @@ CASES = (
         margin=FUSED,
     ),
     Case("adapters", {"lora_slots": 2, "lora_max_rank": 16}, margin=FUSED, adapters=(None, "a", "b", "c")),
+    Case("chunks beside decodes", {"prefill_policy": "mixed", "chunk_size": 64}),
+    Case(
+        "constraints", model={"eos_token_id": 2047}, constraint=Constraint("regex", "!{0,500}")
+    ),  # tokens are 0, which is "!"
 )
+WINDOW = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
+MORE_CASES = (
+    Case("sliding windows in one of two layers", model=WINDOW),
+    Case("keys and values in eight bits", {"kv_dtype": "fp8"}),
+)
+"""Those whose kernels no wheelhouse has: FlashInfer compiles them, for minutes, the first time."""
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--more", action="store_true", help="compile FlashInfer's kernels for the cases without")
+    cases = (*CASES, *MORE_CASES) if parser.parse_args().more else CASES
     if torch.version.cuda is None:
         raise SystemExit(f"torch {torch.__version__} was built without CUDA")
     warnings = Warnings(logging.WARNING)
@@ -78,7 +99,7 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
     kept = set[int]()  # what the libraries keep, after each engine
     before = counts()
-    for case in CASES:
+    for case in cases:
         n_pages = serve(case)
         torch._C._cuda_clearCublasWorkspaces()  # torch keeps one for each stream
         release()
@@ -121,6 +142,7 @@ def serve(case: Case) -> int:
         model = Path(folder, "model")
         model.mkdir()
         write(case.shape, model)
+        (model / "config.json").write_text(json.dumps(shape_config(case.shape) | case.model))
         for seed, name in enumerate(filter(None, case.adapters)):
             write_adapter(case.shape, Path(folder, name), seed=seed)
         graphs.MARGIN = case.margin
@@ -133,7 +155,8 @@ def serve(case: Case) -> int:
             verify(runtime)
             runtime.close()
             return runtime.limits.n_pages
-        with Engine(config, runtime=runtime) as engine:
+        tokenizer = load_tokenizer(model) if case.constraint else None
+        with Engine(config, runtime=runtime, tokenizer=tokenizer) as engine:
             for n in (1, 3, 14, 24):
                 for result in engine.generate(list(requests(case, folder, n))):
                     assert result.finish_reason == FinishReason.LENGTH, result
@@ -165,6 +188,7 @@ def requests(case: Case, folder: str, n: int) -> Iterator[Request]:
             prompt=list(range(10, 11 + 30 * i)),
             sampling=SamplingParams(max_tokens=N_TOKENS, ignore_eos=True, **ways[i % len(ways)]),
             adapter=adapter and f"{folder}/{adapter}",
+            constraint=case.constraint if i % 2 else None,
         )
 
 

@@ -103,7 +103,7 @@ def test_a_transfer_copies_what_it_was_told_to_and_no_more() -> None:
 def test_a_trace_names_every_stage_of_every_step_with_its_slot(tmp_path: Path) -> None:
     tracer = Tracer()
     engine = toy_engine(tracer=tracer)
-    engine._given[0].device.on_span = tracer.record_device  # type: ignore[union-attr]
+    engine.runtime.device.on_span = tracer.record_device
     with engine:
         engine.generate([request(max_tokens=6, ignore_eos=True)])
     spans = tracer.spans()

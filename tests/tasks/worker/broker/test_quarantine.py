@@ -141,7 +141,7 @@ def test_no_more_wait_than_memory_has_room_for(
     monkeypatch.setattr(module, "WAITING", 2)
     for task_id in "abc":
         aside.put(task_id)
-    assert "2 wait for that" in caplog.text
+    assert "2 others wait" in caplog.text
     aside.start()
     eventually(lambda: aside.acknowledged == ["a", "b"], "the others are acknowledged")
 
