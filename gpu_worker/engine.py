@@ -317,7 +317,12 @@ class Engine:
         Returns what replaces the weights: drain, flush the prefix cache, requeue running sequences for recompute,
         load. If that fails, the weights are lost, and the next step fails like after a loss of the device.
         Raises ModelError if the model is not compatible with the current one."""
-        load = self.runtime.prepare_reload(model)
+        try:
+            load = self.runtime.prepare_reload(model)
+        except ModelError:
+            raise
+        except Exception as error:  # of numbers in a configuration that no tensor can have, for example
+            raise ModelError(f"{model} cannot be read: {type(error).__name__}: {error}") from error
 
         def reload() -> None:
             self._loop.drain()
