@@ -66,6 +66,17 @@ def test_a_reload_that_makes_no_progress_is_a_hang(own_site: Site) -> None:
     assert "the engine hangs" in worker.output
 
 
+def test_a_worker_that_stops_does_not_wait_for_what_it_finds_for_a_reload(own_site: Site) -> None:
+    site = own_site
+    worker = site.worker(**OPTIONS)
+    running = site.generate("running", max_tokens=100, seed=1)
+    site.streaming(running)
+    assert control.reload("download", app=site.app) == {"w0@test": {"ok": "reload begins"}}
+    assert worker.stop() == 0
+    site.worker(**OPTIONS)
+    assert site.get(running)["token_ids"] == site.tokens(running) == expected("running", 1, 100)
+
+
 @pytest.mark.parametrize("command", ["pause", "reload"])
 def test_a_worker_that_stands_still_hands_its_tasks_back_at_once_when_it_stops(
     own_site: Site, command: str

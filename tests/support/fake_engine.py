@@ -18,6 +18,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from petiole.gpu_worker.config import Batching, EngineConfig
@@ -143,9 +144,13 @@ class FakeEngine:
             self._changed.notify()
 
     def prepare_reload(self, model: str) -> Callable[[], None]:
-        """`refused` is refused; `slow:S` takes S seconds, with signs of life, `stuck:S` without; others none."""
+        """`refused` is refused; `download` never ends; `slow:S` takes S seconds, with signs of life, `stuck:S`
+        without; others none."""
         if model == "refused":
             raise ModelError("refused has another shape")
+        if model == "download":  # on a thread for which a normal exit of the process waits
+            with ThreadPoolExecutor(1) as threads:
+                threads.submit(threading.Event().wait).result()
 
         def load() -> None:
             self._beat, self._loading = time.monotonic(), True

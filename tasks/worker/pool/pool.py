@@ -252,8 +252,12 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     @property
     def abandoned(self) -> bool:
-        """Whether threads are left that cannot be stopped: of an unfinished load, or of the app's other tasks."""
-        return self.load_abandoned or (self.serving is not None and bool(self.serving.foreign.running))
+        """Whether threads are left that cannot be stopped: of an unfinished load or reload, or of the app's other
+        tasks."""
+        serving = self.serving
+        return self.load_abandoned or (
+            serving is not None and (bool(serving.foreign.running) or serving.steering.running)
+        )
 
     def _healthy(self) -> bool:
         return self.serving is not None and self.services.engine.healthy and not self.failed

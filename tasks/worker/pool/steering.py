@@ -55,6 +55,11 @@ class Steering:
         self._commands.put(None)
 
     @property
+    def running(self) -> bool:
+        """Whether its thread runs. Once closed: whether it is in the middle of a reload."""
+        return self._thread.is_alive()
+
+    @property
     def state(self) -> State:
         return "reloading" if self._reloading else "paused" if self._paused else "ready"
 
