@@ -41,7 +41,7 @@ def test_all_forms_of_an_image_go_into_a_message_and_have_one_affinity(image: An
 
 @pytest.mark.parametrize(
     "image",
-    ["https://example.org/a.png", "abc", "petiole-image:xyz", "data:image/png,abc", 3, ["a"], {}, "ä" * 4, "\ud800"],
+    ["https://a.org/b", "abc", "petiole-image:xyz", "data:image/png,abc", 3, ["a"], {}, "ä" * 4, "\ud800"],
 )
 @pytest.mark.parametrize("kind", [CaptionRequest, QueryRequest, PointRequest, DetectRequest])
 def test_what_can_be_no_image_is_refused_by_name(kind: Any, image: Any) -> None:
