@@ -114,7 +114,8 @@ class Preparer:
         tokens, field, limit = subject.prompt.ids, subject.field, self.limits.max_model_len - 1
         check_images(subject.prompt.images, len(request.images), self.limits.images)
         require(len(tokens) > 0, field, "must not be empty", "0 tokens")
-        require(len(tokens) <= limit, field, f"must have at most {limit} tokens", f"{len(tokens)} tokens")
+        most = f"must have at most {limit} tokens{' with its images' if subject.prompt.images else ''}"
+        require(len(tokens) <= limit, field, most, f"{len(tokens)} tokens")
         last = self.limits.vocab_size - 1  # a tokenizer may have tokens that the model never learnt
         require(max(tokens) <= last, field, f"must have only tokens of the model, 0 to {last}", max(tokens))
         return subject

@@ -26,6 +26,8 @@ from petiole.gpu_worker.threads.prompts import Tokens, prompt_tokens
 Reading = SkillState | PositionalSkill
 
 _SUBJECTS = ("prompt", "messages", "skill")
+_TEXTS_OF_SKILLS = ("question", "object")
+"""Options that a caller shortens if the prompt is too long."""
 _ONLY_FOR_CHAT = ("tools", "chat_template_kwargs", "continue_final_message")
 _BOOL = Scalar(bool)
 _IMAGE_PARTS = ("image", "image_url", "input_image")
@@ -62,7 +64,8 @@ class Subjects:
         if request.skill is not None:
             known = "this model has no skills"
             require(self.limits.processor is not None, "skill", known, request.skill.name)
-            return self._asked(request, request.skill, self._images(request, "image"), "skill")
+            field = next((name for name in _TEXTS_OF_SKILLS if name in request.skill.options), "skill")
+            return self._asked(request, request.skill, self._images(request, "image"), field)
         if request.messages is not None:
             return self._chat(request, request.messages)
         return self._prompt(request)

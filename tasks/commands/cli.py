@@ -99,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
         command(name, run, what).add_argument("worker", nargs="*", help="default: all")
     load = command("reload", reload_workers, "replace the weights of running workers; their tasks go on")
     load.add_argument("model", help="a folder on the worker's machine or a hub id, of the same shape")
-    load.add_argument("worker", nargs="*", help="default: all")
+    load.add_argument("worker", nargs="*", default=[], help="default: all")
     drain = command("drain", drain_workers, "let workers finish or hand back what they have, and end")
     drain.add_argument("worker", nargs="+", help="its name, as `petiole status` shows it")
     drain.add_argument("--wait", type=float, metavar="SECONDS", default=0.0, help="wait until they are gone")

@@ -76,7 +76,7 @@ class WorkerReport(BaseModel):
     model: str = ""
     fingerprint: str = ""  # of the model's weights
     device: str = ""
-    queues: list[str] = []  # it takes tasks from
+    queues: list[str] = []  # it takes tasks from, or will after a pause
     slots: int = 0
     running: int = 0
     waiting: int = 0

@@ -93,7 +93,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 state=serving.state,
                 fingerprint=engine.limits.fingerprint,
                 version=at_start,
-                queues=sorted(worker.app.amqp.queues.consume_from),
+                queues=sorted({*serving.steering.given_up, *worker.app.amqp.queues.consume_from}),
                 tokens_per_s=round(tokens_per_s, 1),
                 lease_age_s=round(engine.heartbeat_age_s() if on_rabbitmq else leases.lease_age_s, 1),
                 streams_behind_s=round(services.publisher.behind_s, 3),

@@ -64,6 +64,11 @@ class Steering:
         return "reloading" if self._reloading else "paused" if self._paused else "ready"
 
     @property
+    def given_up(self) -> list[str]:
+        """Queues that the worker serves, and takes nothing from while it stands still."""
+        return list(self._given_up)
+
+    @property
     def stands_still(self) -> bool:
         return self._paused or self._reloading
 

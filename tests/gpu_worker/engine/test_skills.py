@@ -247,6 +247,7 @@ def test_a_model_of_text_refuses_images_in_every_path(kind: str, images: tuple[b
         ("segment", {"object": "shape"}, 1, "skill"),
         ("query", {}, 1, "question"),
         ("query", {"question": " "}, 1, "question"),
+        ("query", {"question": "1 " * 225}, 1, "question"),  # too long with the image only
         ("query", {"question": "a", "reasoning": 1}, 1, "reasoning"),
         ("query", {"question": "a"}, 2, "image"),
         ("caption", {"length": "huge"}, 1, "length"),
