@@ -149,7 +149,7 @@ class Intake:
             return [*self._begin_all(batch, room, call)]
         except Exception as error:
             if len(batch) == 1:
-                logger.exception("task %s cannot be begun", batch[0].task_id)
+                logger.exception("task %a cannot be begun", batch[0].task_id)
                 return [error]
         return [
             reply
