@@ -108,8 +108,10 @@ class EngineConfig:
             valid = self.page_size == 1 or self.page_size % 16 == 0
             require(valid, "page_size", "must be 1 or a multiple of 16 with prefix_cache=block", self.page_size)
 
-    def decided(self, defaults: Batching) -> EngineConfig:
-        """The same settings with these defaults in place of 0. Mixed steps are short: see `MIXED_CHUNK_SIZE`."""
+    def decided(self, defaults: Batching, largest_region: int = 0) -> EngineConfig:
+        """The same settings with these defaults in place of 0. Mixed steps are short: see `MIXED_CHUNK_SIZE`.
+
+        `largest_region`: tokens that a chunk must hold whole."""
         chunk_size = defaults.chunk_size
         if self.prefill_policy == "mixed":
             chunk_size = min(chunk_size, MIXED_CHUNK_SIZE)
@@ -117,7 +119,7 @@ class EngineConfig:
             self,
             max_num_seqs=self.max_num_seqs or defaults.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens or defaults.max_num_batched_tokens,
-            chunk_size=self.chunk_size or chunk_size,
+            chunk_size=self.chunk_size or max(chunk_size, largest_region),
         )
 
     @property

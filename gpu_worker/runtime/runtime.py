@@ -168,9 +168,9 @@ class ModelRuntime:
     def _decided(self, config: EngineConfig) -> EngineConfig:
         """The configuration with the device's numbers in place of 0; on CUDA, so many that what they need beside
         the KV cache takes a part of the free memory."""
-        defaults = BATCHING[self._device.kind]
+        defaults, images = BATCHING[self._device.kind], self._decoder.images
         if self._device.kind == "cpu":
-            return config.decided(defaults)
+            return config.decided(defaults, images.max_region if images else 0)
         self._release_memory()
         free = free_bytes(self._torch_device, config.gpu_memory_utilization)
         itemsize = self._decoder.dtype.itemsize

@@ -83,7 +83,7 @@ class Common(_Declared):
     """Only requests with the same salt share cached prefixes. Give each tenant its own."""
     affinity: str | None = Field(default=None, min_length=1, max_length=MAX_SALT_CHARACTERS)
     """Tasks with the same affinity begin alike, so they run on the same worker while it has room. A chat needs
-    none: its first messages serve as one; and no task about an image: the image does. See
+    none: its first messages serve as one. Nor does a task about an image: the image serves as one. See
     docs/scaling.md#conversations-stay-where-they-began."""
     deadline_s: limits.DeadlineS | None = None
     """Seconds after admission at which the generation ends with the output that it has, as `deadline`."""

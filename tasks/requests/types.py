@@ -69,7 +69,7 @@ class Common(TypedDict, total=False):
     """Only requests with the same salt share cached prefixes. Give each tenant its own."""
     affinity: str | None
     """Tasks with the same affinity begin alike, so they run on the same worker while it has room. A chat needs
-    none: its first messages serve as one; and no task about an image: the image does. See
+    none: its first messages serve as one. Nor does a task about an image: the image serves as one. See
     docs/scaling.md#conversations-stay-where-they-began."""
     deadline_s: float | None
     """Seconds after admission at which the generation ends with the output that it has, as `deadline`. Above 0 and

@@ -194,9 +194,10 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
         open_decoder(tmp_path)
 
 
-def test_a_default_chunk_does_not_hold_an_image(folder: Path) -> None:
+def test_a_chunk_must_hold_an_image_and_the_default_does(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"chunk_size: must be at least 730.*got 512"):
         open_engine(folder, chunk_size=512).start()
+    assert open_engine(folder, chunk_size=0).config.chunk_size == 730
 
 
 def test_half_precision_serves(folder: Path) -> None:
