@@ -74,13 +74,8 @@ class Intake:
             begun = {job.task_id: job.begun.attempt for job in jobs if job.begun and job.placed}
             keys = [stream_keys(task_id).state for task_id in begun]
             arguments = [self._services.engine.limits.fingerprint, *begun.values()]
-            while begun and not self._closing.is_set():
-                try:
-                    self._remodel(keys, arguments)
-                    return
-                except LOST as error:
-                    logger.error("intake: Redis does not answer (%s); the new model is not recorded yet", error)
-                    self._closing.wait(0.5)
+            if begun:
+                self._patiently(lambda: self._remodel(keys, arguments), len(begun))
 
     def _run(self) -> None:
         while batch := self._next_batch():

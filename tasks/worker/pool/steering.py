@@ -141,13 +141,13 @@ class Steering:
 @control_command()  # type: ignore[untyped-decorator]
 def pause_engine(state: Any, **_: object) -> dict[str, str]:
     """Stop the engine; keep the tasks in hand, and take no more."""
-    return _steer(state, "pause")
+    return _steer(state, Steering.pause)
 
 
 @control_command()  # type: ignore[untyped-decorator]
 def resume_engine(state: Any, **_: object) -> dict[str, str]:
     """Let a paused engine go on."""
-    return _steer(state, "resume")
+    return _steer(state, Steering.resume)
 
 
 @control_command(args=[("model", str)], signature="<model>")  # type: ignore[untyped-decorator]
@@ -155,7 +155,7 @@ def reload_engine(state: Any, model: object = None, **_: object) -> dict[str, st
     """Replace the weights by those of another checkpoint of the same shape."""
     if not isinstance(model, str) or not model:
         return {"error": f"model: must be a folder or a hub id, got {model!r}"}
-    return _steer(state, "reload", model)
+    return _steer(state, Steering.reload, model)
 
 
 @inspect_command()  # type: ignore[untyped-decorator]
@@ -171,9 +171,9 @@ def engine_state(state: Any, **_: object) -> dict[str, str]:
     }
 
 
-def _steer(state: Any, command: str, *arguments: str) -> dict[str, str]:
+def _steer(state: Any, command: Callable[..., None], *arguments: str) -> dict[str, str]:
     serving = state.consumer.pool.serving
     if (now := serving.state) in ("draining", "reloading"):
         return {"error": f"the worker is {now}"}
-    getattr(serving.steering, command)(state.consumer, *arguments)
-    return {"ok": f"{command} begins"}
+    command(serving.steering, state.consumer, *arguments)
+    return {"ok": f"{command.__name__} begins"}
