@@ -8,6 +8,7 @@ workers.
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import NoneType
@@ -90,13 +91,13 @@ class Common(_Declared):
     cancel_on_disconnect: bool = False
     """Cancel the task when the reader of its stream goes away. See docs/streams.md#going-away."""
 
+    @abstractmethod
     def subject(self) -> dict[str, Any]:
         """What to generate from, as keyword arguments of the engine's `Request`; `skill` is a name and options."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sampling(self) -> dict[str, Any]:
         """Keyword arguments of the engine's `SamplingParams`."""
-        raise NotImplementedError
 
     def constraint(self) -> tuple[str, Any] | None:
         """The constraint on the output as (kind, value), or None."""
