@@ -9,7 +9,7 @@ without waiting, and only committing the slot's step proves that the copy has ha
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,10 @@ which nobody has tried with this path."""
 WORKSPACE_BYTES = 128 * 2**20
 """For the partial sums of all wrappers of one stream. A row of queries is split among as many blocks as the card
 has, and no more: that takes a fraction of it, whatever the model."""
+
+PLAN_BYTES = 2**20
+"""For the plan of a captured step, in pinned memory too: which block gets which part of which row. It takes some
+twenty bytes for each block, row and position. FlashInfer's own default is 8 MB."""
 
 _CUDA_CORE_GROUPS = frozenset({1, 2, 3, 4, 6, 8, 16})
 
@@ -104,11 +108,11 @@ class Geometry:
 
 
 def host_page_counts(lengths: Int32Array, page_size: int) -> tuple[Int32Array, Int32Array]:
-    """(indptr [B + 1], tokens in the last page [B]) of rows with `lengths` cached tokens, all above 0."""
+    """(indptr [B + 1], tokens in the last page [B]) of rows with `lengths` cached tokens."""
     counts = (lengths + page_size - 1) // page_size
     indptr = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(counts, out=indptr[1:])
-    return indptr, (lengths - (counts - 1) * page_size).astype(np.int32)
+    return indptr, (lengths - np.maximum(counts - 1, 0) * page_size).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +139,8 @@ class DecodeWrappers:
     wrapper for each window. Several positions are always attended to on tensor cores.
 
     A graph has room for rows that are split among blocks and merged afterwards, unless it is told that they never
-    are. With as many rows and heads of keys as the card runs blocks (two on each processor) nothing is split: such
-    a batch does without the merge, a kernel in each layer. The kernel without tensor cores knows by itself.
+    are. A batch that fills the card is not split: it does without the merge, a kernel in each layer. The kernel
+    without tensor cores knows by itself.
     """
 
     def __init__(
@@ -149,8 +153,7 @@ class DecodeWrappers:
         n_kv_heads = geometry.config.n_kv_heads
         group = geometry.config.n_heads // n_kv_heads
         tensor_cores = queries > 1 or group not in _CUDA_CORE_GROUPS or group >= TENSOR_CORES_FROM
-        processors = torch.cuda.get_device_properties(geometry.device).multi_processor_count
-        self.whole = tensor_cores and size * n_kv_heads >= 2 * processors
+        self.whole = tensor_cores and fills_the_card(geometry, size)
         self.indices = indices
         self.indptr = torch.zeros(size + 1, dtype=torch.int32, device=geometry.device)
         self.last_page_len = torch.ones(size, dtype=torch.int32, device=geometry.device)
@@ -167,6 +170,7 @@ class DecodeWrappers:
             )
             for window in geometry.windows
         }
+        _shrink_plans(self.wrappers, workspace)
 
     def plan(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
         """indptr, last_page_len: pinned; indices: on the device. Nothing waits."""
@@ -178,36 +182,60 @@ class DecodeWrappers:
 
 
 class AppendWrappers:
-    """Prefill and verify of one slot: any number of positions for each row, one causal pass.
+    """Steps of one slot with any number of positions for each row, in one causal pass.
+
+    rows: of a captured step, whose first plan says how many positions there may be; 0: every step is launched.
+    indices: the page list that a captured step reads.
 
     The backend is named: "auto" takes another kernel on Hopper, which few installations have compiled, which
     takes minutes to compile, and whose sums differ from those of the decode.
     """
 
-    def __init__(self, geometry: Geometry, workspace: Tensor) -> None:
+    def __init__(
+        self, geometry: Geometry, workspace: Tensor, rows: int = 0, indices: Tensor | None = None
+    ) -> None:
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
         self.geometry = geometry
+        fixed: dict[str, Any] = {}
+        if rows:
+            bounds, starts, last = (
+                torch.zeros(n, dtype=torch.int32, device=geometry.device) for n in (rows + 1, rows + 1, rows)
+            )
+            fixed = {
+                "use_cuda_graph": True,
+                "qo_indptr_buf": bounds,
+                "paged_kv_indptr_buf": starts,
+                "paged_kv_indices_buf": indices,
+                "paged_kv_last_page_len_buf": last,
+            }
+        self.whole = fills_the_card(geometry, rows)
         self.wrappers = {
-            window: BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
+            window: BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2", **fixed)
             for window in geometry.windows
         }
+        if rows:
+            _shrink_plans(self.wrappers, workspace)
 
     def plan(self, lengths: Tensor, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
         """lengths: appended positions, as an indptr. All pinned but `indices`."""
         for window, wrapper in self.wrappers.items():
-            settings = self.geometry.plan_settings(window)
+            settings = self.geometry.plan_settings(window) | {"disable_split_kv": self.whole}
             wrapper.plan(lengths, indptr, indices, last_page_len, *self.geometry.sizes, causal=True, **settings)
+
+
+def _shrink_plans(wrappers: Mapping[int, Any], workspace: Tensor) -> None:
+    for wrapper in wrappers.values():
+        plan = torch.empty(PLAN_BYTES, dtype=torch.uint8, device=workspace.device)
+        wrapper.reset_workspace_buffer(workspace, plan)
+
+
+def fills_the_card(geometry: Geometry, rows: int) -> bool:
+    """Whether so many rows and heads of keys are as many blocks as the card runs, two on each processor."""
+    processors = torch.cuda.get_device_properties(geometry.device).multi_processor_count
+    return rows * geometry.config.n_kv_heads >= 2 * processors
 
 
 def new_workspace(device: torch.device) -> Tensor:
     """Shared by all wrappers of one stream; must be zero before its first use."""
     return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-
-
-def batch_ladder(asked: Sequence[int], most: int) -> list[int]:
-    """Batch sizes to capture graphs for: those asked for, or 1, 2, 4, every 8th to 64, every 16th to 256, …"""
-    if asked:
-        return sorted({min(size, most) for size in asked})
-    steps = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most + 64, 64)]
-    return sorted({min(size, most) for size in steps})
