@@ -25,9 +25,8 @@ LinearName = Literal["qkv", "out", "gate_up", "down"]
 
 class ValueDecoder(Protocol):
     """A decoder with `value_tokens`: it decodes bins with each token, and embeds the values of its input tokens
-    from their bins. Those that a token does not use have any value; a value token with
-    NO_BIN is text. Neither method may wait
-    for the device."""
+    from their bins. Bins that a token does not use are arbitrary. A value token with NO_BIN is text. Neither
+    method may wait for the device."""
 
     def embed_bins(self, token_ids: Tensor, bins: Tensor) -> Tensor:
         """int64 [T], int32 [T, N_BINS] -> [T, hidden]."""
@@ -39,11 +38,12 @@ class ValueDecoder(Protocol):
 
 
 class ImageDecoder(Protocol):
-    """A decoder with `images`: its encoder makes inputs of crops. It may not wait for the device."""
+    """A decoder with `images`: its encoder turns crops into inputs. It may not wait for the device."""
 
     def encode(self, images: Sequence[tuple[Tensor, tuple[int, int]]]) -> Sequence[Tensor]:
-        """Crops uint8 [crops, height, width, 3] with their tiling -> for each image its features, [1 + extra,
-        positions, hidden]: the input embeddings, then what the decoder adds after early layers, if it does."""
+        """Crops uint8 [crops, height, width, 3] with their tiling -> the features of each image, [1 + extra,
+        positions, hidden]: the input embeddings, then the tensors that the decoder adds after early layers, if
+        any."""
         ...
 
 
@@ -76,8 +76,8 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """The arguments of a forward besides its hidden states. positions: int64 [T], rotary positions; [axes, T] in a
-    step with images that have several axes."""
+    """The arguments of a forward besides its hidden states. positions: rotary positions, int64 [T], or [axes, T]
+    in a step with images that have several axes."""
 
     positions: Tensor
     attention: Attention
@@ -88,7 +88,7 @@ class Forward:
 class Decoder:
     """A model's weights and its forward pass. rotary: see `rotary_table`.
 
-    embedding: [vocab, hidden]; `value_tokens`, `images` and `processor`: None for a model of text.
+    embedding: [vocab, hidden]; `value_tokens`, `images` and `processor`: None for a text model.
     """
 
     config: ModelConfig
