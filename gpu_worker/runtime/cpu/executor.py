@@ -24,7 +24,7 @@ _NO_HIDDEN = torch.empty(0)
 
 
 def choose(logits: Tensor, choice: Choice | None) -> Tensor:
-    """`sampling.choose` with compiled code for the longest part of it, where there is some."""
+    """`sampling.choose`, with its slowest part in compiled code where that is available."""
     return sampling.choose(logits, choice, draw)
 
 
