@@ -39,7 +39,7 @@ _WRAPPER_BYTES = 8 * 2**20
 _SLACK_BYTES = 512 * 2**20
 
 WORKING_PART = 0.25
-"""Part of the memory beside the weights that the defaults of sequences and of tokens in a step may take."""
+"""The part of the memory left by the weights that the default numbers of sequences and of tokens may take."""
 
 
 def require_flashinfer(model: ModelConfig) -> None:
@@ -72,9 +72,9 @@ def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int) -> in
 def batching_that_fits(
     config: EngineConfig, defaults: Batching, model: ModelConfig, itemsize: int, free: int
 ) -> EngineConfig:
-    """The configuration with these defaults in place of 0, or with a half, or a quarter of them: the first whose
-    working memory is no more than `WORKING_PART` of the free bytes. What remains is for the KV cache, without
-    which no sequence runs."""
+    """The configuration with these defaults, half of them, or a quarter of them in place of 0: the first whose
+    working memory is at most `WORKING_PART` of the free bytes. The rest is for the KV cache, without which no
+    sequence runs."""
     *larger, smallest = (config.decided(defaults.divided(by)) for by in (1, 2, 4))
     fits = (one for one in larger if working_bytes(one, model, itemsize) <= free * WORKING_PART)
     return next(fits, smallest)

@@ -1,4 +1,4 @@
-"""What a step reads, and what is sampled from it, on any device. Called by `runtime` and the executors.
+"""The inputs of a step and its sampling, on any device. Called by `runtime` and the executors.
 
 inputs    the arrays of a step, laid out on the host
 rows      sampling state of each row: parameters on the host, sent with each step; penalty counts, bias and next
@@ -6,5 +6,5 @@ rows      sampling state of each row: parameters on the host, sent with each ste
 outputs   from logits to token ids and the host's outputs
 sampling  the arithmetic of sampling, as pure functions
 noise     noise of a seed and a position
-deltas    what adapters add, in plain torch
+deltas    adds adapters, in plain torch
 """
