@@ -177,9 +177,9 @@ class NativeDecoder:
         int64 [O], ascending, the inputs whose logits are wanted; adapter_slots: [T]. Writes the KV of every
         position, and reads the KV of the row's earlier positions.
 
-        hidden: float32 [T, hidden], the inputs' embeddings, overwritten by the hidden states before the final norm;
-        None: the embeddings of the token ids. rotary: int64 [T], rotary positions; None: the positions. limits:
-        int64 [T], for each input the end of the positions that it sees; None: all up to its own."""
+        hidden: float32 [T, hidden], the inputs' embeddings, overwritten by the hidden states before the final
+        norm; None: the embeddings of the token ids. rotary: int64 [T], rotary positions; None: the positions.
+        limits: int64 [T], for each input the end of the positions that it sees; None: all up to its own."""
         t, width, hidden_size, vocab = len(token_ids), sum(self._widths), self._model.hidden, self._model.head.n
         by_ids = self._tied and hidden is None
         if hidden is None:
