@@ -31,8 +31,8 @@ CONNECTING_PAUSES_S = (1, 1, 5)
 
 @contextmanager
 def _controlled(what: str, queue: object) -> Iterator[None]:
-    """Log an error of a control command, `add_consumer` or `cancel_consumer`. Celery runs these where an error would
-    end the worker."""
+    """Log an error of a control command, `add_consumer` or `cancel_consumer`. Celery runs these where an error
+    would end the worker."""
     try:
         yield
     except (redis.RedisError, OSError):

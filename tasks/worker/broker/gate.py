@@ -311,7 +311,8 @@ def _check_signature(where: str, given: object) -> None:
 
 
 _NEVER_NULL = frozenset({"task", "id", "retries", "replaced_task_nesting"})
-"""Headers that are left out if they are null: null would replace the value that Celery uses for a missing header."""
+"""Headers that are left out if they are null: null would replace the value that Celery uses for a missing
+header."""
 
 
 def _mended(headers: Mapping[str, Any]) -> dict[str, Any]:
