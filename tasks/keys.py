@@ -37,6 +37,10 @@ NAME_PROPERTY = "petiole-message"
 overwritten."""
 
 
+INTEREST_TTL_S = 15
+"""TTL of a reader's interest key. When it expires, the reader is gone."""
+
+
 def image_key(name: str) -> str:
     """String with a TTL: the file of an image that was put (`requests.images`). `name`: of its content."""
     return f"petiole:image:{name}"

@@ -18,7 +18,7 @@ from petiole.tasks.commands import cli
 from petiole.tasks.fleet import control, reports
 from petiole.tasks.fleet.reports import WorkerReport
 from petiole.tasks.keys import WORKERS_KEY, stream_keys
-from petiole.tasks.requests.schemas import StreamDelta
+from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from tests.support.site import RedisServer

@@ -1,0 +1,212 @@
+"""The tasks: what each takes, for type checkers.
+
+No generic class can say it: the keyword arguments of a method cannot depend on a type variable. `python -m
+docs.render` writes this module: change the template there.
+"""
+# They take fewer options than their base:
+# mypy: disable-error-code="override"
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
+
+from celery.canvas import Signature
+
+from petiole.tasks.requests import types
+from petiole.tasks.requests.results import StreamDelta
+from petiole.tasks.streams import readers
+from petiole.tasks.streams.readers import AsyncGeneration
+from petiole.tasks.submission.task import GenerationTask
+
+
+class GenerateTask(GenerationTask):
+    """`generate`."""
+
+    if TYPE_CHECKING:
+
+        def delay(self, **options: Unpack[types.GenerateCall]) -> AsyncGeneration: ...
+        async def adelay(self, **options: Unpack[types.GenerateCall]) -> AsyncGeneration: ...
+        def s(self, **options: Unpack[types.PartialGenerateOptions]) -> Signature: ...
+        def si(self, **options: Unpack[types.GenerateOptions]) -> Signature: ...
+        def apply_async(
+            self,
+            args: Sequence[object] | None = None,
+            kwargs: types.GenerateOptions = ...,
+            *more: Any,
+            **options: Any,
+        ) -> AsyncGeneration: ...
+        def stream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            **options: Unpack[types.GenerateCall],
+        ) -> readers.Stream: ...
+        def astream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            **options: Unpack[types.GenerateCall],
+        ) -> AsyncGenerator[StreamDelta, None]: ...
+
+
+class ChatTask(GenerationTask):
+    """`chat`."""
+
+    if TYPE_CHECKING:
+
+        def delay(self, **options: Unpack[types.ChatCall]) -> AsyncGeneration: ...
+        async def adelay(self, **options: Unpack[types.ChatCall]) -> AsyncGeneration: ...
+        def s(self, **options: Unpack[types.PartialChatOptions]) -> Signature: ...
+        def si(self, **options: Unpack[types.ChatOptions]) -> Signature: ...
+        def apply_async(
+            self,
+            args: Sequence[object] | None = None,
+            kwargs: types.ChatOptions = ...,
+            *more: Any,
+            **options: Any,
+        ) -> AsyncGeneration: ...
+        def stream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            **options: Unpack[types.ChatCall],
+        ) -> readers.Stream: ...
+        def astream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            **options: Unpack[types.ChatCall],
+        ) -> AsyncGenerator[StreamDelta, None]: ...
+
+
+class QueryTask(GenerationTask):
+    """`query`."""
+
+    if TYPE_CHECKING:
+
+        def delay(self, **options: Unpack[types.QueryCall]) -> AsyncGeneration: ...
+        async def adelay(self, **options: Unpack[types.QueryCall]) -> AsyncGeneration: ...
+        def s(self, **options: Unpack[types.PartialQueryOptions]) -> Signature: ...
+        def si(self, **options: Unpack[types.QueryOptions]) -> Signature: ...
+        def apply_async(
+            self,
+            args: Sequence[object] | None = None,
+            kwargs: types.QueryOptions = ...,
+            *more: Any,
+            **options: Any,
+        ) -> AsyncGeneration: ...
+        def stream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            **options: Unpack[types.QueryCall],
+        ) -> readers.Stream: ...
+        def astream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            **options: Unpack[types.QueryCall],
+        ) -> AsyncGenerator[StreamDelta, None]: ...
+
+
+class CaptionTask(GenerationTask):
+    """`caption`."""
+
+    if TYPE_CHECKING:
+
+        def delay(self, **options: Unpack[types.CaptionCall]) -> AsyncGeneration: ...
+        async def adelay(self, **options: Unpack[types.CaptionCall]) -> AsyncGeneration: ...
+        def s(self, **options: Unpack[types.PartialCaptionOptions]) -> Signature: ...
+        def si(self, **options: Unpack[types.CaptionOptions]) -> Signature: ...
+        def apply_async(
+            self,
+            args: Sequence[object] | None = None,
+            kwargs: types.CaptionOptions = ...,
+            *more: Any,
+            **options: Any,
+        ) -> AsyncGeneration: ...
+        def stream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            **options: Unpack[types.CaptionCall],
+        ) -> readers.Stream: ...
+        def astream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            **options: Unpack[types.CaptionCall],
+        ) -> AsyncGenerator[StreamDelta, None]: ...
+
+
+class PointTask(GenerationTask):
+    """`point`."""
+
+    if TYPE_CHECKING:
+
+        def delay(self, **options: Unpack[types.PointCall]) -> AsyncGeneration: ...
+        async def adelay(self, **options: Unpack[types.PointCall]) -> AsyncGeneration: ...
+        def s(self, **options: Unpack[types.PartialPointOptions]) -> Signature: ...
+        def si(self, **options: Unpack[types.PointOptions]) -> Signature: ...
+        def apply_async(
+            self,
+            args: Sequence[object] | None = None,
+            kwargs: types.PointOptions = ...,
+            *more: Any,
+            **options: Any,
+        ) -> AsyncGeneration: ...
+        def stream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            **options: Unpack[types.PointCall],
+        ) -> readers.Stream: ...
+        def astream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            **options: Unpack[types.PointCall],
+        ) -> AsyncGenerator[StreamDelta, None]: ...
+
+
+class DetectTask(GenerationTask):
+    """`detect`."""
+
+    if TYPE_CHECKING:
+
+        def delay(self, **options: Unpack[types.DetectCall]) -> AsyncGeneration: ...
+        async def adelay(self, **options: Unpack[types.DetectCall]) -> AsyncGeneration: ...
+        def s(self, **options: Unpack[types.PartialDetectOptions]) -> Signature: ...
+        def si(self, **options: Unpack[types.DetectOptions]) -> Signature: ...
+        def apply_async(
+            self,
+            args: Sequence[object] | None = None,
+            kwargs: types.DetectOptions = ...,
+            *more: Any,
+            **options: Any,
+        ) -> AsyncGeneration: ...
+        def stream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            **options: Unpack[types.DetectCall],
+        ) -> readers.Stream: ...
+        def astream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            **options: Unpack[types.DetectCall],
+        ) -> AsyncGenerator[StreamDelta, None]: ...
