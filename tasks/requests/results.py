@@ -44,7 +44,7 @@ class StreamDelta(Received):
     finish_reason: FinishReason | None = None
     """Null; in the last delta only, `stop`, `length`, `cancelled`, `deadline` or `error`."""
     stop_reason: str | int | None = None
-    """In the last delta: which condition ended it."""
+    """In the last delta: which condition ended the output."""
     values: list[float | list[float] | None] | None = None
     """For tokens that stand for coordinates or sizes: their values, null for text tokens."""
     bins: list[list[int] | None] | None = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.decoder import Forward
+from petiole.gpu_worker.models.decoder import Forward, ParallelLayer
 from petiole.gpu_worker.models.layers import Linear, Rotation
 from petiole.gpu_worker.models.moondream.config import HEAD_DIM, ROTARY_DIM, MoondreamConfig
 from petiole.gpu_worker.models.moondream.encoder import Mlp, Norm, VisionEncoder, layer_norm
@@ -54,6 +54,13 @@ class MoondreamDecoder:
     @property
     def device(self) -> torch.device:
         return self.embedding.device
+
+    @property
+    def layers(self) -> tuple[ParallelLayer, ...]:
+        """The blocks, as compiled code reads them."""
+        return tuple(
+            ParallelLayer(block.norm, block.qkv, block.proj, block.mlp.fc1, block.mlp.fc2) for block in self.blocks
+        )
 
     def encode(self, images: Sequence[tuple[Tensor, tuple[int, int]]]) -> Sequence[Tensor]:
         return self.vision.encode(images)

@@ -28,7 +28,7 @@ from typing import Literal, get_args
 import torch
 
 from petiole.gpu_worker.errors import InvalidRequest
-from petiole.gpu_worker.models.decoder import Decoder, LinearName
+from petiole.gpu_worker.models.decoder import LayeredDecoder, LinearName
 from petiole.gpu_worker.models.layers import DenseLinear, Linear
 from petiole.gpu_worker.runtime.cpu.native.library import BLOCK, NEVER, Library, open_library
 from petiole.gpu_worker.runtime.cpu.native.weights import Weights
@@ -77,7 +77,7 @@ class _Map:
         return n, k
 
 
-def choose_products(native: ctypes.CDLL, decoder: Decoder) -> Products:
+def choose_products(native: ctypes.CDLL, decoder: LayeredDecoder) -> Products:
     forced, exact = _setting("products", ("auto", "own", "library")), _setting("exact")
     maps = _maps(decoder)
     usable = decoder.dtype == torch.bfloat16 and all(_is_dense(m) for m in maps.values())
@@ -151,7 +151,7 @@ def describe(times: Times, thresholds: Mapping[str, int]) -> str:
 # -- what is measured
 
 
-def _maps(decoder: Decoder) -> dict[Kind, _Map]:
+def _maps(decoder: LayeredDecoder) -> dict[Kind, _Map]:
     names: tuple[LinearName, ...] = get_args(LinearName)
     maps: dict[Kind, _Map] = {
         name: _Map(tuple(getattr(layer, name) for layer in decoder.layers), len(decoder.layers)) for name in names
