@@ -118,7 +118,7 @@ class _Reader:
             if isinstance(task, EagerResult)
             else read(self.task_id, timeout_s, heartbeat_s)
         )
-        self._watch = Watch([getattr(task, "submitted_to", None)])
+        self._watch = Watch([getattr(task, "submitted_to", None)], timeout_s)
         self._step: Step | None = next(self._steps)
 
     @property
