@@ -15,7 +15,8 @@ class Capture(Protocol):
     """Captures the kernels that a task launches as a graph. Returns the function that replays them."""
 
     def __call__(self, work: Callable[[], None], *, kept: bool = True) -> Callable[[], object]:
-        """`kept`: the graph stays. The memory of one that does not is not the other graphs', and goes with it."""
+        """`kept`: the graph stays, and shares the other graphs' memory. Otherwise it has memory of its own, which
+        is freed with it."""
         ...
 
 

@@ -1,25 +1,27 @@
 """Steps as CUDA graphs: for each slot one for each shape of a ladder (`shapes`), captured once.
 
 A graph reads rows, positions, tokens and new entries of the page table from the slot's device buffer, and pending
-inputs and the page table at their fixed addresses. It writes those entries, the list of the batch's pages, and
-logits or hidden states to the slot's buffers. The attention plan, which changes between replays, is written to the
-same memory before each replay. A step between two shapes is padded with row 0, whose positions lie in page 0.
+inputs and the page table at their fixed addresses. It writes the new entries into the page table. It writes the
+list of the batch's pages and the step's results to the slot's buffers. The attention plan, which changes between
+replays, is written to the same memory before each replay. A step between two shapes is padded with row 0, whose
+positions lie in page 0.
 
-In a decode or verify step every row has as many positions as one with all its drafts. Fewer drafts are padded in
-front: such positions write to page 0, attend to what is cached of their row, and nobody asks for their logits.
+In a decode or verify step every row has as many positions as a row with all its drafts. Rows with fewer drafts are
+padded in front. The padding writes to page 0 and attends to the cached positions of its row; its logits are not
+used. The results are logits (and bins, for models that decode values).
 
     inputs    .  p  x  y     .  .  .  p     p  x  y  z          p: pending   x, y, z: drafts   .: padding
     outputs      1  2  3              7     8  9  10 11         the inputs whose logits are sampled, put together
 
-In a prefill or a mixed step, rows lie one behind the other, and the padding behind them all belongs to no row of
-the attention: what it computes there is undefined, and reaches nothing but page 0. The product with the output
-head follows the graph, because most chunks sample nothing.
+In a prefill or a mixed step, rows of any length lie one behind the other. The padding follows the last row, and
+belongs to no row of the attention: the padding's values are undefined, and reach nothing but page 0. The results
+are hidden states. The output head is applied to them after the graph, because most chunks sample nothing.
 
     inputs    a  b  c  d  p  e  f  .  .                         a to f: of prompts
     outputs            3  4     6                               hidden states, put together
 
-A small batch is captured twice, with the usual kernels and with `fused.products`, and the quicker graph is kept:
-on another card, or for another shape, it may be the other one.
+A small batch is captured twice, with the usual kernels and with `fused.products`. The quicker graph is kept; which
+one that is depends on the card and the shape.
 
 All graphs that are kept share one memory pool. This is safe because they run one after another on one stream, and
 outputs that outlive a replay are copied out.
@@ -39,9 +41,9 @@ import torch
 from torch import Tensor
 
 from petiole.cache import ragged_arange
-from petiole.gpu_worker.models.decoder import Decoder, Forward, ValueDecoder
+from petiole.gpu_worker.models.decoder import Decoder, Forward
 from petiole.gpu_worker.models.lora import AdapterBank
-from petiole.gpu_worker.request.values import NO_BIN
+from petiole.gpu_worker.request.values import N_BINS, NO_BIN
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     AppendWrappers,
     DecodeWrappers,
@@ -55,29 +57,33 @@ from petiole.gpu_worker.runtime.cuda.shapes import Shape
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream
 from petiole.gpu_worker.runtime.interface import NO_UPDATES, Int32Array
 from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates
+from petiole.gpu_worker.runtime.step.values import ValuedDecoder, bins_of, decode_all, embed_all
 
 logger = logging.getLogger(__name__)
 
 MARGIN = 0.02
-"""By which part of a step's time `fused.products` must be quicker: chance does not decide between two equals."""
+"""The part of a step's time by which `fused.products` must be quicker, so that chance does not choose between
+equals."""
 
-_ROWS, _POSITIONS, _TOKENS, _ADAPTERS, _OUTPUTS, _BATCH_ROWS, _QUERIES, _INDPTR, _LAST = range(9)
-_UPDATES = slice(9, 12)  # rows, columns and pages of new entries of the page table
-_FIELDS = 12
+_ROWS, _POSITIONS, _ROTARY, _TOKENS, _ADAPTERS, _OUTPUTS, _BATCH_ROWS, _QUERIES, _INDPTR, _LAST = range(10)
+_UPDATES = slice(10, 13)  # rows, columns and pages of new entries of the page table
+_FIELDS = 13
 
 
 @dataclass(frozen=True, slots=True)
 class StepBuffers:
-    """A slot's inputs, int32 [fields, positions], pinned and on the device; its page list, int32; and its outputs.
+    """A slot's inputs, int32 [fields, positions], pinned and on the device; its page list, int32; and its results.
 
-    logits: [positions, vocab], of decodes and verifications; hidden: [positions, hidden], of others, and of models
-    that decode bins.
+    logits: [positions, vocab], and bins: int32 [positions, 1 + N_BINS], those of either kind of value (see
+    `step.values`), empty if the model decodes none, of decodes and verifications. hidden: [positions, hidden], of
+    all others.
     """
 
     host: Tensor
     device: Tensor
     indices: Tensor
     logits: Tensor
+    bins: Tensor
     hidden: Tensor
 
     def field(self, field: int, n: int) -> Tensor:
@@ -85,7 +91,7 @@ class StepBuffers:
 
 
 Layers = Callable[[Tensor, Forward], Tensor]
-"""`Decoder.forward`, or what computes the same."""
+"""`Decoder.forward`, or another function that computes the same."""
 
 
 def new_step_buffers(shapes: Sequence[Shape], decoder: Decoder, geometry: Geometry, host: Device) -> StepBuffers:
@@ -93,7 +99,7 @@ def new_step_buffers(shapes: Sequence[Shape], decoder: Decoder, geometry: Geomet
     config, device = decoder.config, geometry.device
     rows, positions = max(shape.rows for shape in shapes), max(shape.positions for shape in shapes)
     with_logits = max(shape.positions for shape in shapes if shape.queries)
-    with_hidden = max((shape.positions for shape in shapes if keeps_hidden(shape, decoder)), default=0)
+    with_hidden = max((shape.positions for shape in shapes if not shape.queries), default=0)
     fields = (_FIELDS, -(-(positions + 1) // 4) * 4)  # each field begins at a multiple of 16 bytes
     n_indices = rows * geometry.cache.table.shape[1]  # shared pages count for every row that shares them
     return StepBuffers(
@@ -101,17 +107,15 @@ def new_step_buffers(shapes: Sequence[Shape], decoder: Decoder, geometry: Geomet
         device=torch.zeros(fields, dtype=torch.int32, device=device),
         indices=torch.zeros(n_indices, dtype=torch.int32, device=device),
         logits=torch.zeros((with_logits, config.vocab_size), dtype=decoder.dtype, device=device),
+        bins=torch.zeros(
+            (0 if decoder.value_tokens is None else with_logits, 1 + N_BINS), dtype=torch.int32, device=device
+        ),
         hidden=torch.zeros((with_hidden, config.hidden_size), dtype=decoder.dtype, device=device),
     )
 
 
-def keeps_hidden(shape: Shape, decoder: Decoder) -> bool:
-    """Whether such a step leaves hidden states in its slot's buffers."""
-    return not shape.queries or decoder.value_tokens is not None
-
-
 class Graphs:
-    """The captured steps of one slot and one layout. All those of a slot share its `buffers`, which belong to one
+    """The captured steps of one slot and one layout. All graphs of a slot share its `buffers`, which belong to one
     step at a time."""
 
     def __init__(
@@ -135,9 +139,8 @@ class Graphs:
     def capture(self, stream: DeviceStream, capture: Capture, fused: dict[int, bool]) -> None:
         """Warm up and capture every shape, the largest first, so that the memory pool grows only once.
 
-        `fused`: number of positions -> whether `fused.products` is quicker. Filled by whoever comes first, so that
-        these are computed alike in both slots.
-        """
+        `fused`: number of positions -> whether `fused.products` is quicker. The first slot fills it in, so that
+        both slots compute alike."""
         usual = self._decoder.forward
         for shape in reversed(self._shapes):
             if self._bank is not None and shape.queries:
@@ -166,7 +169,7 @@ class Graphs:
     def _is_quicker(
         self, shape: Shape, other: Layers, usual: Layers, stream: DeviceStream, capture: Capture
     ) -> bool:
-        """Whether `other` compiles for this card, and takes less time."""
+        """Whether `other` compiles for this card and takes less time."""
         failures: list[Exception] = []
 
         def attempt() -> None:
@@ -208,13 +211,15 @@ class Graphs:
             deltas = CapturedDeltas(self._bank, field(_ADAPTERS, n))
         slots = token_slots(cache.table, rows, positions, cache.page_size)
         attention = FlashInferAttention(self._geometry, slots, self._wrappers[shape].wrappers)
-        hidden = layers(self._embed(n, rows.long()), Forward(positions, attention, deltas))
+        hidden = layers(self._embed(n, rows.long()), Forward(field(_ROTARY, n), attention, deltas))
         if shape.queries != 1:
             hidden = hidden[field(_OUTPUTS, n)]
-        if keeps_hidden(shape, self._decoder):
+        if not shape.queries:
             self._buffers.hidden[:n].copy_(hidden)
-        if shape.queries:
-            self._buffers.logits[:n].copy_(self._decoder.head_output(hidden))
+            return
+        if self._decoder.value_tokens is not None:
+            self._buffers.bins[:n].copy_(decode_all(cast(ValuedDecoder, self._decoder), hidden))
+        self._buffers.logits[:n].copy_(self._decoder.head_output(hidden))
 
     def _embed(self, n: int, rows: Tensor) -> Tensor:
         tokens = self._buffers.field(_TOKENS, n).long()
@@ -222,18 +227,19 @@ class Graphs:
         if self._decoder.value_tokens is None:
             return self._decoder.embed(token_ids)
         bins = torch.where((tokens < 0)[:, None], self._pending_bins[rows], NO_BIN)
-        return cast(ValueDecoder, self._decoder).embed_bins(token_ids, bins)
+        return embed_all(cast(ValuedDecoder, self._decoder), token_ids, bins)
 
     def shape_for(self, inputs: StepInputs) -> Shape | None:
         """The smallest captured step that this one can be padded to, or None."""
-        if inputs.bins is not None or inputs.limits is not None or inputs.rotary is not None:
+        several_axes = inputs.rotary is not None and inputs.rotary.ndim > 1
+        if inputs.bins is not None or inputs.limits is not None or several_axes:
             return None
         rows, positions = len(inputs.batch_rows), len(inputs.positions)
         shape = next((s for s in self._shapes if s.rows >= rows and s.positions >= positions), None)
         if shape is None or (shape, self._adapted(inputs)) not in self._replays:
             return None
         if shape.queries > 1 and int((inputs.starts + inputs.lengths).min()) < shape.queries:
-            return None  # each position, those of padding too, must have one to attend to
+            return None  # each position, those of padding too, must have a position to attend to
         return shape
 
     def _adapted(self, inputs: StepInputs) -> bool:
@@ -243,11 +249,11 @@ class Graphs:
         """Stage, plan and replay one step whose `shape_for` this is. Called in stream order."""
         self._prepare(shape, inputs)
         self._replays[shape, self._adapted(inputs)]()
-        n = len(inputs.output_inputs)
-        hidden, logits = self._buffers.hidden[:n], self._buffers.logits[:n]
-        if shape.queries:
-            return StepStates(hidden, lambda: logits)
-        return StepStates(hidden, lambda: self._decoder.head_output(hidden))
+        n, buffers, tokens = len(inputs.output_inputs), self._buffers, self._decoder.value_tokens
+        if not shape.queries:
+            return states_of(self._decoder, buffers.hidden[:n])
+        bins = None if tokens is None else partial(bins_of, buffers.bins[:n], tokens=tokens)
+        return StepStates(lambda: buffers.logits[:n], bins)
 
     def _prepare(self, shape: Shape, inputs: StepInputs | None) -> None:
         """Fill the slot's buffers with a step padded to this shape, or with padding alone, and plan the attention
@@ -288,6 +294,7 @@ class Graphs:
                 updates = NO_UPDATES
         host[_ROWS, at] = inputs.rows
         host[_POSITIONS, at] = inputs.positions
+        host[_ROTARY, at] = inputs.positions if inputs.rotary is None else inputs.rotary
         host[_TOKENS, at] = inputs.token_ids
         host[_ADAPTERS, at] = adapters
         assert len(updates.rows) <= shape.positions, "one more position needs at most one more page"
@@ -319,8 +326,20 @@ def step_lengths(shape: Shape, inputs: StepInputs | None) -> tuple[Int32Array, I
     return queries, lengths
 
 
+def states_of(decoder: Decoder, outputs: Tensor) -> StepStates:
+    """The results of a step with these hidden states: [O, hidden]."""
+    valued, tokens = cast(ValuedDecoder, decoder), decoder.value_tokens
+
+    def bins(token_ids: Tensor) -> Tensor:
+        assert tokens is not None
+        return bins_of(decode_all(valued, outputs), token_ids, tokens)
+
+    return StepStates(lambda: decoder.head_output(outputs), None if tokens is None else bins)
+
+
 def fused_layers(decoder: Decoder, n: int) -> Layers | None:
-    """`fused.products` for a step of so many positions, if it knows this model."""
+    """`fused.products` for a step of `n` positions; None if it cannot compute this model or that many
+    positions."""
     from petiole.gpu_worker.runtime.cuda.fused import products
 
     known = getattr(decoder.forward, "__func__", None) is Decoder.forward and products.fits(decoder)
@@ -328,7 +347,7 @@ def fused_layers(decoder: Decoder, n: int) -> Layers | None:
 
 
 def _seconds(stream: DeviceStream, replay: Callable[[], object]) -> float:
-    """The least of a few rounds, for one replay of several that are enqueued together."""
+    """Seconds of one replay: the least of a few rounds, each with several replays enqueued together."""
 
     def once() -> None:
         with torch.inference_mode():
