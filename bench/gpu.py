@@ -26,7 +26,7 @@ from bench.cuda import GRAPHS, QWEN3_8B, SMALL, Card, copy_bandwidth, matrix_rat
 from bench.driver import Driver, Stream
 from bench.gpu_attention import attending
 from bench.gpu_layers import layering
-from bench.gpu_serving import beside_transformers, beside_vllm, workload
+from bench.gpu_serving import beside_mixed, beside_transformers, beside_vllm, workload
 from bench.parts import Parts, apart, failed, measured, read
 from bench.report import Report, arguments, table
 from petiole.gpu_worker.engine import Engine
@@ -302,6 +302,7 @@ PARTS: dict[str, Callable[[Report, Card], None]] = {
     "0.6b": small,
     "workload": workload,
     "transformers": beside_transformers,
+    "mixed": beside_mixed,
     "idle": idle,
     "attention": attending,
     "layers": layering,
