@@ -9,6 +9,7 @@ They import nothing of the runtime: attention, kernels and what adapters add are
     formats        checkpoints in formats that are not read, named as what they are
     safetensors    checkpoint files, mapped into memory
     decoder        the decoder of Llama, Mistral, Qwen2 and Qwen3
+    layered        decoders and encoders as code sees them that computes their layers itself
     layers         linear layers for each weight format, and the element-wise kernels
     rotary         the table of rotary embeddings
     lora           adapters in PEFT's format, and the device's slots for them

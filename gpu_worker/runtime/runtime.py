@@ -20,7 +20,7 @@ from petiole.gpu_worker.config import BATCHING, EngineConfig
 from petiole.gpu_worker.errors import AdapterError, ModelError
 from petiole.gpu_worker.models.adapters import AdapterStore
 from petiole.gpu_worker.models.config import ModelConfig, end_token_ids
-from petiole.gpu_worker.models.decoder import Decoder, ImageDecoder, ValueDecoder
+from petiole.gpu_worker.models.decoder import Decoder, ValueDecoder
 from petiole.gpu_worker.models.layers import TorchKernels
 from petiole.gpu_worker.models.loading import (
     LoadOptions,
@@ -33,6 +33,7 @@ from petiole.gpu_worker.models.loading import (
 )
 from petiole.gpu_worker.models.lora import AdapterBank
 from petiole.gpu_worker.models.registry import Architecture, architecture
+from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import N_BINS
 from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor
 from petiole.gpu_worker.runtime.cpu.executor import choose as choose_on_cpu
@@ -78,12 +79,23 @@ class Executor(Protocol):
         """Compute all positions and write their KV to the pool."""
         ...
 
+    def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
+        """The features of each image (see `ImageDecoder`)."""
+        ...
+
 
 class _NoWeights:
     """The executor while weights are being replaced. If that fails, it stays, and every step raises ModelError."""
 
     def forward(self, slot_id: int, inputs: StepInputs, images: ImageInputs = ()) -> StepStates:
-        raise ModelError("the weights were lost when others were to replace them; start a new engine")
+        raise self._lost
+
+    def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
+        raise self._lost
+
+    @property
+    def _lost(self) -> ModelError:
+        return ModelError("the weights were lost when others were to replace them; start a new engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +298,7 @@ class ModelRuntime:
         staging = self._slots[slot_id].staging
         if batch.kind == "encode":
             staging.plan, staging.states = self._states.plan_outputs(batch), None
-            self._enqueue(lambda: self._encode(batch.images), batch.kind)
+            self._enqueue(lambda: self._encode(slot_id, batch.images), batch.kind)
             return
         self._states.bind(batch.bindings)
         staging.plan = self._states.plan_outputs(batch)
@@ -334,11 +346,9 @@ class ModelRuntime:
         ready = None if self._copy_stream is self._stream else self._stream.record()
         return render.start_transfer(ready, sources, lengths, known)
 
-    def _encode(self, images: Sequence[EncodeInput]) -> None:
-        """Make the features of images, in stream order, from crops in pinned memory."""
-        crops = [(self._up(one.image.pixels), one.image.tiling) for one in images]
-        for one, features in zip(images, cast(ImageDecoder, self._decoder).encode(crops), strict=True):
-            self._features[one.key] = features
+    def _encode(self, slot_id: int, images: Sequence[EncodeInput]) -> None:
+        encoded = self._executor.encode(slot_id, [one.image for one in images])
+        self._features |= zip((one.key for one in images), encoded, strict=True)
 
     def forget_images(self, keys: Sequence[int]) -> None:
         """Drop images that no step will use."""

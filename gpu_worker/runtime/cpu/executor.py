@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.decoder import Decoder, Forward, ValueDecoder
+from petiole.gpu_worker.models.decoder import Decoder, Forward, ImageDecoder, ValueDecoder
+from petiole.gpu_worker.models.layered import LayeredVision
 from petiole.gpu_worker.models.lora import AdapterBank
+from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import N_BINS, NO_BIN
 from petiole.gpu_worker.runtime.cpu.attention import PagedAttention
 from petiole.gpu_worker.runtime.cpu.native.draw import draw
+from petiole.gpu_worker.runtime.cpu.native.encoder import native_encoder
 from petiole.gpu_worker.runtime.cpu.native.forward import native_decoder
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from petiole.gpu_worker.runtime.step import sampling
@@ -38,6 +42,8 @@ class CpuExecutor:
         self._pending, self._pending_bins = pending.numpy(), pending_bins.numpy()
         self._text_only = decoder.value_tokens is None and decoder.images is None
         self._native = native_decoder(decoder, cache, bank)
+        self._seeing = decoder if isinstance(decoder, LayeredVision) else None
+        self._encoder = None if self._seeing is None else native_encoder(self._seeing.vision)
 
     def forward(self, slot_id: int, inputs: StepInputs, images: ImageInputs = ()) -> StepStates:
         self._cache.update(inputs.pages)
@@ -72,6 +78,12 @@ class CpuExecutor:
         forward = Forward(positions if rotary is None else rotary, attention, deltas)
         hidden = self._decoder.forward(self._embed(inputs, token_ids, images), forward)[outputs]
         return StepStates(hidden, lambda: self._decoder.head_output(hidden).float())
+
+    def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
+        crops = [(torch.from_numpy(image.pixels), image.tiling) for image in images]
+        if self._encoder is None or self._seeing is None:
+            return cast(ImageDecoder, self._decoder).encode(crops)
+        return [self._seeing.image_features(self._encoder.features(pixels), tiling) for pixels, tiling in crops]
 
     def _embed(self, inputs: StepInputs, token_ids: Tensor, images: ImageInputs) -> Tensor:
         """[T, hidden] in the model's type."""

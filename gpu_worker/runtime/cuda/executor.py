@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,6 +15,7 @@ from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.config import ModelConfig
 from petiole.gpu_worker.models.decoder import Decoder, Forward, ValueDecoder
 from petiole.gpu_worker.models.lora import AdapterBank
+from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import NO_BIN
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     HEAD_SIZES,
@@ -133,6 +135,9 @@ class CudaExecutor:
         if 1 < queries <= self._cache.table.shape[1] * self._cache.page_size:
             graphs["verify"] = DecodeGraphs(*model, sizes, workspace, buffers, queries)
         return _Slot(graphs, AppendWrappers(self._geometry, workspace))
+
+    def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
+        raise AssertionError("no model with images is loaded on CUDA")
 
     def forward(self, slot_id: int, inputs: StepInputs, images: ImageInputs = ()) -> StepStates:
         assert not images, "no model with images is loaded on CUDA"
