@@ -8,6 +8,7 @@ They import nothing of the runtime: attention, kernels and what adapters add are
     loading        finds a checkpoint, in a folder or on the hub; its weights onto the device
     formats        checkpoints in formats that are not read, named as what they are
     safetensors    checkpoint files, mapped into memory
+    host_memory    large tensors on the host, in large pages
     decoder        the decoder of Llama, Mistral, Qwen2 and Qwen3
     layers         linear layers for each weight format, and the element-wise kernels
     rotary         the table of rotary embeddings

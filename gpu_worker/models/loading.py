@@ -24,6 +24,7 @@ from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models import formats
 from petiole.gpu_worker.models.config import ModelConfig, read_json
 from petiole.gpu_worker.models.decoder import Decoder, DecoderLayer
+from petiole.gpu_worker.models.host_memory import new_tensor
 from petiole.gpu_worker.models.layers import (
     DenseLinear,
     Fp8Linear,
@@ -137,7 +138,7 @@ class Storage:
     def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         self.progress()
         if self._used == len(self._tensors):
-            self._tensors.append(torch.empty(tuple(shape), dtype=dtype, device=device))
+            self._tensors.append(new_tensor(shape, dtype, device))
         tensor = self._tensors[self._used]
         self._used += 1
         assert (tensor.shape, tensor.dtype, tensor.device.type) == (tuple(shape), dtype, device.type)
