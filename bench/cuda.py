@@ -35,7 +35,7 @@ class Card:
 
 
 class RandomWeights:
-    """See `gpu_worker.models.loading.TensorSource`."""
+    """See `gpu_worker.models.checkpoint.loading.TensorSource`."""
 
     def copy(self, name: str, into: Tensor) -> int:
         into.fill_(1.0) if "norm" in name else into.normal_(0, 0.02)

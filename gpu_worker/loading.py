@@ -50,7 +50,7 @@ def load_runtime(config: EngineConfig, tracer: Tracer) -> Runtime:
 
 def load_text(config: EngineConfig) -> tuple[Tokenizer, ConstraintCompiler]:
     """The model's tokenizer and constraint compiler. A thread warms up the compiler while the weights load."""
-    from petiole.gpu_worker.models.loading import resolve_model
+    from petiole.gpu_worker.models.checkpoint.loading import resolve_model
 
     tokenizer = load_tokenizer(resolve_model(config.model, config.revision))
     Thread(target=constraints.warm_up, args=(tokenizer,), name="constraints").start()

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.constraints import PositionalConstraint
 from petiole.gpu_worker.errors import ModelError
-from petiole.gpu_worker.models.loading import LoadOptions
+from petiole.gpu_worker.models.checkpoint.loading import LoadOptions
 from petiole.gpu_worker.models.moondream.config import parse_moondream_config
 from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder
 from petiole.gpu_worker.models.registry import architecture

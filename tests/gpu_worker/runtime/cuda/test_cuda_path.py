@@ -19,8 +19,8 @@ from bench.driver import Driver
 from petiole.gpu_worker import EngineConfig
 from petiole.gpu_worker.config import BATCHING, Batching
 from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.checkpoint.loading import load_decoder
 from petiole.gpu_worker.models.config import parse_decoder_config
-from petiole.gpu_worker.models.loading import load_decoder
 from petiole.gpu_worker.models.registry import ARCHITECTURES, Architecture
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.cuda import executor as cuda
