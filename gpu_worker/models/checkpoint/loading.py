@@ -55,7 +55,7 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
     Respects HF_TOKEN, HF_HOME and HF_HUB_OFFLINE, like huggingface_hub.
     """
     if model in SHIPPED:
-        return Path(__file__).parent / model.replace("-", "_")
+        return Path(__file__).parent.parent / model.replace("-", "_")
     try:
         path = Path(model).expanduser()
         if path.is_dir():
