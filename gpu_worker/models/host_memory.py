@@ -33,7 +33,7 @@ def new_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) ->
 
 
 def _mapped(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor | None:
-    """Zeros in large pages that are not yet taken; None where a tensor is small, or the system has no such pages."""
+    """Zeros in large pages, not yet taken; None where a tensor is small, or the system has no such pages."""
     n_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or n_bytes < _PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
