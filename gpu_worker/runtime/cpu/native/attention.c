@@ -27,13 +27,16 @@ int64_t span_length(const Cache *c) {
 }
 
 /* Cuts a step into spans; returns their number, at most `t`. */
-int64_t find_spans(const Cache *c, int64_t t, const int64_t *rows, const int64_t *positions, Span *spans) {
+int64_t find_spans(const Cache *c, int64_t t, const int64_t *rows, const int64_t *positions, const int64_t *limits,
+                   Span *spans) {
   const int64_t most = span_length(c);
   int64_t n = 0;
   for (int64_t i = 0; i < t; i++) {
     Span *last = spans + n - 1;
     if (n && last->row == rows[i] && last->first + last->n == positions[i] && last->n < most) last->n++;
-    else spans[n++] = (Span){i, 1, rows[i], positions[i]};
+    else spans[n++] = (Span){i, 1, rows[i], positions[i], limits ? limits + i : NULL, 0};
+    const int64_t end = limits ? limits[i] : positions[i] + 1;
+    if (end > spans[n - 1].end) spans[n - 1].end = end;
   }
   return n;
 }
@@ -291,10 +294,8 @@ INLINE int64_t first_base(const Unit *u, int64_t window) {
   return window && u->span->first >= window ? (u->span->first - window + 1) / KEYS * KEYS : 0;
 }
 
-INLINE int64_t end_of(const Unit *u) { return u->span->first + u->span->n; }
-
 INLINE void find_block_of(int kind, const Cache *c, const Unit *u, int64_t base, Block *b) {
-  find_block(kind, c, u->span->row, base, (int)smaller(KEYS, end_of(u) - base), b);
+  find_block(kind, c, u->span->row, base, (int)smaller(KEYS, u->span->end - base), b);
 }
 
 /* The desk for the unit's head h, whose queries and sums begin at row h m. */
@@ -322,7 +323,7 @@ INLINE void attend_kind(int kind, const Cache *c, int64_t layer, int64_t window,
     d->total[r] = 0;
   }
   memset(d->sums, 0, sizeof(float) * (size_t)(all * padded));
-  const int64_t end = end_of(u);
+  const int64_t end = s->end;
   Block block, ahead;
   find_block_of(kind, c, u, first_base(u, window), &block);
   for (int64_t base = first_base(u, window); base < end; base += KEYS, block = ahead) {
@@ -337,7 +338,8 @@ INLINE void attend_kind(int kind, const Cache *c, int64_t layer, int64_t window,
       score(kind, c, &part, &following, m, &own);
       const int shown = (int)parts(block.n, LANES) * LANES;
       for (int i = 0; i < m; i++) {
-        const int64_t last = s->first + i / group, first = window && last >= window ? last - window + 1 : 0;
+        const int64_t at = s->first + i / group, first = window && at >= window ? at - window + 1 : 0;
+        const int64_t last = s->limits ? s->limits[i / group] - 1 : at;
         if (first > base || last < base + shown - 1) hide(own.scores + i * KC, shown, base, first, last);
       }
       weigh(m, block.n, padded, &own);

@@ -6,13 +6,15 @@ typedef struct {
   int32_t heads, kv_heads, head_dim, kv_kind, page_size;
   float scale;
   const char *keys, *values; /* [layers, slots, kv_heads, head_dim] */
-  int64_t n_slots, columns;
+  int64_t n_slots, columns; /* n_slots 0: all layers use the same ones */
   const int32_t *table; /* [rows, columns] */
 } Cache;
 
 /* Positions `first` .. `first + n - 1` of one row: the step's inputs `t` .. `t + n - 1`. */
 typedef struct {
   int64_t t, n, row, first;
+  const int64_t *limits; /* [n] the end of the positions that each sees, or null: all up to itself */
+  int64_t end;           /* the largest of those */
 } Span;
 
 /* What one call computes: a span at some neighbouring key heads. */
@@ -36,7 +38,8 @@ typedef struct {
 } Desk;
 
 int64_t span_length(const Cache *c);
-int64_t find_spans(const Cache *c, int64_t t, const int64_t *rows, const int64_t *positions, Span *spans);
+int64_t find_spans(const Cache *c, int64_t t, const int64_t *rows, const int64_t *positions, const int64_t *limits,
+                   Span *spans);
 int64_t find_units(const Cache *c, const Span *spans, int64_t n, int n_threads, Unit *units);
 Desk new_desk(const Cache *c, int64_t length, Scratch *s);
 
