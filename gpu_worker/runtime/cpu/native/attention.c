@@ -338,8 +338,8 @@ INLINE void attend_kind(int kind, const Cache *c, int64_t layer, int64_t window,
       score(kind, c, &part, &following, m, &own);
       const int shown = (int)parts(block.n, LANES) * LANES;
       for (int i = 0; i < m; i++) {
-        const int64_t self = s->first + i / group, first = window && self >= window ? self - window + 1 : 0;
-        const int64_t last = s->limits ? s->limits[i / group] - 1 : self;
+        const int64_t at = s->first + i / group, first = window && at >= window ? at - window + 1 : 0;
+        const int64_t last = s->limits ? s->limits[i / group] - 1 : at;
         if (first > base || last < base + shown - 1) hide(own.scores + i * KC, shown, base, first, last);
       }
       weigh(m, block.n, padded, &own);
