@@ -10,8 +10,11 @@ import os
 import sys
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
+import tokenizers
 import torch
 from PIL import Image
 from safetensors.torch import load_file
@@ -24,22 +27,17 @@ class Reference:
         """Raises NotAvailableError."""
         if not (folder := os.environ.get("BENCH_MOONDREAM")):
             raise NotAvailableError("BENCH_MOONDREAM names no checkout of it")
-        import tokenizers
-
-        tokenizer, kept = tokenizers.Tokenizer.from_file(str(checkpoint / "tokenizer.json")), tokenizers.Tokenizer
-        sys.path.insert(0, folder)
-        tokenizers.Tokenizer = type("Here", (), {"from_pretrained": staticmethod(lambda name: tokenizer)})
+        tokenizer = tokenizers.Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+        here = SimpleNamespace(from_pretrained=lambda name: tokenizer)
         try:
-            from moondream.torch.config import MoondreamConfig
-            from moondream.torch.moondream import MoondreamModel
+            with patch.object(tokenizers, "Tokenizer", here), patch.object(sys, "path", [folder, *sys.path]):
+                from moondream.torch.config import MoondreamConfig
+                from moondream.torch.moondream import MoondreamModel
 
-            with torch.device("meta"):
-                empty: Any = MoondreamModel(MoondreamConfig.from_dict(config), setup_caches=False)
+                with torch.device("meta"):
+                    empty: Any = MoondreamModel(MoondreamConfig.from_dict(config), setup_caches=False)
         except ImportError as error:
             raise NotAvailableError(f"{folder}: {error}") from None
-        finally:
-            tokenizers.Tokenizer = kept
-            sys.path.remove(folder)
         self._model = _filled(empty, checkpoint)
 
     def query(self, data: bytes, question: str, tokens: int) -> None:

@@ -20,7 +20,7 @@ from petiole.gpu_worker.config import BATCHING, EngineConfig
 from petiole.gpu_worker.errors import AdapterError, ModelError
 from petiole.gpu_worker.models.adapters import AdapterStore
 from petiole.gpu_worker.models.config import ModelConfig, end_token_ids
-from petiole.gpu_worker.models.decoder import Decoder, ValueDecoder
+from petiole.gpu_worker.models.decoder import CropDecoder, Decoder
 from petiole.gpu_worker.models.layers import TorchKernels
 from petiole.gpu_worker.models.loading import (
     LoadOptions,
@@ -39,6 +39,7 @@ from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor
 from petiole.gpu_worker.runtime.cpu.executor import choose as choose_on_cpu
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.attention.installed import kernels_at_hand
+from petiole.gpu_worker.runtime.cuda.capture import cuda_capture, eager
 from petiole.gpu_worker.runtime.cuda.executor import (
     CudaExecutor,
     batching_that_fits,
@@ -46,7 +47,6 @@ from petiole.gpu_worker.runtime.cuda.executor import (
     working_bytes,
 )
 from petiole.gpu_worker.runtime.cuda.executor import choose as choose_on_cuda
-from petiole.gpu_worker.runtime.cuda.graphs import cuda_capture, eager
 from petiole.gpu_worker.runtime.derived import max_model_len, n_threads, quantization, same_shape, weights_dtype
 from petiole.gpu_worker.runtime.device.cuda import CudaStream
 from petiole.gpu_worker.runtime.device.interface import Device, upload, upload_together
@@ -100,7 +100,7 @@ class _NoWeights:
 
 @dataclass(frozen=True, slots=True)
 class _ModelInfo:
-    """All of a model but its weights. identity: its name, fingerprint and EOS token ids."""
+    """The facts of a model, without its weights. identity: its name, fingerprint and EOS token ids."""
 
     folder: Path
     architecture: Architecture
@@ -178,15 +178,22 @@ class ModelRuntime:
         return info.architecture.load(info.folder, info.config, options)
 
     def _decided(self, config: EngineConfig) -> EngineConfig:
-        """The configuration with the device's numbers in place of 0; on CUDA, so many that what they need beside
-        the KV cache takes a part of the free memory."""
+        """The configuration with the device's numbers in place of 0. On CUDA they are small enough that the
+        working memory takes only a part of the free memory."""
         defaults, images = BATCHING[self._device.kind], self._decoder.images
+        region = images.max_region if images else 0
         if self._device.kind == "cpu":
-            return config.decided(defaults, images.max_region if images else 0)
+            return config.decided(defaults, region)
         self._release_memory()
         free = free_bytes(self._torch_device, config.gpu_memory_utilization)
         itemsize = self._decoder.dtype.itemsize
-        return batching_that_fits(config, defaults, self._model_config, itemsize, free)
+        model, encode = self._model_config, self._encode_bytes
+        return batching_that_fits(config, defaults, model, itemsize, free, encode, region)
+
+    @property
+    def _encode_bytes(self) -> int:
+        images = self._decoder.images
+        return cast(CropDecoder, self._decoder).encode_bytes(images.max_crops) if images else 0
 
     def _allocate(self) -> None:
         config, model, device = self.config, self._model_config, self._torch_device
@@ -245,15 +252,14 @@ class ModelRuntime:
         free = free_bytes(self._torch_device, self.config.gpu_memory_utilization)
         if self._torch_device.type == "cpu":
             return free
-        return free - working_bytes(self.config, self._model_config, self._decoder.dtype.itemsize)
+        itemsize = self._decoder.dtype.itemsize
+        return free - working_bytes(self.config, self._model_config, itemsize, self._encode_bytes)
 
     def _new_executor(self, progress: Progress) -> Executor:
         pending = (self._states.pending, self._states.pending_bins)
         parts = (self._decoder, self._cache, self._bank, *pending)
         if not isinstance(self._stream, CudaStream):
             return CpuExecutor(*parts)
-        if self._decoder.images is not None:
-            raise ModelError(f"{self.config.model}: models that take images are served on a CPU only")
         capture = cuda_capture(self._stream) if self.config.cuda_graphs == "on" else eager
 
         def capture_one(work: Callable[[], None], *, kept: bool = True) -> Callable[[], object]:
@@ -338,9 +344,7 @@ class ModelRuntime:
             states = staging.states
             if plan.n:
                 assert states is not None
-                sources.update(self._sampler.sample(plan, batch, states.logits(), mask))
-                if "bins" in lengths:
-                    sources["bins"] = self._decode_bins(states.hidden, plan, sources["token_ids"])
+                sources.update(self._sampler.sample(plan, batch, states, mask))
 
         self._enqueue(sample, "sample")
         ready = None if self._copy_stream is self._stream else self._stream.record()
@@ -369,12 +373,6 @@ class ModelRuntime:
     @property
     def _n_bins(self) -> int:
         return 0 if self._decoder.value_tokens is None else N_BINS
-
-    def _decode_bins(self, hidden: Tensor, plan: OutputPlan, token_ids: Tensor) -> Tensor:
-        """The bins of the sampled tokens: int32 [O, N_BINS]. Also writes them as the rows' next inputs."""
-        bins = cast(ValueDecoder, self._decoder).decode_bins(hidden, token_ids)
-        write_rows(self._states.pending_bins, self._up(plan.rows), bins)
-        return bins
 
     def _logprobs_on_host(self, n: int, k: int) -> dict[str, Tensor]:
         return {
