@@ -71,7 +71,7 @@ class CropDecoder(ImageDecoder, Protocol):
         """uint8 [n, *crop_shape], of any images -> [n, ...]."""
         ...
 
-    def image_features(self, crops: Tensor, tiling: tuple[int, int]) -> Tensor:
+    def image_features(self, features: Tensor, tiling: tuple[int, int]) -> Tensor:
         """The features of one image's crops -> those of the image, as in `encode`, in memory of their own."""
         ...
 

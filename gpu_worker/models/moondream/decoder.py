@@ -78,8 +78,8 @@ class MoondreamDecoder:
     def crop_features(self, crops: Tensor) -> Tensor:
         return self.vision.features(crops)
 
-    def image_features(self, crops: Tensor, tiling: tuple[int, int]) -> Tensor:
-        return self.vision.projected(crops, tiling)[None]
+    def image_features(self, features: Tensor, tiling: tuple[int, int]) -> Tensor:
+        return self.vision.projected(features, tiling)[None]
 
     def embed(self, token_ids: Tensor) -> Tensor:
         return torch.nn.functional.embedding(token_ids, self.embedding)

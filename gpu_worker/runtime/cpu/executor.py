@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder, Forward, ImageDecoder
 from petiole.gpu_worker.models.layered import LayeredVision
-from petiole.gpu_worker.models.lora import AdapterBank
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import N_BINS, NO_BIN
 from petiole.gpu_worker.runtime.cpu.attention import PagedAttention

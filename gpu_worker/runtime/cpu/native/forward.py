@@ -10,9 +10,9 @@ import ctypes
 import torch
 from torch import Tensor
 
+from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.layered import LayeredDecoder
 from petiole.gpu_worker.models.layers import DenseLinear
-from petiole.gpu_worker.models.lora import AdapterBank
 from petiole.gpu_worker.runtime.cpu.native.adapters import NativeAdapters
 from petiole.gpu_worker.runtime.cpu.native.build import load_library, wanted
 from petiole.gpu_worker.runtime.cpu.native.products import choose_products
