@@ -3,16 +3,19 @@
 Moondream 2 in its full size with drawn weights, bf16, and petiole-tiny-vision. The reference answers one question
 at a time. Each question has a new picture, but for second questions: their rows compare the time to the first
 token with that of the first question, in an engine with nothing else to do.
+
+The parts can be measured one by one, with `--only`: the file that `--json` names keeps what the others wrote.
 """
 
 from __future__ import annotations
 
+import json
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from io import BytesIO
 from itertools import count
@@ -23,7 +26,7 @@ from PIL import Image
 
 from bench import load, moondream
 from bench.peers.moondream_peer import Reference
-from bench.report import NotAvailableError, compare, progress
+from bench.report import Measurement, NotAvailableError, Report, compare, progress
 from bench.runs import Bench, arguments, opened
 from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.request.skills import SkillCall
@@ -48,7 +51,9 @@ class Case:
         return f"{self.width} x {self.height}, {self.n} at once"
 
 
-CASES = (Case(378, 378, 1, 3), Case(800, 600, 1, 2), Case(378, 378, 4, 2), Case(378, 378, 16, 1))
+FEW = (Case(378, 378, 1, 3), Case(800, 600, 1, 1), Case(378, 378, 4, 1))
+MANY = (Case(378, 378, 16, 1),)
+PARTS = ("tiny", "few", "many")
 
 
 @dataclass
@@ -70,7 +75,12 @@ def asked(data: bytes, question: str, tokens: int = TOKENS) -> Request:
 
 
 def beside_reference(
-    bench: Bench, engine: Engine, reference: Reference, pictures: Pictures, json_path: str | None
+    bench: Bench,
+    engine: Engine,
+    reference: Reference,
+    pictures: Pictures,
+    cases: Sequence[Case],
+    json_path: str | None,
 ) -> None:
     def ours(case: Case) -> float:
         requests = [asked(pictures.new(case.width, case.height), QUESTIONS[0]) for _ in range(case.n)]
@@ -82,8 +92,8 @@ def beside_reference(
             for _ in range(case.n)
         )
 
-    theirs(CASES[0])
-    for case in progress(CASES, "beside the reference"):
+    theirs(FEW[0])
+    for case in progress(cases, "beside the reference"):
         value, peer, spread = compare(partial(ours, case), partial(theirs, case), rounds=case.rounds)
         bench.report.add(
             f"Moondream 2, bf16, {case.name}: {TOKENS} tokens about each picture",
@@ -150,42 +160,53 @@ def engine_of(bench: Bench, model: str, rows: int) -> Engine:
     )
 
 
-def full(bench: Bench, json_path: str | None) -> None:
-    pictures, rows = Pictures(), max(case.n for case in CASES)
+def full(bench: Bench, parts: Sequence[str], json_path: str | None) -> None:
+    pictures, rows = Pictures(), max(case.n for case in MANY)
+    cases = [*(FEW if "few" in parts else ()), *(MANY if "many" in parts else ())]
     with ExitStack() as stack:
         folder = stack.enter_context(moondream.checkpoint())
         began = time.perf_counter()
         engine = stack.enter_context(engine_of(bench, str(folder), rows))
-        bench.report.add("Moondream 2, bf16: start", time.perf_counter() - began, "s", better="lower")
-        second_questions(bench, engine, "Moondream 2, bf16", (378, 378), 3, pictures)
-        second_questions(bench, engine, "Moondream 2, bf16", (800, 600), 2, pictures)
-        bench.report.add(
-            "Moondream 2, bf16: memory of the process",
-            resident_gib(),
-            "GiB",
-            better="lower",
-            note=f"weights {weights_gib(folder):.1f}, room for {rows} questions at once with their pictures",
-        )
+        if "few" in parts:
+            bench.report.add("Moondream 2, bf16: start", time.perf_counter() - began, "s", better="lower")
+            second_questions(bench, engine, "Moondream 2, bf16", (378, 378), 3, pictures)
+            second_questions(bench, engine, "Moondream 2, bf16", (800, 600), 2, pictures)
+            note = f"weights {weights_gib(folder):.1f}, room for {rows} questions at once with their pictures"
+            name = "Moondream 2, bf16: memory of the process"
+            bench.report.add(name, resident_gib(), "GiB", better="lower", note=note)
         try:
             reference = Reference(folder, moondream.FULL)
         except NotAvailableError as error:
             bench.report.absent["the reference implementation"] = str(error)
         else:
-            beside_reference(bench, engine, reference, pictures, json_path)
+            beside_reference(bench, engine, reference, pictures, cases, json_path)
+
+
+def resume(report: Report, earlier: Path) -> None:
+    """What an earlier run has written counts as measured, until it is measured again."""
+    if earlier.exists():
+        record = json.loads(earlier.read_text())
+        names = [each.name for each in fields(Measurement)]
+        report.results = [Measurement(**{name: one[name] for name in names}) for one in record["results"]]
+        report.began -= record["seconds"]
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--only", choices=("tiny", "full"))
+    parser.add_argument("--only", choices=PARTS, nargs="+")
     options = parser.parse_args(argv)
-    bench = opened("Questions about pictures", options)
-    if options.only != "full":
+    bench, parts = opened("Questions about pictures", options), options.only or PARTS
+    if options.only and options.json:
+        resume(bench.report, Path(options.json))
+    if "tiny" in parts:
         with engine_of(bench, TINY, 8) as engine:
             for size in ((320, 240), (800, 600)):
                 second_questions(bench, engine, TINY, size, bench.pick(2, 41), Pictures())
         bench.report.save(options.json)
-    if not options.quick and options.only != "tiny":
-        full(bench, options.json)
+    if not options.quick and {"few", "many"} & set(parts):
+        full(bench, parts, options.json)
+    latest = {result.name: result for result in bench.report.results}
+    bench.report.results = list(latest.values())
     bench.report.finish(options.json)
 
 
