@@ -241,3 +241,20 @@ def test_an_engine_has_encoded_and_prefilled_an_image_before_its_first_request(
         assert engine.stats()["encoded_images"] == 0
         result = engine.generate([asked(prepared(exact_crops(), (1, 2)))])[0]
     assert list(result.token_ids) == KINDS
+
+
+def test_an_engine_that_encodes_many_crops_is_not_taken_for_hung(folder: Path) -> None:
+    """A crop of the full model takes a CPU up to a second, and half a lease is 7.5 s."""
+    with open_engine(folder) as engine:
+        ages, runtime = list[tuple[float, float]](), engine.runtime
+        beat = runtime.progress
+
+        def progress() -> None:
+            before = engine.heartbeat_age_s()
+            beat()
+            ages.append((before, engine.heartbeat_age_s()))
+
+        runtime.progress = progress
+        engine.generate([asked(prepared(exact_crops((2, 3)), (2, 3)))])
+    assert len(ages) == 7, "each crop"
+    assert all(after < before for before, after in ages)

@@ -16,6 +16,7 @@ from petiole.gpu_worker.runtime.cpu.native.build import load_library, wanted
 from petiole.gpu_worker.runtime.cpu.native.products import choose_products
 from petiole.gpu_worker.runtime.cpu.native.stack import CacheStruct, Shape, Stack
 from petiole.gpu_worker.runtime.cpu.native.weights import KINDS
+from petiole.gpu_worker.runtime.interface import Progress, nothing
 
 _MAX_HEAD = 256
 _ROWS = 1024
@@ -58,9 +59,13 @@ class NativeEncoder:
             ),
         )
 
-    def features(self, crops: Tensor) -> Tensor:
+    def features(self, crops: Tensor, progress: Progress = nothing) -> Tensor:
         """uint8 [n, height, width, 3] -> [n, ...]."""
-        return torch.cat([self._few(some) for some in torch.split(crops, self._n_crops)])
+        parts = []
+        for some in torch.split(crops, self._n_crops):
+            parts.append(self._few(some))
+            progress()
+        return torch.cat(parts)
 
     def _few(self, crops: Tensor) -> Tensor:
         hidden = self._encoder.embedded(crops).float().flatten(0, 1)
