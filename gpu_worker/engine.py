@@ -105,6 +105,7 @@ class Engine:
         self._loop = EngineLoop(
             self.scheduler, pipeline, self._text.post, self._on_device_lost, tracer, config.debug
         )
+        self.runtime.progress = self._loop.beat
         self._thread = threading.Thread(target=self._loop.run, name="engine", daemon=True)
         self._intake = Intake(
             preparer, self.runtime.adapter_at_hand, self._accept_later, self._text.refuse, tracer

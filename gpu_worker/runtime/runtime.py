@@ -129,6 +129,7 @@ class ModelRuntime:
     ) -> None:
         """`source` replaces the weight files of the model's folder, which then needs only its config.json."""
         self.config = config
+        self.progress: Progress = nothing
         self._source = source
         self._device = device or open_device(config.device)
         self._torch_device = torch.device("cuda", 0) if self._device.kind == "cuda" else torch.device("cpu")
@@ -259,7 +260,7 @@ class ModelRuntime:
         pending = (self._states.pending, self._states.pending_bins)
         parts = (self._decoder, self._cache, self._bank, *pending)
         if not isinstance(self._stream, CudaStream):
-            return CpuExecutor(*parts)
+            return CpuExecutor(*parts, lambda: self.progress())
         capture = cuda_capture(self._stream) if self.config.cuda_graphs == "on" else eager
 
         def capture_one(work: Callable[[], None], *, kept: bool = True) -> Callable[[], object]:
