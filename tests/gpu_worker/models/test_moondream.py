@@ -24,7 +24,6 @@ from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder
 from petiole.gpu_worker.models.registry import architecture
 from petiole.gpu_worker.request.images import ImagePlace, PreparedImage
 from petiole.gpu_worker.runtime.runtime import Executor, ModelRuntime
-from petiole.gpu_worker.runtime.step.inputs import StepStates
 from tests.support.moondream import KINDS, NARROW, PROMPT, Forced, exact_crops, prepared, weights, write_model
 
 RECORD = Path(__file__).with_name("recorded_moondream.json")
@@ -51,11 +50,15 @@ class Listening:
         self.executor = executor
         self.heard: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def forward(self, *args: Any) -> StepStates:
-        states = self.executor.forward(*args)
-        if len(states.hidden):
-            self.heard.append((states.hidden[-1].clone(), states.logits()[-1].clone()))
+    def forward(self, *args: Any) -> Any:
+        states: Any = self.executor.forward(*args)
+        hidden = states.bins.args[1]  # from which bins are decoded
+        if len(hidden):
+            self.heard.append((hidden[-1].clone(), states.logits()[-1].clone()))
         return states
+
+    def encode(self, *args: Any) -> Any:
+        return self.executor.encode(*args)
 
 
 def open_engine(folder: Path, **config: Any) -> Engine:
