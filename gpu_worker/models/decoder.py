@@ -27,7 +27,7 @@ LayerNorm = tuple[Tensor, Tensor]
 
 class ValueDecoder(Protocol):
     """A decoder with `value_tokens`: it embeds values from their bins, and decodes bins from hidden states. No
-    method may wait for the device. Which of them a token has: `runtime.step.values`."""
+    method may wait for the device. `runtime.step.values` knows which bins a token has."""
 
     def embed_coordinates(self, bins: Tensor) -> Tensor:
         """int [n] -> [n, hidden]."""
@@ -47,11 +47,12 @@ class ValueDecoder(Protocol):
 
 
 class ImageDecoder(Protocol):
-    """A decoder with `images`: its encoder makes inputs of crops. It may not wait for the device."""
+    """A decoder with `images`: its encoder turns crops into inputs. It may not wait for the device."""
 
     def encode(self, images: Sequence[tuple[Tensor, tuple[int, int]]]) -> Sequence[Tensor]:
-        """Crops uint8 [crops, height, width, 3] with their tiling -> for each image its features, [1 + extra,
-        positions, hidden]: the input embeddings, then what the decoder adds after early layers, if it does."""
+        """Crops uint8 [crops, height, width, 3] with their tiling -> the features of each image, [1 + extra,
+        positions, hidden]: the input embeddings, then the tensors that the decoder adds after early layers, if
+        any."""
         ...
 
 
@@ -139,8 +140,8 @@ class LayeredDecoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """The arguments of a forward besides its hidden states. positions: int64 [T], rotary positions; [axes, T] in a
-    step with images that have several axes."""
+    """The arguments of a forward besides its hidden states. positions: rotary positions, int64 [T], or [axes, T]
+    in a step with images that have several axes."""
 
     positions: Tensor
     attention: Attention
@@ -151,7 +152,7 @@ class Forward:
 class Decoder:
     """A model's weights and its forward pass. rotary: see `rotary_table`.
 
-    embedding: [vocab, hidden]; `value_tokens`, `images` and `processor`: None for a model of text.
+    embedding: [vocab, hidden]; `value_tokens`, `images` and `processor`: None for a text model.
     """
 
     config: ModelConfig

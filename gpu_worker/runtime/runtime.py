@@ -100,7 +100,7 @@ class _NoWeights:
 
 @dataclass(frozen=True, slots=True)
 class _ModelInfo:
-    """All of a model but its weights. identity: its name, fingerprint and EOS token ids."""
+    """The facts of a model, without its weights. identity: its name, fingerprint and EOS token ids."""
 
     folder: Path
     architecture: Architecture
@@ -178,8 +178,8 @@ class ModelRuntime:
         return info.architecture.load(info.folder, info.config, options)
 
     def _decided(self, config: EngineConfig) -> EngineConfig:
-        """The configuration with the device's numbers in place of 0; on CUDA, so many that what they need beside
-        the KV cache takes a part of the free memory."""
+        """The configuration with the device's numbers in place of 0. On CUDA they are small enough that the
+        working memory takes only a part of the free memory."""
         defaults, images = BATCHING[self._device.kind], self._decoder.images
         region = images.max_region if images else 0
         if self._device.kind == "cpu":

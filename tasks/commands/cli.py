@@ -57,9 +57,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"petiole: {error}", file=sys.stderr)
         return error.exit_code
     except (PetioleError, OperationalError, redis.RedisError, OSError) as error:
-        print(f"petiole: {str(error) or type(error).__name__}", file=sys.stderr)
+        print(f"petiole: {_said(error)}", file=sys.stderr)
         return 1
     return status
+
+
+def _said(error: Exception) -> str:
+    """The error; with the URL of the server that does not answer."""
+    said, current = str(error) or type(error).__name__, settings.settings()
+    match error:
+        case PetioleError():
+            return said
+        case OperationalError():
+            return f"{redacted(current.broker_url)} is not available: {said}"
+        case redis.ConnectionError() | redis.TimeoutError():
+            return f"{redacted(current.streams_url)} is not available: {said}"
+    return said
 
 
 def parser() -> argparse.ArgumentParser:
@@ -139,7 +152,7 @@ def show_settings(options: argparse.Namespace) -> int:
 
 
 def settings_page() -> str:
-    """docs/settings.md's table."""
+    """The table in docs/settings.md."""
     lines = ["| variable | default | |", "|---|---|---|"]
     for name, what in _described():
         default = _shown(Settings.model_fields[name].default)
@@ -148,7 +161,7 @@ def settings_page() -> str:
 
 
 def _described() -> list[tuple[str, str]]:
-    """Names and descriptions, the engine's settings last."""
+    """The settings' names and descriptions, the engine's settings last."""
     ours = [name for name in Settings.model_fields if name not in settings.EngineSettings.model_fields]
     names = [*ours, *settings.EngineSettings.model_fields]
     return [(name, Settings.model_fields[name].description or "") for name in names]
@@ -196,7 +209,7 @@ def _status_now() -> str:
     try:
         return _status(reports.workers())
     except connections.LOST as error:
-        return str(error)
+        return _said(error)
 
 
 def _status(workers: list[reports.WorkerReport]) -> str:
@@ -208,7 +221,7 @@ def _status(workers: list[reports.WorkerReport]) -> str:
 
 
 def _silent(workers: list[reports.WorkerReport], started: dict[str, lives.Life]) -> list[str]:
-    """Of each name whose last process failed and which does not report: perhaps a crash loop."""
+    """A line for each worker name whose last process failed and that does not report: perhaps a crash loop."""
     reporting = {worker.worker for worker in workers}
     return [
         f"{name} has not reported; started {life.starts} times, the process before ended: {life.last_exit}"
@@ -233,7 +246,7 @@ QUEUE_COLUMNS = ("queue", "waiting", "by priority", "workers")
 
 
 def _queues(workers: list[reports.WorkerReport]) -> str:
-    """The queues' table, or why there is none: the broker may be another server, and away."""
+    """The table of queues, or why there is none: the broker may be another server, and unreachable."""
     try:
         counted = queues.report_queues(workers)
     except UNREACHABLE as error:
@@ -319,7 +332,7 @@ def resume_workers(options: argparse.Namespace) -> int:
 
 
 def reload_workers(options: argparse.Namespace) -> int:
-    """Ask, and wait until every worker that was asked has loaded the model, refused it or gone."""
+    """Ask workers to reload, and wait until each of them has loaded the model, refused it or gone."""
     asked = control.reload(options.model, options.worker)
     status = _steered(options.worker, asked)
     left = {name for name, answer in asked.items() if "error" not in answer}
@@ -337,7 +350,7 @@ def reload_workers(options: argparse.Namespace) -> int:
 
 
 def _steered(names: Sequence[str], answers: dict[str, control.Answer]) -> int:
-    """Print what workers answered to a command. 1 if one refused or did not answer."""
+    """Print the workers' answers to a command. Returns 1 if one refused or did not answer."""
     for name, answer in sorted(answers.items()):
         print(f"{name}: {answer.get('error') or answer['ok']}")
     silent = sorted({*names} - answers.keys())
@@ -353,12 +366,19 @@ def drain_workers(options: argparse.Namespace) -> int:
         return 1
     for name in options.worker:
         control.drain(name)
-    give_up_at = time.monotonic() + options.wait
-    while options.wait and (left := _still_there(options.worker)):
-        if time.monotonic() > give_up_at:
+        print(f"{name}: drains", flush=True)
+    began, waiting = time.monotonic(), list(options.worker)
+    while options.wait and waiting:
+        left = _still_there(waiting)
+        for name in waiting:
+            if name not in left:
+                print(f"{name}: gone after {time.monotonic() - began:.0f} s", flush=True)
+        waiting = left
+        if left and time.monotonic() > began + options.wait:
             print(f"petiole: still there: {', '.join(left)}", file=sys.stderr)
             return 1
-        time.sleep(DRAIN_POLL_S)
+        if left:
+            time.sleep(DRAIN_POLL_S)
     return 0
 
 
@@ -407,7 +427,7 @@ def run_trace(options: argparse.Namespace) -> int:
 
 
 def bench(arguments: list[str]) -> int:
-    """The benchmarks are in the repository alone. A `bench` of the user's own is not theirs."""
+    """Run the benchmarks, which only the repository has. A module `bench` of the user's own does not count."""
     checkout = Path(petiole.__file__).resolve().parents[1]
     if not (checkout / "bench" / "__main__.py").is_file() or not (checkout / "pyproject.toml").is_file():
         print("petiole: the benchmarks need a checkout of Petiole's repository: run it there", file=sys.stderr)

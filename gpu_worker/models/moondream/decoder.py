@@ -1,8 +1,8 @@
 """The text decoder: one LayerNorm, attention and MLP side by side in a layer, coordinates and images as inputs.
 
-Only half of a head is rotated. The rows of queries and keys are permuted at load, so that a table whose other half
-turns nothing does the same: dimensions 0 to 15 pair with 32 to 47, which were 16 to 31.
-"""
+Only half of a head is rotated. To rotate with a table for whole heads, the rows of queries and keys are permuted
+when they are loaded, and the other half of the table rotates by nothing: dimensions 0 to 15 pair with 32 to 47,
+which were 16 to 31."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class MoondreamDecoder:
 
 
 def rotary_table_of(n_positions: int, theta: float, device: torch.device) -> Tensor:
-    """float32 [n_positions, HEAD_DIM]: cosines, then sines, of which the second half of each turns nothing."""
+    """float32 [n_positions, HEAD_DIM]: cosines, then sines. The second half of each rotates by nothing."""
     half = ROTARY_DIM // 2
     frequencies = 1.0 / theta ** (torch.arange(half, dtype=torch.float32, device=device) / half)
     angles = torch.arange(n_positions, dtype=torch.float32, device=device)[:, None] * frequencies

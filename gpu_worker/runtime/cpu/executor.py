@@ -26,7 +26,7 @@ from petiole.gpu_worker.runtime.step.values import ValuedDecoder, decode_found, 
 
 
 def choose(logits: Tensor, choice: Choice | None) -> Tensor:
-    """`sampling.choose` with compiled code for the longest part of it, where there is some."""
+    """`sampling.choose`, with its slowest part in compiled code where that is available."""
     return sampling.choose(logits, choice, draw)
 
 

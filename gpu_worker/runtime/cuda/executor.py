@@ -48,7 +48,7 @@ _WRAPPER_BYTES = 8 * 2**20
 _SLACK_BYTES = 512 * 2**20
 
 WORKING_PART = 0.25
-"""Part of the memory beside the weights that the defaults of sequences and of tokens in a step may take."""
+"""The part of the memory left by the weights that the default numbers of sequences and of tokens may take."""
 
 
 def require_flashinfer(model: ModelConfig) -> None:
@@ -88,9 +88,9 @@ def batching_that_fits(
     encode_bytes: int = 0,
     largest_region: int = 0,
 ) -> EngineConfig:
-    """The configuration with these defaults in place of 0, or with a half, or a quarter of them: the first whose
-    working memory is no more than `WORKING_PART` of the free bytes. What remains is for the KV cache, without
-    which no sequence runs. largest_region: see `EngineConfig.decided`."""
+    """The configuration with these defaults, half of them, or a quarter of them in place of 0: the first whose
+    working memory is at most `WORKING_PART` of the free bytes. The rest is for the KV cache, without which no
+    sequence runs. largest_region: see `EngineConfig.decided`."""
     *larger, smallest = (config.decided(defaults.divided(by), largest_region) for by in (1, 2, 4))
     fits = (one for one in larger if working_bytes(one, model, itemsize, encode_bytes) <= free * WORKING_PART)
     return next(fits, smallest)

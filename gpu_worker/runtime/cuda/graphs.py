@@ -1,19 +1,19 @@
 """Decode and verify steps as CUDA graphs: one per slot, kind and batch size of a ladder, captured once.
 
 A graph reads rows, positions, tokens and new entries of the page table from the slot's device buffer, and pending
-inputs and the page table at their fixed addresses. It writes those entries, the list of the batch's pages, and
-logits (and bins, for models that decode values) to the slot's buffers. The attention plan, which changes
-between replays, is written to the same memory before each replay. A batch between two sizes is padded with row 0,
-whose positions lie in page 0.
+inputs and the page table at their fixed addresses. It writes the new entries into the page table. It writes the
+list of the batch's pages and the logits (and bins, for models that decode values) to the slot's buffers.
+The attention plan, which changes between replays, is written to the same memory before each replay. A batch
+between two sizes is padded with row 0, whose positions lie in page 0.
 
-In a verify step every row has as many positions as one with all its drafts. Fewer drafts are padded in front: such
-positions write to page 0, attend to what is cached of their row, and nobody asks for their logits.
+In a verify step every row has as many positions as a row with all its drafts. Rows with fewer drafts are padded in
+front. The padding writes to page 0 and attends to the cached positions of its row; its logits are not used.
 
     inputs    .  p  x  y     .  .  .  p     p  x  y  z          p: pending   x, y, z: drafts   .: padding
     outputs      1  2  3              7     8  9  10 11         the inputs whose logits are sampled, put together
 
-A small batch is captured twice, with the usual kernels and with `fused.products`, and the quicker graph is kept:
-on another card, or for another shape, it may be the other one.
+A small batch is captured twice, with the usual kernels and with `fused.products`. The quicker graph is kept; which
+one that is depends on the card and the shape.
 
 All graphs that are kept share one memory pool. This is safe because they run one after another on one stream, and
 outputs that outlive a replay are copied out.
@@ -52,7 +52,8 @@ from petiole.gpu_worker.runtime.step.values import ValuedDecoder, bins_of, decod
 logger = logging.getLogger(__name__)
 
 MARGIN = 0.02
-"""By which part of a step's time `fused.products` must be quicker: chance does not decide between two equals."""
+"""The part of a step's time by which `fused.products` must be quicker, so that chance does not choose between
+equals."""
 
 _ROWS, _POSITIONS, _ROTARY, _TOKENS, _ADAPTERS, _OUTPUTS, _INDPTR, _LAST = range(8)
 _UPDATES = slice(8, 11)  # rows, columns and pages of new entries of the page table
@@ -78,14 +79,15 @@ class DecodeBuffers:
 
 
 Layers = Callable[[Tensor, Forward], Tensor]
-"""`Decoder.forward`, or what computes the same."""
+"""`Decoder.forward`, or another function that computes the same."""
 
 
 class Capture(Protocol):
     """Captures the kernels that a task launches as a graph. Returns the function that replays them."""
 
     def __call__(self, work: Callable[[], None], *, kept: bool = True) -> Callable[[], object]:
-        """`kept`: the graph stays. The memory of one that does not is not the other graphs', and goes with it."""
+        """`kept`: the graph stays, and shares the other graphs' memory. Otherwise it has memory of its own, which
+        is freed with it."""
         ...
 
 
@@ -145,7 +147,7 @@ def new_decode_buffers(
 
 
 class DecodeGraphs:
-    """The captured steps of one slot in which each row has `queries` positions. All those of a slot share its
+    """The captured steps of one slot in which each row has `queries` positions. All graphs of a slot share its
     `buffers`, which belong to one step at a time."""
 
     def __init__(
@@ -169,16 +171,15 @@ class DecodeGraphs:
         self._replays: dict[tuple[int, bool], Callable[[], object]] = {}
 
     def fits(self, inputs: StepInputs) -> bool:
-        """Whether a step can be padded to a captured one. Each position must have one to attend to."""
+        """Whether a step can be padded to a captured one. Each position must have a position to attend to."""
         small = len(inputs.batch_rows) <= self._sizes[-1] and inputs.bins is None
         return small and (self._queries == 1 or int((inputs.starts + inputs.lengths).min()) >= self._queries)
 
     def capture(self, stream: DeviceStream, capture: Capture, fused: dict[int, bool]) -> None:
         """Warm up and capture every size, the largest first, so that the memory pool grows only once.
 
-        `fused`: number of positions -> whether `fused.products` is quicker. Filled by whoever comes first, so that
-        these are computed alike in both slots.
-        """
+        `fused`: number of positions -> whether `fused.products` is quicker. The first slot fills it in, so that
+        both slots compute alike."""
         usual = self._decoder.forward
         for size in reversed(self._sizes):
             if self._bank is not None:
@@ -199,7 +200,7 @@ class DecodeGraphs:
         return capture(work, kept=kept)
 
     def _is_quicker(self, size: int, other: Layers, usual: Layers, stream: DeviceStream, capture: Capture) -> bool:
-        """Whether `other` compiles for this card, and takes less time."""
+        """Whether `other` compiles for this card and takes less time."""
         failures: list[Exception] = []
 
         def attempt() -> None:
@@ -300,7 +301,8 @@ class DecodeGraphs:
 
 
 def fused_layers(decoder: Decoder, n: int) -> Layers | None:
-    """`fused.products` for a step of so many positions, if it knows this model."""
+    """`fused.products` for a step of `n` positions; None if it cannot compute this model or that many
+    positions."""
     from petiole.gpu_worker.runtime.cuda.fused import products
 
     known = getattr(decoder.forward, "__func__", None) is Decoder.forward and products.fits(decoder)
@@ -308,7 +310,7 @@ def fused_layers(decoder: Decoder, n: int) -> Layers | None:
 
 
 def _seconds(stream: DeviceStream, replay: Callable[[], object]) -> float:
-    """The least of a few rounds, for one replay of several that are enqueued together."""
+    """Seconds of one replay: the least of a few rounds, each with several replays enqueued together."""
 
     def once() -> None:
         with torch.inference_mode():

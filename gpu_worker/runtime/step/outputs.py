@@ -104,6 +104,6 @@ class OutputSampler:
         return self._upload([array])[0]
 
     def _together(self, arrays: Sequence[npt.NDArray[np.integer]]) -> tuple[Tensor, ...]:
-        """Whole numbers on the device, as int64, in one copy."""
+        """Copy arrays of whole numbers to the device, as int64, in one copy."""
         together = self._up(np.concatenate(arrays).astype(np.int64, copy=False))
         return tuple(torch.split(together, [len(a) for a in arrays]))

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder
 from petiole.gpu_worker.models.registry import architecture
 from petiole.gpu_worker.request.images import ImagePlace, PreparedImage
 from petiole.gpu_worker.runtime.runtime import Executor, ModelRuntime
+from petiole.gpu_worker.runtime.step.inputs import StepStates
 from tests.support.moondream import KINDS, NARROW, PROMPT, Forced, exact_crops, prepared, weights, write_model
 
 RECORD = Path(__file__).with_name("recorded_moondream.json")
@@ -50,14 +53,14 @@ class Listening:
         self.executor = executor
         self.heard: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def forward(self, *args: Any) -> Any:
-        states: Any = self.executor.forward(*args)
-        hidden = states.bins.args[1]  # from which bins are decoded
-        if len(hidden):
+    def forward(self, *args: Any) -> StepStates:
+        states = self.executor.forward(*args)
+        assert isinstance(states.bins, partial), "what decodes bins from the hidden states"
+        if len(hidden := states.bins.args[-1]):
             self.heard.append((hidden[-1].clone(), states.logits()[-1].clone()))
         return states
 
-    def encode(self, *args: Any) -> Any:
+    def encode(self, *args: Any) -> Sequence[torch.Tensor]:
         return self.executor.encode(*args)
 
 
