@@ -39,6 +39,7 @@ from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor
 from petiole.gpu_worker.runtime.cpu.executor import choose as choose_on_cpu
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.attention.installed import kernels_at_hand
+from petiole.gpu_worker.runtime.cuda.capture import cuda_capture, eager
 from petiole.gpu_worker.runtime.cuda.executor import (
     CudaExecutor,
     batching_that_fits,
@@ -46,7 +47,6 @@ from petiole.gpu_worker.runtime.cuda.executor import (
     working_bytes,
 )
 from petiole.gpu_worker.runtime.cuda.executor import choose as choose_on_cuda
-from petiole.gpu_worker.runtime.cuda.graphs import cuda_capture, eager
 from petiole.gpu_worker.runtime.derived import max_model_len, n_threads, quantization, same_shape, weights_dtype
 from petiole.gpu_worker.runtime.device.cuda import CudaStream
 from petiole.gpu_worker.runtime.device.interface import Device, upload, upload_together

@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from petiole.gpu_worker.models.decoder import CropDecoder
 from petiole.gpu_worker.request.images import PreparedImage
-from petiole.gpu_worker.runtime.cuda.graphs import Capture
+from petiole.gpu_worker.runtime.cuda.capture import Capture
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream
 
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
