@@ -18,7 +18,8 @@ from torch import Tensor
 
 from petiole.gpu_worker.config import BATCHING, EngineConfig
 from petiole.gpu_worker.errors import AdapterError, ModelError
-from petiole.gpu_worker.models.adapters import AdapterStore
+from petiole.gpu_worker.models.adapters.lora import AdapterBank
+from petiole.gpu_worker.models.adapters.store import AdapterStore
 from petiole.gpu_worker.models.config import ModelConfig, end_token_ids
 from petiole.gpu_worker.models.decoder import CropDecoder, Decoder
 from petiole.gpu_worker.models.layers import TorchKernels
@@ -30,7 +31,6 @@ from petiole.gpu_worker.models.loading import (
     resolve_model,
     stored_dtype,
 )
-from petiole.gpu_worker.models.lora import AdapterBank
 from petiole.gpu_worker.models.registry import Architecture, architecture
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import N_BINS

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from petiole.gpu_worker.config import Batching, EngineConfig
 from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.config import ModelConfig
 from petiole.gpu_worker.models.decoder import CropDecoder, Decoder, Forward
-from petiole.gpu_worker.models.lora import AdapterBank
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import NO_BIN
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (

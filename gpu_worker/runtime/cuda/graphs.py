@@ -41,8 +41,8 @@ import torch
 from torch import Tensor
 
 from petiole.cache import ragged_arange
+from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder, Forward
-from petiole.gpu_worker.models.lora import AdapterBank
 from petiole.gpu_worker.request.values import N_BINS, NO_BIN
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     AppendWrappers,
