@@ -25,7 +25,6 @@ from petiole.gpu_worker.models.checkpoint.loading import (
     Storage,
     TensorSource,
     fingerprint,
-    read_decoder,
     resolve_model,
     stored_dtype,
 )
@@ -175,7 +174,7 @@ class ModelRuntime:
             storage=storage,
         )
         if self._source is not None:
-            return read_decoder(self._source, info.config, options)
+            return info.architecture.read(self._source, info.config, options)
         return info.architecture.load(info.folder, info.config, options)
 
     def _decided(self, config: EngineConfig) -> EngineConfig:
