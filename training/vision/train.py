@@ -158,7 +158,7 @@ def losses(model: Moondream, batch: Batch) -> tuple[dict[str, Tensor], Tensor, T
         if chosen.any():
             found = decode(before[chosen]).float().view(int(chosen.sum()), -1, model.shape.region.bins)
             wanted = bins[chosen][:, : found.shape[1]]
-            parts[name] = 0.5 * off(found, wanted)
+            parts[name] = off(found, wanted)
             missed[chosen] = (found.argmax(-1) - wanted).abs().amax(-1).float()
     return parts, logits.argmax(-1) == tokens, missed
 
