@@ -1,7 +1,7 @@
 """`NativeDecoder`: a decoder's weights and KV pool as `decoder.c` sees them.
 
-Activations are float32 whatever the weights are, or rounded where they meet bfloat16. The structures mirror those
-in the C files, field by field.
+Activations are float32 whatever the weights are. They are rounded to bfloat16 for products with bfloat16. The
+structures mirror those in the C files, field by field.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class _Step(ctypes.Structure):
 
 
 class NativeDecoder:
-    """One decoder over one KV pool; takes its weights over. Make it with `native_decoder`."""
+    """One decoder over one KV pool. It takes over the decoder's weights. Make it with `native_decoder`."""
 
     def __init__(
         self, library: ctypes.CDLL, decoder: LayeredDecoder, cache: KVCache, bank: AdapterBank | None
@@ -170,16 +170,16 @@ class NativeDecoder:
         rotary: Tensor | None = None,
         limits: Tensor | None = None,
     ) -> Tensor:
-        """Logits, float32 [O, vocab], in memory that the slot's next step overwrites: as much given back and taken
-        anew in each step costs more than the sums of a small batch.
+        """Logits, float32 [O, vocab], in memory that the slot's next step overwrites: to allocate that much in
+        each step would cost more than the arithmetic of a small batch.
 
         token_ids, positions, rows: int64 [T]; a row's positions ascend, and its inputs are neighbours; outputs:
         int64 [O], ascending, the inputs whose logits are wanted; adapter_slots: [T]. Writes the KV of every
-        position, and reads that of the row's earlier ones.
+        position, and reads the KV of the row's earlier positions.
 
-        hidden: float32 [T, hidden], the inputs' embeddings, which become the hidden states before the final norm;
-        None: those of the token ids. rotary: int64 [T], rotary positions; None: the positions. limits: int64 [T],
-        for each input the end of the positions that it sees; None: all up to its own."""
+        hidden: float32 [T, hidden], the inputs' embeddings, overwritten by the hidden states before the final
+        norm; None: the embeddings of the token ids. rotary: int64 [T], rotary positions; None: the positions.
+        limits: int64 [T], for each input the end of the positions that it sees; None: all up to its own."""
         t, width, hidden_size, vocab = len(token_ids), sum(self._widths), self._model.hidden, self._model.head.n
         by_ids = self._tied and hidden is None
         if hidden is None:
@@ -253,9 +253,9 @@ def _at_least(memory: Tensor | None, n: int) -> Tensor:
 
 
 def native_decoder(decoder: object, cache: KVCache, bank: AdapterBank | None = None) -> NativeDecoder | None:
-    """The fast CPU path for this model, or None where torch must do: no compiler, or an unusual model or type.
+    """The fast CPU path for this model; None if there is no compiler, or the model or its type is unusual.
 
-    The decoder's weights are rearranged where they lie: after this only the fast path can use them.
+    The decoder's weights are rearranged in place, so only the fast path can use them afterwards.
     """
     if not isinstance(decoder, LayeredDecoder):
         return None
