@@ -63,6 +63,24 @@ def load_text(config: EngineConfig) -> tuple[Tokenizer, ConstraintCompiler]:
     return tokenizer, partial(constraints.compile_constraint, tokenizer=tokenizer)
 
 
+def reload_text(
+    config: EngineConfig, present: Tokenizer, model: str
+) -> tuple[Tokenizer, ConstraintCompiler] | None:
+    """Those of a checkpoint that replaces the weights; None if it brings none, and the present ones stay. Raises
+    ModelError if they give a token of the present tokenizer another text: prompts and outputs at hand consist of
+    them."""
+    from petiole.gpu_worker.models.loading import resolve_model
+
+    folder = resolve_model(model, config.revision)
+    if not (folder / "tokenizer.json").is_file():
+        return None
+    tokenizer = load_tokenizer(folder)
+    known, new = (one.backend.get_vocab(with_added_tokens=True) for one in (present, tokenizer))
+    if not known.items() <= new.items():
+        raise ModelError(f"{model} has another tokenizer than the model served; start a new engine for it")
+    return tokenizer, partial(constraints.compile_constraint, tokenizer=tokenizer)
+
+
 def load_parts(
     config: EngineConfig, runtime: Runtime | None, tokenizer: Tokenizer | None, tracer: Tracer
 ) -> Parts:
