@@ -46,6 +46,7 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
 from petiole.gpu_worker.runtime.cuda.deltas import CapturedDeltas
 from petiole.gpu_worker.runtime.device.cuda import CudaStream
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream
+from petiole.gpu_worker.runtime.interface import NO_UPDATES
 from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates
 
 logger = logging.getLogger(__name__)
@@ -289,7 +290,9 @@ class DecodeGraphs:
         host[_POSITIONS, at] = inputs.positions
         host[_TOKENS, at] = inputs.token_ids
         host[_ADAPTERS, at] = adapters
-        assert len(updates.rows) <= n * self._queries, "one more position needs at most one more page"
+        if len(updates.rows) > n * self._queries:  # a row was remapped: more than its new positions need
+            self._geometry.cache.update(updates)
+            updates = NO_UPDATES
         host[_UPDATES, : len(updates.rows)] = updates.rows, updates.columns, updates.pages
 
 
