@@ -42,7 +42,7 @@ class Bench:
 
     def submit(self, *sequences: ScheduledSequence) -> None:
         for seq in sequences:
-            self.scheduler.state.waiting.push(seq)
+            self.scheduler.state.enqueue(seq)
 
     def _forward(self, slot_id: int, batch: StepBatch) -> None:
         self.batches.append(batch)
