@@ -52,8 +52,8 @@ HISTORY_LENGTH = 64
 class Engine:
     """Serves requests from one model on one device. Thread-safe.
 
-    The constructor loads the model, and `start`, or a `with` statement, starts to serve; `Engine.load` does both.
-    Both raise ModelError if the model cannot be served.
+    The constructor loads the model. `start`, or a `with` statement, starts to serve. `Engine.load` does both.
+    Loading and starting raise ModelError if the model cannot be served.
 
     `runtime`, `tokenizer` and `compile_constraint` replace what is loaded from `config.model` (used by tests). A
     runtime passed without a tokenizer serves token ids only. `proposer` drafts tokens in place of prompt lookup.
@@ -312,11 +312,12 @@ class Engine:
         self._call(resume)
 
     def prepare_reload(self, model: str) -> Callable[[], None]:
-        """Find the weights of `model`, which may download them, while the engine serves on.
+        """Find the weights of `model`, downloading them if necessary, while the engine goes on serving.
 
-        Returns what replaces the weights: drain, flush the prefix cache, requeue running sequences for recompute,
-        load. If that fails, the weights are lost, and the next step fails like after a loss of the device.
-        Raises ModelError if the model is not compatible with the current one."""
+        Returns a function that replaces the weights: it drains the pipeline, flushes the prefix cache, requeues
+        the running sequences for recompute, and loads. If the loading fails, the weights are lost, and the next
+        step fails as after a device error. Raises ModelError if the model is not compatible with the current
+        one."""
         try:
             load = self.runtime.prepare_reload(model)
         except ModelError:
@@ -334,7 +335,7 @@ class Engine:
         return lambda: self._call(reload)
 
     def reload(self, model: str) -> None:
-        """Replace the weights: see `prepare_reload`. Raises ModelError; then the current model serves on."""
+        """Replace the weights: see `prepare_reload`. After a ModelError the current model goes on serving."""
         self.prepare_reload(model)()
 
     def check_invariants(self) -> None:
@@ -418,7 +419,7 @@ class Engine:
 
 
 def _check_regions(config: EngineConfig, limits: ModelLimits) -> None:
-    """A prefill step must hold the largest region, which no chunk may split. Raises ModelError."""
+    """Check that a prefill step can hold the largest region, because no chunk may split one. Raises ModelError."""
     if limits.images is None:
         return
     region = limits.images.max_region

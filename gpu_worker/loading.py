@@ -77,7 +77,7 @@ def load_parts(
 
 @contextmanager
 def memory_that_suffices() -> Iterator[None]:
-    """Raises ModelError for want of memory."""
+    """A context in which exhausted memory raises ModelError."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -87,10 +87,10 @@ def memory_that_suffices() -> Iterator[None]:
 
 
 def warm_up(runtime: Runtime, prompt_tokens: int = 16, decodes: int = 3) -> None:
-    """Run a prefill and some decodes in both slots, so that one-time costs (kernels, buffers, caches) do not delay
-    the first request, with log probabilities and without. Raises ModelError if what the model computes is no
-    number. Uses row 1 and the first pages, which are unused yet and are written before they are read. Called on
-    the thread that serves: cuBLAS has a handle for each thread, made at its first product."""
+    """Run a prefill and some decodes in both slots, with log-probabilities and without. So one-time costs
+    (kernels, buffers, caches) do not delay the first request. Raises ModelError if the logits are not numbers.
+    Uses row 1 and the first pages: nobody uses them yet, and every request writes its pages before it reads them.
+    Called on the thread that serves, because cuBLAS makes a handle for each thread at its first product."""
     limits = runtime.limits
     n = min(prompt_tokens, limits.max_model_len - decodes, (limits.n_pages - 1) * limits.page_size - decodes)
     if n < 1:

@@ -1,10 +1,9 @@
 """The exceptions that a caller of a task may get.
 
-A worker stores a failure as (module, class, args) in JSON, and `AsyncResult.get()` recreates the exception from
-them in the caller's process, which need not have the worker's packages. So every exception that a task may raise
-is defined in this module, and its `args` are JSON values from which it can be recreated.
-The same holds for the error in the last delta of a failed stream: `describe` encodes it, `rebuild` decodes it.
-"""
+A worker stores a failure as (module, class, args) in JSON. From these, `AsyncResult.get()` recreates the exception
+in the caller's process, which need not have the worker's packages. So every exception that a task may raise is
+defined in this module, and its `args` are JSON values from which it can be recreated. The same holds for the error
+in the last delta of a failed stream: `describe` encodes it, `rebuild` decodes it."""
 
 from __future__ import annotations
 
@@ -84,8 +83,8 @@ class WorkersLost(PetioleError, RuntimeError):  # noqa: N818
 
 
 class Unavailable(PetioleError, OperationalError):  # noqa: N818
-    """The broker or result backend at `url`, shown without password, is unreachable. As in Celery, an
-    `OperationalError`."""
+    """The broker or result backend at `url`, shown without password, is unreachable. Like Celery's own error, it
+    is an `OperationalError`."""
 
     def __init__(self, url: str, reason: str) -> None:
         super().__init__(url, reason)

@@ -1,12 +1,12 @@
 """Models: reading a checkpoint, and computing a layer. Called by `runtime`; `text` reads configurations.
 
-They import nothing of the runtime: attention, kernels and what adapters add are given to them.
+Models import nothing from the runtime, which passes attention, kernels and adapters in.
 
     registry       which loader an architecture has; a family with a decoder of its own begins here
     config         a checkpoint's config.json as the decoder's parameters. A family that the decoder can
                    compute is a row of FAMILIES here
-    loading        finds a checkpoint, in a folder or on the hub; its weights onto the device
-    formats        checkpoints in formats that are not read, named as what they are
+    loading        finds a checkpoint, in a folder or on the hub, and reads its weights onto the device
+    formats        recognises checkpoints in formats that are not read, and refuses them by name
     safetensors    checkpoint files, mapped into memory
     decoder        the decoder of Llama, Mistral, Qwen2 and Qwen3
     layers         linear layers for each weight format, and the element-wise kernels

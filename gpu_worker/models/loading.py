@@ -84,9 +84,10 @@ def _download(model: str, revision: str | None) -> Path:
 
 
 def _remove_unfinished_downloads() -> None:
-    """What this process is downloading when it ends: gigabytes, which the hub's client would never go on with.
+    """Remove the files that this process is downloading when it ends. They take gigabytes, and the hub's client
+    would never continue them.
 
-    The client's threads run on meanwhile: a file that one of them opens or renames just now may be left behind.
+    The client's threads still run: a file that one of them opens or renames at this moment may be left behind.
     """
     for descriptor in Path("/proc/self/fd").glob("*"):
         with suppress(OSError):
@@ -111,8 +112,8 @@ def fingerprint(folder: Path) -> str:
 
 
 def stored_dtype(folder: Path) -> str:
-    """The type of a checkpoint's weights, "bfloat16" and the like: as in transformers, that of the first one of a
-    floating-point type. "" where none is."""
+    """The type of a checkpoint's weights, such as "bfloat16". As in transformers, it is the type of the first
+    floating-point tensor; "" if there is none."""
     with Checkpoint(folder) as checkpoint:
         stored = (entry.dtype for file in checkpoint.files for entry in file.entries.values())
         return next((str(DTYPES[name]).removeprefix("torch.") for name in stored if name in DTYPES), "")

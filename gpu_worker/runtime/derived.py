@@ -28,7 +28,7 @@ def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def weights_dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
-    """The configured dtype, else the checkpoint's, else float32, or bfloat16 if kernels do not support that."""
+    """The configured dtype, else the checkpoint's, else float32; bfloat16 where kernels do not support float32."""
     known = _DTYPES if device.type == "cpu" else {k: v for k, v in _DTYPES.items() if k != "float32"}
     if config.dtype != "auto" and config.dtype not in known:
         raise ModelError(f"dtype: must be {', '.join(known)} or auto on {device.type}, got {config.dtype}")

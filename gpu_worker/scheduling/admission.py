@@ -19,7 +19,7 @@ from petiole.gpu_worker.request.images import PreparedImage, RequestImage
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 
 AHEAD = 16
-"""Crops of one image are some megabytes."""
+"""How many images may have crops at a time: the crops of one image take some megabytes."""
 
 RUN_TOKENS = 64
 """A running sequence publishes nothing for a fork that would reuse less than this."""
@@ -39,7 +39,7 @@ class WaitingQueue:
         return len(self._by_rank)
 
     def __iter__(self) -> Iterator[ScheduledSequence]:
-        """Best rank first. Each is looked up when it is reached, so they may be removed while iterating."""
+        """Best rank first. Each sequence is looked up when it is reached, so it may be removed while iterating."""
         seq = self.first()
         while seq is not None:
             yield seq
@@ -79,7 +79,7 @@ class DelayGate:
 
 
 def can_reuse(seq: ScheduledSequence, other: ScheduledSequence, n_positions: int) -> bool:
-    """Whether `seq` can reuse the first `n_positions` of `other` once that is prefilled."""
+    """Whether `seq` can reuse the first `n_positions` of `other` once `other` has prefilled them."""
     left, right = seq.cache_tokens.codes, other.cache_tokens.codes
     return (
         n_positions <= len(right)
@@ -119,9 +119,8 @@ class Cutting:
     """Images that are being cut, and crops. Owned by the engine thread.
 
     A sequence whose image is being cut is passed over. Equal images of several sequences are cut once. At most
-    `AHEAD` images are at hand or being cut, except that the best-ranked waiting sequence may always have its own
-    cut. `fail(seq, error)` ends a request whose image cannot be cut.
-    """
+    `AHEAD` images are at hand or being cut. Only the best-ranked waiting sequence may exceed that: its image is
+    always cut. `fail(seq, error)` ends a request whose image cannot be cut."""
 
     def __init__(self, cut: Cut, fail: Callable[[ScheduledSequence, Exception], None]) -> None:
         self._cut = cut
@@ -131,12 +130,12 @@ class Cutting:
 
     @property
     def busy(self) -> bool:
-        """Whether an image is being cut, so that something will be at hand."""
+        """Whether an image is being cut, so that crops will be at hand soon."""
         return bool(self._being_cut)
 
     def at_hand(self, seq: ScheduledSequence, n_cached: int, *, first: bool) -> bool:
-        """Whether the crops are at hand of all images behind the first `n_cached` positions. Has missing ones cut.
-        `first`: no waiting sequence ranks better."""
+        """Whether all images behind the first `n_cached` positions have their crops at hand. Starts to cut the
+        images that do not. `first`: no waiting sequence ranks better."""
         ready = True
         for begin, image in seq.images.items():
             if begin < n_cached or image.prepared is not None:

@@ -26,16 +26,14 @@ if TYPE_CHECKING:
 class ScheduledSequence(SchedulableSequence):
     """The sequence of one accepted request.
 
-    `adapter_key`: content key of its adapter; keys its KV namespace and its adapter slot.
-    `allocation`: its row and pages, or None. `bound`: a step with the row's binding has been launched.
-    `expected_reuse`: cached KV positions at admission's first look-up, None before that.
-    `preempting`: no further steps are planned; the row is released once no operation is outstanding.
-    `bins`: those of its coordinate and size tokens, by position. `values`: the model's value tokens.
-    `images`: by the position where each begins; `regions`: theirs. `features`: for images whose encoding has been
-    launched and not used yet, the runtime's key, by the same position. `rotary`: int32 [axes, prompt], or None
-    where rotary positions are KV indices; behind the prompt they are higher by `rotary_offset`.
-    Times (`*_s`) are seconds of `time.perf_counter`.
-    """
+    `adapter_key`: content key of its adapter; keys its KV namespace and its adapter slot. `allocation`: its row
+    and pages, or None. `bound`: a step with the row's binding has been launched. `expected_reuse`: cached KV
+    positions at admission's first look-up, None before that. `preempting`: no further steps are planned; the row
+    is released once no operation is outstanding. `bins`: the bins of its coordinate and size tokens, by position.
+    `values`: the model's value tokens. `images`: by the position where each begins; `regions`: the regions of the
+    images. `features`: the runtime's key of each image whose encoding has been launched and not used yet, by the
+    same position. `rotary`: int32 [axes, prompt]; None if rotary positions are the KV indices. Behind the prompt,
+    a rotary position is its KV index plus `rotary_offset`. Times (`*_s`) are seconds of `time.perf_counter`."""
 
     __slots__ = (
         "adapter_key",

@@ -246,7 +246,7 @@ class SchedulerState:
 
 
 def _deadline(seq: ScheduledSequence) -> tuple[float, tuple[int, int]]:
-    """When an admitted sequence with a deadline ends at the latest, and its rank, which no other one has."""
+    """The latest end of an admitted sequence with a deadline, and its rank, which no other sequence has."""
     assert seq.scheduled_s is not None
     assert seq.request.deadline_s is not None
     return seq.scheduled_s + seq.request.deadline_s, seq.rank

@@ -3,8 +3,8 @@
     put ──┬── preparation threads ──┬── accept: the sequence goes to the engine's inbox
           └── adapter threads ──────┴── refuse: the request ends with its error
 
-A request that may wait for its adapter, which is read from a disk or downloaded, does so on threads of its own. It
-holds up no request without an adapter, and none with one that is at hand.
+Adapters are read from a disk or downloaded. A request that may have to wait for its adapter waits on the adapter
+threads, so it delays no request without an adapter, and no request whose adapter is at hand.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Intake:
         threads.put(lambda: self._prepare(stream, arrival, arrival_s))
 
     def cut(self, image: RequestImage, done: Callable[[PreparedImage | Exception], None]) -> None:
-        """Cut an image into crops, then call `done`, on a preparation thread; here if they have ended."""
+        """Cut an image into crops, then call `done`, on a preparation thread. If these threads have ended, this
+        thread does both."""
 
         def work() -> None:
             try:

@@ -6,8 +6,8 @@
     alpha        on white
     CMYK, grey, palettes    to RGB
 
-A file is examined when its request is prepared: its header tells format and size, so that a file that would become
-gigabytes is refused before anything is decoded. It is decoded only if a step needs its crops.
+A file's header is read when its request is prepared. The header gives format and size, so a file that would become
+gigabytes is refused before anything is decoded. The file is decoded only if a step needs its crops.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def request_image(data: bytes, field: str, processor: Processor, config: EngineC
 
 
 def content_hash_of(data: bytes) -> int:
-    """The first 128 bits of SHA-256."""
+    """The first 128 bits of the file's SHA-256."""
     return int.from_bytes(hashlib.sha256(data).digest()[:16], "big")
 
 

@@ -7,10 +7,10 @@ then; it is told to stop, and its further tokens for the request are dropped.
     post --> _posted --(thread wakes)--> pending output of each request --(urgent or due)--> delta or end
 
 The pending output of a request is delivered as one delta. The first token and the end of a request are *urgent*:
-they wake the thread and are delivered at once. Tokens of a request with stop strings also wake the thread, and
-are detokenized at once, since tokens generated past a match are wasted. All other output is *due* once per
-`interval_s`; the thread does not wake for it before that. This pays for deltas, and for switching between this
-thread and those that keep the device busy, once per interval instead of once per step.
+they wake the thread and are delivered at once. Tokens of a request with stop strings also wake the thread, and are
+detokenized at once, since tokens generated past a match are wasted. All other output is *due* once per
+`interval_s`; the thread does not wake for it before that. So the cost of deltas, and of switching between this
+thread and those that keep the device busy, arises once per interval instead of once per step.
 
 Every request ends exactly once (I8): only this thread ends handles, and `RequestOutput.ended` records it. A fault
 in a request's text ends that request. A fault of the thread itself ends the engine, whose thread then ends the
@@ -110,7 +110,7 @@ class RequestOutput:
     def read(
         self, token_ids: Sequence[int], values: Sequence[tuple[float, ...]]
     ) -> tuple[Mapping[str, float] | None, ...] | None:
-        """What each token completes of a skill's answer; None if none does."""
+        """The point or box of a skill's answer that each token completes; None if no token completes any."""
         reading = self.reading
         if reading is None:
             return None
@@ -204,7 +204,8 @@ class TextThread:
             self._thread.join()
 
     def _call(self, function: Callable[[], None]) -> None:
-        """Run `function` on the text thread after everything posted so far, or here if that has ended."""
+        """Run `function` on the text thread after everything posted so far. If the text thread has ended, run it
+        here."""
         with self._changed:
             if not self._closed:
                 self._calls.append(function)

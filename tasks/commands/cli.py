@@ -139,7 +139,7 @@ def show_settings(options: argparse.Namespace) -> int:
 
 
 def settings_page() -> str:
-    """docs/settings.md's table."""
+    """The table in docs/settings.md."""
     lines = ["| variable | default | |", "|---|---|---|"]
     for name, what in _described():
         default = _shown(Settings.model_fields[name].default)
@@ -148,7 +148,7 @@ def settings_page() -> str:
 
 
 def _described() -> list[tuple[str, str]]:
-    """Names and descriptions, the engine's settings last."""
+    """The settings' names and descriptions, the engine's settings last."""
     ours = [name for name in Settings.model_fields if name not in settings.EngineSettings.model_fields]
     names = [*ours, *settings.EngineSettings.model_fields]
     return [(name, Settings.model_fields[name].description or "") for name in names]
@@ -208,7 +208,7 @@ def _status(workers: list[reports.WorkerReport]) -> str:
 
 
 def _silent(workers: list[reports.WorkerReport], started: dict[str, lives.Life]) -> list[str]:
-    """Of each name whose last process failed and which does not report: perhaps a crash loop."""
+    """A line for each worker name whose last process failed and that does not report: perhaps a crash loop."""
     reporting = {worker.worker for worker in workers}
     return [
         f"{name} has not reported; started {life.starts} times, the process before ended: {life.last_exit}"
@@ -233,7 +233,7 @@ QUEUE_COLUMNS = ("queue", "waiting", "by priority", "workers")
 
 
 def _queues(workers: list[reports.WorkerReport]) -> str:
-    """The queues' table, or why there is none: the broker may be another server, and away."""
+    """The table of queues, or why there is none: the broker may be another server, and unreachable."""
     try:
         counted = queues.report_queues(workers)
     except UNREACHABLE as error:
@@ -319,7 +319,7 @@ def resume_workers(options: argparse.Namespace) -> int:
 
 
 def reload_workers(options: argparse.Namespace) -> int:
-    """Ask, and wait until every worker that was asked has loaded the model, refused it or gone."""
+    """Ask workers to reload, and wait until each of them has loaded the model, refused it or gone."""
     asked = control.reload(options.model, options.worker)
     status = _steered(options.worker, asked)
     left = {name for name, answer in asked.items() if "error" not in answer}
@@ -337,7 +337,7 @@ def reload_workers(options: argparse.Namespace) -> int:
 
 
 def _steered(names: Sequence[str], answers: dict[str, control.Answer]) -> int:
-    """Print what workers answered to a command. 1 if one refused or did not answer."""
+    """Print the workers' answers to a command. Returns 1 if one refused or did not answer."""
     for name, answer in sorted(answers.items()):
         print(f"{name}: {answer.get('error') or answer['ok']}")
     silent = sorted({*names} - answers.keys())
@@ -407,7 +407,7 @@ def run_trace(options: argparse.Namespace) -> int:
 
 
 def bench(arguments: list[str]) -> int:
-    """The benchmarks are in the repository alone. A `bench` of the user's own is not theirs."""
+    """Run the benchmarks, which only the repository has. A module `bench` of the user's own does not count."""
     checkout = Path(petiole.__file__).resolve().parents[1]
     if not (checkout / "bench" / "__main__.py").is_file() or not (checkout / "pyproject.toml").is_file():
         print("petiole: the benchmarks need a checkout of Petiole's repository: run it there", file=sys.stderr)

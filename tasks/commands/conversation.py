@@ -1,8 +1,7 @@
 """`petiole chat`: a conversation in the terminal, through the queue like any other task.
 
-Each turn submits the whole history and prints the answer while it arrives. Ctrl-C cancels the answer that is being
-written, and what there is of it stays in the history; at the prompt it drops the line. Ctrl-D ends the program.
-"""
+Each turn submits the whole history and prints the answer while it arrives. Ctrl-C during an answer cancels the
+answer; its text so far stays in the history. Ctrl-C at the prompt drops the line. Ctrl-D ends the program."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from petiole.tasks.submission.definitions import chat
 
 HELP = "/reset begins a new conversation, /help shows this, Ctrl-C cancels an answer, Ctrl-D leaves"
 ENDED_WITHIN_S = 10.0
-"""How long the figures of an answer, whose stream has ended, are waited for."""
+"""How long to wait for the figures of an answer after its stream has ended."""
 
 FAILURES = (PetioleError, OperationalError, CeleryError, redis.RedisError, OSError)
 
@@ -64,7 +63,7 @@ class Answer:
         self.text, self.tokens, self.cancelled = "", 0, False
 
     def read(self) -> Iterator[str]:
-        """The pieces of text. Ctrl-C cancels the task, and ends them."""
+        """The pieces of text. Ctrl-C cancels the task and ends the iteration."""
         try:
             with self._reader as deltas:
                 for delta in deltas:

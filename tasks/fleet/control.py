@@ -1,5 +1,5 @@
-"""What a caller may do about a task or a worker: ask for a task's state, cancel a task; pause, resume, reload or
-drain a worker."""
+"""Commands to a task or a worker: ask for a task's state, cancel a task; pause, resume, reload or drain a
+worker."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def state_of(task_id: str, app: Celery = celery_app) -> str:
 def cancel(task: AsyncResult | str, app: Celery = celery_app) -> None:
     """Cancel a task, given its `AsyncResult` or its id, wherever it is: queued, running, or between two workers.
 
-    Celery's `revoke` reaches the workers that are running now, the flag in Redis the next one to get the task.
-    """
+    Celery's `revoke` reaches the workers that are running now. The flag in Redis reaches the next worker that gets
+    the task."""
     task_id = task if isinstance(task, str) else str(task.id)
     flag_cancel(task_id)
     app.control.revoke(task_id, terminate=True)
@@ -79,7 +79,8 @@ ANSWER_S = 2.0
 
 
 def pause(workers: Sequence[str] = (), app: Celery = celery_app) -> dict[str, Answer]:
-    """Stop the engines of these workers, or of all. They keep the tasks that they have, and take no more."""
+    """Stop the engines of these workers, or of all. The workers keep the tasks that they have, and take no
+    more."""
     return _ask("pause_engine", workers, app)
 
 
@@ -90,7 +91,7 @@ def resume(workers: Sequence[str] = (), app: Celery = celery_app) -> dict[str, A
 
 def reload(model: str, workers: Sequence[str] = (), app: Celery = celery_app) -> dict[str, Answer]:
     """Replace the weights of these workers, or of all, by those of a checkpoint of the same shape: a folder on
-    each worker's machine, or a hub id. Returns before they are loaded: see `engines`."""
+    each worker's machine, or a hub id. Returns before the weights are loaded: see `engines`."""
     return _ask("reload_engine", workers, app, model=model)
 
 

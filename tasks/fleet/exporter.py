@@ -1,9 +1,8 @@
 """Prometheus metrics of the fleet: `petiole metrics` exports the workers' reports and the broker's queue lengths.
 
-One exporter serves a whole fleet and runs anywhere that reaches its Redis. It keeps no state between scrapes.
-Names follow other model servers where there is an equivalent. Counters count from a worker's start; a restarted
-worker's begin at zero again, which Prometheus handles as a counter reset.
-"""
+One exporter serves a whole fleet, and runs anywhere that reaches its Redis. It keeps no state between scrapes.
+Figures have the names that other model servers give them, where there are such names. Counters count from a
+worker's start. The counters of a restarted worker begin at zero, which Prometheus handles as a counter reset."""
 
 from __future__ import annotations
 
@@ -107,7 +106,7 @@ class FleetCollector(Collector):
 
 
 def _lives(started: dict[str, Life]) -> Iterator[Metric]:
-    """Of all names of the last week, whether or not a worker has it now."""
+    """Metrics of all worker names of the last week, whether or not a worker has the name now."""
     starts = CounterMetricFamily("petiole_worker_starts", "Starts of workers of this name.", labels=("worker",))
     since = GaugeMetricFamily("petiole_worker_start_time_seconds", "The last of them.", labels=("worker",))
     exits = GaugeMetricFamily(

@@ -1,10 +1,9 @@
-"""Who serves a queue, for those who wait: a misspelt queue must not look like a slow model.
+"""Tells waiting callers whether a worker serves their queue: a misspelt queue must not look like a slow model.
 
-`lack` is the rule. A `Watch` belongs to one caller who waits for some tasks: after `SILENCE_S` without anything a
-thread looks at the workers' reports, and logs one warning if none serves the queue. The caller neither waits for
-the look nor fails with it: where the reports cannot be read, because Redis is elsewhere or this user has no right
-to, nothing is said.
-"""
+`lack` is the rule. A `Watch` belongs to one caller who waits for some tasks. When nothing has come for
+`SILENCE_S`, a thread reads the workers' reports, and logs one warning if no worker serves the queue. The caller
+neither waits for that thread nor fails with it. If the reports cannot be read, because Redis is elsewhere or this
+user has no right to read them, nothing is logged."""
 
 from __future__ import annotations
 
@@ -22,13 +21,14 @@ from petiole.tasks.fleet.reports import LOST_AFTER_S, WorkerReport
 logger = logging.getLogger(__name__)
 
 SILENCE_S = 3.0
-"""For so long a caller waits before somebody looks, and between two looks."""
+"""How long a caller waits before a thread reads the reports, and between two readings."""
 
 _looking = threading.Lock()
 
 
 def lack(workers: Sequence[WorkerReport], queue: str | None) -> str | None:
-    """What is said of a queue that no live worker serves; None if one does. The queue None is any."""
+    """A message about a queue that no live worker serves; None if one serves it. Queue None stands for any
+    queue."""
     live = [worker for worker in workers if not worker.lost]
     if any(queue is None or queue in worker.queues for worker in live):
         return None
@@ -63,7 +63,7 @@ class Router:
 
 
 class Watch:
-    """What one caller waits for: tasks on these queues, None for an unknown one."""
+    """Watches for one caller, who waits for tasks on these queues; None stands for an unknown queue."""
 
     def __init__(self, queues: Iterable[str | None]) -> None:
         self._queues = set(queues)
@@ -71,11 +71,11 @@ class Watch:
         self._done = not self._queues
 
     def heard(self) -> None:
-        """Something came: the silence begins anew."""
+        """Something has come: the silence begins again."""
         self._look_at = time.monotonic() + SILENCE_S
 
     def silent(self) -> None:
-        """Nothing has come. Called about once a second; looks when it is time."""
+        """Nothing has come. Called about once a second. Reads the reports when it is time."""
         if not self._done and time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + SILENCE_S
             threading.Thread(target=self._look, name="petiole-watch", daemon=True).start()

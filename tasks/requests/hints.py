@@ -1,4 +1,4 @@
-"""What to use here in place of an option that this task does not have: habits from other APIs, and near misses."""
+"""Hints for options that a task does not have: names from other APIs, and misspelt names."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ _OTHER_TASK = {
 
 
 def instead_of(name: str, known: Collection[str]) -> str:
-    """What to write in place of the option `name`, for a task with the options `known`; "" if nothing is near."""
+    """What to write in place of the option `name`, for a task with the options `known`; "" if no option is
+    similar."""
     if name in SUBMISSION:
         return (
             "it belongs to the submission: an argument of delay, stream or apply_async, or .set() of a signature"

@@ -1,7 +1,8 @@
 """Pub/sub for asyncio: all subscribers of one event loop share one connection.
 
-A worker publishes the deltas of all its streams together. With one connection a subscriber, each such flush would
-wake the event loop once a subscriber, and a web app with many streams would exhaust Redis's connections.
+A worker publishes the deltas of all its streams together. If each subscriber had a connection, each such flush
+would wake the event loop once for each subscriber, and a web app with many streams would exhaust Redis's
+connections.
 
 One asyncio task reads the connection while there are subscribers. Redis replies in order, so a reply
 belongs to the oldest command without one. The queue of a subscriber is bounded: a slow one loses its oldest

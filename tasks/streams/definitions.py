@@ -1,4 +1,4 @@
-"""`stream` and `astream`, which applications call. They are light: what reads comes with the first reader."""
+"""`stream` and `astream`, which applications call. They are cheap to import: the first reader imports the rest."""
 
 from __future__ import annotations
 

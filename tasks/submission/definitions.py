@@ -30,8 +30,8 @@ T = TypeVar("T", bound="GenerationTask")
 
 
 class _Lazily(PromiseProxy):  # type: ignore[misc]
-    """A task that is made when it is first used, because Celery then reads the configuration. A signature does not
-    use it: a module may have some at its top."""
+    """A task that is made when it is first used, because making it reads the configuration. Making a signature
+    does not use the task, so a module may have signatures at its top."""
 
     __slots__ = ()
 
@@ -49,7 +49,7 @@ class _Lazily(PromiseProxy):  # type: ignore[misc]
 
 
 def _task(name: str, base: Callable[[], type[T]]) -> Callable[[Callable[..., dict[str, Any]]], T]:
-    """`app.task`, for signatures that read no setting, and with the type of what it makes."""
+    """`app.task`, but lazy (`_Lazily`), and typed as the task that it makes."""
 
     def decorator(body: Callable[..., dict[str, Any]]) -> T:
         lazily: Any = _Lazily(

@@ -1,4 +1,5 @@
-"""A message's arguments as a request. In a chain, the result of the task before is among them."""
+"""Turns a message's arguments into a request. In a chain, the result of the previous task is among the
+arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from petiole.tasks.requests.submission import SUBMISSION
 
 
 def apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of a request and those of its submission."""
+    """The options of a request, and the options of its submission."""
     request = {name: value for name, value in options.items() if name not in SUBMISSION}
     return request, {name: options[name] for name in options.keys() - request.keys()}
 

@@ -1,4 +1,4 @@
-"""The tasks for skills of vision models: what each takes, for type checkers."""
+"""The tasks for skills of vision models, with their options for type checkers."""
 # They take fewer options than their base:
 # mypy: disable-error-code="override"
 

@@ -99,7 +99,7 @@ class GenerationTask(Task):  # type: ignore[misc]
         return sign(self, args, kwargs, *more, **{"app": self.app, **options})
 
     def __call__(self, /, *args: object, **options: Any) -> Any:
-        """Celery's takes no option called `self`. Here it is refused like any other unknown one."""
+        """Call the task's body. Celery's own method takes no option called `self`; here it is refused by name."""
         return self.run(*args, **options)
 
     subtask = signature
@@ -150,7 +150,7 @@ class GenerationTask(Task):  # type: ignore[misc]
         def AsyncResult(self, task_id: str, **options: Any) -> AsyncGeneration: ...  # noqa: N802 - Celery's name
 
     def finished(self, given: Sequence[object], options: Mapping[str, Any]) -> dict[str, Any]:
-        """The running task's result from the pool; if eager, generate it here."""
+        """The running task's result, from the pool; an eager task generates it here."""
         if self.request.called_directly:
             raise GenerationFailed(f"{self.name} runs in a worker: submit it with delay, apply_async or stream")
         if self.request.is_eager:

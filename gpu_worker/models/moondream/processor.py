@@ -1,4 +1,4 @@
-"""What Moondream makes of pictures, skill calls and conversations."""
+"""Turns pictures into crops, and skill calls and conversations into prompts, for Moondream."""
 
 from __future__ import annotations
 

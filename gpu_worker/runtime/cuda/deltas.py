@@ -11,7 +11,7 @@ from petiole.gpu_worker.models.lora import AdapterBank
 class CapturedDeltas:
     """The deltas of a decode step on CUDA, each position with its own adapter's matrices.
 
-    It makes no decision on the host, so it can be captured in a graph. adapter_slots: int32 [T].
+    The host decides nothing, so the deltas can be captured in a graph. adapter_slots: int32 [T].
     """
 
     def __init__(self, bank: AdapterBank, adapter_slots: Tensor) -> None:

@@ -1,19 +1,19 @@
 """Decode and verify steps as CUDA graphs: one per slot, kind and batch size of a ladder, captured once.
 
 A graph reads rows, positions, tokens and new entries of the page table from the slot's device buffer, and pending
-inputs and the page table at their fixed addresses. It writes those entries, the list of the batch's pages, and
-logits (and hidden states, for models that decode bins) to the slot's buffers. The attention plan, which changes
-between replays, is written to the same memory before each replay. A batch between two sizes is padded with row 0,
-whose positions lie in page 0.
+inputs and the page table at their fixed addresses. It writes the new entries into the page table. It writes the
+list of the batch's pages and the logits (and bins, for models that decode values) to the slot's buffers.
+The attention plan, which changes between replays, is written to the same memory before each replay. A batch
+between two sizes is padded with row 0, whose positions lie in page 0.
 
-In a verify step every row has as many positions as one with all its drafts. Fewer drafts are padded in front: such
-positions write to page 0, attend to what is cached of their row, and nobody asks for their logits.
+In a verify step every row has as many positions as a row with all its drafts. Rows with fewer drafts are padded in
+front. The padding writes to page 0 and attends to the cached positions of its row; its logits are not used.
 
     inputs    .  p  x  y     .  .  .  p     p  x  y  z          p: pending   x, y, z: drafts   .: padding
     outputs      1  2  3              7     8  9  10 11         the inputs whose logits are sampled, put together
 
-A small batch is captured twice, with the usual kernels and with `fused.products`, and the quicker graph is kept:
-on another card, or for another shape, it may be the other one.
+A small batch is captured twice, with the usual kernels and with `fused.products`. The quicker graph is kept; which
+one that is depends on the card and the shape.
 
 All graphs that are kept share one memory pool. This is safe because they run one after another on one stream, and
 outputs that outlive a replay are copied out.
@@ -34,9 +34,9 @@ from torch import Tensor
 
 from petiole.cache import ragged_arange
 from petiole.gpu_worker.errors import ModelError
-from petiole.gpu_worker.models.decoder import Decoder, Forward, ValueDecoder
+from petiole.gpu_worker.models.decoder import Decoder, Forward
 from petiole.gpu_worker.models.lora import AdapterBank
-from petiole.gpu_worker.request.values import NO_BIN
+from petiole.gpu_worker.request.values import N_BINS, NO_BIN
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     DecodeWrappers,
     FlashInferAttention,
@@ -48,43 +48,47 @@ from petiole.gpu_worker.runtime.device.cuda import CudaStream
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream
 from petiole.gpu_worker.runtime.interface import NO_UPDATES
 from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates
+from petiole.gpu_worker.runtime.step.values import ValuedDecoder, bins_of, decode_all, embed_all
 
 logger = logging.getLogger(__name__)
 
 MARGIN = 0.02
-"""By which part of a step's time `fused.products` must be quicker: chance does not decide between two equals."""
+"""The part of a step's time by which `fused.products` must be quicker, so that chance does not choose between
+equals."""
 
-_ROWS, _POSITIONS, _TOKENS, _ADAPTERS, _OUTPUTS, _INDPTR, _LAST = range(7)
-_UPDATES = slice(7, 10)  # rows, columns and pages of new entries of the page table
-_FIELDS = 10
+_ROWS, _POSITIONS, _ROTARY, _TOKENS, _ADAPTERS, _OUTPUTS, _INDPTR, _LAST = range(8)
+_UPDATES = slice(8, 11)  # rows, columns and pages of new entries of the page table
+_FIELDS = 11
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeBuffers:
     """A slot's inputs, int32 [fields, positions], pinned and on the device; its page list, int32; and its outputs.
 
-    logits: [positions, vocab]; hidden: [positions, hidden], empty if the model decodes no bins.
+    logits: [positions, vocab]; bins: int32 [positions, 1 + N_BINS], those of either kind of value (see
+    `step.values`), empty if the model decodes none.
     """
 
     host: Tensor
     device: Tensor
     indices: Tensor
     logits: Tensor
-    hidden: Tensor
+    bins: Tensor
 
     def field(self, field: int, n: int) -> Tensor:
         return self.device[field, :n]
 
 
 Layers = Callable[[Tensor, Forward], Tensor]
-"""`Decoder.forward`, or what computes the same."""
+"""`Decoder.forward`, or another function that computes the same."""
 
 
 class Capture(Protocol):
     """Captures the kernels that a task launches as a graph. Returns the function that replays them."""
 
     def __call__(self, work: Callable[[], None], *, kept: bool = True) -> Callable[[], object]:
-        """`kept`: the graph stays. The memory of one that does not is not the other graphs', and goes with it."""
+        """`kept`: the graph stays, and shares the other graphs' memory. Otherwise it has memory of its own, which
+        is freed with it."""
         ...
 
 
@@ -137,14 +141,14 @@ def new_decode_buffers(
         device=torch.zeros(shape, dtype=torch.int32, device=device),
         indices=torch.zeros(n_indices, dtype=torch.int32, device=device),
         logits=torch.zeros((most, config.vocab_size), dtype=decoder.dtype, device=device),
-        hidden=torch.zeros(
-            (0 if decoder.value_tokens is None else most, config.hidden_size), dtype=decoder.dtype, device=device
+        bins=torch.zeros(
+            (0 if decoder.value_tokens is None else most, 1 + N_BINS), dtype=torch.int32, device=device
         ),
     )
 
 
 class DecodeGraphs:
-    """The captured steps of one slot in which each row has `queries` positions. All those of a slot share its
+    """The captured steps of one slot in which each row has `queries` positions. All graphs of a slot share its
     `buffers`, which belong to one step at a time."""
 
     def __init__(
@@ -168,16 +172,15 @@ class DecodeGraphs:
         self._replays: dict[tuple[int, bool], Callable[[], object]] = {}
 
     def fits(self, inputs: StepInputs) -> bool:
-        """Whether a step can be padded to a captured one. Each position must have one to attend to."""
+        """Whether a step can be padded to a captured one. Each position must have a position to attend to."""
         small = len(inputs.batch_rows) <= self._sizes[-1] and inputs.bins is None
         return small and (self._queries == 1 or int((inputs.starts + inputs.lengths).min()) >= self._queries)
 
     def capture(self, stream: DeviceStream, capture: Capture, fused: dict[int, bool]) -> None:
         """Warm up and capture every size, the largest first, so that the memory pool grows only once.
 
-        `fused`: number of positions -> whether `fused.products` is quicker. Filled by whoever comes first, so that
-        these are computed alike in both slots.
-        """
+        `fused`: number of positions -> whether `fused.products` is quicker. The first slot fills it in, so that
+        both slots compute alike."""
         usual = self._decoder.forward
         for size in reversed(self._sizes):
             if self._bank is not None:
@@ -198,7 +201,7 @@ class DecodeGraphs:
         return capture(work, kept=kept)
 
     def _is_quicker(self, size: int, other: Layers, usual: Layers, stream: DeviceStream, capture: Capture) -> bool:
-        """Whether `other` compiles for this card, and takes less time."""
+        """Whether `other` compiles for this card and takes less time."""
         failures: list[Exception] = []
 
         def attempt() -> None:
@@ -239,11 +242,12 @@ class DecodeGraphs:
             deltas = CapturedDeltas(self._bank, self._buffers.field(_ADAPTERS, n))
         slots = token_slots(cache.table, rows, positions, cache.page_size)
         attention = FlashInferAttention(self._geometry, slots, self._wrappers[size].wrappers)
-        hidden = layers(self._embed(n, rows.long()), Forward(positions, attention, deltas))
+        rotary = self._buffers.field(_ROTARY, n)
+        hidden = layers(self._embed(n, rows.long()), Forward(rotary, attention, deltas))
         if self._queries > 1:
             hidden = hidden[self._buffers.field(_OUTPUTS, n)]
         if self._decoder.value_tokens is not None:
-            self._buffers.hidden[:n].copy_(hidden)
+            self._buffers.bins[:n].copy_(decode_all(cast(ValuedDecoder, self._decoder), hidden))
         self._buffers.logits[:n].copy_(self._decoder.head_output(hidden))
 
     def _embed(self, n: int, rows: Tensor) -> Tensor:
@@ -252,14 +256,16 @@ class DecodeGraphs:
         if self._decoder.value_tokens is None:
             return self._decoder.embed(token_ids)
         bins = torch.where((tokens < 0)[:, None], self._pending_bins[rows], NO_BIN)
-        return cast(ValueDecoder, self._decoder).embed_bins(token_ids, bins)
+        return embed_all(cast(ValuedDecoder, self._decoder), token_ids, bins)
 
     def run(self, inputs: StepInputs) -> StepStates:
         """Stage, plan and replay one step that `fits`. Called in stream order."""
         size, n = next(s for s in self._sizes if s >= len(inputs.batch_rows)), len(inputs.output_inputs)
         self._prepare(size, inputs)
         self._replays[size, self._bank is not None and bool(inputs.adapters.any())]()
-        return StepStates(self._buffers.hidden[:n], lambda: self._buffers.logits[:n])
+        buffers, tokens = self._buffers, self._decoder.value_tokens
+        bins = None if tokens is None else partial(bins_of, buffers.bins[:n], tokens=tokens)
+        return StepStates(lambda: buffers.logits[:n], bins)
 
     def _prepare(self, size: int, inputs: StepInputs | None) -> None:
         """Fill the slot's buffers with a step padded to `size` rows, or with padding alone, and plan the attention
@@ -288,6 +294,7 @@ class DecodeGraphs:
             host[_OUTPUTS, : len(inputs.output_inputs)] = at[inputs.output_inputs]
         host[_ROWS, at] = inputs.rows
         host[_POSITIONS, at] = inputs.positions
+        host[_ROTARY, at] = inputs.positions if inputs.rotary is None else inputs.rotary
         host[_TOKENS, at] = inputs.token_ids
         host[_ADAPTERS, at] = adapters
         if len(updates.rows) > n * self._queries:  # a row was remapped: more than its new positions need
@@ -297,7 +304,8 @@ class DecodeGraphs:
 
 
 def fused_layers(decoder: Decoder, n: int) -> Layers | None:
-    """`fused.products` for a step of so many positions, if it knows this model."""
+    """`fused.products` for a step of `n` positions; None if it cannot compute this model or that many
+    positions."""
     from petiole.gpu_worker.runtime.cuda.fused import products
 
     known = getattr(decoder.forward, "__func__", None) is Decoder.forward and products.fits(decoder)
@@ -305,7 +313,7 @@ def fused_layers(decoder: Decoder, n: int) -> Layers | None:
 
 
 def _seconds(stream: DeviceStream, replay: Callable[[], object]) -> float:
-    """The least of a few rounds, for one replay of several that are enqueued together."""
+    """Seconds of one replay: the least of a few rounds, each with several replays enqueued together."""
 
     def once() -> None:
         with torch.inference_mode():

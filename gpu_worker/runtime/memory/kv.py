@@ -86,12 +86,11 @@ def decide_n_pages(
 ) -> int:
     """Number of pages of the pool, including page 0: `num_pages`, or a default from the free memory.
 
-    Default on CUDA: all of `free_bytes` (the rest of the memory fraction after weights and working memory); what
-    running sequences leave of it keeps prefixes. On the CPU: 2,048 tokens for every row, within a quarter of the
-    free memory and 1 GiB, but at least one sequence of full length within half of the free memory. Raises
-    InvalidRequest if `num_pages` does not fit into a CPU's memory: the system would grant it, and kill the process
-    when the pages are used.
-    """
+    The default on CUDA is all of `free_bytes`: the rest of the memory fraction after weights and working memory.
+    Pages that running sequences do not need hold cached prefixes. The default on the CPU is 2,048 tokens for every
+    row, within 1 GiB and a quarter of the free memory, but at least one sequence of full length if that fits into
+    half of the free memory. Raises InvalidRequest if `num_pages` does not fit into a CPU's memory: the system
+    would grant the memory, and kill the process when the pages are used."""
     page_bytes = model.kv_elements_per_token * engine.page_size * bytes_per_element
     per_sequence = -(-max_model_len // engine.page_size)
     if engine.num_pages:

@@ -149,8 +149,8 @@ class Outbox:
     # ------------------------------------------------------------ publisher's thread
 
     def close(self) -> Listener:
-        """Write nothing more. Returns the listener and forgets it: it refers to this outbox, and in a cycle both
-        would be kept until a garbage collection."""
+        """Write nothing more. Returns the listener and forgets it. The listener refers to this outbox, and such a
+        cycle would be kept until a garbage collection."""
         self.closed = True
         listener = self.listener
         del self.listener

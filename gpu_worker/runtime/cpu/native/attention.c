@@ -25,13 +25,16 @@ int64_t span_length(const Cache *c) {
 }
 
 /* Cuts a step into spans; returns their number, at most `t`. */
-int64_t find_spans(const Cache *c, int64_t t, const int64_t *rows, const int64_t *positions, Span *spans) {
+int64_t find_spans(const Cache *c, int64_t t, const int64_t *rows, const int64_t *positions, const int64_t *limits,
+                   Span *spans) {
   const int64_t most = span_length(c);
   int64_t n = 0;
   for (int64_t i = 0; i < t; i++) {
     Span *last = spans + n - 1;
     if (n && last->row == rows[i] && last->first + last->n == positions[i] && last->n < most) last->n++;
-    else spans[n++] = (Span){i, 1, rows[i], positions[i]};
+    else spans[n++] = (Span){i, 1, rows[i], positions[i], limits ? limits + i : NULL, 0};
+    const int64_t end = limits ? limits[i] : positions[i] + 1;
+    if (end > spans[n - 1].end) spans[n - 1].end = end;
   }
   return n;
 }
@@ -250,11 +253,9 @@ INLINE int64_t first_base(const Unit *u, int64_t window) {
   return window && u->span->first >= window ? (u->span->first - window + 1) / KEYS * KEYS : 0;
 }
 
-INLINE int64_t end_of(const Unit *u) { return u->span->first + u->span->n; }
-
 /* The block that begins at `base`; returns how many positions it has. */
 INLINE int find_block_of(int kind, const Cache *c, int64_t layer, const Unit *u, int64_t base, Block *b) {
-  const int n = (int)smaller(KEYS, end_of(u) - base);
+  const int n = (int)smaller(KEYS, u->span->end - base);
   find_block(kind, c, layer, u->span->row, u->head, base, n, b);
   return n;
 }
@@ -274,7 +275,7 @@ INLINE void attend_kind(int kind, const Cache *c, int64_t layer, int64_t window,
     d->total[i] = 0;
   }
   memset(d->sums, 0, sizeof(float) * (size_t)(m * padded));
-  const int64_t end = end_of(u);
+  const int64_t end = s->end;
   for (int64_t base = first_base(u, window); base < end; base += KEYS) {
     Block block, ahead;
     const int n = find_block_of(kind, c, layer, u, base, &block);
@@ -283,7 +284,8 @@ INLINE void attend_kind(int kind, const Cache *c, int64_t layer, int64_t window,
     score(kind, c, &block, &ahead, m, n, d);
     const int shown = (int)parts(n, LANES) * LANES;
     for (int i = 0; i < m; i++) {
-      const int64_t last = s->first + i / group, first = window && last >= window ? last - window + 1 : 0;
+      const int64_t own = s->first + i / group, first = window && own >= window ? own - window + 1 : 0;
+      const int64_t last = s->limits ? s->limits[i / group] - 1 : own;
       if (first > base || last < base + shown - 1) hide(d->scores + i * KC, shown, base, first, last);
     }
     weigh(m, n, padded, d);

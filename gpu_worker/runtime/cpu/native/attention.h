@@ -13,6 +13,8 @@ typedef struct {
 /* Positions `first` .. `first + n - 1` of one row: the step's inputs `t` .. `t + n - 1`. */
 typedef struct {
   int64_t t, n, row, first;
+  const int64_t *limits; /* [n] the end of the positions that each sees, or null: all up to itself */
+  int64_t end;           /* the largest of those */
 } Span;
 
 /* What one call computes: a span at one key head. */
@@ -34,7 +36,8 @@ typedef struct {
 } Desk;
 
 int64_t span_length(const Cache *c);
-int64_t find_spans(const Cache *c, int64_t t, const int64_t *rows, const int64_t *positions, Span *spans);
+int64_t find_spans(const Cache *c, int64_t t, const int64_t *rows, const int64_t *positions, const int64_t *limits,
+                   Span *spans);
 Desk new_desk(const Cache *c, int64_t length, Scratch *s);
 
 INLINE int64_t slot_of(const Cache *c, int64_t row, int64_t position) {

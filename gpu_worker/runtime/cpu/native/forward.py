@@ -1,7 +1,7 @@
 """`NativeDecoder`: a decoder's weights and KV pool as `decoder.c` sees them.
 
-Activations are float32 whatever the weights are, or rounded where they meet bfloat16. The structures mirror those
-in the C files, field by field.
+Activations are float32 whatever the weights are. They are rounded to bfloat16 for products with bfloat16. The
+structures mirror those in the C files, field by field.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.decoder import Decoder
+from petiole.gpu_worker.models.decoder import DecoderLayer, LayeredDecoder, LayerNorm
 from petiole.gpu_worker.models.layers import DenseLinear
 from petiole.gpu_worker.models.lora import AdapterBank
 from petiole.gpu_worker.runtime.cpu.native.adapters import NativeAdapters
@@ -26,12 +26,16 @@ _LANES = 16
 _MAX_HEAD = 256
 
 
+class _Norm(ctypes.Structure):
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p)]
+
+
 class _Layer(ctypes.Structure):
     _fields_ = [
-        ("input_norm", c_void_p),
+        ("input_norm", _Norm),
+        ("post_norm", _Norm),
         ("q_norm", c_void_p),
         ("k_norm", c_void_p),
-        ("post_norm", c_void_p),
         ("qkv", LinearStruct),
         ("out", LinearStruct),
         ("gate_up", LinearStruct),
@@ -63,7 +67,7 @@ class _Model(ctypes.Structure):
         ("inner", c_int32),
         ("eps", c_float),
         ("rotary", c_void_p),
-        ("norm", c_void_p),
+        ("norm", _Norm),
         ("layers", c_void_p),
         ("head", LinearStruct),
         ("cache", _Cache),
@@ -77,6 +81,8 @@ class _Step(ctypes.Structure):
         ("from", c_int64),
         ("token_ids", c_void_p),
         ("positions", c_void_p),
+        ("rotary", c_void_p),
+        ("limits", c_void_p),
         ("rows", c_void_p),
         ("hidden", c_void_p),
         ("normed", c_void_p),
@@ -98,9 +104,11 @@ class _Step(ctypes.Structure):
 
 
 class NativeDecoder:
-    """One decoder over one KV pool; takes its weights over. Make it with `native_decoder`."""
+    """One decoder over one KV pool. It takes over the decoder's weights. Make it with `native_decoder`."""
 
-    def __init__(self, library: ctypes.CDLL, decoder: Decoder, cache: KVCache, bank: AdapterBank | None) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, decoder: LayeredDecoder, cache: KVCache, bank: AdapterBank | None
+    ) -> None:
         self._library = library
         library.petiole_scratch.restype = c_int64
         self._decoder, self._cache = decoder, cache
@@ -117,7 +125,7 @@ class NativeDecoder:
             inner=config.intermediate_size,
             eps=config.rms_norm_eps,
             rotary=self._weights.floats(decoder.rotary),
-            norm=self._weights.floats(decoder.norm),
+            norm=self._norm(decoder.norm),
             layers=ctypes.addressof(self._layers),
             head=self._weights.linear(decoder.head, self._products.library_from("head")),
             cache=_Cache(
@@ -139,7 +147,7 @@ class NativeDecoder:
             config.hidden_size,
             config.q_size + 2 * config.kv_size,
             config.q_size,
-            2 * config.intermediate_size,
+            self._layers[0].gate_up.n,
             config.intermediate_size,
             NativeAdapters.reduced_width(bank) if bank is not None else 0,
             0
@@ -157,15 +165,25 @@ class NativeDecoder:
         rows: Tensor,
         outputs: Tensor,
         adapter_slots: Int32Array | None = None,
+        *,
+        hidden: Tensor | None = None,
+        rotary: Tensor | None = None,
+        limits: Tensor | None = None,
     ) -> Tensor:
-        """Logits, float32 [O, vocab], in memory that the slot's next step overwrites: as much given back and taken
-        anew in each step costs more than the sums of a small batch.
+        """Logits, float32 [O, vocab], in memory that the slot's next step overwrites: to allocate that much in
+        each step would cost more than the arithmetic of a small batch.
 
         token_ids, positions, rows: int64 [T]; a row's positions ascend, and its inputs are neighbours; outputs:
         int64 [O], ascending, the inputs whose logits are wanted; adapter_slots: [T]. Writes the KV of every
-        position, and reads that of the row's earlier ones."""
+        position, and reads the KV of the row's earlier positions.
+
+        hidden: float32 [T, hidden], the inputs' embeddings, overwritten by the hidden states before the final
+        norm; None: the embeddings of the token ids. rotary: int64 [T], rotary positions; None: the positions.
+        limits: int64 [T], for each input the end of the positions that it sees; None: all up to its own."""
         t, width, hidden_size, vocab = len(token_ids), sum(self._widths), self._model.hidden, self._model.head.n
-        hidden = torch.empty(t, hidden_size) if self._tied else self._decoder.embed(token_ids).float()
+        by_ids = self._tied and hidden is None
+        if hidden is None:
+            hidden = torch.empty(t, hidden_size) if by_ids else self._decoder.embed(token_ids).float()
         self._activations = _at_least(self._activations, t * width)
         self._logits[slot_id] = memory = _at_least(self._logits.get(slot_id), len(outputs) * vocab)
         at, parts = self._activations.data_ptr(), []
@@ -179,8 +197,10 @@ class NativeDecoder:
         step = _Step(
             t,
             0,
-            token_ids.data_ptr() if self._tied else None,
+            token_ids.data_ptr() if by_ids else None,
             positions.data_ptr(),
+            (positions if rotary is None else rotary).data_ptr(),
+            None if limits is None else limits.data_ptr(),
             rows.data_ptr(),
             hidden.data_ptr(),
             *parts[:-2],
@@ -204,11 +224,18 @@ class NativeDecoder:
 
     def _layer(self, i: int) -> _Layer:
         layer = self._decoder.layers[i]
+        norms = (
+            {
+                "input_norm": self._norm(layer.input_norm),
+                "post_norm": self._norm(layer.post_norm),
+                "q_norm": self._weights.floats(layer.q_norm),
+                "k_norm": self._weights.floats(layer.k_norm),
+            }
+            if isinstance(layer, DecoderLayer)
+            else {"input_norm": self._norm(layer.norm)}
+        )
         return _Layer(
-            input_norm=self._weights.floats(layer.input_norm),
-            q_norm=self._weights.floats(layer.q_norm),
-            k_norm=self._weights.floats(layer.k_norm),
-            post_norm=self._weights.floats(layer.post_norm),
+            **norms,
             qkv=self._weights.linear(layer.qkv, self._products.library_from("qkv")),
             out=self._weights.linear(layer.out, self._products.library_from("out")),
             gate_up=self._weights.linear(layer.gate_up, self._products.library_from("gate_up")),
@@ -216,16 +243,22 @@ class NativeDecoder:
             window=self._decoder.config.windows[i],
         )
 
+    def _norm(self, norm: Tensor | LayerNorm) -> _Norm:
+        weight, bias = norm if isinstance(norm, tuple) else (norm, None)
+        return _Norm(self._weights.floats(weight), self._weights.floats(bias))
+
 
 def _at_least(memory: Tensor | None, n: int) -> Tensor:
     return memory if memory is not None and memory.numel() >= n else torch.empty(n)
 
 
-def native_decoder(decoder: Decoder, cache: KVCache, bank: AdapterBank | None = None) -> NativeDecoder | None:
-    """The fast CPU path for this model, or None where torch must do: no compiler, or an unusual type or shape.
+def native_decoder(decoder: object, cache: KVCache, bank: AdapterBank | None = None) -> NativeDecoder | None:
+    """The fast CPU path for this model; None if there is no compiler, or the model or its type is unusual.
 
-    The decoder's weights are rearranged where they lie: after this only the fast path can use them.
+    The decoder's weights are rearranged in place, so only the fast path can use them afterwards.
     """
+    if not isinstance(decoder, LayeredDecoder):
+        return None
     width, even = (
         decoder.config.head_dim,
         decoder.config.intermediate_size % 2 == decoder.config.hidden_size % 2 == 0,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,21 +23,23 @@ from petiole.gpu_worker.runtime.interface import Int32Array
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 
 os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")  # read when FlashInfer is imported
-"""FlashInfer's norms as CUDA kernels, like all of its others that are called here. The default are norms in CuTe,
-which nobody has tried with this path."""
+"""FlashInfer's norms as CUDA kernels, like all its other kernels that are called here. By default FlashInfer uses
+norms in CuTe, which nobody has tried with this path."""
 
 WORKSPACE_BYTES = 128 * 2**20
-"""For the partial sums of all wrappers of one stream. A row of queries is split among as many blocks as the card
-has, and no more: that takes a fraction of it, whatever the model."""
+"""For the partial sums of all wrappers of one stream. A row of queries is split among no more blocks than the card
+has, so for every model the sums take a fraction of this memory."""
 
 _CUDA_CORE_GROUPS = frozenset({1, 2, 3, 4, 6, 8, 16})
 
 TENSOR_CORES_FROM = 4
-"""With so many queries to a head of keys, tensor cores are quicker (`bench.gpu --only attention` compares)."""
+"""From this many queries for each head of keys, tensor cores are quicker (`bench.gpu --only attention`
+compares)."""
 
 HEAD_SIZES = (64, 128, 256)
-"""Smaller ones are refused by the kernels. Of others a pass reads whole 64s alone (of 96, the first 64), and a
-decode adds up over threads whose number must be a power of two; neither is checked there."""
+"""The kernels refuse smaller heads. They do not check other sizes, which they compute wrongly: a prefill reads
+whole groups of 64 elements only (of 96, the first 64), and a decode needs a number of threads that is a power of
+two."""
 
 
 class FlashInferKernels:
@@ -85,7 +87,7 @@ class Geometry:
         return sorted(set(self.config.windows))
 
     def pages(self, layer: int) -> tuple[Tensor, Tensor]:
-        """([n_pages, page_size, Hkv, D], the same of the values)"""
+        """The keys [n_pages, page_size, Hkv, D], and the values."""
         shape = (-1, self.cache.page_size, self.config.n_kv_heads, self.config.head_dim)
         return self.cache.keys[layer].view(shape), self.cache.values[layer].view(shape)
 
@@ -114,11 +116,13 @@ def host_page_counts(lengths: Int32Array, page_size: int) -> tuple[Int32Array, I
 @dataclass(frozen=True, slots=True)
 class FlashInferAttention:
     """One step's attention; `wrappers` by window, all planned; slots: int64 [T], where the step's positions go.
-    See `models.decoder.Attention`."""
+    The first `n_bidirectional` queries have wrappers of their own. See `models.decoder.Attention`."""
 
     geometry: Geometry
     slots: Tensor
     wrappers: Mapping[int, Any]
+    n_bidirectional: int = 0
+    bidirectional: Mapping[int, Any] = field(default_factory=dict)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
         from petiole.gpu_worker.runtime.cuda.fused.layers import rotate_and_store
@@ -126,18 +130,21 @@ class FlashInferAttention:
         cache, window = self.geometry.cache, self.geometry.config.windows[layer]
         rotate_and_store(q, k, v, rotation, cache.keys[layer], cache.values[layer], self.slots)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # FlashInfer would fill a prefill's with zeros
-        self.wrappers[window].run(q, self.geometry.pages(layer), out=out)
+        pages, n = self.geometry.pages(layer), self.n_bidirectional
+        if n:
+            self.bidirectional[window].run(q[:n], pages, out=out[:n])
+        if n < len(q):
+            self.wrappers[window].run(q[n:], pages, out=out[n:])
         return out.view(q.shape[0], -1)
 
 
 class DecodeWrappers:
     """The captured decodes of one slot at one batch size, of `queries` positions for each row: fixed buffers and a
-    wrapper for each window. Several positions are always attended to on tensor cores.
+    wrapper for each window. If rows have several positions, attention always runs on tensor cores.
 
-    A graph has room for rows that are split among blocks and merged afterwards, unless it is told that they never
-    are. With as many rows and heads of keys as the card runs blocks (two on each processor) nothing is split: such
-    a batch does without the merge, a kernel in each layer. The kernel without tensor cores knows by itself.
-    """
+    By default a graph has a merge kernel in each layer, for rows that are split among blocks. If rows times heads
+    of keys are as many as the blocks that the card runs (two on each processor), no row is split, and the wrapper
+    is told to leave the merge out. The kernel without tensor cores finds that out itself."""
 
     def __init__(
         self, geometry: Geometry, size: int, workspace: Tensor, indices: Tensor, queries: int = 1
@@ -169,7 +176,7 @@ class DecodeWrappers:
         }
 
     def plan(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
-        """indptr, last_page_len: pinned; indices: on the device. Nothing waits."""
+        """Plan a step. indptr, last_page_len: pinned; indices: on the device. Nothing waits."""
         for window, wrapper in self.wrappers.items():
             settings = self.geometry.plan_settings(window) | self._more
             wrapper.plan(
@@ -178,26 +185,27 @@ class DecodeWrappers:
 
 
 class AppendWrappers:
-    """Prefill and verify of one slot: any number of positions for each row, one causal pass.
+    """Prefill and verify of one slot: any number of positions for each row, in one pass. If it is not `causal`,
+    each query sees all keys of its row.
 
-    The backend is named: "auto" takes another kernel on Hopper, which few installations have compiled, which
-    takes minutes to compile, and whose sums differ from those of the decode.
-    """
+    The backend is named, because "auto" takes another kernel on Hopper. Few installations have that kernel
+    compiled, compiling it takes minutes, and its sums differ from those of the decode."""
 
-    def __init__(self, geometry: Geometry, workspace: Tensor) -> None:
+    def __init__(self, geometry: Geometry, workspace: Tensor, *, causal: bool = True) -> None:
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
-        self.geometry = geometry
+        self.geometry, self._causal = geometry, causal
         self.wrappers = {
             window: BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
             for window in geometry.windows
         }
 
     def plan(self, lengths: Tensor, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
-        """lengths: appended positions, as an indptr. All pinned but `indices`."""
+        """Plan a step. lengths: appended positions, as an indptr. All arrays are pinned, except `indices`."""
         for window, wrapper in self.wrappers.items():
             settings = self.geometry.plan_settings(window)
-            wrapper.plan(lengths, indptr, indices, last_page_len, *self.geometry.sizes, causal=True, **settings)
+            settings["causal"] = self._causal
+            wrapper.plan(lengths, indptr, indices, last_page_len, *self.geometry.sizes, **settings)
 
 
 def new_workspace(device: torch.device) -> Tensor:
@@ -206,7 +214,7 @@ def new_workspace(device: torch.device) -> Tensor:
 
 
 def batch_ladder(asked: Sequence[int], most: int) -> list[int]:
-    """Batch sizes to capture graphs for: those asked for, or 1, 2, 4, every 8th to 64, every 16th to 256, …"""
+    """Batch sizes to capture graphs for: the configured ones, or 1, 2, 4, every 8th to 64, every 16th to 256, …"""
     if asked:
         return sorted({min(size, most) for size in asked})
     steps = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most + 64, 64)]
