@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from petiole.cache import PageTable
-from petiole.gpu_worker import Engine, EngineError
+from petiole.gpu_worker import Engine, EngineConfig, EngineError
 from petiole.gpu_worker.request import Request
 from petiole.gpu_worker.scheduling.admission import RUN_TOKENS
 from tests.support.toy_engine import Expected, expected, request, toy_engine
@@ -72,6 +72,23 @@ def test_a_fork_in_another_namespace_reuses_nothing() -> None:
         engine.resume()
         assert handle.result(timeout=60).usage.cached_prompt_tokens == 0
         running.cancel()
+
+
+@pytest.mark.parametrize("cache", ["radix", "block"])
+def test_the_shipped_model_goes_on_from_a_part_of_a_running_answer(cache: Any) -> None:
+    prompt = list(range(5, 45))
+    settings = EngineConfig(
+        model="petiole-tiny", device="cpu", dtype="float32", debug=True, num_pages=2000, prefix_cache=cache
+    )
+    with Engine(settings) as engine:
+        running, read = answer_so_far(engine, request(prompt, 400, ignore_eos=True), RUN_TOKENS + 10)
+        n = RUN_TOKENS + 5
+        handle = engine.submit(request(prompt + read[:n], 20, ignore_eos=True))
+        engine.resume()
+        fork, whole = handle.result(timeout=60), running.result(timeout=60)
+        size = engine.scheduler.manager.table.page_size
+    assert fork.usage.cached_prompt_tokens == (len(prompt) + n - 1) // size * size
+    assert fork.token_ids == whole.token_ids[n : n + 20]
 
 
 def side_by_side(**config: Any) -> bool:
