@@ -226,7 +226,7 @@ class Engine:
     def _accept(self, seq: ScheduledSequence, output: RequestOutput) -> None:
         output.seq = seq
         state = self.scheduler.state
-        state.waiting.push(seq)
+        state.enqueue(seq)
         end = output.requested_end
         if end is None and seq.generated:  # resumed tokens may already satisfy a stop condition
             end = seq.rules.cut((), seq.generated)[1]

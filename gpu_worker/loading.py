@@ -69,7 +69,7 @@ def reload_text(
     """Those of a checkpoint that replaces the weights; None if it brings none, and the present ones stay. Raises
     ModelError if they give a token of the present tokenizer another text: prompts and outputs at hand consist of
     them."""
-    from petiole.gpu_worker.models.loading import resolve_model
+    from petiole.gpu_worker.models.checkpoint.loading import resolve_model
 
     folder = resolve_model(model, config.revision)
     if not (folder / "tokenizer.json").is_file():
