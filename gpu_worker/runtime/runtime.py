@@ -83,7 +83,7 @@ class _NoWeights:
     """The executor while weights are being replaced. If that fails, it stays, and every step raises ModelError."""
 
     def forward(self, slot_id: int, inputs: StepInputs, images: ImageInputs = ()) -> StepStates:
-        raise ModelError("the weights were lost when others were to replace them; start a new engine")
+        raise ModelError("the weights were lost because a reload failed; start a new engine")
 
 
 @dataclass(frozen=True, slots=True)

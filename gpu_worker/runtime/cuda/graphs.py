@@ -114,7 +114,7 @@ def cuda_capture(stream: CudaStream) -> Capture:
             cause = (causes or [error])[0]
             raise ModelError(
                 f"a decode step could not be captured as a CUDA graph ({type(cause).__name__}: {cause}); "
-                f"PETIOLE_CUDA_GRAPHS=off serves without, more slowly"
+                f"PETIOLE_CUDA_GRAPHS=off serves without graphs, more slowly"
             ) from cause
         return graph.replay
 

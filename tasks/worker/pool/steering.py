@@ -123,7 +123,7 @@ class Steering:
             load = engine.prepare_reload(model)
         except ModelError as error:
             self.last_error = " ".join(str(error).split())
-            logger.error("%s is not loaded, and the present model serves on: %s", model, self.last_error)
+            logger.error("%s is refused, and the current model goes on serving: %s", model, self.last_error)
         else:
             logger.warning("loading %s in place of %s", model, engine.limits.model)
             self._mailbox.post(lambda: self._stop_consuming(consumer))
