@@ -161,8 +161,8 @@ class Engine:
         if threading.current_thread() is not self._thread:  # `on_fatal` may call this on the engine thread
             self._thread.join()
         self._text.flush()
-        for stream in list(self._open.values()):  # empty unless the loop has failed
-            self._text.refuse(stream, EngineClosed("the engine has shut down"))
+        for output in list(self._open.values()):  # empty unless the loop has failed
+            self._text.refuse(output, EngineClosed("the engine has shut down"))
         self._text.close()
         self.runtime.close()
 
@@ -182,14 +182,14 @@ class Engine:
         A request refused while the engine is not running gets its `on_done` on the calling thread.
         """
         handle = Handle(request, self, on_delta=on_delta, on_admitted=on_admitted, on_done=on_done)
-        stream = RequestOutput(handle)
+        output = RequestOutput(handle)
         with self._lock:
             refusal = self._refusal()
             if refusal is None:
-                self._open[handle] = stream
-                self._intake.put(stream)
+                self._open[handle] = output
+                self._intake.put(output)
         if refusal is not None:
-            self._refuse(stream, refusal)
+            self._refuse(output, refusal)
         return handle
 
     def generate(self, requests: Iterable[Request]) -> list[Result]:
@@ -205,15 +205,15 @@ class Engine:
             return EngineBusy(f"{len(self._open)} requests are running or waiting")
         return None
 
-    def _refuse(self, stream: RequestOutput, error: BaseException) -> None:
+    def _refuse(self, output: RequestOutput, error: BaseException) -> None:
         if self._closed:  # the text thread is not running
-            stream.ended = True
-            stream.handle._end(error)
+            output.ended = True
+            output.handle._end(error)
         else:
-            self._text.refuse(stream, error)
+            self._text.refuse(output, error)
 
-    def _accept_later(self, seq: ScheduledSequence, stream: RequestOutput) -> None:
-        self._loop.post(lambda: self._accept(seq, stream))
+    def _accept_later(self, seq: ScheduledSequence, output: RequestOutput) -> None:
+        self._loop.post(lambda: self._accept(seq, output))
 
     # ------------------------------------------------------------ on the engine thread
 
@@ -221,23 +221,23 @@ class Engine:
         """Cut an image on a preparation thread. Its outcome wakes the loop."""
         self._intake.cut(image, lambda outcome: self._loop.post(lambda: done(outcome)))
 
-    def _accept(self, seq: ScheduledSequence, stream: RequestOutput) -> None:
-        stream.seq = seq
+    def _accept(self, seq: ScheduledSequence, output: RequestOutput) -> None:
+        output.seq = seq
         state = self.scheduler.state
         state.waiting.push(seq)
-        end = stream.requested_end
+        end = output.requested_end
         if end is None and seq.generated:  # resumed tokens may already satisfy a stop condition
             end = seq.rules.cut((), seq.generated)[1]
-        if end is None and stream.stop is not None:
-            end = Finish(FinishReason.STOP, stream.stop)
+        if end is None and output.stop is not None:
+            end = Finish(FinishReason.STOP, output.stop)
         if end is not None:
             state.finalize(seq, end)
 
-    def _end(self, stream: RequestOutput, end: End) -> None:
+    def _end(self, output: RequestOutput, end: End) -> None:
         """End a request at any stage: before acceptance, waiting or running."""
-        seq = stream.seq
+        seq = output.seq
         if seq is None:
-            stream.requested_end = end
+            output.requested_end = end
         else:
             self._finalize(seq, end)
 
@@ -248,8 +248,8 @@ class Engine:
     def _end_all(self, end: End) -> None:
         """End all open requests, after the in-flight steps have been committed and their tokens delivered."""
         self._loop.drain()
-        for stream in list(self._open.values()):
-            self._end(stream, end)
+        for output in list(self._open.values()):
+            self._end(output, end)
 
     def _fail(self, error: BaseException) -> None:
         """End the loop as a device error does. Called on another thread."""
@@ -263,9 +263,9 @@ class Engine:
         """End every accepted request with an error, then call `on_fatal`. Runs before any cleanup."""
         with self._lock:
             self.failure = error
-            streams = list(self._open.values())
-        for stream in streams:
-            self._text.refuse(stream, EngineError(f"the engine has failed: {error!r}"))
+            outputs = list(self._open.values())
+        for output in outputs:
+            self._text.refuse(output, EngineError(f"the engine has failed: {error!r}"))
         self._text.flush()
         if self.on_fatal is not None:
             self.on_fatal(error)
@@ -281,17 +281,17 @@ class Engine:
         self._end_later(handle, HandedBack(f"request {handle.request.request_id} was handed back"))
 
     def _end_later(self, handle: Handle, end: End) -> None:
-        stream = self._open.get(handle)
-        if stream is not None:
-            self._loop.post(lambda: self._end(stream, end))
+        output = self._open.get(handle)
+        if output is not None:
+            self._loop.post(lambda: self._end(output, end))
 
     def _stop_generating(self, seq: ScheduledSequence) -> None:
         self._loop.post(lambda: self._finalize(seq, Finish(FinishReason.STOP)))
 
     def _forget(self, handle: Handle) -> None:
-        stream = self._open.pop(handle, None)
-        if stream is not None:
-            stream.seq = None  # it refers to the stream: in a cycle, both would be kept until a garbage collection
+        output = self._open.pop(handle, None)
+        if output is not None:
+            output.seq = None  # it refers to the output: in a cycle, both would be kept until a garbage collection
 
     # ------------------------------------------------------------ control
 

@@ -37,6 +37,10 @@ NAME_PROPERTY = "petiole-message"
 value."""
 
 
+INTEREST_TTL_S = 15
+"""TTL of a reader's interest key. When it expires, the reader is gone."""
+
+
 def image_key(name: str) -> str:
     """String with a TTL: the file of a stored image (`requests.images`). `name` follows from the image's
     content."""

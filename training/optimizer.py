@@ -4,6 +4,7 @@ Muon replaces the momentum of a matrix by the nearest orthogonal one (a few Newt
 directions learn as fast as common ones: on a CPU budget that is worth far more than its cost.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
@@ -11,15 +12,15 @@ from torch import Tensor, nn
 
 
 def orthogonal(update: Tensor, steps: int = 5) -> Tensor:
-    """Newton-Schulz: `update` [rows, columns] with its singular values brought near 1."""
+    """Newton-Schulz: matrices [n, rows, columns] with their singular values brought near 1."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x: Tensor = update / (update.norm() + 1e-7)
-    wide = x.shape[0] <= x.shape[1]
-    x = x if wide else x.T
+    x: Tensor = update / (update.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    wide = x.shape[-2] <= x.shape[-1]
+    x = x if wide else x.mT
     for _ in range(steps):
-        gram = x @ x.T
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return x if wide else x.T
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x if wide else x.mT
 
 
 class Muon(torch.optim.Optimizer):
@@ -31,15 +32,25 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
+            alike = defaultdict[torch.Size, list[Tensor]](list)
             for weight in group["params"]:
-                state = self.state[weight]
-                if "momentum" not in state:
-                    state["momentum"] = torch.zeros_like(weight)
-                state["momentum"].lerp_(weight.grad, 1 - group["momentum"])
-                update = orthogonal(weight.grad.lerp(state["momentum"], group["momentum"]))
-                scale = max(1.0, weight.shape[0] / weight.shape[1]) ** 0.5
-                weight.mul_(1 - group["lr"] * group["weight_decay"])
-                weight.add_(update, alpha=-group["lr"] * scale)
+                alike[weight.shape].append(weight)
+            for shape, weights in alike.items():
+                directions = [self._direction(weight, group["momentum"]) for weight in weights]
+                update = orthogonal(torch.stack(directions))
+                scale = max(1.0, shape[0] / shape[1]) ** 0.5
+                for weight, of in zip(weights, update, strict=True):
+                    weight.mul_(1 - group["lr"] * group["weight_decay"])
+                    weight.add_(of, alpha=-group["lr"] * scale)
+
+    def _direction(self, weight: Tensor, momentum: float) -> Tensor:
+        """Nesterov's: the gradient, in part, and the momentum that it has just joined."""
+        assert weight.grad is not None
+        state = self.state[weight]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(weight)
+        state["momentum"].lerp_(weight.grad, 1 - momentum)
+        return weight.grad.lerp(state["momentum"], momentum)
 
 
 def optimizers(model: nn.Module, matrix_lr: float, other_lr: float) -> list[torch.optim.Optimizer]:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ class Outside:
                 stdout=subprocess.PIPE,
                 text=True,
                 cwd="/",  # so that it imports nothing from here
+                start_new_session=True,  # so that its own children end with it
             )
         except OSError as error:
             raise NotAvailableError(f"{python} does not start: {error.strerror}") from error
@@ -49,7 +52,8 @@ class Outside:
         return len(prompts) * output / float(self._receive()["seconds"])
 
     def close(self) -> None:
-        self._child.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)
         self._child.communicate()
 
     def _receive(self) -> dict[str, Any]:

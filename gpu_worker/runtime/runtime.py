@@ -20,7 +20,7 @@ from petiole.gpu_worker.config import BATCHING, EngineConfig
 from petiole.gpu_worker.errors import AdapterError, ModelError
 from petiole.gpu_worker.models.adapters import AdapterStore
 from petiole.gpu_worker.models.config import ModelConfig, end_token_ids
-from petiole.gpu_worker.models.decoder import Decoder, ImageDecoder, ValueDecoder
+from petiole.gpu_worker.models.decoder import CropDecoder, Decoder
 from petiole.gpu_worker.models.layers import TorchKernels
 from petiole.gpu_worker.models.loading import (
     LoadOptions,
@@ -33,6 +33,7 @@ from petiole.gpu_worker.models.loading import (
 )
 from petiole.gpu_worker.models.lora import AdapterBank
 from petiole.gpu_worker.models.registry import Architecture, architecture
+from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import N_BINS
 from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor
 from petiole.gpu_worker.runtime.cpu.executor import choose as choose_on_cpu
@@ -78,12 +79,23 @@ class Executor(Protocol):
         """Compute all positions and write their KV to the pool."""
         ...
 
+    def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
+        """The features of each image (see `ImageDecoder`)."""
+        ...
+
 
 class _NoWeights:
     """The executor while weights are being replaced. If that fails, it stays, and every step raises ModelError."""
 
     def forward(self, slot_id: int, inputs: StepInputs, images: ImageInputs = ()) -> StepStates:
-        raise ModelError("the weights were lost because a reload failed; start a new engine")
+        raise self._lost
+
+    def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
+        raise self._lost
+
+    @property
+    def _lost(self) -> ModelError:
+        return ModelError("the weights were lost because a reload failed; start a new engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +181,19 @@ class ModelRuntime:
         """The configuration with the device's numbers in place of 0. On CUDA they are small enough that the
         working memory takes only a part of the free memory."""
         defaults, images = BATCHING[self._device.kind], self._decoder.images
+        region = images.max_region if images else 0
         if self._device.kind == "cpu":
-            return config.decided(defaults, images.max_region if images else 0)
+            return config.decided(defaults, region)
         self._release_memory()
         free = free_bytes(self._torch_device, config.gpu_memory_utilization)
         itemsize = self._decoder.dtype.itemsize
-        return batching_that_fits(config, defaults, self._model_config, itemsize, free)
+        model, encode = self._model_config, self._encode_bytes
+        return batching_that_fits(config, defaults, model, itemsize, free, encode, region)
+
+    @property
+    def _encode_bytes(self) -> int:
+        images = self._decoder.images
+        return cast(CropDecoder, self._decoder).encode_bytes(images.max_crops) if images else 0
 
     def _allocate(self) -> None:
         config, model, device = self.config, self._model_config, self._torch_device
@@ -233,15 +252,14 @@ class ModelRuntime:
         free = free_bytes(self._torch_device, self.config.gpu_memory_utilization)
         if self._torch_device.type == "cpu":
             return free
-        return free - working_bytes(self.config, self._model_config, self._decoder.dtype.itemsize)
+        itemsize = self._decoder.dtype.itemsize
+        return free - working_bytes(self.config, self._model_config, itemsize, self._encode_bytes)
 
     def _new_executor(self, progress: Progress) -> Executor:
         pending = (self._states.pending, self._states.pending_bins)
         parts = (self._decoder, self._cache, self._bank, *pending)
         if not isinstance(self._stream, CudaStream):
             return CpuExecutor(*parts)
-        if self._decoder.images is not None:
-            raise ModelError(f"{self.config.model}: models that take images are served on a CPU only")
         capture = cuda_capture(self._stream) if self.config.cuda_graphs == "on" else eager
 
         def capture_one(work: Callable[[], None], *, kept: bool = True) -> Callable[[], object]:
@@ -286,7 +304,7 @@ class ModelRuntime:
         staging = self._slots[slot_id].staging
         if batch.kind == "encode":
             staging.plan, staging.states = self._states.plan_outputs(batch), None
-            self._enqueue(lambda: self._encode(batch.images), batch.kind)
+            self._enqueue(lambda: self._encode(slot_id, batch.images), batch.kind)
             return
         self._states.bind(batch.bindings)
         staging.plan = self._states.plan_outputs(batch)
@@ -326,19 +344,15 @@ class ModelRuntime:
             states = staging.states
             if plan.n:
                 assert states is not None
-                sources.update(self._sampler.sample(plan, batch, states.logits(), mask))
-                if "bins" in lengths:
-                    sources["bins"] = self._decode_bins(states.hidden, plan, sources["token_ids"])
+                sources.update(self._sampler.sample(plan, batch, states, mask))
 
         self._enqueue(sample, "sample")
         ready = None if self._copy_stream is self._stream else self._stream.record()
         return render.start_transfer(ready, sources, lengths, known)
 
-    def _encode(self, images: Sequence[EncodeInput]) -> None:
-        """Make the features of images, in stream order, from crops in pinned memory."""
-        crops = [(self._up(one.image.pixels), one.image.tiling) for one in images]
-        for one, features in zip(images, cast(ImageDecoder, self._decoder).encode(crops), strict=True):
-            self._features[one.key] = features
+    def _encode(self, slot_id: int, images: Sequence[EncodeInput]) -> None:
+        encoded = self._executor.encode(slot_id, [one.image for one in images])
+        self._features |= zip((one.key for one in images), encoded, strict=True)
 
     def forget_images(self, keys: Sequence[int]) -> None:
         """Drop images that no step will use."""
@@ -359,12 +373,6 @@ class ModelRuntime:
     @property
     def _n_bins(self) -> int:
         return 0 if self._decoder.value_tokens is None else N_BINS
-
-    def _decode_bins(self, hidden: Tensor, plan: OutputPlan, token_ids: Tensor) -> Tensor:
-        """The bins of the sampled tokens: int32 [O, N_BINS]. Also writes them as the rows' next inputs."""
-        bins = cast(ValueDecoder, self._decoder).decode_bins(hidden, token_ids)
-        write_rows(self._states.pending_bins, self._up(plan.rows), bins)
-        return bins
 
     def _logprobs_on_host(self, n: int, k: int) -> dict[str, Tensor]:
         return {

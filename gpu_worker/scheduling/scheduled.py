@@ -1,6 +1,6 @@
 """The engine's sequence: the state machine plus the request's data.
 
-A preparation thread creates a sequence; then the engine thread owns it. `stream` belongs to the text thread and is
+A preparation thread creates a sequence; then the engine thread owns it. `output` belongs to the text thread and is
 not used here. Sequences rank by (priority, arrival): smaller ranks run first and are preempted last.
 """
 
@@ -50,6 +50,7 @@ class ScheduledSequence(SchedulableSequence):
         "first_token_s",
         "images",
         "namespace",
+        "output",
         "preempting",
         "rank",
         "regions",
@@ -58,7 +59,6 @@ class ScheduledSequence(SchedulableSequence):
         "rules",
         "scheduled_s",
         "seed",
-        "stream",
         "values",
     )
 
@@ -74,7 +74,7 @@ class ScheduledSequence(SchedulableSequence):
         max_outstanding: int = 2,
         constraint: ConstraintState | None = None,
         drafter: Drafter | None = None,
-        stream: Any = None,
+        output: Any = None,
         adapter_key: str | None = None,
         history_length: int = 0,
         values: ValueTokens | None = None,
@@ -95,7 +95,7 @@ class ScheduledSequence(SchedulableSequence):
         self.seed = seed
         self.constraint = constraint
         self.drafter = drafter
-        self.stream = stream
+        self.output = output
         self.adapter_key = request.adapter if adapter_key is None else adapter_key
         self.images: dict[int, RequestImage] = dict(images or {})
         self.features: dict[int, int] = {}

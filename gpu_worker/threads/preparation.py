@@ -72,9 +72,9 @@ class Preparer:
         """The EOS tokens of the model (which a reload may change) and of the tokenizer."""
         return self.limits.eos_token_ids | (self.tokenizer.eos_token_ids if self.tokenizer else frozenset())
 
-    def prepare(self, stream: RequestOutput, arrival: int, arrival_s: float) -> ScheduledSequence:
+    def prepare(self, output: RequestOutput, arrival: int, arrival_s: float) -> ScheduledSequence:
         """The sequence of a request. Raises InvalidRequest, or AdapterError."""
-        request = stream.handle.request
+        request = output.handle.request
         subject = self._subject(request)
         request, given, resumed = subject.request, subject.prompt, self._resumed(request)
         prompt = given.ids
@@ -85,7 +85,7 @@ class Preparer:
         self._check_fits(len(prompt), rules)
         constraint, tokenizer = self._constraint(request, resumed), self._text_tokenizer(request)
         tokenizer = tokenizer if subject.has_text else None
-        stream.open(
+        output.open(
             tokenizer, [token for token in prompt if token != IMAGE], rules, self._reading(subject, resumed)
         )
         return ScheduledSequence(
@@ -98,7 +98,7 @@ class Preparer:
             max_outstanding=1 if self.config.pipeline == "off" else 2,
             constraint=constraint,
             drafter=None if given.images else self._drafter(request, prompt),
-            stream=stream,
+            output=output,
             adapter_key=self._adapter_key(request),
             history_length=self.history_length,
             values=self.limits.values,

@@ -57,9 +57,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"petiole: {error}", file=sys.stderr)
         return error.exit_code
     except (PetioleError, OperationalError, redis.RedisError, OSError) as error:
-        print(f"petiole: {str(error) or type(error).__name__}", file=sys.stderr)
+        print(f"petiole: {_said(error)}", file=sys.stderr)
         return 1
     return status
+
+
+def _said(error: Exception) -> str:
+    """The error; with the URL of the server that does not answer."""
+    said, current = str(error) or type(error).__name__, settings.settings()
+    match error:
+        case PetioleError():
+            return said
+        case OperationalError():
+            return f"{redacted(current.broker_url)} is not available: {said}"
+        case redis.ConnectionError() | redis.TimeoutError():
+            return f"{redacted(current.streams_url)} is not available: {said}"
+    return said
 
 
 def parser() -> argparse.ArgumentParser:
@@ -200,7 +213,7 @@ def _status_now() -> str:
     try:
         return _status(reports.workers())
     except connections.LOST as error:
-        return str(error)
+        return _said(error)
 
 
 def _status(workers: list[reports.WorkerReport]) -> str:
@@ -357,12 +370,19 @@ def drain_workers(options: argparse.Namespace) -> int:
         return 1
     for name in options.worker:
         control.drain(name)
-    give_up_at = time.monotonic() + options.wait
-    while options.wait and (left := _still_there(options.worker)):
-        if time.monotonic() > give_up_at:
+        print(f"{name}: drains", flush=True)
+    began, waiting = time.monotonic(), list(options.worker)
+    while options.wait and waiting:
+        left = _still_there(waiting)
+        for name in waiting:
+            if name not in left:
+                print(f"{name}: gone after {time.monotonic() - began:.0f} s", flush=True)
+        waiting = left
+        if left and time.monotonic() > began + options.wait:
             print(f"petiole: still there: {', '.join(left)}", file=sys.stderr)
             return 1
-        time.sleep(DRAIN_POLL_S)
+        if left:
+            time.sleep(DRAIN_POLL_S)
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
-from petiole.tasks.requests.submission import SUBMISSION
+from petiole.tasks.requests.celery_options import SUBMISSION
 
 _ELSEWHERE = {
     "best_of": "submit a group, each with a seed of its own",

@@ -1,15 +1,15 @@
-"""Options and results as type checkers and editors see them: `schemas`, as dictionaries.
+"""Options and results as type checkers and editors see them: `schemas` and `results`, as dictionaries.
 
 A checker cannot derive a call's keyword arguments from a pydantic model. `python -m docs.render` writes this
-module from `schemas`: change that one.
+module from `schemas` and `results`: change these.
 """
 
 from typing import Any, Literal, NotRequired, TypedDict
 
 from pydantic import BaseModel
 
-from petiole.tasks.requests.schemas import FinishReason
-from petiole.tasks.requests.submission import Submission
+from petiole.tasks.requests.celery_options import Submission
+from petiole.tasks.requests.results import FinishReason
 
 
 class Sampling(TypedDict, total=False):

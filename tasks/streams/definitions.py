@@ -11,7 +11,7 @@ from petiole import _lazy
 if TYPE_CHECKING:
     from celery.result import AsyncResult
 
-    from petiole.tasks.requests.schemas import StreamDelta
+    from petiole.tasks.requests.results import StreamDelta
     from petiole.tasks.streams import readers
 else:
     readers = _lazy.module("petiole.tasks.streams.readers")

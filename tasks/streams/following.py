@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from petiole.tasks import errors
 from petiole.tasks.errors import StreamError, StreamExpired, StreamTimeout
-from petiole.tasks.requests.schemas import GenerationResult, StreamDelta
+from petiole.tasks.requests.results import GenerationResult, StreamDelta
 from petiole.tasks.streams.assembly import StreamAssembler, without
 
 SILENCE_S = 1.0  # time without a delta before the log is read: pub/sub may lose messages

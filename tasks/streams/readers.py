@@ -22,8 +22,8 @@ from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.errors import StreamError
 from petiole.tasks.fleet import control
 from petiole.tasks.fleet.serving import Watch
-from petiole.tasks.keys import stream_keys
-from petiole.tasks.requests.schemas import INTEREST_TTL_S, StreamDelta
+from petiole.tasks.keys import INTEREST_TTL_S, stream_keys
+from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.answers import DamagedKey
 from petiole.tasks.streams import subscriptions
@@ -118,7 +118,7 @@ class _Reader:
             if isinstance(task, EagerResult)
             else read(self.task_id, timeout_s, heartbeat_s)
         )
-        self._watch = Watch([getattr(task, "submitted_to", None)])
+        self._watch = Watch([getattr(task, "submitted_to", None)], timeout_s)
         self._step: Step | None = next(self._steps)
 
     @property

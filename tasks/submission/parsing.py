@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.requests.celery_options import SUBMISSION
 from petiole.tasks.requests.kinds import CONTINUED, SCHEMAS
 from petiole.tasks.requests.names import CHAT
 from petiole.tasks.requests.schemas import Common, validate
-from petiole.tasks.requests.submission import SUBMISSION
 
 
 def apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

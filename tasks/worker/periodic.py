@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 JOIN_S = 2.0
-"""How long `stop` waits for the work at hand."""
+"""How long `stop` waits for the work at hand, unless it is told otherwise."""
 
 
 class Periodic:
@@ -21,10 +21,15 @@ class Periodic:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
+    def stop(self, wait_s: float = JOIN_S) -> None:
         self._stopped.set()
         if self._thread.is_alive():
-            self._thread.join(JOIN_S)
+            self._thread.join(wait_s)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a call of `work` that goes on is to return."""
+        return self._stopped.is_set()
 
     def _run(self) -> None:
         pause_s = 0.0

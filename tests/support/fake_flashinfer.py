@@ -148,6 +148,8 @@ def add_deltas(x, y, a, b, slots, ranks):
 class _Wrapper:
     """Attends from what its buffers hold when it runs, as a captured kernel does."""
 
+    causal = True
+
     def __init__(self, workspace, layout, backend):
         assert layout == "NHD"
         assert backend == "fa2", "what is compiled ahead, and takes any head size"
@@ -187,7 +189,7 @@ class _Wrapper:
             k, v = (p[at_pages].flatten(0, 1)[:length].to(q.dtype).transpose(0, 1) for p in pages)
             position = torch.arange(length)
             query = torch.arange(length - n, length)[:, None]
-            mask = position <= query
+            mask = position <= query if self.causal else position < length + 0 * query
             if self.window_left >= 0:
                 mask &= position >= query - self.window_left
             answer = torch.nn.functional.scaled_dot_product_attention(
@@ -264,7 +266,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
 
     def plan(self, lengths, indptr, indices, last_page_len, *sizes, causal, **settings):
         check_int32(lengths, indptr, indices, last_page_len)
-        assert causal
+        self.causal = causal
         assert len(lengths) == len(indptr) == len(last_page_len) + 1
         assert len(indices) == int(indptr[-1])
         self.queries = lengths.diff().tolist()

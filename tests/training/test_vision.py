@@ -77,10 +77,11 @@ def test_a_question_in_a_row_of_questions_is_computed_as_if_alone(seed: int) -> 
     pixels = torch.randint(0, 256, (1, 2, 126, 126, 3), dtype=torch.uint8)
     kinds = [[question.kind for question in questions]]
     prefix = 1 + TINY.vision.grid**2
-    together = hidden_of(model, batch_of(pixels, (1, 1), [rows], kinds, prefix))[0]
+    images = model.images(pixels, (1, 1))
+    together = hidden_of(model, batch_of(pixels, (1, 1), [rows], kinds, prefix), images)[1][0]
     at = 0
     for row in rows:
-        alone = hidden_of(model, batch_of(pixels, (1, 1), [[row]], kinds, prefix))[0]
+        alone = hidden_of(model, batch_of(pixels, (1, 1), [[row]], kinds, prefix), images)[1][0]
         assert torch.allclose(together[at : at + len(row.tokens)], alone, atol=1e-4)
         at += len(row.tokens)
 
@@ -104,6 +105,7 @@ def test_a_stopped_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
         minutes=0.001,
         threads=1,
         checkpoint=tmp_path / "checkpoint.pt",
+        start=None,
         pictures=1,
         save_every_s=0,
         log_every_s=1000,
@@ -114,7 +116,7 @@ def test_a_stopped_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     steps = state["progress"]["step"]
     assert steps
     published = ("model.vision.", "model.text.", "model.region.")
-    assert all(name.startswith((*published, "cells.")) for name in model.state_dict())
+    assert all(name.startswith((*published, "cells.", "places.")) for name in model.state_dict())
     args.minutes = state["progress"]["elapsed_s"] / 60 + 0.001
     train(args)
     assert load_model(args.checkpoint)[1]["progress"]["step"] > steps
@@ -143,7 +145,7 @@ def test_an_exported_model_answers_in_the_engine_as_in_training(tmp_path: Path) 
             for token, values in list(zip(answer.token_ids, answer.values, strict=True))[:12]:
                 pixels = torch.from_numpy(crops.pixels)[None]
                 one = batch_of(pixels, crops.tiling, [[Row(tokens, bins, len(tokens))]], [["x"]], 82)
-                last = hidden_of(model, one)[:, -1]
+                last = hidden_of(model, one, model.images(pixels, crops.tiling))[1][:, -1]
                 assert token == int(model.logits(last).argmax())
                 own = (-1, -1)
                 if token == COORDINATE:

@@ -23,7 +23,7 @@ from petiole.gpu_worker.text.assembler import TextAssembler
 from petiole.gpu_worker.text.loading import load_tokenizer
 from petiole.tasks.app.configuration import configuration
 from petiole.tasks.keys import AFFINITY_HEADER
-from petiole.tasks.requests.schemas import FinishReason
+from petiole.tasks.requests.results import FinishReason
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import Settings, settings
 from petiole.tasks.worker import scripts

@@ -6,7 +6,7 @@ import base64
 import json
 
 from petiole.tasks.requests import affinity, images
-from petiole.tasks.requests.schemas import StreamDelta
+from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.submission.parsing import parse
 from petiole.tasks.worker.output.outcomes import Written
 

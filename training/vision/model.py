@@ -1,7 +1,8 @@
 """Moondream 2 made small, for training. Its parameters have the names of the published weights.
 
 Many questions about one picture are one row: the picture's positions see each other, and each question sees the
-picture and itself, as if it stood alone behind the picture. `cells` is for training alone.
+picture and itself, as if it stood alone behind the picture. `cells` and `places` are for training alone: they read
+what a position of the picture knows, behind the projection and before the last blocks of the text decoder.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.vision.pictures import COLORS, KINDS
+from training.vision.pictures import COLORS, KINDS, MOST
 from training.vision.tokens import BINS, COORDINATE, SIZE, VOCAB_SIZE
 
+DEPTH = 2
+"""So many blocks of the text decoder read what `places` taught the positions of the picture."""
 ROTARY = 32
 """Dimensions of a text head that are rotated, of 64."""
 
@@ -125,7 +128,8 @@ class Moondream(nn.Module):
         )
         region.register_parameter("coord_features", nn.Parameter(torch.randn(1, r.coordinate_features) * 3))
         region.register_parameter("size_features", nn.Parameter(torch.randn(2, r.size_features) * 3))
-        self.cells = nn.Linear(t.dim, 4 + 1 + len(COLORS) * len(KINDS))
+        known = 4 + (1 + MOST) + (1 + len(COLORS) * len(KINDS))
+        self.cells, self.places = nn.Linear(t.dim, known), nn.Linear(t.dim, known)
         self.model = nn.ModuleDict({"vision": vision, "text": text, "region": region})
         for name, weight in self.named_parameters():
             if name.endswith(("attn.proj.weight", "mlp.fc2.weight")) and "blocks" in name:
@@ -153,7 +157,7 @@ class Moondream(nn.Module):
         for block in w["blocks"]:
             qkv = block["attn"]["qkv"](block["ln1"](x)).unflatten(-1, (3, v.heads, -1))
             q, k, value = qkv.permute(2, 0, 3, 1, 4)
-            x = x + block["attn"]["proj"](F.scaled_dot_product_attention(q, k, value).transpose(1, 2).flatten(2))
+            x = x + block["attn"]["proj"](_attended(q, k, value).transpose(1, 2).flatten(2))
             x = x + _through(block["ln2"](x), block["mlp"])
         out: Tensor = w["post_ln"](x)
         return out
@@ -190,8 +194,9 @@ class Moondream(nn.Module):
         )
         return torch.where(at_size[..., None], region["size_encoder"](_fourier(size, region.size_features)), x)
 
-    def hidden(self, x: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """x [N, T, dim], positions int64 [N, T], mask bool [N, 1, T, T] -> [N, T, dim], before the final norm."""
+    def hidden(self, x: Tensor, positions: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """x [N, T, dim], positions int64 [N, T], mask bool [N, 1, T, T] -> [N, T, dim] before the last `DEPTH`
+        blocks, and behind all of them, before the final norm."""
         t = self.shape.text
         half = ROTARY // 2
         frequencies = 10000.0 ** -(torch.arange(half, dtype=torch.float32) / half)
@@ -202,12 +207,14 @@ class Moondream(nn.Module):
             low, high, rest = y.split([half, half, y.shape[-1] - ROTARY], dim=-1)
             return torch.cat([low * cos - high * sin, low * sin + high * cos, rest], dim=-1)
 
-        for block in self.model["text"]["blocks"]:
+        halfway = x
+        for number, block in enumerate(self.model["text"]["blocks"]):
+            halfway = x if number == t.layers - DEPTH else halfway
             inside = block["ln"](x)
             q, k, v = block["attn"]["qkv"](inside).unflatten(-1, (3, t.heads, -1)).permute(2, 0, 3, 1, 4)
-            seen = F.scaled_dot_product_attention(rotated(q), rotated(k), v, attn_mask=mask)
+            seen = _attended(rotated(q), rotated(k), v, mask)
             x = x + block["attn"]["proj"](seen.transpose(1, 2).flatten(2)) + _through(inside, block["mlp"])
-        return x
+        return halfway, x
 
     def logits(self, hidden: Tensor) -> Tensor:
         out: Tensor = self.model["text"]["lm_head"](self.model["text"]["post_ln"](hidden))
@@ -220,6 +227,15 @@ class Moondream(nn.Module):
         return _through(hidden, self.model["region"]["size_decoder"]).unflatten(-1, (2, -1))
 
 
+def _attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Plain products: for rows this short on a CPU, faster than `scaled_dot_product_attention`."""
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1).to(v.dtype) @ v
+
+
 def _fourier(values: Tensor, features: Tensor) -> Tensor:
-    turns = 2 * math.pi * values @ features
+    """The product is spelt out: in bfloat16, as autocast would have it, the angles were wrong by much."""
+    turns = 2 * math.pi * (values[..., None] * features).sum(-2)
     return torch.cat([turns.cos(), turns.sin()], dim=-1)

@@ -23,8 +23,9 @@ COLORS = {
 BACKGROUNDS = ((255, 255, 255), (230, 230, 230), (205, 225, 245), (245, 225, 205))
 MOST = 4
 SMALLEST, LARGEST = 0.16, 0.42
-APART = 0.04
-"""Least horizontal distance between two centres, so that their order is plain to see."""
+APART = 0.1
+"""Least horizontal distance between two centres, as a share of the width: less, and a person would need a ruler
+to say which of two shapes, one above the other, is further left."""
 
 
 @dataclass(frozen=True)
@@ -102,26 +103,26 @@ def paint(scene: Scene, rng: Random) -> Image.Image:
     return picture.resize(scene.size, Image.Resampling.BOX)
 
 
-def cells(scene: Scene, grid: int) -> tuple[list[int], list[tuple[float, float, float, float]]]:
-    """For each cell of a grid over the picture, row by row: which shape covers its centre, as a number from 1 of
-    colour and kind, 0 for none; and where that shape is (centre, width, height)."""
-    names, places = [], []
+def cells(scene: Scene, grid: int) -> list[int]:
+    """For each cell of a grid over the picture, row by row: the place of the shape that covers its centre, 1 for
+    the leftmost; 0 for none."""
+    found = []
     for row in range(grid):
         for column in range(grid):
             x, y = (column + 0.5) / grid, (row + 0.5) / grid
             over = [
-                s
-                for s in scene.shapes
+                (place, s)
+                for place, s in enumerate(scene.shapes, 1)
                 if abs(s.x - x) <= s.width / 2 + 0.03 and abs(s.y - y) <= s.height / 2 + 0.03
             ]
-            nearest = min(over, key=lambda s: (s.x - x) ** 2 + (s.y - y) ** 2, default=None)
-            if nearest is None:
-                names.append(0)
-                places.append((0.0, 0.0, 0.0, 0.0))
-            else:
-                names.append(1 + list(COLORS).index(nearest.color) * len(KINDS) + KINDS.index(nearest.kind))
-                places.append((nearest.x, nearest.y, nearest.width, nearest.height))
-    return names, places
+            nearest = min(over, key=lambda of: (of[1].x - x) ** 2 + (of[1].y - y) ** 2, default=(0, None))
+            found.append(nearest[0])
+    return found
+
+
+def number_of(shape: Shape) -> int:
+    """Of its colour and kind, from 1."""
+    return 1 + list(COLORS).index(shape.color) * len(KINDS) + KINDS.index(shape.kind)
 
 
 def listed(shapes: tuple[Shape, ...]) -> str:

@@ -1,16 +1,22 @@
 """Train `petiole-tiny-vision` from nothing: `python -m training.vision.train --minutes 240`.
 
 Every picture is new. A step takes some pictures of one tiling, with one row of questions each. Bins are learnt
-from targets that a near miss matches in part. Beside the answers, each position of the picture learns to say which
-shape covers it and where that is: with answers alone, the encoder would take many times as long to see anything.
-That head is not exported. A checkpoint every few minutes makes the run resumable: start the
-same command again.
+from targets that a near miss matches in part, and from how far off the expected bin is. Beside the answers, each
+position of the picture learns to say which shape covers it, where that is and how many are left of it: with
+answers alone, the encoder would take many times as long to see anything. It says so twice, behind the encoder and
+halfway through the text decoder; neither head is exported.
+
+Products are bfloat16, weights float32. Time is the processor's, so that a pause does no harm. A checkpoint every
+few minutes, and at SIGTERM, makes the run resumable: start the same command again. `--from` starts a new run with
+the weights of a model folder.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import tempfile
+import threading
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -27,14 +34,14 @@ from petiole.gpu_worker.models.moondream.crops import CropGeometry, Tiling, crop
 from training.optimizer import Muon
 from training.vision import tokens as tokens_
 from training.vision.model import Moondream, Shape
-from training.vision.pictures import ask_all, cells, draw_scene, paint
+from training.vision.pictures import MOST, ask_all, cells, draw_scene, number_of, paint
 from training.vision.tokens import COORDINATE, EOS, SIZE, Row, row_of
 
 DEFAULT_CHECKPOINT = Path(tempfile.gettempdir()) / "petiole-tiny-vision" / "checkpoint.pt"
 MATRIX_LR, OTHER_LR = 0.01, 0.0015
 WARMUP_STEPS = 100
 DECAY_SHARE = 0.5
-NEAR = 6.0
+NEAR = 12.0
 """The width of a bin's target, in bins."""
 LARGE_SHARE = 0.15
 """The share of steps with pictures that are cut into several crops."""
@@ -45,7 +52,8 @@ QUESTION_SEED = 1_000_003
 class Batch:
     """crops: uint8 [N, crops, size, size, 3]; tokens, positions, question: int64 [N, T]; question is 0 at padding;
     bins: int64 [N, T, 2]; learnt: bool [N, T], the tokens to predict; kinds: per row, each question's kind.
-    names: int64 [N, grid²] and places: float32 [N, grid², 4], as `pictures.cells` says them."""
+    cells: int64 [N, grid²], as `pictures.cells` has them; by such a place, names: int64 [N, 1 + MOST], the numbers
+    of the shapes, and boxes: float32 [N, 1 + MOST, 4], their centres and sizes."""
 
     crops: Tensor
     tiling: Tiling
@@ -55,8 +63,9 @@ class Batch:
     bins: Tensor
     learnt: Tensor
     kinds: list[list[str]]
+    cells: Tensor
     names: Tensor
-    places: Tensor
+    boxes: Tensor
 
 
 def picture_size(rng: Random, geometry: CropGeometry, large: bool) -> tuple[int, int]:
@@ -77,7 +86,7 @@ def draw_batch(tokenizer: Tokenizer, rng: Random, shape: Shape, n: int, *, held_
     geometry = geometry_of(shape)
     size = picture_size(rng, geometry, rng.random() < LARGE_SHARE)
     crops, rows, kinds = [], list[list[Row]](), list[list[str]]()
-    names, places = [], []
+    covered, names, boxes = [], [], []
     for _ in range(n):
         own = Random(2 * rng.getrandbits(60) + held_out)
         scene = draw_scene(own, size)
@@ -86,11 +95,12 @@ def draw_batch(tokenizer: Tokenizer, rng: Random, shape: Shape, n: int, *, held_
         crops.append(torch.from_numpy(found.pixels))
         rows.append([row_of(tokenizer, question) for question in questions])
         kinds.append([question.kind for question in questions])
-        covered = cells(scene, shape.vision.grid)
-        names.append(covered[0])
-        places.append(covered[1])
+        covered.append(cells(scene, shape.vision.grid))
+        absent = MOST - len(scene.shapes)
+        names.append([0, *map(number_of, scene.shapes), *[0] * absent])
+        boxes.append([(0.0,) * 4, *((s.x, s.y, s.width, s.height) for s in scene.shapes), *[(0.0,) * 4] * absent])
     batch = batch_of(torch.stack(crops), found.tiling, rows, kinds, 1 + shape.vision.grid**2)
-    return replace(batch, names=torch.tensor(names), places=torch.tensor(places))
+    return replace(batch, cells=torch.tensor(covered), names=torch.tensor(names), boxes=torch.tensor(boxes))
 
 
 def batch_of(crops: Tensor, tiling: Tiling, rows: list[list[Row]], kinds: list[list[str]], prefix: int) -> Batch:
@@ -107,12 +117,12 @@ def batch_of(crops: Tensor, tiling: Tiling, rows: list[list[Row]], kinds: list[l
             learnt[i, at + row.start : span.stop] = True
             at = span.stop
     nothing = torch.zeros(0)
-    return Batch(crops, tiling, tokens, positions, question, bins, learnt, kinds, nothing, nothing)
+    return Batch(crops, tiling, tokens, positions, question, bins, learnt, kinds, nothing, nothing, nothing)
 
 
-def hidden_of(model: Moondream, batch: Batch, images: Tensor | None = None) -> Tensor:
-    """[N, T, dim] of the questions, each as if alone behind its picture."""
-    images = model.images(batch.crops, batch.tiling) if images is None else images
+def hidden_of(model: Moondream, batch: Batch, images: Tensor) -> tuple[Tensor, Tensor]:
+    """[N, grid², dim] of the pictures halfway, and [N, T, dim] of the questions, each as if alone behind its
+    picture."""
     n, prefix = len(images), images.shape[1] + 1
     begin = torch.full((n, 1), EOS)
     none = torch.full((n, 1, 2), -1)
@@ -123,35 +133,49 @@ def hidden_of(model: Moondream, batch: Batch, images: Tensor | None = None) -> T
     picture = order < prefix
     same = (owner[:, :, None] == owner[:, None, :]) & (order[:, None] >= order[None, :])
     mask = picture[None, None, :] | (same & ~picture[None, :, None])
-    return model.hidden(x, positions, mask[:, None])[:, prefix:]
+    halfway, hidden = model.hidden(x, positions, mask[:, None])
+    return halfway[:, 1:prefix], hidden[:, prefix:]
 
 
-def losses(model: Moondream, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss, and for each learnt token whether it came out right and by how many bins it missed."""
+def losses(model: Moondream, batch: Batch) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """The parts of the loss; for each learnt token whether it came out right, and by how many bins it missed."""
     images = model.images(batch.crops, batch.tiling)
-    hidden = hidden_of(model, batch, images)
+    halfway, hidden = hidden_of(model, batch, images)
     targets = batch.learnt[:, 1:]
     before, tokens, bins = hidden[:, :-1][targets], batch.tokens[:, 1:][targets], batch.bins[:, 1:][targets]
-    logits = model.logits(before)
-    loss = F.cross_entropy(logits, tokens, label_smoothing=0.01)
-    loss = loss + seen(model, images, batch)
+    logits = model.logits(before).float()
+    parts = {"text": F.cross_entropy(logits, tokens, label_smoothing=0.01)}
+    parts["cells"] = seen(model.cells(images).float(), batch)
+    parts["places"] = seen(model.places(halfway).float(), batch)
     missed = torch.zeros(len(tokens))
-    for token, decode in ((COORDINATE, model.coordinate_logits), (SIZE, model.size_logits)):
+    for name, token, decode in (("at", COORDINATE, model.coordinate_logits), ("size", SIZE, model.size_logits)):
         chosen = tokens == token
         if chosen.any():
-            found = decode(before[chosen]).view(int(chosen.sum()), -1, model.shape.region.bins)
+            found = decode(before[chosen]).float().view(int(chosen.sum()), -1, model.shape.region.bins)
             wanted = bins[chosen][:, : found.shape[1]]
-            loss = loss + 0.5 * F.cross_entropy(found.flatten(0, 1), nearby(wanted.flatten(), found.shape[-1]))
+            parts[name] = 0.5 * off(found, wanted)
             missed[chosen] = (found.argmax(-1) - wanted).abs().amax(-1).float()
-    return loss, logits.argmax(-1) == tokens, missed
+    return parts, logits.argmax(-1) == tokens, missed
 
 
-def seen(model: Moondream, images: Tensor, batch: Batch) -> Tensor:
-    """How wrong the positions of the pictures are about what covers them."""
-    found = model.cells(images)
-    names = F.cross_entropy(found[..., 4:].flatten(0, 1), batch.names.flatten())
-    covered = batch.names > 0
-    return names + 4 * (found[..., :4][covered] - batch.places[covered]).abs().mean()
+def seen(found: Tensor, batch: Batch) -> Tensor:
+    """How wrong the positions of the pictures are about what covers them: `found` [N, grid², box, place, name]."""
+    box, place, name = found.split([4, 1 + MOST, found.shape[-1] - 5 - MOST], dim=-1)
+    covered = batch.cells > 0
+    names, boxes = batch.names.gather(1, batch.cells), batch.boxes[torch.arange(len(found))[:, None], batch.cells]
+    wrong = F.cross_entropy(name.flatten(0, 1), names.flatten())
+    wrong = wrong + F.cross_entropy(place.flatten(0, 1), batch.cells.flatten())
+    return wrong + 4 * (box[covered] - boxes[covered]).abs().mean()
+
+
+def off(found: Tensor, wanted: Tensor) -> Tensor:
+    """Of logits [n, k, bins] for bins [n, k]: cross entropy to a near miss' share, above the least possible, and
+    the distance of what is expected."""
+    shares = nearby(wanted.flatten(), found.shape[-1])
+    chances = found.flatten(0, 1).log_softmax(-1)
+    expected = chances.exp() @ torch.arange(float(found.shape[-1]))
+    divergence = (shares * (shares.clamp(min=1e-20).log() - chances)).sum(-1).mean()
+    return divergence + (expected - wanted.flatten()).abs().mean() * 10 / found.shape[-1]
 
 
 def nearby(wanted: Tensor, n_bins: int) -> Tensor:
@@ -182,8 +206,12 @@ class Progress:
 
 def optimizers(model: Moondream) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the blocks, AdamW for all else."""
-    matrices = [w for name, w in model.named_parameters() if w.ndim == 2 and "blocks" in name]
-    others = [w for name, w in model.named_parameters() if not (w.ndim == 2 and "blocks" in name)]
+
+    def inner(name: str, weight: Tensor) -> bool:
+        return weight.ndim == 2 and ("blocks" in name or "proj_mlp" in name)
+
+    matrices = [w for name, w in model.named_parameters() if inner(name, w)]
+    others = [w for name, w in model.named_parameters() if not inner(name, w)]
     adam = torch.optim.AdamW(others, lr=OTHER_LR, betas=(0.9, 0.98), weight_decay=0.0)
     return [Muon(matrices, lr=MATRIX_LR), adam]
 
@@ -218,16 +246,22 @@ def train(args: argparse.Namespace) -> None:
         progress = Progress(**state["progress"])
     else:
         model = Moondream(Shape())
+        if args.start is not None:  # a folder lacks the heads that are for training alone
+            model.load_state_dict(load_file(args.start / "model.safetensors"), strict=False)
     opts = optimizers(model)
     for opt, saved in zip(opts, state.get("optimizers", []), strict=False):
         opt.load_state_dict(saved)
     tokenizer = tokens_.build()
     rng = Random(args.seed * QUESTION_SEED + progress.step)
     budget_s, last_save, last_log = args.minutes * 60, time.monotonic(), time.monotonic()
-    while progress.elapsed_s < budget_s:
-        began = time.monotonic()
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    while progress.elapsed_s < budget_s and not stopped.is_set():
+        began = time.process_time()
         batch = draw_batch(tokenizer, rng, model.shape, args.pictures)
-        loss, right, missed = losses(model, batch)
+        with torch.autocast("cpu", torch.bfloat16):
+            parts, right, missed = losses(model, batch)
+            loss = sum(parts.values(), torch.zeros(()))
         for opt in opts:
             opt.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -237,17 +271,19 @@ def train(args: argparse.Namespace) -> None:
         for opt, rate in zip(opts, (MATRIX_LR, OTHER_LR), strict=True):
             for group in opt.param_groups:
                 group["lr"] = rate * max(0.0, factor)
-            opt.step()
+            with torch.autocast("cpu", torch.bfloat16):
+                opt.step()
         progress.saw(batch, right, missed)
         now = time.monotonic()
         progress.step += 1
         progress.pictures += args.pictures
-        progress.elapsed_s += now - began
+        progress.elapsed_s += time.process_time() - began
         if now - last_log > args.log_every_s:
             figures = " ".join(f"{k.replace(' ', '-')}={right:.2f}" for k, right in sorted(progress.right.items()))
+            losing = " ".join(f"{name}={float(part.detach()):.2f}" for name, part in parts.items())
             miss = np.mean(missed[missed > 0].numpy()) if bool((missed > 0).any()) else 0.0
             print(
-                f"{progress.elapsed_s / 60:.1f} min step {progress.step} loss {float(loss.detach()):.3f} "
+                f"{progress.elapsed_s / 60:.1f} min step {progress.step} loss {float(loss.detach()):.3f} {losing} "
                 f"{progress.pictures} pictures lr x{factor:.2f} missed by {miss:.0f} bins {figures}",
                 flush=True,
             )
@@ -260,10 +296,13 @@ def train(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=240, help="wall time of the whole run")
+    parser.add_argument("--minutes", type=float, default=240, help="processor time of the whole run")
+    parser.add_argument(
+        "--from", dest="start", type=Path, help="a model folder whose weights a new run starts with"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--checkpoint", type=Path, default=DEFAULT_CHECKPOINT)
-    parser.add_argument("--pictures", type=int, default=8, help="in a step")
+    parser.add_argument("--pictures", type=int, default=16, help="in a step")
     parser.add_argument("--save-every-s", type=float, default=120)
     parser.add_argument("--log-every-s", type=float, default=30)
     parser.add_argument("--seed", type=int, default=1)

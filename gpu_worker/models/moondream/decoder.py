@@ -32,7 +32,7 @@ class TextBlock:
 
 @dataclass(frozen=True, slots=True)
 class MoondreamDecoder:
-    """Implements what the runtime uses of a `Decoder`, and `ValueDecoder` and `ImageDecoder`. rotary: see
+    """Implements what the runtime uses of a `Decoder`, and `ValueDecoder` and `CropDecoder`. rotary: see
     `rotary_table`."""
 
     config: MoondreamConfig
@@ -65,29 +65,34 @@ class MoondreamDecoder:
     def encode(self, images: Sequence[tuple[Tensor, tuple[int, int]]]) -> Sequence[Tensor]:
         return self.vision.encode(images)
 
+    @property
+    def crop_shape(self) -> tuple[int, ...]:
+        size = self.config.vision.geometry.size
+        return size, size, 3
+
+    def encode_bytes(self, n_crops: int) -> int:
+        return self.vision.working_bytes(n_crops)
+
+    def crop_features(self, crops: Tensor) -> Tensor:
+        return self.vision.features(crops)
+
+    def image_features(self, crops: Tensor, tiling: tuple[int, int]) -> Tensor:
+        return self.vision.projected(crops, tiling)[None]
+
     def embed(self, token_ids: Tensor) -> Tensor:
         return torch.nn.functional.embedding(token_ids, self.embedding)
 
-    def embed_bins(self, token_ids: Tensor, bins: Tensor) -> Tensor:
-        embedded, tokens = self.embed(token_ids), self.config.tokens
-        known = bins[:, 0] >= 0
-        coordinates = ((token_ids == tokens.coordinate) & known).nonzero()[:, 0]
-        sizes = ((token_ids == tokens.size) & known).nonzero()[:, 0]
-        if len(coordinates):
-            embedded[coordinates] = self.region.embed_coordinates(bins[coordinates, 0].long())
-        if len(sizes):
-            embedded[sizes] = self.region.embed_sizes(bins[sizes].long())
-        return embedded
+    def embed_coordinates(self, bins: Tensor) -> Tensor:
+        return self.region.embed_coordinates(bins.long())
 
-    def decode_bins(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
-        bins = torch.zeros((len(hidden), 2), dtype=torch.int32, device=hidden.device)
-        tokens = self.config.tokens
-        coordinates, sizes = ((token_ids == one).nonzero()[:, 0] for one in (tokens.coordinate, tokens.size))
-        if len(coordinates):
-            bins[coordinates, 0] = self.region.coordinate_logits(hidden[coordinates]).argmax(-1).int()
-        if len(sizes):
-            bins[sizes] = self.region.size_logits(hidden[sizes]).argmax(-1).int()
-        return bins
+    def embed_sizes(self, bins: Tensor) -> Tensor:
+        return self.region.embed_sizes(bins.long())
+
+    def coordinate_bins(self, hidden: Tensor) -> Tensor:
+        return self.region.coordinate_logits(hidden).argmax(-1)
+
+    def size_bins(self, hidden: Tensor) -> Tensor:
+        return self.region.size_logits(hidden).argmax(-1)
 
     def forward(self, hidden: Tensor, step: Forward) -> Tensor:
         """[T, hidden] -> [T, hidden], without the final norm; `hidden` is overwritten."""

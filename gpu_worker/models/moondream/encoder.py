@@ -66,6 +66,13 @@ class VisionEncoder:
             for part, tiling in zip(torch.split(features, n_crops), tilings, strict=True)
         ]
 
+    def working_bytes(self, n_crops: int) -> int:
+        """Memory of the largest tensors that live at once: in a block, or at the end of an image."""
+        config, positions = self.config, self.config.geometry.grid**2
+        in_block = 3 * config.dim + max(5 * config.dim, 2 * config.ff)
+        at_end = 4 * config.dim + 3 * config.projection
+        return positions * max(n_crops * in_block, at_end) * self.positions.element_size()
+
     def features(self, crops: Tensor) -> Tensor:
         """uint8 [n, size, size, 3] -> [n, grid, grid, dim]."""
         grid, heads = self.config.geometry.grid, self.config.heads

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.decoder import Decoder, Forward, ValueDecoder
+from petiole.gpu_worker.models.decoder import Decoder, Forward, ImageDecoder
 from petiole.gpu_worker.models.lora import AdapterBank
+from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import N_BINS, NO_BIN
 from petiole.gpu_worker.runtime.cpu.attention import PagedAttention
 from petiole.gpu_worker.runtime.cpu.native.draw import draw
@@ -19,8 +22,7 @@ from petiole.gpu_worker.runtime.step import sampling
 from petiole.gpu_worker.runtime.step.deltas import GroupedDeltas
 from petiole.gpu_worker.runtime.step.inputs import ImageInputs, StepInputs, StepStates
 from petiole.gpu_worker.runtime.step.sampling import Choice
-
-_NO_HIDDEN = torch.empty(0)
+from petiole.gpu_worker.runtime.step.values import ValuedDecoder, decode_found, embed_found
 
 
 def choose(logits: Tensor, choice: Choice | None) -> Tensor:
@@ -54,10 +56,10 @@ class CpuExecutor:
             step = slot_id, token_ids, positions, rows, outputs, adapters
             if self._text_only:
                 logits = self._native.forward(*step)
-                return StepStates(_NO_HIDDEN, lambda: logits)
+                return StepStates(lambda: logits)
             hidden = self._embed(inputs, token_ids, images).float()
             logits = self._native.forward(*step, hidden=hidden, rotary=rotary, limits=limits)
-            return StepStates(hidden[outputs].to(self._decoder.dtype), lambda: logits)
+            return StepStates(lambda: logits, self._bins(hidden[outputs].to(self._decoder.dtype)))
         attention = PagedAttention(
             cache=self._cache,
             windows=self._decoder.config.windows,
@@ -71,7 +73,16 @@ class CpuExecutor:
         deltas = None if self._bank is None or adapters is None else GroupedDeltas(self._bank, adapters)
         forward = Forward(positions if rotary is None else rotary, attention, deltas)
         hidden = self._decoder.forward(self._embed(inputs, token_ids, images), forward)[outputs]
-        return StepStates(hidden, lambda: self._decoder.head_output(hidden).float())
+        return StepStates(lambda: self._decoder.head_output(hidden).float(), self._bins(hidden))
+
+    def _bins(self, hidden: Tensor) -> Callable[[Tensor], Tensor] | None:
+        if self._decoder.value_tokens is None:
+            return None
+        return partial(decode_found, cast(ValuedDecoder, self._decoder), hidden)
+
+    def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
+        crops = [(torch.from_numpy(image.pixels), image.tiling) for image in images]
+        return cast(ImageDecoder, self._decoder).encode(crops)
 
     def _embed(self, inputs: StepInputs, token_ids: Tensor, images: ImageInputs) -> Tensor:
         """[T, hidden] in the model's type."""
@@ -88,4 +99,4 @@ class CpuExecutor:
         if bins is None:
             bins = np.full((len(token_ids), N_BINS), NO_BIN, np.int32)
         bins[at] = self._pending_bins[inputs.rows[at]]
-        return cast(ValueDecoder, self._decoder).embed_bins(token_ids, torch.from_numpy(bins))
+        return embed_found(cast(ValuedDecoder, self._decoder), token_ids, torch.from_numpy(bins))

@@ -1,8 +1,13 @@
-"""The CUDA executor: captured graphs for decode and verify steps, one eager causal pass for all others."""
+"""The CUDA executor: captured graphs for decode, verify and encode steps, one eager pass for all others.
+
+In an eager pass the queries of bidirectional regions come first. They are attended to without a mask, all others
+causally (`step.segments`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -12,8 +17,9 @@ from torch import Tensor
 from petiole.gpu_worker.config import Batching, EngineConfig
 from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.config import ModelConfig
-from petiole.gpu_worker.models.decoder import Decoder, Forward, ValueDecoder
+from petiole.gpu_worker.models.decoder import CropDecoder, Decoder, Forward
 from petiole.gpu_worker.models.lora import AdapterBank
+from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import NO_BIN
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     HEAD_SIZES,
@@ -26,6 +32,7 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     new_workspace,
 )
 from petiole.gpu_worker.runtime.cuda.attention.installed import require_version
+from petiole.gpu_worker.runtime.cuda.encoder import EncoderGraphs
 from petiole.gpu_worker.runtime.cuda.graphs import Capture, DecodeGraphs, new_decode_buffers
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream, staged, upload
 from petiole.gpu_worker.runtime.interface import NO_UPDATES, StepBatch, StepKind
@@ -34,6 +41,8 @@ from petiole.gpu_worker.runtime.memory.room import state_bytes
 from petiole.gpu_worker.runtime.step.deltas import GroupedDeltas
 from petiole.gpu_worker.runtime.step.inputs import ImageInputs, StepInputs, StepStates, lay_out
 from petiole.gpu_worker.runtime.step.sampling import Choice, likeliest
+from petiole.gpu_worker.runtime.step.segments import Run, Segmented, segmented
+from petiole.gpu_worker.runtime.step.values import ValuedDecoder, bins_of, decode_all, embed_all
 
 _WRAPPER_BYTES = 8 * 2**20
 _SLACK_BYTES = 512 * 2**20
@@ -51,9 +60,9 @@ def require_flashinfer(model: ModelConfig) -> None:
         raise ModelError(f"head_dim: must be {known} on CUDA, got {model.head_dim}")
 
 
-def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int) -> int:
-    """Bytes needed beside weights, adapters and KV: workspaces, graphs, prefill activations, logits and the rows'
-    sampling states."""
+def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int, encode_bytes: int = 0) -> int:
+    """Bytes needed beside weights, adapters and KV: workspaces, graphs, activations of a prefill and of an encode,
+    logits and the rows' sampling states."""
     ladder = batch_ladder(engine.graph_batch_sizes, engine.max_num_seqs)
     outputs = engine.max_num_seqs * (1 + engine.speculative_tokens)
     tokens = max(engine.max_num_batched_tokens, outputs)
@@ -62,30 +71,39 @@ def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int) -> in
     widest = 3 * model.hidden_size + 2 * (model.q_size + 2 * model.kv_size) + 3 * model.intermediate_size
     logits = 4 * model.vocab_size * (6 * outputs + 2 * ladder[-1])
     kinds = 1 + (engine.speculative_tokens > 0)  # decode, verify
-    wrappers = 2 * (kinds * len(ladder) + 1) * len(set(model.windows)) * _WRAPPER_BYTES
+    wrappers = 2 * (kinds * len(ladder) + 2) * len(set(model.windows)) * _WRAPPER_BYTES  # + causal, bidirectional
     columns = -(-(engine.max_model_len or model.max_position) // engine.page_size)
     page_lists = 4 * (2 * ladder[-1] + engine.max_num_seqs + 1) * columns  # each slot's, and the table
     states = (engine.max_num_seqs + 1) * state_bytes(model)
-    return WORKSPACE_BYTES + wrappers + page_lists + tokens * widest * itemsize + logits + states + _SLACK_BYTES
+    activations = tokens * widest * itemsize + 2 * encode_bytes  # an encode is warmed up outside the graphs' pool
+    return WORKSPACE_BYTES + wrappers + page_lists + activations + logits + states + _SLACK_BYTES
 
 
 def batching_that_fits(
-    config: EngineConfig, defaults: Batching, model: ModelConfig, itemsize: int, free: int
+    config: EngineConfig,
+    defaults: Batching,
+    model: ModelConfig,
+    itemsize: int,
+    free: int,
+    encode_bytes: int = 0,
+    largest_region: int = 0,
 ) -> EngineConfig:
     """The configuration with these defaults, half of them, or a quarter of them in place of 0: the first whose
     working memory is at most `WORKING_PART` of the free bytes. The rest is for the KV cache, without which no
-    sequence runs."""
-    *larger, smallest = (config.decided(defaults.divided(by)) for by in (1, 2, 4))
-    fits = (one for one in larger if working_bytes(one, model, itemsize) <= free * WORKING_PART)
+    sequence runs. largest_region: see `EngineConfig.decided`."""
+    *larger, smallest = (config.decided(defaults.divided(by), largest_region) for by in (1, 2, 4))
+    fits = (one for one in larger if working_bytes(one, model, itemsize, encode_bytes) <= free * WORKING_PART)
     return next(fits, smallest)
 
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """A slot's graphs by kind of step, and the attention wrappers of its other steps."""
+    """A slot's graphs by kind of step, and the attention wrappers of its other steps. bidirectional: None if the
+    model has no such regions."""
 
     graphs: dict[StepKind, DecodeGraphs]
     append: AppendWrappers
+    bidirectional: AppendWrappers | None
 
 
 def choose(logits: Tensor, choice: Choice | None) -> Tensor:
@@ -123,6 +141,12 @@ class CudaExecutor:
         for slot in self._slots:
             for graphs in slot.graphs.values():
                 graphs.capture(stream, capture, self.fused)
+        self._encoder: EncoderGraphs | None = None
+        if decoder.images is not None:
+            crops = cast(CropDecoder, decoder)
+            self._encoder = EncoderGraphs(crops, decoder.images.max_crops, cache.keys.device, device)
+            device.synchronize()
+            self._encoder.capture(stream, capture)
         stream.enqueue(self._warm_up)
         stream.synchronize()
 
@@ -132,63 +156,92 @@ class CudaExecutor:
         graphs: dict[StepKind, DecodeGraphs] = {"decode": DecodeGraphs(*model, sizes, workspace, buffers)}
         if 1 < queries <= self._cache.table.shape[1] * self._cache.page_size:
             graphs["verify"] = DecodeGraphs(*model, sizes, workspace, buffers, queries)
-        return _Slot(graphs, AppendWrappers(self._geometry, workspace))
+        images, bidirectional = self._decoder.images, None
+        if images is not None and images.bidirectional:
+            bidirectional = AppendWrappers(self._geometry, workspace, causal=False)
+        return _Slot(graphs, AppendWrappers(self._geometry, workspace), bidirectional)
+
+    def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
+        assert self._encoder is not None, "a model that takes images has an encoder"
+        return self._encoder.encode(slot_id, images)
 
     def forward(self, slot_id: int, inputs: StepInputs, images: ImageInputs = ()) -> StepStates:
-        assert not images, "no model with images is loaded on CUDA"
         slot = self._slots[slot_id]
         graphs = slot.graphs.get(inputs.kind)
         if graphs is not None and graphs.fits(inputs):
             return graphs.run(inputs)
         self._cache.update(inputs.pages)
-        return self._append(slot.append, inputs)
+        return self._append(slot, segmented(inputs, images))
 
     def _warm_up(self) -> None:
         """Compile and load the kernels outside the graphs, on row 0: an eager step, sampling with all filters."""
         one = np.ones(1, dtype=np.int32)
         batch = StepBatch("prefill", 0 * one, 0 * one, 2 * one, np.zeros(2, np.int32), one, -one, (), NO_UPDATES)
+        if self._slots[0].bidirectional is not None:  # a region, and one position behind it
+            region, three = np.array([[0, 0, 2]], np.int32), np.zeros(3, np.int32)
+            batch = replace(batch, lengths=3 * one, token_ids=three, regions=region)
         with torch.inference_mode():
             for slot in self._slots:
-                logits = self._append(slot.append, lay_out(batch, 0 * one)).logits()
+                logits = self._append(slot, segmented(lay_out(batch, 0 * one), ())).logits()
             keys, half = self._up(np.zeros((1, 2), np.int32)), self._up(np.full(1, 0.5, np.float32))
             for found in dict.fromkeys((logits, logits.float())):  # as they are, and after penalties, say
                 choose(found, Choice(half, keys, self._up(one.astype(np.int64)), half, half))
 
-    def _append(self, wrappers: AppendWrappers, inputs: StepInputs) -> StepStates:
+    def _append(self, slot: _Slot, step: Segmented) -> StepStates:
+        inputs = step.inputs
         rows, positions = self._up(inputs.rows), self._up(inputs.positions.astype(np.int32))
-        attention = self._plan(wrappers, inputs, rows, positions)
+        attention = self._attention(slot, step, rows, positions)
         deltas = None
-        if self._bank is not None and inputs.adapters.any():
-            deltas = GroupedDeltas(self._bank, np.repeat(inputs.adapters, inputs.lengths))
-        hidden = self._decoder.forward(self._embed(inputs, rows), Forward(positions, attention, deltas))
+        if self._bank is not None and step.adapters.any():
+            deltas = GroupedDeltas(self._bank, step.adapters)
+        rotary = positions if inputs.rotary is None else self._up(inputs.rotary.astype(np.int32))
+        embedded = self._embed(inputs, rows)
+        for begin, features in step.images:
+            embedded[begin : begin + features.shape[1]] = features[0]
+        hidden = self._decoder.forward(embedded, Forward(rotary, attention, deltas))
         outputs = hidden[self._up(inputs.output_inputs)]
-        return StepStates(outputs, lambda: self._decoder.head_output(outputs))
+        return StepStates(lambda: self._decoder.head_output(outputs), self._bins(outputs))
+
+    def _bins(self, outputs: Tensor) -> Callable[[Tensor], Tensor] | None:
+        decoder = cast(ValuedDecoder, self._decoder)
+        if self._decoder.value_tokens is None:
+            return None
+        return lambda token_ids: bins_of(decode_all(decoder, outputs), token_ids, decoder.value_tokens)
 
     def _embed(self, inputs: StepInputs, rows: Tensor) -> Tensor:
         given = self._up(inputs.token_ids)
         token_ids = torch.where(given < 0, self._pending[rows], given)
-        if self._decoder.value_tokens is None:
+        if self._decoder.value_tokens is None or (inputs.bins is None and not len(inputs.pending_inputs)):
             return self._decoder.embed(token_ids)
         bins = self._pending_bins[rows]
         known = torch.full_like(bins, NO_BIN) if inputs.bins is None else self._up(inputs.bins)
         bins = torch.where((given < 0)[:, None], bins, known)
-        return cast(ValueDecoder, self._decoder).embed_bins(token_ids, bins)
+        return embed_all(cast(ValuedDecoder, self._decoder), token_ids, bins)
 
-    def _plan(
-        self, wrappers: AppendWrappers, inputs: StepInputs, rows: Tensor, positions: Tensor
-    ) -> FlashInferAttention:
-        from petiole.gpu_worker.runtime.cuda.fused.layers import gather_pages, token_slots
+    def _attention(self, slot: _Slot, step: Segmented, rows: Tensor, positions: Tensor) -> FlashInferAttention:
+        from petiole.gpu_worker.runtime.cuda.fused.layers import token_slots
 
-        size, table = len(inputs.batch_rows), self._cache.table
-        indptr, last = host_page_counts(inputs.starts + inputs.lengths, self._cache.page_size)
-        lengths = np.zeros(size + 1, dtype=np.int32)
-        np.cumsum(inputs.lengths, out=lengths[1:])
+        slots = token_slots(self._cache.table, rows, positions, self._cache.page_size)
+        n, regions = step.bidirectional.n_queries, slot.bidirectional
+        if n:
+            assert regions is not None, "only images make regions"
+            self._plan(regions, step.bidirectional)
+        if len(step.causal.rows):
+            self._plan(slot.append, step.causal)
+        wrappers = {} if regions is None else regions.wrappers
+        return FlashInferAttention(self._geometry, slots, slot.append.wrappers, n, wrappers)
+
+    def _plan(self, wrappers: AppendWrappers, run: Run) -> None:
+        from petiole.gpu_worker.runtime.cuda.fused.layers import gather_pages
+
+        table = self._cache.table
+        indptr, last = host_page_counts(run.ends, self._cache.page_size)
+        lengths = np.zeros(len(run.rows) + 1, dtype=np.int32)
+        np.cumsum(run.lengths, out=lengths[1:])
         indices = torch.empty(int(indptr[-1]), dtype=torch.int32, device=table.device)
-        gather_pages(table, self._up(inputs.batch_rows.astype(np.int32)), self._up(indptr), indices)
+        gather_pages(table, self._up(run.rows.astype(np.int32)), self._up(indptr), indices)
         on_host = [staged(array, table.device) for array in (lengths, indptr, last)]
         wrappers.plan(on_host[0], on_host[1], indices, on_host[2])
-        slots = token_slots(table, rows, positions, self._cache.page_size)
-        return FlashInferAttention(self._geometry, slots, wrappers.wrappers)
 
     def _up(self, array: np.ndarray) -> Tensor:
         return upload(array, self._cache.keys.device)

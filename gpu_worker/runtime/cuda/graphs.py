@@ -2,7 +2,7 @@
 
 A graph reads rows, positions, tokens and new entries of the page table from the slot's device buffer, and pending
 inputs and the page table at their fixed addresses. It writes the new entries into the page table. It writes the
-list of the batch's pages and the logits (and hidden states, for models that decode bins) to the slot's buffers.
+list of the batch's pages and the logits (and bins, for models that decode values) to the slot's buffers.
 The attention plan, which changes between replays, is written to the same memory before each replay. A batch
 between two sizes is padded with row 0, whose positions lie in page 0.
 
@@ -34,9 +34,9 @@ from torch import Tensor
 
 from petiole.cache import ragged_arange
 from petiole.gpu_worker.errors import ModelError
-from petiole.gpu_worker.models.decoder import Decoder, Forward, ValueDecoder
+from petiole.gpu_worker.models.decoder import Decoder, Forward
 from petiole.gpu_worker.models.lora import AdapterBank
-from petiole.gpu_worker.request.values import NO_BIN
+from petiole.gpu_worker.request.values import N_BINS, NO_BIN
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     DecodeWrappers,
     FlashInferAttention,
@@ -47,6 +47,7 @@ from petiole.gpu_worker.runtime.cuda.deltas import CapturedDeltas
 from petiole.gpu_worker.runtime.device.cuda import CudaStream
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream
 from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates
+from petiole.gpu_worker.runtime.step.values import ValuedDecoder, bins_of, decode_all, embed_all
 
 logger = logging.getLogger(__name__)
 
@@ -54,23 +55,24 @@ MARGIN = 0.02
 """The part of a step's time by which `fused.products` must be quicker, so that chance does not choose between
 equals."""
 
-_ROWS, _POSITIONS, _TOKENS, _ADAPTERS, _OUTPUTS, _INDPTR, _LAST = range(7)
-_UPDATES = slice(7, 10)  # rows, columns and pages of new entries of the page table
-_FIELDS = 10
+_ROWS, _POSITIONS, _ROTARY, _TOKENS, _ADAPTERS, _OUTPUTS, _INDPTR, _LAST = range(8)
+_UPDATES = slice(8, 11)  # rows, columns and pages of new entries of the page table
+_FIELDS = 11
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeBuffers:
     """A slot's inputs, int32 [fields, positions], pinned and on the device; its page list, int32; and its outputs.
 
-    logits: [positions, vocab]; hidden: [positions, hidden], empty if the model decodes no bins.
+    logits: [positions, vocab]; bins: int32 [positions, 1 + N_BINS], those of either kind of value (see
+    `step.values`), empty if the model decodes none.
     """
 
     host: Tensor
     device: Tensor
     indices: Tensor
     logits: Tensor
-    hidden: Tensor
+    bins: Tensor
 
     def field(self, field: int, n: int) -> Tensor:
         return self.device[field, :n]
@@ -138,8 +140,8 @@ def new_decode_buffers(
         device=torch.zeros(shape, dtype=torch.int32, device=device),
         indices=torch.zeros(n_indices, dtype=torch.int32, device=device),
         logits=torch.zeros((most, config.vocab_size), dtype=decoder.dtype, device=device),
-        hidden=torch.zeros(
-            (0 if decoder.value_tokens is None else most, config.hidden_size), dtype=decoder.dtype, device=device
+        bins=torch.zeros(
+            (0 if decoder.value_tokens is None else most, 1 + N_BINS), dtype=torch.int32, device=device
         ),
     )
 
@@ -239,11 +241,12 @@ class DecodeGraphs:
             deltas = CapturedDeltas(self._bank, self._buffers.field(_ADAPTERS, n))
         slots = token_slots(cache.table, rows, positions, cache.page_size)
         attention = FlashInferAttention(self._geometry, slots, self._wrappers[size].wrappers)
-        hidden = layers(self._embed(n, rows.long()), Forward(positions, attention, deltas))
+        rotary = self._buffers.field(_ROTARY, n)
+        hidden = layers(self._embed(n, rows.long()), Forward(rotary, attention, deltas))
         if self._queries > 1:
             hidden = hidden[self._buffers.field(_OUTPUTS, n)]
         if self._decoder.value_tokens is not None:
-            self._buffers.hidden[:n].copy_(hidden)
+            self._buffers.bins[:n].copy_(decode_all(cast(ValuedDecoder, self._decoder), hidden))
         self._buffers.logits[:n].copy_(self._decoder.head_output(hidden))
 
     def _embed(self, n: int, rows: Tensor) -> Tensor:
@@ -252,14 +255,16 @@ class DecodeGraphs:
         if self._decoder.value_tokens is None:
             return self._decoder.embed(token_ids)
         bins = torch.where((tokens < 0)[:, None], self._pending_bins[rows], NO_BIN)
-        return cast(ValueDecoder, self._decoder).embed_bins(token_ids, bins)
+        return embed_all(cast(ValuedDecoder, self._decoder), token_ids, bins)
 
     def run(self, inputs: StepInputs) -> StepStates:
         """Stage, plan and replay one step that `fits`. Called in stream order."""
         size, n = next(s for s in self._sizes if s >= len(inputs.batch_rows)), len(inputs.output_inputs)
         self._prepare(size, inputs)
         self._replays[size, self._bank is not None and bool(inputs.adapters.any())]()
-        return StepStates(self._buffers.hidden[:n], lambda: self._buffers.logits[:n])
+        buffers, tokens = self._buffers, self._decoder.value_tokens
+        bins = None if tokens is None else partial(bins_of, buffers.bins[:n], tokens=tokens)
+        return StepStates(lambda: buffers.logits[:n], bins)
 
     def _prepare(self, size: int, inputs: StepInputs | None) -> None:
         """Fill the slot's buffers with a step padded to `size` rows, or with padding alone, and plan the attention
@@ -288,6 +293,7 @@ class DecodeGraphs:
             host[_OUTPUTS, : len(inputs.output_inputs)] = at[inputs.output_inputs]
         host[_ROWS, at] = inputs.rows
         host[_POSITIONS, at] = inputs.positions
+        host[_ROTARY, at] = inputs.positions if inputs.rotary is None else inputs.rotary
         host[_TOKENS, at] = inputs.token_ids
         host[_ADAPTERS, at] = adapters
         assert len(updates.rows) <= n * self._queries, "one more position needs at most one more page"

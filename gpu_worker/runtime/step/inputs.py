@@ -65,12 +65,12 @@ class StepInputs:
 class StepStates:
     """The results of a forward, valid until the slot's next forward.
 
-    hidden: [O, hidden]; used only by models that decode bins. logits: returns [O, vocab], in float32 or
-    the model's type; must be called in stream order.
+    logits: returns [O, vocab], in float32 or the model's type. bins: those of the tokens that are sampled from
+    them, int [O] -> int32 [O, N_BINS]; None for a model without values. Both must be called in stream order.
     """
 
-    hidden: Tensor
     logits: Callable[[], Tensor]
+    bins: Callable[[Tensor], Tensor] | None = None
 
 
 def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:

@@ -31,6 +31,7 @@ from typing import Any
 import redis
 
 from petiole.tasks.servers.connections import LOST
+from petiole.tasks.worker.periodic import Periodic
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +77,8 @@ class Subscription:
     def __init__(self, pool: redis.ConnectionPool, channel: str) -> None:
         self.channel = channel
         self._connection: Any = pool.make_connection()
-        self._made, self._closed = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="petiole-presence", daemon=True)
+        self._made = threading.Event()
+        self._thread = Periodic("petiole-presence", self._hold)
         _open.add(self)
 
     def start(self) -> None:
@@ -97,7 +98,7 @@ class Subscription:
         return self._made.is_set()
 
     def close(self) -> None:
-        self._closed.set()
+        self._thread.stop(wait_s=0.0)
         if (sock := self._connection._sock) is not None:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)  # the thread, which waits for something to read, wakes up
@@ -107,24 +108,23 @@ class Subscription:
         if (sock := self._connection._sock) is not None:
             sock.close()
 
-    def _run(self) -> None:
-        pause_s = 0.0
-        while not self._closed.wait(pause_s):
-            held = False
-            try:
-                for _ in self._replies():
-                    held = True
-                    self._made.set()
-            except redis.exceptions.NoPermissionError as error:
-                logger.warning("this worker's death will be noticed by its lease alone: %s", error)
+    def _hold(self) -> float:
+        """Subscribe, until the subscription is lost. Returns the seconds until it is made again."""
+        held = False
+        try:
+            for _ in self._replies():
+                held = True
                 self._made.set()
-                return
-            except Exception as error:  # of any kind: the subscription is made again
-                if not isinstance(error, (*LOST, redis.RedisError)) and not self._closed.is_set():
-                    logger.exception("presence: the subscription was lost")
-            finally:
-                self._connection.disconnect()
-            pause_s = 0.0 if held else AGAIN_S
+        except redis.exceptions.NoPermissionError as error:
+            logger.warning("this worker's death will be noticed by its lease alone: %s", error)
+            self._made.set()
+            return threading.TIMEOUT_MAX
+        except Exception as error:  # of any kind: the subscription is made again
+            if not isinstance(error, (*LOST, redis.RedisError)) and not self._thread.stopped:
+                logger.exception("presence: the subscription was lost")
+        finally:
+            self._connection.disconnect()
+        return 0.0 if held else AGAIN_S
 
     def _replies(self) -> Iterator[None]:
         """Subscribe, and yield at each reply: the confirmation, and answers to pings."""
@@ -132,7 +132,7 @@ class Subscription:
         connection.connect()
         connection.send_command("SUBSCRIBE", self.channel, check_health=False)
         asked = False
-        while not self._closed.is_set():
+        while not self._thread.stopped:
             try:
                 connection.read_response(disconnect_on_error=False)
             except redis.TimeoutError:

@@ -2,8 +2,8 @@
 
 claims    who completes a task, and whether that is done: sends links and stores results once
 threads   the threads that run Celery's trace, and store small results together
-completion  completes one task: the steps that talk to Celery and to its result backend
-steps     the names of those steps, and what they report
+completion  completes one task, step by step: talks to Celery and to its result backend
+reports   what a completion tells its job
 standby   watches a task that another delivery has, while this worker holds a message of it
 started   stores STARTED, but never over a final state
 lua/      claim: links and results once, after the stream has ended; started; store

@@ -15,7 +15,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from celery import states
@@ -24,7 +23,7 @@ from petiole.gpu_worker.threads.pool import Threads
 from petiole.tasks.app.backend import RedisBackend, refuses
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.completion.completion import Completion
-from petiole.tasks.worker.completion.steps import Claim, Refused, Step
+from petiole.tasks.worker.completion.reports import Refused
 from petiole.tasks.worker.output.outcomes import Success
 
 logger = logging.getLogger(__name__)
@@ -51,10 +50,10 @@ class Completions:
         queue, and its next delivery completes it."""
         self._threads.put(work)
 
-    def take(self, completion: Completion, step: Step) -> None:
-        """Take a step of a completion, together with others where that is possible."""
-        if not (isinstance(step, Claim) and self._together and completion.plain):
-            self.run(lambda: completion.take(step))
+    def take(self, completion: Completion) -> None:
+        """Take the next step of a completion, together with others where that is possible."""
+        if not (self._together and completion.storable):
+            self.run(completion.take)
             return
         with self._lock:
             self._finished.append(completion)
@@ -91,15 +90,15 @@ class Completions:
             except Exception as error:
                 if refuses(error):
                     for completion in batch:
-                        completion.tell(Refused(Claim(), error))
+                        completion.tell(Refused(error))
                 else:
                     logger.debug("%d results could not be stored together: %s", len(batch), error)
                     for completion in batch:
-                        self.run(partial(completion.take, Claim()))
+                        self.run(completion.take)
             else:
                 with backend.having_stored([completion.task_id for completion in batch]):
                     for completion in batch:
-                        completion.take(Claim())
+                        completion.take()
 
     def _next_batch(self) -> list[Completion]:
         """The next batch. If more are queued, a task for another thread is added."""

@@ -16,7 +16,6 @@ counted in Redis, as those of generations are:
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.delivery.mailbox import Callback, Mailbox
+from petiole.tasks.worker.delivery.messages import Messages
 from petiole.tasks.worker.output.outcomes import forget_frames
 
 logger = logging.getLogger(__name__)
@@ -42,13 +42,15 @@ class ForeignTask:
     """A foreign task; the handle that Celery keeps a weak reference to. `ForeignTasks.running` keeps it alive."""
 
     def __init__(self, tasks: ForeignTasks, delivery: Delivery) -> None:
-        self._tasks, self._delivery = tasks, delivery
-        self._superseded: list[Delivery] = []
+        self._tasks, self._messages = tasks, Messages(delivery)
         self.began_at: float | None = None
-        self._accepted = False
 
     def terminate(self, signal: object = None) -> None:
         """Does nothing: a thread cannot be killed."""
+
+    @property
+    def _delivery(self) -> Delivery:
+        return self._messages.current
 
     @property
     def task_id(self) -> str:
@@ -64,15 +66,11 @@ class ForeignTask:
 
     def rebind(self, delivery: Delivery) -> None:
         """The message came again after a lost connection: go on, for the new request object."""
-        self._superseded.append(self._delivery)
-        self._delivery = delivery
-        if self._accepted:
-            self._accept()
+        self._messages.add(delivery)
 
     def _accept(self) -> None:
         assert self.began_at is not None
-        self._accepted = True
-        self._delivery.accept_callback(os.getpid(), self.began_at)
+        self._messages.accept(self.began_at)
 
     def _settle(self, outcome: tuple[bool, object, float]) -> None:
         try:
@@ -100,8 +98,7 @@ class ForeignTask:
         if isinstance(failure, ExceptionInfo):
             forget_frames(getattr(failure.exception, "exc", failure.exception))
         self._tasks.running.discard(self)
-        for delivery in self._superseded:
-            delivery.acknowledge()
+        self._messages.forget()
 
     # ------------------------------------------------------------ a thread of its own
 

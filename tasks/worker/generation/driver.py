@@ -24,20 +24,20 @@ from petiole.tasks.fleet import control
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.settings import Settings
 from petiole.tasks.worker.completion.completion import Completion
+from petiole.tasks.worker.completion.reports import Found, Report
 from petiole.tasks.worker.completion.standby import Standby
 from petiole.tasks.worker.completion.started import store_started
-from petiole.tasks.worker.completion.steps import CONSUMERS, Answered, Report, Step
 from petiole.tasks.worker.completion.threads import Completions
 from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.delivery.mailbox import Mailbox
 from petiole.tasks.worker.delivery.messages import Messages
 from petiole.tasks.worker.generation import effects
 from petiole.tasks.worker.generation.attempts import Begun
-from petiole.tasks.worker.generation.effects import Effect, Effects
+from petiole.tasks.worker.generation.effects import Do, Effect, Effects
 from petiole.tasks.worker.generation.engines import EngineLike
 from petiole.tasks.worker.generation.job import Job, State
 from petiole.tasks.worker.generation.limits import TimeLimits
-from petiole.tasks.worker.output.outcomes import Ending, Outcome, failed, recorded, succeeded
+from petiole.tasks.worker.output.outcomes import Ending, Outcome, failed, succeeded
 from petiole.tasks.worker.output.publisher import Outbox, Publisher
 from petiole.tasks.worker.reports.tally import Tally
 
@@ -66,7 +66,8 @@ class Services:
 class JobDriver:
     """Celery keeps it as the handle to terminate the task. Any thread may read what `job` says.
 
-    `begun` and `outbox` exist once the attempt has begun, `handle` once the engine has the request.
+    `begun` and `outbox` exist once the attempt has begun, `handle` once the engine has the request, `completion`
+    while the task is completed.
     """
 
     def __init__(self, services: Services, delivery: Delivery) -> None:
@@ -76,6 +77,7 @@ class JobDriver:
         self.begun: Begun | None = None
         self.outbox: Outbox | None = None
         self.handle: Handle | None = None
+        self.completion: Completion | None = None
 
     @property
     def task_id(self) -> str:
@@ -128,39 +130,41 @@ class JobDriver:
         match effect:
             case effects.Submit(request):
                 self._submit(request)
-            case effects.Cancel():
+            case Do.CANCEL:
                 if self.handle is not None:
                     self.handle.cancel()
-            case effects.HandBack():
+            case Do.HAND_BACK:
                 if self.handle is not None:
                     self.handle.hand_back()
-            case effects.Release():
+            case Do.RELEASE:
                 self._open_outbox.release()
             case effects.WriteEnd(outcome):
                 self._open_outbox.finish(outcome)
-            case effects.Flag():
+            case Do.FLAG:
                 services.completions.run(partial(control.flag_cancel, job.task_id))
-            case effects.Accept(at, stopped):
-                self._on_consumer(partial(self._accept, at, stopped))
-            case effects.StoreStarted():
+            case effects.Accept(at):
+                self._on_consumer(partial(self._accept, at))
+            case Do.STORE_STARTED:
                 services.completions.run(self._store_started)
             case effects.Count(outcome):
                 services.tally.count(outcome)
-            case effects.Take(step):
-                self._take(step)
-            case effects.TakeLater(step, refusal):
+            case effects.Complete(replay):
+                self._complete(replay)
+            case Do.GO_ON:
+                self._go_on()
+            case effects.Park(refusal):
                 if refusal is not None:
                     logger.error("task %s: its outcome cannot be stored yet: %s", job.task_id, refusal)
-                services.completions.run_later(partial(self.post, partial(job.again, step)))
-            case effects.StandBy():
+                services.completions.run_later(partial(self.post, job.again))
+            case Do.STAND_BY:
                 self._on_consumer(self._standby().watch)
             case effects.Settle():
                 if job.parked_at is not None:
                     logger.warning("task %s: its outcome is stored", job.task_id)
                 self._on_consumer(partial(self._settle, effect))
-            case effects.Leave():
+            case Do.LEAVE:
                 self._on_consumer(self._leave)
-            case effects.Requeue():
+            case Do.REQUEUE:
                 self._on_consumer(self._requeue)
             case effects.GiveUp(error):
                 self._drop(error)
@@ -175,13 +179,27 @@ class JobDriver:
             outcome = failed(error)
             self.post(lambda: self.job.generated(outcome, 0))
 
-    def _take(self, step: Step) -> None:
+    def _complete(self, replay: bool) -> None:
         assert self.job.outcome is not None
-        completion = Completion(self.task_id, self.messages, self.job.outcome, self.job.how, self._told)
-        if isinstance(step, CONSUMERS):
-            self._on_consumer(lambda: completion.take(step))
+        self.completion = Completion(
+            self.task_id,
+            self.messages,
+            self.job.outcome,
+            replay=replay,
+            hard_limit_s=self.job.limit_s("hard"),
+            tell=self._told,
+            hand_on=self._go_on,
+        )
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Take the next step of the completion, on a thread that may."""
+        if (completion := self.completion) is None:  # the job was given up
+            return
+        if completion.for_consumer:
+            self._on_consumer(completion.take)
         else:
-            self.services.completions.take(completion, step)
+            self.services.completions.take(completion)
 
     def _standby(self) -> Standby:
         services, lease_s = self.services, self.services.settings.visibility_timeout_s
@@ -226,10 +244,9 @@ class JobDriver:
         )
         self.post(partial(self.job.begun, start, limits, ending))
 
-    def replay(self, begun: Begun, limits: TimeLimits) -> None:
+    def replay(self, outcome: Outcome, limits: TimeLimits) -> None:
         """An earlier delivery finished the task: store the recorded outcome, if it is not stored yet."""
-        assert begun.record is not None
-        self.post(partial(self.job.recorded, recorded(begun.record, begun.written), limits))
+        self.post(partial(self.job.recorded, outcome, limits))
 
     def fail(self, error: Exception) -> None:
         self.post(partial(self.job.fail, error))
@@ -285,7 +302,7 @@ class JobDriver:
     # ------------------------------------------------------------ completion threads
 
     def _told(self, report: Report) -> None:
-        if isinstance(report, Answered):  # on the consumer's thread
+        if report is Found.ANSWERED:  # on the consumer's thread
             self._forget()
         self.post(partial(self.job.reported, report, time.monotonic()))
 
@@ -320,11 +337,9 @@ class JobDriver:
         """Let another worker resume the task. The job is over once all output of this attempt is in the log."""
         self.post(self.job.hand_back)
 
-    def _accept(self, at: float, stopped: bool) -> None:
+    def _accept(self, at: float) -> None:
         delivery = self.messages.current
         delivery.begun()
-        if stopped:
-            return
         delivery.request.revoked()  # or expired, while it waited in the engine
         if delivery.request.ending is not None:
             self.stop(delivery.request.ending)
@@ -349,4 +364,5 @@ class JobDriver:
     def _forget(self) -> None:
         if self.services.jobs.get(self.task_id) is self:
             del self.services.jobs[self.task_id]
+        self.completion = None  # it refers to this driver
         self.messages.forget()

@@ -40,14 +40,10 @@ class TimeLimits:
         given = (self.soft_s, "soft"), (self.request_s, "request"), (self.hard_s, "hard")
         return min((Limit(s, kind) for s, kind in given if s), key=lambda limit: limit.after_s, default=None)
 
-    def exceeded(self, outcome: Outcome) -> Limit | None:
-        """The limit that ended the generation."""
-        return self.earliest if outcome.finish_reason == FinishReason.DEADLINE else None
-
-    def failed(self, outcome: Outcome) -> bool:
-        """Whether the hard limit ended it."""
-        limit = self.exceeded(outcome)
-        return limit is not None and limit.kind == "hard"
+    def exceeded(self, kind: Kind, outcome: Outcome) -> float | None:
+        """The limit of this kind, if it ended the generation."""
+        limit = self.earliest if outcome.finish_reason == FinishReason.DEADLINE else None
+        return limit.after_s if limit is not None and limit.kind == kind else None
 
 
 @control.control_command(  # type: ignore[untyped-decorator]

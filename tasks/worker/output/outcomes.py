@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from petiole.gpu_worker import errors as engine_errors
 from petiole.gpu_worker.request import Delta, FinishReason, Result, TokenLogprobs
 from petiole.tasks import errors
-from petiole.tasks.requests.schemas import StreamDelta
+from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.submission.handover import hand_over
 

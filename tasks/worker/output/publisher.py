@@ -30,8 +30,7 @@ from typing import Protocol
 import redis
 
 from petiole.gpu_worker.request import Delta
-from petiole.tasks.keys import stream_keys
-from petiole.tasks.requests.schemas import INTEREST_TTL_S
+from petiole.tasks.keys import INTEREST_TTL_S, stream_keys
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.outage import Outage

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +55,13 @@ class Listening:
 
     def forward(self, *args: Any) -> StepStates:
         states = self.executor.forward(*args)
-        if len(states.hidden):
-            self.heard.append((states.hidden[-1].clone(), states.logits()[-1].clone()))
+        assert isinstance(states.bins, partial), "what decodes bins from the hidden states"
+        if len(hidden := states.bins.args[-1]):
+            self.heard.append((hidden[-1].clone(), states.logits()[-1].clone()))
         return states
+
+    def encode(self, *args: Any) -> Sequence[torch.Tensor]:
+        return self.executor.encode(*args)
 
 
 def open_engine(folder: Path, **config: Any) -> Engine:

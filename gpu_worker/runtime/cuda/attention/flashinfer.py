@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -116,11 +116,13 @@ def host_page_counts(lengths: Int32Array, page_size: int) -> tuple[Int32Array, I
 @dataclass(frozen=True, slots=True)
 class FlashInferAttention:
     """One step's attention; `wrappers` by window, all planned; slots: int64 [T], where the step's positions go.
-    See `models.decoder.Attention`."""
+    The first `n_bidirectional` queries have wrappers of their own. See `models.decoder.Attention`."""
 
     geometry: Geometry
     slots: Tensor
     wrappers: Mapping[int, Any]
+    n_bidirectional: int = 0
+    bidirectional: Mapping[int, Any] = field(default_factory=dict)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
         from petiole.gpu_worker.runtime.cuda.fused.layers import rotate_and_store
@@ -128,7 +130,11 @@ class FlashInferAttention:
         cache, window = self.geometry.cache, self.geometry.config.windows[layer]
         rotate_and_store(q, k, v, rotation, cache.keys[layer], cache.values[layer], self.slots)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # FlashInfer would fill a prefill's with zeros
-        self.wrappers[window].run(q, self.geometry.pages(layer), out=out)
+        pages, n = self.geometry.pages(layer), self.n_bidirectional
+        if n:
+            self.bidirectional[window].run(q[:n], pages, out=out[:n])
+        if n < len(q):
+            self.wrappers[window].run(q[n:], pages, out=out[n:])
         return out.view(q.shape[0], -1)
 
 
@@ -179,15 +185,16 @@ class DecodeWrappers:
 
 
 class AppendWrappers:
-    """Prefill and verify of one slot: any number of positions for each row, one causal pass.
+    """Prefill and verify of one slot: any number of positions for each row, in one pass. If it is not `causal`,
+    each query sees all keys of its row.
 
     The backend is named, because "auto" takes another kernel on Hopper. Few installations have that kernel
     compiled, compiling it takes minutes, and its sums differ from those of the decode."""
 
-    def __init__(self, geometry: Geometry, workspace: Tensor) -> None:
+    def __init__(self, geometry: Geometry, workspace: Tensor, *, causal: bool = True) -> None:
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
-        self.geometry = geometry
+        self.geometry, self._causal = geometry, causal
         self.wrappers = {
             window: BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
             for window in geometry.windows
@@ -197,7 +204,8 @@ class AppendWrappers:
         """Plan a step. lengths: appended positions, as an indptr. All arrays are pinned, except `indices`."""
         for window, wrapper in self.wrappers.items():
             settings = self.geometry.plan_settings(window)
-            wrapper.plan(lengths, indptr, indices, last_page_len, *self.geometry.sizes, causal=True, **settings)
+            settings["causal"] = self._causal
+            wrapper.plan(lengths, indptr, indices, last_page_len, *self.geometry.sizes, **settings)
 
 
 def new_workspace(device: torch.device) -> Tensor:
