@@ -134,7 +134,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
                 wait([engine], LOOK_S)
             return engine.result()
         except (WorkerShutdown, WorkerTerminate):
-            logger.warning("%s could not be loaded completely: this worker ends", self.settings.model)
+            logger.warning("%s was still loading: this worker ends", self.settings.model)
             self.load_abandoned = True
             raise
         except InvalidRequest as error:
