@@ -1,4 +1,4 @@
-"""A card and a model of random weights on it: what the parts of `bench.gpu` share."""
+"""A card, and a model of random weights on it: shared by the parts of `bench.gpu`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RandomWeights:
 
 
 def release() -> None:
-    """Give back what closed runtimes held; their graphs and their decoders refer to each other."""
+    """Free the memory of closed runtimes, whose graphs and decoders refer to each other."""
     gc.unfreeze()  # after `load.settle`
     gc.collect()
     torch.cuda.empty_cache()

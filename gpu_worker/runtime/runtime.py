@@ -94,7 +94,7 @@ class _NoWeights:
 
     @property
     def _lost(self) -> ModelError:
-        return ModelError("the weights were lost when others were to replace them; start a new engine")
+        return ModelError("the weights were lost because a reload failed; start a new engine")
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,9 @@ def _download(model: str, revision: str | None) -> Path:
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         where = f"{model}@{revision}" if revision else model
-        raise ModelError(f"model {where} is no local folder and the hub does not give it: {reason}") from error
+        raise ModelError(
+            f"model {where} is not a local folder, and the hub does not provide it: {reason}"
+        ) from error
     formats.refuse(Path(found))
     return Path(found)
 

@@ -470,7 +470,7 @@ def test_limits_come_from_the_checkpoint_and_the_settings(open_runtime, checkpoi
 
 
 def test_more_context_than_the_model_has_is_refused(open_runtime, checkpoint):
-    assert "ends at 256" in refused(open_runtime, checkpoint("qwen3")[0], max_model_len=257)
+    assert "must be at most 256" in refused(open_runtime, checkpoint("qwen3")[0], max_model_len=257)
 
 
 _PEAK = """

@@ -61,7 +61,7 @@ class Products:
         return self.thresholds.get(kind, NEVER) if self.library is not None else NEVER
 
     def give_up_library(self) -> None:
-        log.warning("torch's library failed at a product: from now on the CPU's own kernels make all of them")
+        log.warning("torch's library failed at a product: from now on the CPU's own kernels compute all products")
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def choose_products(
     if times is None:
         times = _measure(native, library, maps)
         if times is None:
-            log.info("CPU products: own kernels for all rows, as the machine is too busy to measure others")
+            log.info("CPU products: own kernels for all rows, because the machine is too busy to measure others")
             return Products(None, {})
         _write(file, times)
     thresholds = decide(times, exact)
@@ -149,14 +149,14 @@ def describe(times: Times, thresholds: Mapping[str, int]) -> str:
         possible = gain(times, decide(times, "off"))
         return (
             "own kernels for all rows, the same bits in any batch "
-            f"(with torch's library a step would be {possible:.2f} times quicker, at most)"
+            f"(with torch's library a step would be {possible:.2f} times quicker at most)"
         )
     parts = [
         f"{kind} from {thresholds[kind]} row{'s' * (thresholds[kind] > 1)}" for kind in times if kind in thresholds
     ]
     return (
         f"torch's library for {', '.join(parts)}, own kernels for the rest: up to {gain(times, thresholds):.2f} "
-        "times quicker than these alone; bits depend on the batch (PETIOLE_EXACT=on: they do not)"
+        "times quicker than own kernels alone; bits depend on the batch (not with PETIOLE_EXACT=on)"
     )
 
 
@@ -186,7 +186,7 @@ def _measure(native: ctypes.CDLL, library: Library, maps: Mapping[Kind, _Map]) -
         for kind, m in maps.items():
             bench = _Bench(native, library, m)
             if not bench.agree():
-                log.warning("torch's library multiplies packed weights %s otherwise: it is not used", [*m.shape])
+                log.warning("torch's library multiplies packed weights %s differently: it is not used", [*m.shape])
                 return {}
             times[kind] = {}
             for rows in RUNGS:
@@ -286,7 +286,7 @@ def _write(file: Path, times: Times) -> None:
         scratch.write_text(json.dumps(times))
         scratch.replace(file)
     except OSError as error:
-        log.info("what was measured is not kept: %s", error)
+        log.info("the measured times cannot be saved: %s", error)
 
 
 def _setting(name: str, values: tuple[str, ...] = ("auto", "on", "off")) -> str:
