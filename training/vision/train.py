@@ -149,7 +149,7 @@ def losses(model: Moondream, batch: Batch) -> tuple[dict[str, Tensor], Tensor, T
     targets = batch.learnt[:, 1:]
     before, tokens, bins = hidden[:, :-1][targets], batch.tokens[:, 1:][targets], batch.bins[:, 1:][targets]
     logits = model.logits(before).float()
-    parts = {"text": F.cross_entropy(logits, tokens, label_smoothing=0.01)}
+    parts = {"text": 2 * F.cross_entropy(logits, tokens, label_smoothing=0.01)}
     parts["cells"] = seen(model.cells(images).float(), batch)
     parts["places"] = seen(model.places(halfway).float(), batch)
     missed = torch.zeros(len(tokens))
