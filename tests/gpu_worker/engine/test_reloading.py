@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from petiole.gpu_worker.models.loading import resolve_model
+from petiole.gpu_worker.models.checkpoint.loading import resolve_model
 
 from petiole.gpu_worker import Engine, EngineConfig, ModelError, Request, SamplingParams
 
