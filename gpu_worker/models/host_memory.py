@@ -37,7 +37,10 @@ def _mapped(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> T
     n_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or n_bytes < _PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
-    memory = mmap.mmap(-1, -(-n_bytes // _PAGE) * _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, -(-n_bytes // _PAGE) * _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:  # too large for the system: torch says so in its own error
+        return None
     with suppress(OSError):  # a kernel without them: the pages are small
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(tuple(shape))
