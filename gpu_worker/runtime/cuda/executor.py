@@ -17,9 +17,9 @@ from torch import Tensor
 
 from petiole.gpu_worker.config import Batching, EngineConfig
 from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.config import ModelConfig
 from petiole.gpu_worker.models.decoder import CropDecoder, Decoder, Forward
-from petiole.gpu_worker.models.lora import AdapterBank
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import NO_BIN
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
@@ -61,7 +61,7 @@ def require_flashinfer(model: ModelConfig) -> None:
     require_version()
     if model.head_dim not in HEAD_SIZES:
         known = ", ".join(map(str, HEAD_SIZES))
-        raise ModelError(f"head_dim: on CUDA heads of {known} are served, this model's have {model.head_dim}")
+        raise ModelError(f"head_dim: must be {known} on CUDA, got {model.head_dim}")
 
 
 def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int, encode_bytes: int = 0) -> int:
