@@ -63,24 +63,43 @@ def main(argv: list[str] | None = None) -> None:
     report = Report("The host's share of a step on CUDA")
     report.extra["device"] = torch.cuda.get_device_name()
     rounds = 2 if options.quick else 7
-    sizes = {"max_num_seqs": max(BATCHES), "graph_batch_sizes": tuple(BATCHES), "max_model_len": 2048}
-    with opened(SMALL, **sizes) as runtime, Engine(runtime.config, runtime=runtime) as engine:
+    of_engine(report, rounds)
+    release()
+    captured = of_launches(report, rounds)
+    release()
+    for name, (ms, note) in without_graphs(rounds).items():
+        was, counted = captured[name]
+        note = f"{counted}; without a graph {note}" if counted else ""
+        report.add(f"launches, {name}", was, "ms", peer=ms, better="lower", note=note)
+    report.finish(options.json)
+
+
+SIZES: dict[str, Any] = {
+    "max_num_seqs": max(BATCHES),
+    "graph_batch_sizes": tuple(BATCHES),
+    "max_model_len": 2048,
+}
+MORE: dict[str, Any] = {"speculative_tokens": DRAFTS, "prefill_policy": "mixed", "chunk_size": CHUNK}
+
+
+def of_engine(report: Report, rounds: int) -> None:
+    context = opened(SMALL, **SIZES)
+    with context as runtime, Engine(context.config, runtime=runtime) as engine:
         for batch, most in BATCHES.items():
             add, what = report.add, f"the engine's thread, {batch} sequences: a decode step"
             add(what, engine_ms(engine, batch, GREEDY, rounds), "ms", target=most, better="lower")
             add("  with top-k and top-p", engine_ms(engine, batch, USUAL, rounds), "ms", better="lower")
-    release()
-    more = {"speculative_tokens": DRAFTS, "prefill_policy": "mixed", "chunk_size": CHUNK}
-    with opened(SMALL, **sizes, **more) as runtime:
+
+
+def of_launches(report: Report, rounds: int) -> dict[str, tuple[float, str]]:
+    with opened(SMALL, **SIZES, **MORE) as runtime:
         launches(report, runtime, rounds)
-        captured = prompts(runtime, rounds)
-    release()
-    with opened(SMALL, **sizes, **more, cuda_graphs="off") as runtime:
-        for name, (ms, note) in prompts(runtime, rounds).items():
-            was, counted = captured[name]
-            note = f"{counted}; without a graph {note}" if counted else ""
-            report.add(f"launches, {name}", was, "ms", peer=ms, better="lower", note=note)
-    report.finish(options.json)
+        return prompts(runtime, rounds)
+
+
+def without_graphs(rounds: int) -> dict[str, tuple[float, str]]:
+    with opened(SMALL, **SIZES, **MORE, cuda_graphs="off") as runtime:
+        return prompts(runtime, rounds)
 
 
 def engine_ms(engine: Engine, batch: int, sampling: SamplingParams, rounds: int) -> float:
