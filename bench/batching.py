@@ -42,8 +42,8 @@ class Loads:
     target: float | None = None
 
 
-def _large(n: int, prompt: int, output: int) -> Case:
-    return Case(QWEN3_06B, n, prompt, output, n, 3)
+def _large(n: int, prompt: int, output: int, rounds: int = 3) -> Case:
+    return Case(QWEN3_06B, n, prompt, output, n, rounds)
 
 
 LOADS = {
@@ -55,8 +55,8 @@ LOADS = {
             _large(8, 128, 32),
             _large(16, 128, 32),
             _large(32, 32, 24),
-            _large(64, 64, 64),
-            _large(8, 512, 1),
+            _large(64, 64, 64, rounds=2),
+            _large(8, 512, 1, rounds=2),
         ),
         outside=True,
         target=_TARGET,
@@ -98,7 +98,8 @@ def peers(bench: Bench, loads: Loads, model: str, stack: ExitStack) -> dict[str,
     else:
         stack.enter_context(closing(llama))
         sides["llama.cpp"] = partial(_llama, llama)
-    most = (max(case.n for case in loads.cases), max(case.prompt + case.output for case in loads.cases))
+    lengths = [(case.n, case.prompt + case.output) for case in loads.cases]
+    most = (max(n for n, _ in lengths), max(each for _, each in lengths), max(n * each for n, each in lengths))
     for kind, name in NAMES.items() if loads.outside else ():
         try:
             outside = stack.enter_context(closing(Outside(kind, model, threads=threads, most=most)))
