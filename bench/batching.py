@@ -1,9 +1,9 @@
 """A whole load at once, beside what others make of it: output tokens a second, prompts included.
 
-On the CPU, beside transformers (one padded batch of `generate`, and its continuous batching), llama.cpp, OpenVINO
-GenAI and vLLM; on CUDA beside transformers. Sides take turns on the same threads. The peer of a row is the best of
-the others. One that is not installed, or that refuses this device, is named below the table with its reason;
-`bench/peers/outside.py` says how to install those that want an environment of their own.
+On the CPU, beside transformers (one padded batch of `generate`; with the small model its continuous batching,
+too), llama.cpp, OpenVINO GenAI and vLLM; on CUDA beside transformers. Sides take turns on the same threads. The
+peer of a row is the best of the others. One that is not installed, or that refuses this device, is named below the
+table with its reason; `bench/peers/outside.py` says how to install those that want an environment of their own.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Loads:
     target: float | None = None
 
 
-def _large(n: int, prompt: int, output: int, rounds: int = 3) -> Case:
-    return Case(QWEN3_06B, n, prompt, output, n, rounds)
+def _large(n: int, prompt: int, output: int) -> Case:
+    return Case(QWEN3_06B, n, prompt, output, n, rounds=2)
 
 
 LOADS = {
@@ -55,8 +55,8 @@ LOADS = {
             _large(8, 128, 32),
             _large(16, 128, 32),
             _large(32, 32, 24),
-            _large(64, 64, 64, rounds=2),
-            _large(8, 512, 1, rounds=2),
+            _large(64, 64, 64),
+            _large(8, 512, 1),
         ),
         outside=True,
         target=_TARGET,
@@ -86,7 +86,8 @@ def peers(bench: Bench, loads: Loads, model: str, stack: ExitStack) -> dict[str,
     try:
         peer = Transformers(model, loads.shape.dtype, bench.device)
         sides["transformers' generate"] = peer.generate
-        sides["transformers' continuous batching"] = peer.continuous_batching
+        if not loads.outside:
+            sides["transformers' continuous batching"] = peer.continuous_batching
     except NotAvailableError as error:
         bench.report.absent["transformers"] = str(error)
     if bench.device != "cpu":
