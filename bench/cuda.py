@@ -1,4 +1,4 @@
-"""A card and a model of random weights on it: what the parts of `bench.gpu` share."""
+"""A card, and a model of random weights on it: shared by the parts of `bench.gpu`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Card:
 
 
 class RandomWeights:
-    """See `gpu_worker.models.loading.TensorSource`."""
+    """See `gpu_worker.models.checkpoint.loading.TensorSource`."""
 
     def copy(self, name: str, into: Tensor) -> int:
         is_norm = "norm" in name or re.search(r"ln\d?\.weight$", name)
@@ -46,7 +46,7 @@ class RandomWeights:
 
 
 def release() -> None:
-    """Give back what closed runtimes held; their graphs and their decoders refer to each other."""
+    """Free the memory of closed runtimes, whose graphs and decoders refer to each other."""
     gc.unfreeze()  # after `load.settle`
     gc.collect()
     torch.cuda.empty_cache()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.checkpoint.loading import LoadOptions, TensorSource, load_decoder, read_decoder
 from petiole.gpu_worker.models.config import (
     FAMILIES,
     ModelConfig,
@@ -16,7 +17,6 @@ from petiole.gpu_worker.models.config import (
     read_json,
 )
 from petiole.gpu_worker.models.decoder import Decoder
-from petiole.gpu_worker.models.loading import LoadOptions, TensorSource, load_decoder, read_decoder
 from petiole.gpu_worker.models.moondream import config as moondream
 from petiole.gpu_worker.models.moondream.config import parse_moondream_config
 from petiole.gpu_worker.models.moondream.loading import load_moondream, read_moondream

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.checkpoint.loading import LoadOptions, TensorSource
+from petiole.gpu_worker.models.checkpoint.safetensors import Checkpoint
 from petiole.gpu_worker.models.config import ModelConfig
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.layers import DenseLinear
-from petiole.gpu_worker.models.loading import LoadOptions, TensorSource
 from petiole.gpu_worker.models.moondream.config import MoondreamConfig
 from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder, TextBlock, permuted, rotary_table_of
 from petiole.gpu_worker.models.moondream.encoder import EncoderBlock, Mlp, Norm, VisionEncoder
 from petiole.gpu_worker.models.moondream.processor import MoondreamProcessor
 from petiole.gpu_worker.models.moondream.region import Region, coordinate_table, size_table
-from petiole.gpu_worker.models.safetensors import Checkpoint
 from petiole.gpu_worker.request.images import ImageLimits
 from petiole.gpu_worker.request.values import ValueTokens
 

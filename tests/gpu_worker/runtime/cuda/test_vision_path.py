@@ -16,7 +16,7 @@ import torch
 
 from petiole.gpu_worker import Engine, EngineConfig, Request, Result, SamplingParams
 from petiole.gpu_worker.config import BATCHING
-from petiole.gpu_worker.models.loading import resolve_model
+from petiole.gpu_worker.models.checkpoint.loading import resolve_model
 from petiole.gpu_worker.models.moondream.config import parse_moondream_config
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.skills import SkillCall
