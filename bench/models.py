@@ -1,10 +1,9 @@
 """Decode and prefill on the CPU: tokens a second beside transformers and llama.cpp.
 
-Random weights in the shapes of Qwen3-0.6B (bf16) and of a 6.8 M-parameter model (float32). Each side computes the
-same prompts once and then, in every round, decodes the same number of tokens behind them; sides alternate in one
-run, on the same number of threads, each with the attention that is faster for it. llama.cpp takes part where
-`llama-cpp-python` and `gguf` are installed. The peer of a row is the best of the others.
-"""
+The models are random weights in the shapes of Qwen3-0.6B (bf16) and of a 6.8 M-parameter model (float32). Each
+side computes the same prompts once. In every round it decodes the same number of tokens behind them. Sides
+alternate in one run, on the same number of threads, each with its faster attention. llama.cpp takes part if
+`llama-cpp-python` and `gguf` are installed. The peer of a row is the best of the others."""
 
 from __future__ import annotations
 
@@ -31,7 +30,8 @@ Work = Callable[[], float]
 
 @dataclass(frozen=True)
 class Goal:
-    """The ratio to the best peer that must be reached, and the one aimed at. `against`: the peer of that name."""
+    """The ratio to the best peer that must be reached, and the ratio aimed at. `against`: the name of another
+    peer."""
 
     size: int
     least: float
@@ -41,7 +41,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured with a shape: decodes by batch size, and one prompt by its length."""
+    """The measurements of a shape: decodes by batch size, and one prompt by its length."""
 
     shape: Shape
     prompt: int
@@ -123,7 +123,7 @@ def measure(case: Case, report: Report, rounds: int, threads: int, json_path: st
 
 
 def in_turns(work: dict[str, Work], tokens: int, rounds: int) -> dict[str, list[float]]:
-    """Tokens a second of each side in each round; every other round goes the other way round."""
+    """Tokens a second of each side in each round. Every other round runs in the opposite order."""
     rates: dict[str, list[float]] = {name: [] for name in work}
     for i in range(rounds):
         for name in reversed(work) if i % 2 else work:

@@ -1,11 +1,13 @@
 """Writes what follows from the declarations of options and results: `python -m docs.render`.
 
-    tasks/requests/schemas.py      declares each option of a task and each field of a result, once
-    tasks/requests/skills.py       those of the skills of vision models
+    tasks/requests/schemas.py         declares each option of a task, once
+    tasks/requests/skills.py          those of the skills of vision models
+    tasks/requests/results.py         each field of a delta and of a result
     tasks/requests/submission.py   declares each option of a submission, once
 
-    tasks/requests/types.py        the same for type checkers and editors: all of it is written here
-    docs/requests.md, vision.md    the same for readers: the tables between `<!-- name -->` and `<!-- /name -->`
+    tasks/requests/types.py           the same for type checkers and editors: all of it is written here
+    tasks/submission/typed.py         the methods of the tasks, with these types: all of it is written here
+    docs/requests.md and others       the same for readers: the tables between `<!-- name -->` and `<!-- /name -->`
 
 The text below a field is what an editor shows and what stands in the table. In the table `docs/page.md#heading`
 becomes a link.
@@ -28,27 +30,50 @@ from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from petiole.tasks.requests import schemas, skills, submission
+from petiole.tasks.requests import celery_options, results, schemas, skills
 from petiole.tasks.requests.kinds import SCHEMAS
 from petiole.tasks.requests.schemas import Common, Options
 
 ROOT = Path(__file__).resolve().parents[1]
 TYPES = ROOT / "tasks" / "requests" / "types.py"
-PAGES = [ROOT / "docs" / name for name in ("requests.md", "vision.md")]
+TASKS = ROOT / "tasks" / "submission" / "typed.py"
+PAGES = [ROOT / "docs" / name for name in ("requests.md", "streams.md", "vision.md")]
 WIDTH = 115
 
-HEAD = '''"""Options and results as type checkers and editors see them: `schemas`, as dictionaries.
+HEAD = '''"""Options and results as type checkers and editors see them: `schemas` and `results`, as dictionaries.
 
 A checker cannot derive a call's keyword arguments from a pydantic model. `python -m docs.render` writes this
-module from `schemas`: change that one.
+module from `schemas` and `results`: change these.
 """
 
 from typing import Any, Literal, NotRequired, TypedDict
 
 from pydantic import BaseModel
 
-from petiole.tasks.requests.schemas import FinishReason
-from petiole.tasks.requests.submission import Submission
+from petiole.tasks.requests.celery_options import Submission
+from petiole.tasks.requests.results import FinishReason
+'''
+
+TASKS_HEAD = '''"""The tasks: what each takes, for type checkers.
+
+No generic class can say it: the keyword arguments of a method cannot depend on a type variable. `python -m
+docs.render` writes this module: change the template there.
+"""
+# They take fewer options than their base:
+# mypy: disable-error-code="override"
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
+
+from celery.canvas import Signature
+
+from petiole.tasks.requests import types
+from petiole.tasks.requests.results import StreamDelta
+from petiole.tasks.streams import readers
+from petiole.tasks.streams.readers import AsyncGeneration
+from petiole.tasks.submission.task import GenerationTask
 '''
 
 Model = type[BaseModel]
@@ -56,10 +81,11 @@ Model = type[BaseModel]
 
 def main() -> None:
     TYPES.write_text(types())
+    TASKS.write_text(typed_tasks())
     for path in PAGES:
         path.write_text(page(path.read_text(), path.name))
         print(f"wrote the tables of {path.relative_to(ROOT)}")
-    print(f"wrote {TYPES.relative_to(ROOT)}")
+    print(f"wrote {TYPES.relative_to(ROOT)} and {TASKS.relative_to(ROOT)}")
 
 
 # ---------------------------------------------------------------- what is declared
@@ -77,7 +103,7 @@ def texts(module: ModuleType) -> dict[tuple[str, str], str]:
     return found
 
 
-TEXTS = texts(schemas) | texts(skills) | texts(submission)
+TEXTS = texts(schemas) | texts(skills) | texts(results) | texts(celery_options)
 
 
 def own(model: Model) -> dict[str, FieldInfo]:
@@ -120,7 +146,7 @@ def types() -> str:
     ]
     for task in tasks:
         parts += options_of(task)
-    parts += [result_dict(model) for model in results(schemas.GenerationResult)]
+    parts += [result_dict(model) for model in inner_models(results.GenerationResult)]
     return "\n\n".join(parts).rstrip() + "\n"
 
 
@@ -141,6 +167,45 @@ def options_of(task: Model) -> Iterator[str]:
     says = f"Options of `{name.lower()}` in a chain: the previous task may supply what is missing."
     yield typed_dict(f"Partial{name}Options", under, task, required, says, total=False)
     yield f'class {name}Call({name}Options, Submission):\n    """What `{name.lower()}.delay` takes."""\n'
+
+
+TASK = '''
+class {name}Task(GenerationTask):
+    """`{task}`."""
+
+    if TYPE_CHECKING:
+
+        def delay(self, **options: Unpack[types.{name}Call]) -> AsyncGeneration: ...
+        async def adelay(self, **options: Unpack[types.{name}Call]) -> AsyncGeneration: ...
+        def s(self, **options: Unpack[types.Partial{name}Options]) -> Signature: ...
+        def si(self, **options: Unpack[types.{name}Options]) -> Signature: ...
+        def apply_async(
+            self,
+            args: Sequence[object] | None = None,
+            kwargs: types.{name}Options = ...,
+            *more: Any,
+            **options: Any,
+        ) -> AsyncGeneration: ...
+        def stream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            **options: Unpack[types.{name}Call],
+        ) -> readers.Stream: ...
+        def astream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            **options: Unpack[types.{name}Call],
+        ) -> AsyncGenerator[StreamDelta, None]: ...
+'''
+
+
+def typed_tasks() -> str:
+    names = [model.__name__.removesuffix("Request") for model in SCHEMAS.values()]
+    return "\n".join([TASKS_HEAD, *(TASK.format(name=name, task=name.lower()) for name in names)])
 
 
 def typed_dict(
@@ -170,11 +235,11 @@ def given(hint: Any) -> Any:
     return hint
 
 
-def results(model: Model) -> list[Model]:
+def inner_models(model: Model) -> list[Model]:
     """The models in a result, inner ones first."""
     hints = get_type_hints(model).values()
     inner = [one for hint in hints for one in flat(hint) if isinstance(one, type) and issubclass(one, BaseModel)]
-    return list(dict.fromkeys([*itertools.chain.from_iterable(map(results, inner)), model]))
+    return list(dict.fromkeys([*itertools.chain.from_iterable(map(inner_models, inner)), model]))
 
 
 def flat(hint: Any) -> Iterator[Any]:
@@ -187,7 +252,7 @@ def flat(hint: Any) -> Iterator[Any]:
 def result_dict(model: Model) -> str:
     """A field that is None by default is absent in the dictionary."""
     lines = [f"class {dictionary(model)}(TypedDict):"]
-    says = "What a task returns." if model is schemas.GenerationResult else inspect.getdoc(model)
+    says = "What a task returns." if model is results.GenerationResult else inspect.getdoc(model)
     lines += [quoted(says or ""), ""]
     for key, hint in get_type_hints(model).items():
         if key not in model.model_fields:
@@ -205,7 +270,7 @@ def dictionary(model: Model) -> str:
 
 def spelled(hint: Any) -> str:
     """A type as it is written in `types`, without limits."""
-    if hint == schemas.FinishReason:
+    if hint == results.FinishReason:
         return "FinishReason"
     if get_origin(hint) is Literal:
         return f"Literal[{', '.join(repr(one).replace(chr(39), chr(34)) for one in get_args(hint))}]"
@@ -217,7 +282,7 @@ def spelled(hint: Any) -> str:
         return f"{get_origin(hint).__name__}[{', '.join(map(spelled, arguments))}]"
     if hint is NoneType:
         return "None"
-    if isinstance(hint, type) and issubclass(hint, schemas._Received):
+    if isinstance(hint, type) and issubclass(hint, results.Received):
         return dictionary(hint)
     return str(hint.__name__)
 
@@ -267,18 +332,21 @@ def tables(page_name: str) -> dict[str, str]:
         if name not in Common.model_fields
     ]
     submitted = [
-        (f"`{name}`", linked(TEXTS["Submission", name])) for name in submission.Submission.__annotations__
+        (f"`{name}`", linked(TEXTS["Submission", name])) for name in celery_options.Submission.__annotations__
     ]
-    fields = [
-        (f"`{name}`", linked(text_of(schemas.GenerationResult, name)))
-        for name in schemas.GenerationResult.model_fields
-    ]
+
+    def fields(model: Model) -> str:
+        return markdown(
+            ("field", ""), [(f"`{name}`", linked(text_of(model, name))) for name in model.model_fields]
+        )
+
     return {
         "inputs": markdown(("task", "option", ""), inputs),
         "options": markdown(("option", "default", ""), options),
         "skills": markdown(("task", "option", "default", ""), asked),
         "submission": markdown(("option", ""), submitted),
-        "result": markdown(("field", ""), fields),
+        "result": fields(results.GenerationResult),
+        "delta": fields(results.StreamDelta),
     }
 
 

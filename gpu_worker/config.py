@@ -12,7 +12,7 @@ _INT32 = 2**31 - 1  # page tables and row indices are int32
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How much runs at once: the settings of the same names, decided."""
+    """How much runs at once: the values that the engine uses for the settings of the same names."""
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
@@ -24,27 +24,28 @@ class Batching:
 
 
 BATCHING = {"cpu": Batching(), "cuda": Batching(256, 8192, 2048)}
-"""What a device's settings of 0 mean where the memory suffices. A step on a GPU costs its reading of the weights
-whatever it computes, up to some hundreds of tokens; on a CPU every token costs nearly as much as the first."""
+"""What settings of 0 mean on a device with enough memory. On a GPU, a step of up to some hundreds of tokens takes
+as long as reading the weights. On a CPU every token costs nearly as much as the first."""
 
 MIXED_CHUNK_SIZE = 512
-"""The most that `chunk_size` is by default with `prefill_policy="mixed"`: the decodes of the same step read the
-weights anyway, and larger chunks would only hold them up."""
+"""The largest default of `chunk_size` with `prefill_policy="mixed"`. The decodes in the same step read the weights
+anyway, so larger chunks would only delay them."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Settings of one engine. 0 for `max_model_len`, `num_pages` or `num_threads` selects a default; for
-    `max_num_seqs`, `max_num_batched_tokens` and `chunk_size` one by device and memory (`BATCHING`, `decided`).
+    """Settings of one engine. 0 for `max_model_len`, `num_pages` or `num_threads` selects a default. 0 for
+    `max_num_seqs`, `max_num_batched_tokens` or `chunk_size` selects a default that depends on the device and its
+    memory (`BATCHING`, `decided`).
 
-    `model`: a folder in Hugging Face format, a hub id, or what ships with the project: "petiole-tiny",
+    `model`: a folder in Hugging Face format, a hub id, or a model that ships with the project: "petiole-tiny" or
     "petiole-tiny-vision".
     `max_num_batched_tokens`: maximum prompt tokens in one prefill step.
     `chunk_size`: maximum tokens of one prompt in a step; bounds how long a prefill delays running sequences.
     `num_pages`: pages of `page_size` tokens, including the reserved page 0.
     `delay_factor`: let the waiting queue grow for this fraction of the last prefill's duration.
     `stream_interval_ms`: after a request's first token, tokens within this interval are delivered as one delta.
-    `image_max_bytes`, `image_max_pixels`: of one image's file, and of the picture in it.
+    `image_max_bytes`: maximum size of an image's file; `image_max_pixels`: of the picture in the file.
     `max_waiting`: maximum waiting requests; more are refused with EngineBusy.
 
     Settings that allocate memory are also checked against the free memory when the model is loaded.

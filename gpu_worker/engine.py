@@ -27,7 +27,7 @@ from petiole.cache.prefix.factory import build_prefix_cache
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.errors import EngineBusy, EngineClosed, EngineError, HandedBack, ModelError
 from petiole.gpu_worker.handle import Handle
-from petiole.gpu_worker.loading import load_parts, memory_that_suffices, warm_up
+from petiole.gpu_worker.loading import load_parts, memory_that_suffices, reload_text, warm_up
 from petiole.gpu_worker.request import Delta, FinishReason, Request, Result
 from petiole.gpu_worker.request.images import PreparedImage, RequestImage
 from petiole.gpu_worker.runtime.interface import ModelLimits, Runtime
@@ -52,8 +52,8 @@ HISTORY_LENGTH = 64
 class Engine:
     """Serves requests from one model on one device. Thread-safe.
 
-    The constructor loads the model, and `start`, or a `with` statement, starts to serve; `Engine.load` does both.
-    Both raise ModelError if the model cannot be served.
+    The constructor loads the model. `start`, or a `with` statement, starts to serve. `Engine.load` does both.
+    Loading and starting raise ModelError if the model cannot be served.
 
     `runtime`, `tokenizer` and `compile_constraint` replace what is loaded from `config.model` (used by tests). A
     runtime passed without a tokenizer serves token ids only. `proposer` drafts tokens in place of prompt lookup.
@@ -80,6 +80,7 @@ class Engine:
         self.tracer = tracer
         self.runtime, self.tokenizer = parts.runtime, parts.tokenizer
         self._warms_up = runtime is None
+        self._own_text = tokenizer is None and compile_constraint is None
         self._open: dict[Handle, RequestOutput] = {}
         self._lock = threading.Lock()
         self._closed = True  # not started yet, or shut down
@@ -105,6 +106,7 @@ class Engine:
         self._loop = EngineLoop(
             self.scheduler, pipeline, self._text.post, self._on_device_lost, tracer, config.debug
         )
+        self.runtime.progress = self._loop.beat
         self._thread = threading.Thread(target=self._loop.run, name="engine", daemon=True)
         self._intake = Intake(
             preparer, self.runtime.adapter_at_hand, self._accept_later, self._text.refuse, tracer
@@ -161,8 +163,8 @@ class Engine:
         if threading.current_thread() is not self._thread:  # `on_fatal` may call this on the engine thread
             self._thread.join()
         self._text.flush()
-        for stream in list(self._open.values()):  # empty unless the loop has failed
-            self._text.refuse(stream, EngineClosed("the engine has shut down"))
+        for output in list(self._open.values()):  # empty unless the loop has failed
+            self._text.refuse(output, EngineClosed("the engine has shut down"))
         self._text.close()
         self.runtime.close()
 
@@ -182,14 +184,14 @@ class Engine:
         A request refused while the engine is not running gets its `on_done` on the calling thread.
         """
         handle = Handle(request, self, on_delta=on_delta, on_admitted=on_admitted, on_done=on_done)
-        stream = RequestOutput(handle)
+        output = RequestOutput(handle)
         with self._lock:
             refusal = self._refusal()
             if refusal is None:
-                self._open[handle] = stream
-                self._intake.put(stream)
+                self._open[handle] = output
+                self._intake.put(output)
         if refusal is not None:
-            self._refuse(stream, refusal)
+            self._refuse(output, refusal)
         return handle
 
     def generate(self, requests: Iterable[Request]) -> list[Result]:
@@ -205,15 +207,15 @@ class Engine:
             return EngineBusy(f"{len(self._open)} requests are running or waiting")
         return None
 
-    def _refuse(self, stream: RequestOutput, error: BaseException) -> None:
+    def _refuse(self, output: RequestOutput, error: BaseException) -> None:
         if self._closed:  # the text thread is not running
-            stream.ended = True
-            stream.handle._end(error)
+            output.ended = True
+            output.handle._end(error)
         else:
-            self._text.refuse(stream, error)
+            self._text.refuse(output, error)
 
-    def _accept_later(self, seq: ScheduledSequence, stream: RequestOutput) -> None:
-        self._loop.post(lambda: self._accept(seq, stream))
+    def _accept_later(self, seq: ScheduledSequence, output: RequestOutput) -> None:
+        self._loop.post(lambda: self._accept(seq, output))
 
     # ------------------------------------------------------------ on the engine thread
 
@@ -221,23 +223,23 @@ class Engine:
         """Cut an image on a preparation thread. Its outcome wakes the loop."""
         self._intake.cut(image, lambda outcome: self._loop.post(lambda: done(outcome)))
 
-    def _accept(self, seq: ScheduledSequence, stream: RequestOutput) -> None:
-        stream.seq = seq
+    def _accept(self, seq: ScheduledSequence, output: RequestOutput) -> None:
+        output.seq = seq
         state = self.scheduler.state
-        state.waiting.push(seq)
-        end = stream.requested_end
+        state.enqueue(seq)
+        end = output.requested_end
         if end is None and seq.generated:  # resumed tokens may already satisfy a stop condition
             end = seq.rules.cut((), seq.generated)[1]
-        if end is None and stream.stop is not None:
-            end = Finish(FinishReason.STOP, stream.stop)
+        if end is None and output.stop is not None:
+            end = Finish(FinishReason.STOP, output.stop)
         if end is not None:
             state.finalize(seq, end)
 
-    def _end(self, stream: RequestOutput, end: End) -> None:
+    def _end(self, output: RequestOutput, end: End) -> None:
         """End a request at any stage: before acceptance, waiting or running."""
-        seq = stream.seq
+        seq = output.seq
         if seq is None:
-            stream.requested_end = end
+            output.requested_end = end
         else:
             self._finalize(seq, end)
 
@@ -248,8 +250,8 @@ class Engine:
     def _end_all(self, end: End) -> None:
         """End all open requests, after the in-flight steps have been committed and their tokens delivered."""
         self._loop.drain()
-        for stream in list(self._open.values()):
-            self._end(stream, end)
+        for output in list(self._open.values()):
+            self._end(output, end)
 
     def _fail(self, error: BaseException) -> None:
         """End the loop as a device error does. Called on another thread."""
@@ -263,9 +265,9 @@ class Engine:
         """End every accepted request with an error, then call `on_fatal`. Runs before any cleanup."""
         with self._lock:
             self.failure = error
-            streams = list(self._open.values())
-        for stream in streams:
-            self._text.refuse(stream, EngineError(f"the engine has failed: {error!r}"))
+            outputs = list(self._open.values())
+        for output in outputs:
+            self._text.refuse(output, EngineError(f"the engine has failed: {error!r}"))
         self._text.flush()
         if self.on_fatal is not None:
             self.on_fatal(error)
@@ -281,17 +283,17 @@ class Engine:
         self._end_later(handle, HandedBack(f"request {handle.request.request_id} was handed back"))
 
     def _end_later(self, handle: Handle, end: End) -> None:
-        stream = self._open.get(handle)
-        if stream is not None:
-            self._loop.post(lambda: self._end(stream, end))
+        output = self._open.get(handle)
+        if output is not None:
+            self._loop.post(lambda: self._end(output, end))
 
     def _stop_generating(self, seq: ScheduledSequence) -> None:
         self._loop.post(lambda: self._finalize(seq, Finish(FinishReason.STOP)))
 
     def _forget(self, handle: Handle) -> None:
-        stream = self._open.pop(handle, None)
-        if stream is not None:
-            stream.seq = None  # it refers to the stream: in a cycle, both would be kept until a garbage collection
+        output = self._open.pop(handle, None)
+        if output is not None:
+            output.seq = None  # it refers to the output: in a cycle, both would be kept until a garbage collection
 
     # ------------------------------------------------------------ control
 
@@ -312,13 +314,15 @@ class Engine:
         self._call(resume)
 
     def prepare_reload(self, model: str) -> Callable[[], None]:
-        """Find the weights of `model`, which may download them, while the engine serves on.
+        """Find the weights of `model`, downloading them if necessary, while the engine goes on serving.
 
-        Returns what replaces the weights: drain, flush the prefix cache, requeue running sequences for recompute,
-        load. If that fails, the weights are lost, and the next step fails like after a loss of the device.
-        Raises ModelError if the model is not compatible with the current one."""
+        Returns a function that replaces the weights: it drains the pipeline, flushes the prefix cache, requeues
+        the running sequences for recompute, and loads. If the loading fails, the weights are lost, and the next
+        step fails as after a device error. Raises ModelError if the model is not compatible with the current
+        one."""
         try:
             load = self.runtime.prepare_reload(model)
+            text = reload_text(self.config, self.tokenizer, model) if self._own_text and self.tokenizer else None
         except ModelError:
             raise
         except Exception as error:  # of numbers in a configuration that no tensor can have, for example
@@ -328,13 +332,17 @@ class Engine:
             self._loop.drain()
             self.scheduler.requeue_all()
             load(self._loop.beat)
-            self.scheduler.state.limits = self._intake.preparer.limits = self.runtime.limits
+            preparer = self._intake.preparer
+            self.scheduler.state.limits = preparer.limits = self.runtime.limits
+            if text is not None:
+                self.tokenizer, preparer.compile_constraint = text
+                preparer.tokenizer = self.tokenizer
             self._text.model = self.runtime.limits.model
 
         return lambda: self._call(reload)
 
     def reload(self, model: str) -> None:
-        """Replace the weights: see `prepare_reload`. Raises ModelError; then the current model serves on."""
+        """Replace the weights: see `prepare_reload`. After a ModelError the current model goes on serving."""
         self.prepare_reload(model)()
 
     def check_invariants(self) -> None:
@@ -418,7 +426,7 @@ class Engine:
 
 
 def _check_regions(config: EngineConfig, limits: ModelLimits) -> None:
-    """A prefill step must hold the largest region, which no chunk may split. Raises ModelError."""
+    """Check that a prefill step can hold the largest region, because no chunk may split one. Raises ModelError."""
     if limits.images is None:
         return
     region = limits.images.max_region

@@ -37,7 +37,7 @@ class EngineError(RuntimeError):
 
 
 def failed(request_id: str, error: BaseException) -> EngineError:
-    """The error of a request that an unexpected error has ended."""
+    """The EngineError of a request that an unexpected error has ended."""
     cause = EngineError(f"request {request_id} failed: {error!r}")
     cause.__cause__ = error
     return cause

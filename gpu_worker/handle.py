@@ -30,7 +30,7 @@ class Controller(Protocol):
 class Handle:
     """A submitted request. Thread-safe.
 
-    `adapter_key` is the content key of its adapter, or None; set before the request is admitted.
+    `adapter_key` is the content key of the request's adapter, or None. It is set before the request is admitted.
     """
 
     def __init__(

@@ -41,8 +41,9 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from petiole.tasks.fleet.control import cancel
-    from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest, GenerationResult, StreamDelta
-    from petiole.tasks.requests.submission import Submission
+    from petiole.tasks.requests.celery_options import Submission
+    from petiole.tasks.requests.results import GenerationResult, StreamDelta
+    from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest
     from petiole.tasks.requests.types import ChatCall, ChatOptions, GenerateCall, GenerateOptions, GenerationDict
     from petiole.tasks.streams.definitions import astream, stream
     from petiole.tasks.streams.readers import AsyncGeneration
@@ -92,14 +93,14 @@ _HOMES = {
     "cancel": "petiole.tasks.fleet.control:cancel",
     "ChatRequest": "petiole.tasks.requests.schemas:ChatRequest",
     "GenerateRequest": "petiole.tasks.requests.schemas:GenerateRequest",
-    "GenerationResult": "petiole.tasks.requests.schemas:GenerationResult",
-    "StreamDelta": "petiole.tasks.requests.schemas:StreamDelta",
+    "GenerationResult": "petiole.tasks.requests.results:GenerationResult",
+    "StreamDelta": "petiole.tasks.requests.results:StreamDelta",
     "ChatCall": "petiole.tasks.requests.types:ChatCall",
     "ChatOptions": "petiole.tasks.requests.types:ChatOptions",
     "GenerateCall": "petiole.tasks.requests.types:GenerateCall",
     "GenerateOptions": "petiole.tasks.requests.types:GenerateOptions",
     "GenerationDict": "petiole.tasks.requests.types:GenerationDict",
-    "Submission": "petiole.tasks.requests.submission:Submission",
+    "Submission": "petiole.tasks.requests.celery_options:Submission",
     "AsyncGeneration": "petiole.tasks.streams.readers:AsyncGeneration",
     "astream": "petiole.tasks.streams.definitions:astream",
     "stream": "petiole.tasks.streams.definitions:stream",

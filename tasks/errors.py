@@ -1,10 +1,9 @@
 """The exceptions that a caller of a task may get.
 
-A worker stores a failure as (module, class, args) in JSON, and `AsyncResult.get()` recreates the exception from
-them in the caller's process, which need not have the worker's packages. So every exception that a task may raise
-is defined in this module, and its `args` are JSON values from which it can be recreated.
-The same holds for the error in the last delta of a failed stream: `describe` encodes it, `rebuild` decodes it.
-"""
+A worker stores a failure as (module, class, args) in JSON. From these, `AsyncResult.get()` recreates the exception
+in the caller's process, which need not have the worker's packages. So every exception that a task may raise is
+defined in this module, and its `args` are JSON values from which it can be recreated. The same holds for the error
+in the last delta of a failed stream: `describe` encodes it, `rebuild` decodes it."""
 
 from __future__ import annotations
 
@@ -65,7 +64,8 @@ class ResultTooLarge(PetioleError, ValueError):  # noqa: N818
         self.size, self.limit = size, limit
 
     def __str__(self) -> str:
-        return f"the result has {self.size} bytes as JSON, and the limit is {self.limit}; its stream has all of it"
+        sizes = f"the result has {self.size} bytes as JSON, and the limit is {self.limit}"
+        return f"{sizes}; the stream has the whole output"
 
 
 class WorkersLost(PetioleError, RuntimeError):  # noqa: N818
@@ -84,8 +84,8 @@ class WorkersLost(PetioleError, RuntimeError):  # noqa: N818
 
 
 class Unavailable(PetioleError, OperationalError):  # noqa: N818
-    """The broker or result backend at `url`, shown without password, is unreachable. As in Celery, an
-    `OperationalError`."""
+    """The broker or result backend at `url`, shown without password, is unreachable. Like Celery's own error, it
+    is an `OperationalError`."""
 
     def __init__(self, url: str, reason: str) -> None:
         super().__init__(url, reason)

@@ -1,7 +1,7 @@
 """Every name that Petiole writes into Redis or into a message, for all processes of a fleet.
 
-Processes of different versions share these names: add to them, change none (docs/maintaining.md). The Lua scripts
-get them as arguments.
+Processes of different versions share these names: add names, but change none (docs/maintaining.md). The Lua
+scripts get the names as arguments.
 
     of one task         `StreamKeys`
     of one image        `image_key`
@@ -33,12 +33,17 @@ AFFINITY_HEADER = "petiole-affinity"
 """Which tasks should run on one worker (`requests.affinity`)."""
 
 NAME_PROPERTY = "petiole-message"
-"""A property of a delivered message: its name (`worker.broker.ledger.Taken.name`). What a producer wrote there is
-overwritten."""
+"""A property of a delivered message: its name (`worker.broker.ledger.Taken.name`). It overwrites a producer's
+value."""
+
+
+INTEREST_TTL_S = 15
+"""TTL of a reader's interest key. When it expires, the reader is gone."""
 
 
 def image_key(name: str) -> str:
-    """String with a TTL: the file of an image that was put (`requests.images`). `name`: of its content."""
+    """String with a TTL: the file of a stored image (`requests.images`). `name` follows from the image's
+    content."""
     return f"petiole:image:{name}"
 
 
@@ -78,8 +83,8 @@ class LedgerKeys(NamedTuple):
     unacked: str
     """Hash: tag -> queue and message, byte for byte as the producer sent it."""
     home: str
-    """String with a TTL: the owner that took the last message of a queue with an affinity, which follow
-    (`take.lua`)."""
+    """String with a TTL: the owner that took the last message of a queue with an affinity. Queue and affinity
+    follow the prefix (`take.lua`)."""
     present: str
     """Channel, to which the owner subscribes while its process lives (`worker.broker.presence`). All databases of
     a server share its channels, so the name has the database."""

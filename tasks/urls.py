@@ -46,7 +46,7 @@ class SentinelUrl:
 
     @classmethod
     def parse(cls, url: str) -> SentinelUrl:
-        """Raises ValueError, without the URL in its message."""
+        """Parse a URL. Raises ValueError, without the URL in its message."""
         try:
             parts = [urlsplit(part if "://" in part else f"{SENTINEL}://{part}") for part in url.split(";")]
             hosts = tuple((part.hostname or "", part.port or DEFAULT_PORT) for part in parts)

@@ -1,8 +1,7 @@
-"""The names of all that is in `tasks.worker` and is used above it.
+"""The names of the worker's classes and functions that are used outside `tasks.worker`.
 
-The producer side never imports the worker side: Celery resolves these names in a worker, and `load` those that run
-in any process which has the worker's packages.
-"""
+The producer side never imports the worker side. In a worker, Celery resolves these names. `load` resolves the
+functions that run in any process with the worker's packages."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """llama.cpp as a peer, through the low-level interface of `llama-cpp-python`: batched decodes, greedy, no text.
 
-Optional: where `llama_cpp` or `gguf` is not installed, `open_peer` gives None. The model is written as GGUF from
-the same random checkpoint, in the same type.
-"""
+Optional: if `llama_cpp` or `gguf` is not installed, `open_peer` returns None. The model is written as GGUF from
+the same random checkpoint, in the same type."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ _NAMES = {
 
 
 class LlamaCpp:
-    """One model. `decode` and `prefill` try attention with and without flash, and keep what is faster."""
+    """One model. `decode` and `prefill` try attention with and without flash, and keep the faster one."""
 
     name = "llama.cpp"
 
@@ -55,7 +54,7 @@ class LlamaCpp:
             raise RuntimeError("llama.cpp does not load the model")
 
     def decode(self, prompts: Sequence[Sequence[int]], n_tokens: int) -> Callable[[], float]:
-        """Computes the prompts; a call decodes `n_tokens` for each and gives the seconds."""
+        """Computes the prompts. Returns a function that decodes `n_tokens` for each and returns the seconds."""
         tried = [_Batch(self, prompts, flash) for flash in (False, True)]
         for batch in tried:
             batch.fill()
@@ -86,7 +85,7 @@ class LlamaCpp:
 
 
 class _Batch:
-    """One context: a sequence for each prompt. Methods give the seconds that they took."""
+    """One context: a sequence for each prompt. Methods return the seconds that they took."""
 
     def __init__(self, peer: LlamaCpp, prompts: Sequence[Sequence[int]], flash: bool) -> None:
         self._lib, self._vocab, self._prompts = peer._lib, peer._vocab, prompts
@@ -116,7 +115,7 @@ class _Batch:
         return time.perf_counter() - began
 
     def decode(self, n_tokens: int) -> float:
-        """Tokens behind the prompts, which are then forgotten."""
+        """Decode tokens behind the prompts, and forget these tokens."""
         began = time.perf_counter()
         for position in range(self._length, self._length + n_tokens):
             self._run([(token, position, i) for i, token in enumerate(self._tokens)], last_only=False)

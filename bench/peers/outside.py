@@ -1,18 +1,19 @@
-"""Peers with packages of their own: a child process under another Python, which computes loads that it is told of.
+"""Peers with packages of their own: a child process under another Python computes the loads.
 
-OpenVINO GenAI and vLLM for CPUs want versions of torch and transformers that are not those here. So each may have
-a virtual environment of its own, named by `BENCH_OPENVINO_PYTHON` or `BENCH_VLLM_PYTHON` (the path of its Python);
-without one, this Python is tried. The child says when it is ready, or why it cannot be; then it answers each line
-of prompts with the seconds that they took. Between two loads it waits, so that sides can take turns.
-"""
+OpenVINO GenAI and vLLM for CPUs need other versions of torch and transformers than this project. So each may have
+a virtual environment of its own: `BENCH_OPENVINO_PYTHON` or `BENCH_VLLM_PYTHON` names the path of its Python.
+Without that variable, this Python is tried. The child says that it is ready, or why it cannot run. Then it answers
+each line of prompts with the seconds that they took. Between two loads it waits, so that sides can take turns."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class Outside:
                 stdout=subprocess.PIPE,
                 text=True,
                 cwd="/",  # so that it imports nothing from here
+                start_new_session=True,  # so that its own children end with it
             )
         except OSError as error:
             raise NotAvailableError(f"{python} does not start: {error.strerror}") from error
@@ -49,11 +51,12 @@ class Outside:
         return len(prompts) * output / float(self._receive()["seconds"])
 
     def close(self) -> None:
-        self._child.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)
         self._child.communicate()
 
     def _receive(self) -> dict[str, Any]:
-        """The next line that is an answer: libraries print what they like."""
+        """The next answer. Skips other lines, because libraries print whatever they like."""
         assert self._child.stdout is not None
         for line in self._child.stdout:
             if line.startswith("{"):

@@ -1,4 +1,5 @@
-"""The other end of `outside.py`. Imports nothing of this project: it runs under whatever Python has the peer."""
+"""The child process of `outside.py`. It imports nothing of this project, because it runs under the peer's
+Python."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Output constraints: JSON schemas, regular expressions, choices, grammars and skills.
 
-Preparation compiles them, the scheduler asks for masks. `protocols` has their interface.
+Preparation compiles constraints; the scheduler asks for their masks. `protocols` has their interface.
 
-    compile  a request's constraint as the initial state of its sequence
+    compile  turns a request's constraint into the initial state of its sequence
     grammar  schemas, patterns, choices and grammars, by llguidance
     skills   a skill as a constraint
     masks    the packed masks of a step

@@ -25,9 +25,10 @@ MAX_REPEATS = 10_000
 """Maximum count in a regular expression's `{n,m}`, because the cost of masks grows with it."""
 
 MAX_MULTIPLE = 100_000
-"""Maximum sum of a schema's `multipleOf` numbers, as digits without zeros at the end; of numbers that may hold for
-the same value, the least common multiple is added. Compiling takes time and memory in proportion to the sum: half
-a second for this. Alternatives without a limit, such as two of 100,000, take minutes and gigabytes."""
+"""Maximum sum of a schema's `multipleOf` numbers. A number counts as its digits, without zeros at the end. Numbers
+that may apply to the same value count as their least common multiple. Compiling takes time and memory in
+proportion to the sum: at the limit, half a second. Without a limit, two alternatives of 100,000 take minutes and
+gigabytes."""
 
 _JOINING = {"anyOf", "oneOf", "allOf", "$ref"}
 """Keywords that add schemas for the same value."""
@@ -93,7 +94,7 @@ def _choice(field: str, value: Any) -> str:
 
 
 def _expression(field: str, value: Any) -> str:
-    """A regular expression, or a grammar with some in it."""
+    """A regular expression, or a grammar that contains regular expressions."""
     text = check_text(field, value)
     if not text.strip():
         raise InvalidRequest(field, "must not be empty", repr(text))
@@ -106,7 +107,7 @@ def _expression(field: str, value: Any) -> str:
 
 
 def _check_patterns(field: str, schema: Any) -> None:
-    """The regular expressions in a schema, wherever they are."""
+    """Check the regular expressions anywhere in a schema."""
     if isinstance(schema, list):
         for k, part in enumerate(schema):
             _check_patterns(f"{field}[{k}]", part)
@@ -119,14 +120,14 @@ def _check_patterns(field: str, schema: Any) -> None:
 
 
 def _multiples(schema: Any) -> list[list[Any]]:
-    """Every `multipleOf` in a schema, those in one list that may hold for the same value. Where references add to
-    that, they are not followed: all of the schema's are in one list."""
+    """Every `multipleOf` in a schema. Numbers that may apply to the same value are in one list. References are not
+    followed: if one may add a number, all numbers of the schema are in one list."""
     groups = list(_groups(schema))
     return [group for group in groups if group is not None] if None not in groups else [_all("multipleOf", schema)]
 
 
 def _groups(part: Any) -> Iterator[list[Any] | None]:
-    """The lists of `_multiples` in a part of the schema; None: references may add to one."""
+    """The lists of `_multiples` in a part of the schema; None if a reference may add to a list."""
     if isinstance(part, dict):
         if not _JOINING.isdisjoint(part):
             references, numbers = _all("$ref", part), _all("multipleOf", part)
@@ -138,7 +139,7 @@ def _groups(part: Any) -> Iterator[list[Any] | None]:
 
 
 def _all(keyword: str, part: Any) -> list[Any]:
-    """The values of a keyword in a part of a schema, wherever they are."""
+    """All values of a keyword, anywhere in a part of a schema."""
     own = [part[keyword]] if isinstance(part, dict) and keyword in part else []
     return own + [value for each in _parts(part) for value in _all(keyword, each)]
 
@@ -148,7 +149,8 @@ def _parts(part: Any) -> Iterable[Any]:
 
 
 def _check_multiples(field: str, groups: Iterable[Iterable[Any]]) -> None:
-    """`groups`: numbers, or their text, that may hold for the same value. What is no number is ignored."""
+    """`groups`: numbers, or their text; those of one group may apply to the same value. Other values are
+    ignored."""
     total = sum({reduce(_common, map(_digits, numbers), 1) for numbers in groups} - {1})
     if total > MAX_MULTIPLE:
         limit = f"must add up to at most {MAX_MULTIPLE} (least common multiples where several may hold)"

@@ -46,7 +46,7 @@ class Vocabulary:
         self._lock = threading.Lock()
 
     def grammar(self, source: str, field: str, value: object) -> Grammar:
-        """Compiled, or as kept. Raises InvalidRequest for `field`."""
+        """The compiled grammar, from the cache if possible. Raises InvalidRequest for `field`."""
         with self._lock:
             kept = self._kept.get(source)
             if kept is not None:
@@ -148,7 +148,7 @@ class GrammarState:
 
 
 def fill_grammar_masks(states: Sequence[tuple[int, GrammarState]], out: Int32Array) -> None:
-    """Fill rows of `out`, int32 [M, words], by their index, on several threads. One tokenizer's states."""
+    """Fill rows of `out`, int32 [M, words], by their index, on several threads. All states have one tokenizer."""
     going = [(row, state) for row, state in states if not state.finished]
     together = len(going) > 1
     for row, state in states:
@@ -165,7 +165,7 @@ def fill_grammar_masks(states: Sequence[tuple[int, GrammarState]], out: Int32Arr
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """The tokenizer's, made at the first constraint (about a second for 150,000 tokens)."""
+    """The tokenizer's vocabulary, made at its first constraint (about a second for 150,000 tokens)."""
     with _lock:
         found = _vocabularies.get(tokenizer)
         if found is None:
@@ -179,7 +179,7 @@ def _executor() -> LLExecutor:
 
 
 def _try_one_token(matcher: LLMatcher, vocabulary: Vocabulary) -> None:
-    """Go on by the first token that is allowed: some failures show only then."""
+    """Advance by the first allowed token: some failures show only then."""
     mask = np.zeros(vocabulary.words, np.int32)
     matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
     words = np.flatnonzero(mask)
@@ -196,7 +196,7 @@ def _limits() -> LLParserLimits:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """What llguidance says, on one line, without its drawing of the source."""
+    """llguidance's error message on one line, without its drawing of the source."""
     lines = [line.strip() for line in matcher.get_error().splitlines()]
     said = " ".join(line for line in lines if line and not _DRAWING.match(line))
     return _NOTHING_FOLLOWS if said == "NoExtensionBias" else said

@@ -71,7 +71,7 @@ class PositionalConstraint(SkillConstraint):
         self._positional = skill.fork()
 
     def fill_mask_at(self, index: int, out: Int32Array) -> None:
-        """The mask at this index of the output, whatever has been consumed."""
+        """The mask at this index of the output. It does not depend on the consumed tokens."""
         _fill(out, self._positional.allowed_at(index), self._vocab_size)
 
 

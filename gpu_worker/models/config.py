@@ -21,7 +21,7 @@ JsonObject = Mapping[str, Any]
 MAX_VOCAB = MAX_POSITION = 2**24
 MAX_LAYERS = 10_000
 MAX_WIDTH = 2**20
-"""Far above every model: beyond them, what a folder says is a mistake or an attack, and is refused unread."""
+"""Limits far above every model. A folder that exceeds them is a mistake or an attack, and is refused unread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The parameters of a decoder. `windows[i]`: positions that layer i attends to, including its own; 0: all.
-    `dtype`: that of the weights, empty if config.json does not name it. `eos_token_ids`: the family's, for a model
-    whose files name none."""
+    """The parameters of a decoder. `windows[i]`: how many positions layer i attends to, including its own; 0: all.
+    `dtype`: the type of the weights, empty if config.json does not name it. `eos_token_ids`: the family's, used if
+    the model's files name none."""
 
     architecture: str
     vocab_size: int
@@ -149,7 +149,7 @@ def architecture_of(raw: JsonObject) -> str:
 
 
 def _whole(raw: JsonObject, key: str, high: int, default: int | None = None) -> int:
-    """A whole number from 1 to `high`. KeyError where it is missing and there is no default."""
+    """A whole number from 1 to `high`. Raises KeyError if the key is missing and there is no default."""
     value = raw[key] if default is None else raw.get(key, default)
     number = int(value) if isinstance(value, float) and value.is_integer() else value
     if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= high:
@@ -158,7 +158,7 @@ def _whole(raw: JsonObject, key: str, high: int, default: int | None = None) -> 
 
 
 def _number(given: JsonObject, key: str, default: float, low: float = 0.0) -> float:
-    """A finite number from `low`; the default where it is missing or null."""
+    """A finite number of at least `low`; the default if the key is missing or null."""
     value = given.get(key)
     value = default if value is None else value
     number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -24,26 +24,55 @@ LinearName = Literal["qkv", "out", "gate_up", "down"]
 
 
 class ValueDecoder(Protocol):
-    """A decoder with `value_tokens`: it decodes bins with each token, and embeds the values of its input tokens
-    from their bins. Those that a token does not use have any value; a value token with
-    NO_BIN is text. Neither method may wait
-    for the device."""
+    """A decoder with `value_tokens`: it embeds values from their bins, and decodes bins from hidden states. No
+    method may wait for the device. `runtime.step.values` knows which bins a token has."""
 
-    def embed_bins(self, token_ids: Tensor, bins: Tensor) -> Tensor:
-        """int64 [T], int32 [T, N_BINS] -> [T, hidden]."""
+    def embed_coordinates(self, bins: Tensor) -> Tensor:
+        """int [n] -> [n, hidden]."""
         ...
 
-    def decode_bins(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
-        """Hidden states whose logits gave `token_ids`: [O, hidden], int [O] -> int32 [O, N_BINS]."""
+    def embed_sizes(self, bins: Tensor) -> Tensor:
+        """int [n, 2], widths and heights -> [n, hidden]."""
+        ...
+
+    def coordinate_bins(self, hidden: Tensor) -> Tensor:
+        """Hidden states whose logits give a coordinate token: [n, hidden] -> int [n]."""
+        ...
+
+    def size_bins(self, hidden: Tensor) -> Tensor:
+        """Hidden states whose logits give a size token: [n, hidden] -> int [n, 2]."""
         ...
 
 
 class ImageDecoder(Protocol):
-    """A decoder with `images`: its encoder makes inputs of crops. It may not wait for the device."""
+    """A decoder with `images`: its encoder turns crops into inputs. It may not wait for the device."""
 
     def encode(self, images: Sequence[tuple[Tensor, tuple[int, int]]]) -> Sequence[Tensor]:
-        """Crops uint8 [crops, height, width, 3] with their tiling -> for each image its features, [1 + extra,
-        positions, hidden]: the input embeddings, then what the decoder adds after early layers, if it does."""
+        """Crops uint8 [crops, height, width, 3] with their tiling -> the features of each image, [1 + extra,
+        positions, hidden]: the input embeddings, then the tensors that the decoder adds after early layers, if
+        any."""
+        ...
+
+
+class CropDecoder(ImageDecoder, Protocol):
+    """An `ImageDecoder` whose crops all have one shape, and are encoded each for itself before an image is made of
+    them: so many crops of any images are always the same computation."""
+
+    @property
+    def crop_shape(self) -> tuple[int, ...]:
+        """(height, width, 3)"""
+        ...
+
+    def encode_bytes(self, n_crops: int) -> int:
+        """Device memory that encoding so many crops takes beside the weights."""
+        ...
+
+    def crop_features(self, crops: Tensor) -> Tensor:
+        """uint8 [n, *crop_shape], of any images -> [n, ...]."""
+        ...
+
+    def image_features(self, features: Tensor, tiling: tuple[int, int]) -> Tensor:
+        """The features of one image's crops -> those of the image, as in `encode`, in memory of their own."""
         ...
 
 
@@ -76,8 +105,8 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """The arguments of a forward besides its hidden states. positions: int64 [T], rotary positions; [axes, T] in a
-    step with images that have several axes."""
+    """The arguments of a forward besides its hidden states. positions: rotary positions, int64 [T], or [axes, T]
+    in a step with images that have several axes."""
 
     positions: Tensor
     attention: Attention
@@ -88,7 +117,7 @@ class Forward:
 class Decoder:
     """A model's weights and its forward pass. rotary: see `rotary_table`.
 
-    embedding: [vocab, hidden]; `value_tokens`, `images` and `processor`: None for a model of text.
+    embedding: [vocab, hidden]; `value_tokens`, `images` and `processor`: None for a text model.
     """
 
     config: ModelConfig

@@ -124,7 +124,7 @@ class Kernels(Protocol):
 
 
 class TorchKernels:
-    """Plain torch: runs anywhere, and is what the others are compared with."""
+    """Plain torch: runs anywhere, and is the reference for the other kernels."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return _rms_norm(x, weight, eps)

@@ -1,13 +1,12 @@
-"""Images as the engine knows them: a number of positions, what they look like, and which positions see each other.
+"""Images as the engine knows them: their crops, how many positions they take, and which positions see each other.
 
     tokens     BOS  [ - - - image - - - ]  question ...
     positions   0    1                 n    n+1
     region     [-------------------------]            with a lead of 1: BOS sees the image, and the image BOS
 
-How long an image is, is the image's own; how a picture becomes crops, and crops positions, is the model's. The
-positions of a *region* are computed in one step: no chunk of a prefill ends inside one. In a bidirectional region
-all positions see each other; a causal one is a region for its image alone.
-"""
+Each image has its own number of positions. The model decides how a picture becomes crops, and crops positions. The
+positions of a *region* are computed in one step: no chunk of a prefill ends inside a region. In a bidirectional
+region all positions see each other. A causal region has the positions of its image alone."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ UInt8Array = npt.NDArray[np.uint8]
 Int32Array = npt.NDArray[np.int32]
 
 IMAGE = -2
-"""In token ids: a position of an image."""
+"""Stands for a position of an image among token ids."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -32,7 +31,7 @@ class PreparedImage:
 
     content_hash: 128 bits that identify its content; n_positions: how many positions it takes.
     pixels: uint8 [crops, height, width, 3]; tiling: rows and columns of the crops behind the first.
-    rotary: int32 [axes, n_positions], rotary positions from 0 on, for a model in which they are no KV indices.
+    rotary: int32 [axes, n_positions], rotary positions from 0 on, for a model where they differ from KV indices.
     """
 
     content_hash: int
@@ -44,11 +43,10 @@ class PreparedImage:
 
 @dataclass(slots=True, eq=False)
 class RequestImage:
-    """An image of a request, which becomes crops when a step needs them first, and after each preemption again.
+    """An image of a request. It becomes crops shortly before a step needs them, and again after each preemption.
 
-    `cut` decodes and cuts it, on a preparation thread; None if the request came with the crops. `prepared`: they,
-    while they are at hand. Raises InvalidRequest, in `cut`.
-    """
+    `cut` decodes and cuts it, on a preparation thread, or raises InvalidRequest; None if the request came with
+    crops. `prepared`: the crops while they are at hand."""
 
     content_hash: int
     n_positions: int
@@ -61,14 +59,14 @@ class RequestImage:
         return RequestImage(image.content_hash, image.n_positions, image.rotary, None, image)
 
     def forget(self) -> None:
-        """Drop the crops, once the device has what was made of them."""
+        """Drop the crops, once the device has their embeddings."""
         if self.cut is not None:
             self.prepared = None
 
 
 @dataclass(frozen=True, slots=True)
 class ImagePlace:
-    """In a prompt of tokens: here stands the request's image number `index`."""
+    """The place of the request's image number `index` in a prompt of tokens."""
 
     index: int = 0
 
@@ -84,12 +82,12 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """What a model takes.
+    """The images that a model takes.
 
     max_images: in one prompt; max_positions: of one image; max_crops: in one encode step. bidirectional: whether
-    the positions of an image see each other. lead: how many positions before an image belong to its region. Their
-    KV depends on the image, which therefore begins at that position and names the KV's namespace.
-    """
+    the positions of an image see each other. lead: how many positions before an image belong to its region. The KV
+    of these positions depends on the image, so the image stands at position `lead` and is part of the KV's
+    namespace."""
 
     max_images: int
     max_positions: int
@@ -106,8 +104,8 @@ class ImageLimits:
 
 
 def whole_regions(regions: tuple[Region, ...], position: int, room: int) -> int:
-    """The most positions from `position` on, at most `room`, that end inside no region. 0 if the region at
-    `position` has more than `room`."""
+    """The largest number of positions from `position` on, at most `room`, whose end lies in no region. 0 if the
+    region at `position` has more than `room`."""
     end = position + room
     for region in regions:
         if region.begin < end < region.end:
@@ -116,8 +114,8 @@ def whole_regions(regions: tuple[Region, ...], position: int, room: int) -> int:
 
 
 def rotary_positions(n_prompt: int, images: Mapping[int, RequestImage]) -> Int32Array | None:
-    """int32 [axes, n_prompt], or None: the KV indices. Text takes one position on all axes, and goes on behind the
-    farthest one before it."""
+    """int32 [axes, n_prompt], or None if they are the KV indices. A text token takes one position on all axes, and
+    the next position is behind the farthest one so far."""
     axes = max((0 if image.rotary is None else len(image.rotary) for image in images.values()), default=0)
     if not axes:
         return None

@@ -1,9 +1,8 @@
 """The types of the engine's inputs and outputs.
 
-A `Request` is immutable. The engine answers it with a stream of `Delta`s and exactly one end: a `Result`, an
-error or a handback. Output positions count generated tokens from 0, without the prompt. A resumed request
-continues the count of the earlier attempt, so the deltas of all attempts form one contiguous stream.
-"""
+A `Request` is immutable. The engine answers it with `Delta`s and exactly one end: a `Result`, an error or a
+handback. Output positions count generated tokens from 0, without the prompt. A resumed request continues the count
+of the earlier attempt, so the deltas of all attempts have no gaps and no overlaps."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn, and what ends the output. `docs/requests.md` says what each parameter means.
+    """How tokens are drawn, and when the output ends. `docs/requests.md` says what each parameter means.
 
     `temperature` below 1e-6 is greedy. `seed` None: derived from the request id. Stop conditions are checked in
     this order: `stop_token_sequences`, EOS (unless `ignore_eos`), `stop_token_ids` (and the model's own),
@@ -77,22 +76,25 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to continue: exactly one of `prompt` (text or token ids), `messages` (chat) and `skill` is given.
-    Coordinates and sizes may stand among the token ids, for a model that has them, and each of `images` has its
-    `ImagePlace` there. In messages the images stand, in order, in place of the parts of type "image".
+    """One prompt to continue. Exactly one of `prompt` (text or token ids), `messages` (chat) and `skill` is given.
 
-    `images`: JPEG, PNG or WebP files, or crops. A file is decoded only if what it becomes is not in the cache.
+    For a model that has them, coordinates and sizes may stand among the token ids. Each of `images` has its
+    `ImagePlace` among the token ids, or a part of type "image" in the messages, in the same order.
 
-    `tools` and the variables in `chat_template_kwargs` are for the chat template. `continue_final_message`: the
-    output continues the final message, which is the assistant's, in place of beginning a new one.
-    `priority`: smaller runs first. `deadline_s`: seconds after admission at which the request ends with its
-    partial output and finish reason `deadline`. `resume_token_ids`: tokens already delivered by earlier attempts;
-    generation continues after them and they count as output; `resume_bins`: the bins of each, as in `Delta`, if
-    some have any. `resume_adapter_key`: the `Handle.adapter_key` of
-    those attempts; if the current adapter's key differs, the request fails with AdapterChanged. `salt` isolates
-    the prefix caches of tenants. `constraint` may also be a `ConstraintState` of the caller's, such as
-    `gpu_worker.constraints.SkillConstraint`.
-    """
+    `images`: JPEG, PNG or WebP files, or crops. A file is not decoded if the cache has the image.
+    `tools`, `chat_template_kwargs`: tools and variables for the chat template.
+    `continue_final_message`: the output continues the final message, which must be the assistant's.
+    `priority`: smaller runs first.
+    `deadline_s`: seconds after admission at which the request ends with its partial output and finish reason
+    `deadline`.
+    `resume_token_ids`: tokens that earlier attempts have delivered. They count as output, and generation continues
+    after them.
+    `resume_bins`: the bins of these tokens, as in `Delta`, if some of them have any. `resume_adapter_key`: the
+    `Handle.adapter_key` of these attempts. If the current adapter's key differs, the request fails with
+    AdapterChanged.
+    `salt`: isolates the prefix caches of tenants.
+    `constraint`: may also be a `ConstraintState` of the caller's, such as
+    `gpu_worker.constraints.SkillConstraint`."""
 
     prompt: str | Sequence[PromptToken] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None
@@ -124,13 +126,13 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A chunk of the output stream. `index` is the position of `token_ids[0]` in the output.
+    """A part of the output. `index` is the position of `token_ids[0]` in the output.
 
     `text` may lag behind `token_ids` while a character is incomplete or the text could become a stop string. The
-    last delta, the only one with a `finish_reason`, contains the rest. `bins`: for a model with value tokens, the
-    bins decoded with each token (a coordinate has one, a size two, a text token none); `values`: the numbers that
-    they stand for. `items`: what each token completes of a skill's answer, a point or a box; None if none does.
-    """
+    last delta contains the rest; it alone has a `finish_reason`. `bins`: for a model with value tokens, the bins
+    decoded with each token (a coordinate has one, a size two, a text token none). `values`: the numbers that the
+    bins stand for. `items`: the point or box of a skill's answer that each token completes; None if no token
+    completes any."""
 
     index: int
     token_ids: tuple[int, ...]
@@ -161,9 +163,10 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The complete output of a request. `stop_reason` is the condition that ended it: "eos", a stop token id, a
-    stop string or sequence, "constraint", "max_tokens", "max_model_len", or None. `answer`: a skill's, as JSON
-    data."""
+    """The complete output of a request.
+
+    `stop_reason`: the condition that ended the output: "eos", a stop token id, a stop string or sequence,
+    "constraint", "max_tokens", "max_model_len", or None. `answer`: the answer of a skill, as JSON data."""
 
     request_id: str
     text: str

@@ -37,16 +37,16 @@ class TextCodec(Protocol):
 
 
 Steering = Literal["none", "index", "tokens"]
-"""What the allowed tokens follow from: all are allowed; the output index alone; the tokens before."""
+"""What the allowed tokens depend on. none: all tokens are allowed; index: the output index alone; tokens: the
+tokens before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A skill call as a prompt and a state.
 
-    `state`: a PositionalSkill if it steers by index, otherwise a SkillState. `banned_token_ids`: at any index.
-    `has_text`: whether the output is text, which is streamed as such.
-    """
+    `state`: a PositionalSkill if `steering` is "index", otherwise a SkillState. `banned_token_ids`: never allowed,
+    at any index. `has_text`: whether the output is text, which is then streamed."""
 
     prompt: Sequence[int | ImagePlace]
     state: SkillState | PositionalSkill
@@ -56,7 +56,7 @@ class Asked:
 
 
 class Processor(Protocol):
-    """What a model makes of pictures and skill calls. Thread-safe; no tensors."""
+    """Turns pictures into crops and skill calls into prompts, as a model needs them. Thread-safe; no tensors."""
 
     def n_positions(self, width: int, height: int) -> int:
         """The positions that a picture of this size takes."""
@@ -67,10 +67,11 @@ class Processor(Protocol):
         ...
 
     def ask(self, call: SkillCall, n_images: int, codec: TextCodec) -> Asked:
-        """Raises InvalidRequest for a skill or an option that the model does not know."""
+        """The call as a prompt and a state. Raises InvalidRequest for a skill or an option that the model does not
+        know."""
         ...
 
     def conversation(self, messages: Sequence[Mapping[str, Any]]) -> SkillCall:
         """The skill that answers a conversation, in which parts of type "image" stand for images. Raises
-        InvalidRequest for one that the model cannot answer."""
+        InvalidRequest for a conversation that the model cannot answer."""
         ...

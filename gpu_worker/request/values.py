@@ -1,9 +1,8 @@
 """Tokens that stand for decoded values: coordinates and sizes.
 
 A model with such tokens decodes *bins* (whole numbers) beside every token id, in the step that samples it. A
-coordinate token has one bin, a size token two (width, height), any other token none. The bin is the truth: it
-travels (from the device, in deltas, logs and cache tokens), and the value follows from it by a table.
-"""
+coordinate token has one bin, a size token two (width, height), any other token none. Bins, not values, travel from
+the device and stand in deltas, logs and cache tokens. A table gives the value of a bin."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ N_BINS = 2
 """Bins decoded beside each token id. A coordinate token uses the first of them, a text token none."""
 
 NO_BIN = -1
-"""In place of a bin. A coordinate or size token of a prompt that has no bins is text."""
+"""Stands for a missing bin. A coordinate or size token of a prompt is text if it has no bins."""
 
 Bins = tuple[int, ...]
 """The bins of one token: as many as its kind has."""
@@ -39,7 +38,7 @@ class ValueTokens:
         return len(self.coordinates if token_id == self.coordinate_id else self.sizes)
 
     def bins(self, token_id: int, decoded: Sequence[int]) -> Bins:
-        """The part of the bins decoded beside a token that belongs to the token."""
+        """The bins that belong to a token, of those decoded beside it."""
         return tuple(decoded[: self.n_bins(token_id)])
 
     def values(self, token_id: int, bins: Bins) -> tuple[float, ...]:

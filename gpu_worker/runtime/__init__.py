@@ -9,5 +9,5 @@ Each line may import what stands below it.
     step/      what a step reads, and what is sampled from it
     memory/    the KV pool, and whether all of it fits
     device/    streams, events, transfers and slots
-    interface  what the scheduler says to a runtime, and gets back
+    interface  what the scheduler passes to a runtime, and what it gets back
 """

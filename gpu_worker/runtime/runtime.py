@@ -18,26 +18,27 @@ from torch import Tensor
 
 from petiole.gpu_worker.config import BATCHING, EngineConfig
 from petiole.gpu_worker.errors import AdapterError, ModelError
-from petiole.gpu_worker.models.adapters import AdapterStore
-from petiole.gpu_worker.models.config import ModelConfig, end_token_ids
-from petiole.gpu_worker.models.decoder import Decoder, ImageDecoder, ValueDecoder
-from petiole.gpu_worker.models.layers import TorchKernels
-from petiole.gpu_worker.models.loading import (
+from petiole.gpu_worker.models.adapters.lora import AdapterBank
+from petiole.gpu_worker.models.adapters.store import AdapterStore
+from petiole.gpu_worker.models.checkpoint.loading import (
     LoadOptions,
     Storage,
     TensorSource,
     fingerprint,
-    read_decoder,
     resolve_model,
     stored_dtype,
 )
-from petiole.gpu_worker.models.lora import AdapterBank
+from petiole.gpu_worker.models.config import ModelConfig, end_token_ids
+from petiole.gpu_worker.models.decoder import CropDecoder, Decoder
+from petiole.gpu_worker.models.layers import TorchKernels
 from petiole.gpu_worker.models.registry import Architecture, architecture
+from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import N_BINS
 from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor
 from petiole.gpu_worker.runtime.cpu.executor import choose as choose_on_cpu
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.attention.installed import kernels_at_hand
+from petiole.gpu_worker.runtime.cuda.capture import cuda_capture, eager
 from petiole.gpu_worker.runtime.cuda.executor import (
     CudaExecutor,
     batching_that_fits,
@@ -45,7 +46,6 @@ from petiole.gpu_worker.runtime.cuda.executor import (
     working_bytes,
 )
 from petiole.gpu_worker.runtime.cuda.executor import choose as choose_on_cuda
-from petiole.gpu_worker.runtime.cuda.graphs import cuda_capture, eager
 from petiole.gpu_worker.runtime.derived import max_model_len, n_threads, quantization, same_shape, weights_dtype
 from petiole.gpu_worker.runtime.device.cuda import CudaStream
 from petiole.gpu_worker.runtime.device.interface import Device, upload, upload_together
@@ -78,17 +78,28 @@ class Executor(Protocol):
         """Compute all positions and write their KV to the pool."""
         ...
 
+    def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
+        """The features of each image (see `ImageDecoder`)."""
+        ...
+
 
 class _NoWeights:
     """The executor while weights are being replaced. If that fails, it stays, and every step raises ModelError."""
 
     def forward(self, slot_id: int, inputs: StepInputs, images: ImageInputs = ()) -> StepStates:
-        raise ModelError("the weights were lost when others were to replace them; start a new engine")
+        raise self._lost
+
+    def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
+        raise self._lost
+
+    @property
+    def _lost(self) -> ModelError:
+        return ModelError("the weights were lost because a reload failed; start a new engine")
 
 
 @dataclass(frozen=True, slots=True)
 class _ModelInfo:
-    """All of a model but its weights. identity: its name, fingerprint and EOS token ids."""
+    """The facts of a model, without its weights. identity: its name, fingerprint and EOS token ids."""
 
     folder: Path
     architecture: Architecture
@@ -117,6 +128,7 @@ class ModelRuntime:
     ) -> None:
         """`source` replaces the weight files of the model's folder, which then needs only its config.json."""
         self.config = config
+        self.progress: Progress = nothing
         self._source = source
         self._device = device or open_device(config.device)
         self._torch_device = torch.device("cuda", 0) if self._device.kind == "cuda" else torch.device("cpu")
@@ -124,14 +136,34 @@ class ModelRuntime:
             torch.set_num_threads(threads)
         with torch.no_grad():  # not inference mode: buffers are also written by copies outside it
             self._storage = Storage()
-            self._load(self._find(config.model))
+            self._info = self._find(config.model)
+            self._decoder: Decoder = self._load(self._info)
             self.config = config = self._decided(config)
             self._stream = self._device.new_stream("compute")
             on_cuda = self._device.kind == "cuda"  # on a CPU, copies need no thread of their own
             self._copy_stream = self._device.new_stream("copy") if on_cuda else self._stream
-            self._allocate()
+            self._require_room()
+            self._n_rows = config.max_num_seqs + 1
+            self._bank = self._new_bank() if config.lora_slots else None
+            self._adapters = self._new_adapters()
+            place, vocab_size = self._torch_device, self._info.config.vocab_size
+            self._states = RowStates(self._n_rows, vocab_size, place, self._n_bins)
+            choose = choose_on_cuda if on_cuda else choose_on_cpu
+            self._sampler = OutputSampler(self._states, lambda arrays: upload_together(arrays, place), choose)
+            self._features: dict[int, Tensor] = {}  # of encoded images, by key; used in stream order
+            self._slots = tuple(self._new_slot(slot_id) for slot_id in range(N_SLOTS))
+            check_shared_stream(self._slots)
+            self._cache = self._new_cache()
             self._device.synchronize()  # tensors created on other streams are complete
             self._executor: Executor = self._new_executor(nothing)
+
+    @property
+    def _model_config(self) -> ModelConfig:
+        return self._info.config
+
+    @property
+    def _max_model_len(self) -> int:
+        return max_model_len(self.config, self._info.config)
 
     # -- construction
 
@@ -144,13 +176,11 @@ class ModelRuntime:
         ends = end_token_ids(folder) or frozenset(config.eos_token_ids)
         return _ModelInfo(folder, family, config, (model, digest, ends))
 
-    def _load(self, info: _ModelInfo) -> None:
+    def _load(self, info: _ModelInfo) -> Decoder:
         if self._device.kind == "cuda":
             require_flashinfer(info.config)
         dtype = weights_dtype(self.config, info.config, self._torch_device)
-        self._max_model_len = max_model_len(self.config, info.config)
-        self._decoder: Decoder = self._read(info, dtype, self._torch_device, self._storage)
-        self._model_config, self._identity = info.config, info.identity
+        return self._read(info, dtype, self._torch_device, self._storage)
 
     def _read(self, info: _ModelInfo, dtype: torch.dtype, device: torch.device, storage: Storage) -> Decoder:
         options = LoadOptions(
@@ -162,58 +192,54 @@ class ModelRuntime:
             storage=storage,
         )
         if self._source is not None:
-            return read_decoder(self._source, info.config, options)
+            return info.architecture.read(self._source, info.config, options)
         return info.architecture.load(info.folder, info.config, options)
 
     def _decided(self, config: EngineConfig) -> EngineConfig:
-        """The configuration with the device's numbers in place of 0; on CUDA, so many that what they need beside
-        the KV cache takes a part of the free memory."""
+        """The configuration with the device's numbers in place of 0. On CUDA they are small enough that the
+        working memory takes only a part of the free memory."""
         defaults, images = BATCHING[self._device.kind], self._decoder.images
+        region = images.max_region if images else 0
         if self._device.kind == "cpu":
-            return config.decided(defaults, images.max_region if images else 0)
+            return config.decided(defaults, region)
         self._release_memory()
         free = free_bytes(self._torch_device, config.gpu_memory_utilization)
         itemsize = self._decoder.dtype.itemsize
-        return batching_that_fits(config, defaults, self._model_config, itemsize, free)
+        model, encode = self._model_config, self._encode_bytes
+        return batching_that_fits(config, defaults, model, itemsize, free, encode, region)
 
-    def _allocate(self) -> None:
+    @property
+    def _encode_bytes(self) -> int:
+        images = self._decoder.images
+        return cast(CropDecoder, self._decoder).encode_bytes(images.max_crops) if images else 0
+
+    def _new_bank(self) -> AdapterBank:
+        slots, rank, dtype = self.config.lora_slots, self.config.lora_max_rank, self._decoder.dtype
+        return AdapterBank(self._model_config, slots, rank, dtype, self._torch_device)
+
+    def _new_adapters(self) -> AdapterStore:
+        config, dtype, pinned = self.config, self._decoder.dtype, self._torch_device.type == "cuda"
+        kept = 2 * config.lora_slots
+        return AdapterStore(self._model_config, config.lora_max_rank, kept=kept, dtype=dtype, pinned=pinned)
+
+    def _new_cache(self) -> KVCache:
         config, model, device = self.config, self._model_config, self._torch_device
-        kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else self._decoder.dtype
-        self._require_room()
-        self._n_rows = config.max_num_seqs + 1
-        self._bank = (
-            AdapterBank(model, config.lora_slots, config.lora_max_rank, self._decoder.dtype, device)
-            if config.lora_slots
-            else None
-        )
-        self._adapters = AdapterStore(
-            model,
-            config.lora_max_rank,
-            kept=2 * config.lora_slots,
-            dtype=self._decoder.dtype,
-            pinned=device.type == "cuda",
-        )
-        self._states = RowStates(self._n_rows, model.vocab_size, device, self._n_bins)
-        choose = choose_on_cuda if device.type == "cuda" else choose_on_cpu
-        self._sampler = OutputSampler(self._states, lambda arrays: upload_together(arrays, device), choose)
-        self._features: dict[int, Tensor] = {}  # of encoded images, by key; used in stream order
-        self._slots = tuple(self._new_slot(slot_id) for slot_id in range(N_SLOTS))
-        check_shared_stream(self._slots)
+        dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else self._decoder.dtype
         n_pages = decide_n_pages(
             config,
             model,
             max_model_len=self._max_model_len,
-            bytes_per_element=kv_dtype.itemsize,
+            bytes_per_element=dtype.itemsize,
             free_bytes=self._free_bytes(),
             on_cuda=device.type == "cuda",
         )
-        self._cache: KVCache = new_kv_cache(
+        return new_kv_cache(
             model,
             n_pages=n_pages,
             page_size=config.page_size,
             rows=self._n_rows,
             max_model_len=self._max_model_len,
-            dtype=kv_dtype,
+            dtype=dtype,
             device=device,
         )
 
@@ -233,15 +259,14 @@ class ModelRuntime:
         free = free_bytes(self._torch_device, self.config.gpu_memory_utilization)
         if self._torch_device.type == "cpu":
             return free
-        return free - working_bytes(self.config, self._model_config, self._decoder.dtype.itemsize)
+        itemsize = self._decoder.dtype.itemsize
+        return free - working_bytes(self.config, self._model_config, itemsize, self._encode_bytes)
 
     def _new_executor(self, progress: Progress) -> Executor:
         pending = (self._states.pending, self._states.pending_bins)
         parts = (self._decoder, self._cache, self._bank, *pending)
         if not isinstance(self._stream, CudaStream):
-            return CpuExecutor(*parts)
-        if self._decoder.images is not None:
-            raise ModelError(f"{self.config.model}: models that take images are served on a CPU only")
+            return CpuExecutor(*parts, lambda: self.progress())
         capture = cuda_capture(self._stream) if self.config.cuda_graphs == "on" else eager
 
         def capture_one(work: Callable[[], None], *, kept: bool = True) -> Callable[[], object]:
@@ -263,7 +288,7 @@ class ModelRuntime:
 
     @property
     def limits(self) -> ModelLimits:
-        model, digest, ends = self._identity
+        model, digest, ends = self._info.identity
         return ModelLimits(
             model=model,
             fingerprint=digest,
@@ -286,7 +311,7 @@ class ModelRuntime:
         staging = self._slots[slot_id].staging
         if batch.kind == "encode":
             staging.plan, staging.states = self._states.plan_outputs(batch), None
-            self._enqueue(lambda: self._encode(batch.images), batch.kind)
+            self._enqueue(lambda: self._encode(slot_id, batch.images), batch.kind)
             return
         self._states.bind(batch.bindings)
         staging.plan = self._states.plan_outputs(batch)
@@ -326,19 +351,15 @@ class ModelRuntime:
             states = staging.states
             if plan.n:
                 assert states is not None
-                sources.update(self._sampler.sample(plan, batch, states.logits(), mask))
-                if "bins" in lengths:
-                    sources["bins"] = self._decode_bins(states.hidden, plan, sources["token_ids"])
+                sources.update(self._sampler.sample(plan, batch, states, mask))
 
         self._enqueue(sample, "sample")
         ready = None if self._copy_stream is self._stream else self._stream.record()
         return render.start_transfer(ready, sources, lengths, known)
 
-    def _encode(self, images: Sequence[EncodeInput]) -> None:
-        """Make the features of images, in stream order, from crops in pinned memory."""
-        crops = [(self._up(one.image.pixels), one.image.tiling) for one in images]
-        for one, features in zip(images, cast(ImageDecoder, self._decoder).encode(crops), strict=True):
-            self._features[one.key] = features
+    def _encode(self, slot_id: int, images: Sequence[EncodeInput]) -> None:
+        encoded = self._executor.encode(slot_id, [one.image for one in images])
+        self._features |= zip((one.key for one in images), encoded, strict=True)
 
     def forget_images(self, keys: Sequence[int]) -> None:
         """Drop images that no step will use."""
@@ -359,12 +380,6 @@ class ModelRuntime:
     @property
     def _n_bins(self) -> int:
         return 0 if self._decoder.value_tokens is None else N_BINS
-
-    def _decode_bins(self, hidden: Tensor, plan: OutputPlan, token_ids: Tensor) -> Tensor:
-        """The bins of the sampled tokens: int32 [O, N_BINS]. Also writes them as the rows' next inputs."""
-        bins = cast(ValueDecoder, self._decoder).decode_bins(hidden, token_ids)
-        write_rows(self._states.pending_bins, self._up(plan.rows), bins)
-        return bins
 
     def _logprobs_on_host(self, n: int, k: int) -> dict[str, Tensor]:
         return {
@@ -416,7 +431,7 @@ class ModelRuntime:
             self._release_memory()
             self._storage.rewind()
             self._storage.progress = progress
-            self._load(info)
+            self._decoder, self._info = self._load(info), info
             self._device.synchronize()
             self._executor = self._new_executor(progress)
 
@@ -426,7 +441,7 @@ class ModelRuntime:
             dtype = weights_dtype(self.config, info.config, self._torch_device)
             self._read(info, dtype, torch.device("meta"), new)
         if new.layout != self._storage.layout:
-            model, served = info.identity[0], self._identity[0]
+            model, served = info.identity[0], self._info.identity[0]
             raise ModelError(f"{model} has another shape or type than {served}; start a new engine for it")
 
     def _release_memory(self) -> None:

@@ -1,6 +1,6 @@
-"""What is computed next, and what becomes of it: decisions over plain state, torch-free.
+"""Decides what the engine computes next, and applies the results: decisions over plain state, without torch.
 
-The engine's loop calls `scheduler`; the others are its parts.
+The engine's loop calls `scheduler`; the other modules are its parts.
 
     scheduler   the four verbs: schedule, launch, sample, commit
     planning    selects the sequences of the next step
@@ -12,7 +12,7 @@ The engine's loop calls `scheduler`; the others are its parts.
     masks       the token masks of a step's constrained outputs
     stopping    stop conditions on tokens
     adapters    which adapter has which slot
-    scheduled   a `sequence` with its request's data: what the scheduler handles
+    scheduled   the scheduler's sequence: a `sequence` with its request's data
     sequence    the state machine of one sequence, without its request
     outcomes    the types that the state machine uses
 """

@@ -29,7 +29,7 @@ class AdapterSlots:
         return sum(self._holders.values())
 
     def must_wait(self, key: str | None, others: Set[str] = frozenset()) -> bool:
-        """Whether the adapter is in no slot, and all slots are held once the adapters `others` have theirs."""
+        """Whether the adapter has no slot, and no slot is left once the adapters `others` have theirs."""
         if key is None or key in self._slot_of or key in others:
             return False
         return len(self._holders.keys() | others) >= max(self._n_slots, 1)

@@ -1,4 +1,4 @@
-"""Admission: the waiting queue, the delay gate, common prefixes, and images on their way to crops.
+"""Admission: the waiting queue, the delay gate, common prefixes, forks, and images on their way to crops.
 
 An image is cut into crops when a prefill needs it soon and the prefix cache does not have it:
 
@@ -9,7 +9,7 @@ An image is cut into crops when a prefill needs it soon and the prefix cache doe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -19,7 +19,10 @@ from petiole.gpu_worker.request.images import PreparedImage, RequestImage
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 
 AHEAD = 16
-"""Crops of one image are some megabytes."""
+"""How many images may have crops at a time: the crops of one image take some megabytes."""
+
+RUN_TOKENS = 64
+"""A running sequence publishes nothing for a fork that would reuse less than this."""
 
 Cut = Callable[[RequestImage, Callable[[PreparedImage | Exception], None]], None]
 """Cut an image on another thread, then call the function with the outcome on the engine's."""
@@ -36,7 +39,7 @@ class WaitingQueue:
         return len(self._by_rank)
 
     def __iter__(self) -> Iterator[ScheduledSequence]:
-        """Best rank first. Each is looked up when it is reached, so they may be removed while iterating."""
+        """Best rank first. Each sequence is looked up when it is reached, so it may be removed while iterating."""
         seq = self.first()
         while seq is not None:
             yield seq
@@ -76,7 +79,7 @@ class DelayGate:
 
 
 def can_reuse(seq: ScheduledSequence, other: ScheduledSequence, n_positions: int) -> bool:
-    """Whether `seq` can reuse the first `n_positions` of `other` once that is prefilled."""
+    """Whether `seq` can reuse the first `n_positions` of `other` once `other` has prefilled them."""
     left, right = seq.cache_tokens.codes, other.cache_tokens.codes
     return (
         n_positions <= len(right)
@@ -86,13 +89,38 @@ def can_reuse(seq: ScheduledSequence, other: ScheduledSequence, n_positions: int
     )
 
 
+def forked(seq: ScheduledSequence, running: Iterable[ScheduledSequence], n_cached: int) -> list[ScheduledSequence]:
+    """The running sequences of which `seq` is a fork: it begins with all that they have published, and goes on
+    with a run of positions that they have committed and not published. `n_cached`: its cached positions.
+
+    A fork holds a part of an answer that somebody has read, so the part was committed before the fork arrived.
+    Therefore one look at its arrival suffices, and a sequence that nobody forks costs nothing while it decodes.
+    """
+    most = seq.prefill_target - RUN_TOKENS
+    if most < n_cached:
+        return []
+    candidates = [other for other in running if other.published <= n_cached]
+    return [other for other in candidates if _continues(seq, other, other.published + RUN_TOKENS)]
+
+
+def _continues(seq: ScheduledSequence, other: ScheduledSequence, n_positions: int) -> bool:
+    """Whether the other has committed so many positions, and `seq` begins with them."""
+    if min(seq.prefill_target, other.kv_position) < n_positions:
+        return False
+    last = n_positions - 1  # mostly settles it without comparing all
+    return (
+        seq.tokens(last, n_positions)[0] == other.tokens(last, n_positions)[0]
+        and seq.namespace == other.namespace
+        and bool((seq.cache_tokens.codes[:n_positions] == other.cached_as(n_positions).codes).all())
+    )
+
+
 class Cutting:
     """Images that are being cut, and crops. Owned by the engine thread.
 
     A sequence whose image is being cut is passed over. Equal images of several sequences are cut once. At most
-    `AHEAD` images are at hand or being cut, except that the best-ranked waiting sequence may always have its own
-    cut. `fail(seq, error)` ends a request whose image cannot be cut.
-    """
+    `AHEAD` images are at hand or being cut. Only the best-ranked waiting sequence may exceed that: its image is
+    always cut. `fail(seq, error)` ends a request whose image cannot be cut."""
 
     def __init__(self, cut: Cut, fail: Callable[[ScheduledSequence, Exception], None]) -> None:
         self._cut = cut
@@ -102,12 +130,12 @@ class Cutting:
 
     @property
     def busy(self) -> bool:
-        """Whether an image is being cut, so that something will be at hand."""
+        """Whether an image is being cut, so that crops will be at hand soon."""
         return bool(self._being_cut)
 
     def at_hand(self, seq: ScheduledSequence, n_cached: int, *, first: bool) -> bool:
-        """Whether the crops are at hand of all images behind the first `n_cached` positions. Has missing ones cut.
-        `first`: no waiting sequence ranks better."""
+        """Whether all images behind the first `n_cached` positions have their crops at hand. Starts to cut the
+        images that do not. `first`: no waiting sequence ranks better."""
         ready = True
         for begin, image in seq.images.items():
             if begin < n_cached or image.prepared is not None:

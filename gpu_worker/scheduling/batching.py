@@ -1,11 +1,12 @@
 """Builds the arrays of a `StepBatch` from a plan. Does not modify sequences.
 
-What a sequence contributes is known by its newest operation, and not by the kind of the step, which may hold
-chunks of prompts, decodes and verifications together.
+A sequence's newest operation says what it contributes to the step. The kind of the step does not, because a step
+may hold chunks of prompts, decodes and verifications together.
 
-Page-table updates are derived, not recorded: a step sends the table columns that its positions are the first to
-use, `ceil(start / page_size) .. ceil(end / page_size)`. The first step of a row sends all columns from 0. Earlier
-steps of the same row have sent the other columns, in stream order.
+Page-table updates are mostly derived: a step sends the table columns that its positions are the first to use,
+`ceil(start / page_size) .. ceil(end / page_size)`. The first step of a row sends all columns from 0. Earlier steps
+of the same row have sent the other columns, in stream order. Only columns that were remapped since then are
+recorded, by the page table; the row's next step sends all from the first of these on.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ Drafts = Sequence[Sequence[int]]
 class StepPlan:
     """The sequences of the next step and the number of positions to compute for each.
 
-    `lengths`: 1 + number of drafts, or the size of a prompt's chunk; None if each is 1, a decode.
-    `drafts`: draft tokens, empty for a sequence without drafts; None if nobody has any.
-    `n_chunks`: so many of the last sequences have a chunk of their prompt computed; the others decode or verify.
-    `images`: those of an encode, which has no sequences: whose they are, and the positions where they begin.
-    """
+    `lengths`: 1 + number of drafts, or the size of a prompt's chunk; None if each is 1, a decode. `drafts`: draft
+    tokens, empty for a sequence without drafts; None if nobody has any. `n_chunks`: how many sequences, at the end
+    of the list, have a chunk of their prompt computed; the others decode or verify.
+    `images`: the images of an encode, which has no sequences: (the image's sequence, the position where it
+    begins)."""
 
     sequences: Sequence[ScheduledSequence]
     lengths: Sequence[int] | None = None
@@ -71,7 +72,7 @@ class StepPlan:
         return self.sequences[self.n_decodes :]
 
     def beside(self, chunks: StepPlan) -> StepPlan:
-        """One step of this one's decodes and those chunks."""
+        """One step with the decodes of this plan and the chunks of the other."""
         lengths = self.lengths or [1] * len(self.sequences)
         return StepPlan(
             sequences=[*self.sequences, *chunks.sequences],
@@ -100,8 +101,8 @@ def payload_of(step: LaunchHandle[ScheduledSequence] | PendingCommit[ScheduledSe
 
 
 def make_batch(plan: StepPlan, starts: Int32Array, rows: Int32Array, table: PageTable) -> StepBatch:
-    """The batch of a plan whose pages are reserved and whose operations are scheduled. `starts`: int32 [B], first
-    position of each operation."""
+    """The batch of a plan whose pages are reserved and whose operations are scheduled. `starts`: int32 [B], the
+    first position of each operation."""
     n = len(plan.sequences)
     if plan.lengths is None:
         ones, pending = _constant(n, 1), _constant(n, PENDING)
@@ -127,8 +128,9 @@ def _constant(n: int, value: int) -> Int32Array:
 def _ragged_batch(
     plan: StepPlan, starts: Int32Array, lengths: Int32Array, rows: Int32Array, table: PageTable
 ) -> StepBatch:
-    """A batch of any operations. The inputs of a chunk are the prompt's, those of others the pending token and its
-    drafts. A final chunk samples one token, except in a recompute, where the known tail is the next input."""
+    """A batch of any operations. The inputs of a chunk are tokens of the prompt; the inputs of other operations
+    are the pending token and its drafts. A final chunk samples one token, except in a recompute, where the known
+    tail is the next input."""
     pending = np.full(len(plan.sequences), PENDING, np.int32)
     inputs = []
     for i, seq in enumerate(plan.sequences):
@@ -157,7 +159,7 @@ def _ragged_batch(
 
 
 def _known_bins(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> dict[str, Any]:
-    """The bins of a prompt's value tokens, and of those that a recompute feeds in again."""
+    """The bins of the value tokens in a prompt or in a recompute."""
     if not any(seq.bins for seq in plan.sequences):
         return {}
     bins = np.full((int(lengths.sum()), N_BINS), NO_BIN, np.int32)
@@ -226,13 +228,16 @@ def _binding(seq: ScheduledSequence) -> RowBinding:
 def page_updates(
     table: PageTable, rows: Int32Array, starts: Int32Array, lengths: Int32Array, bound_rows: Int32Array
 ) -> PageUpdates:
-    """The page-table entries that this step is the first to use."""
+    """The page-table entries that this step is the first to use, and those that were remapped."""
     size = table.page_size
-    if size == 1 and lengths is _constant(len(rows), 1):  # decode on pages of one token
+    if size == 1 and lengths is _constant(len(rows), 1) and not table.has_remapped:  # decode on pages of one token
         return PageUpdates(rows, starts, table.matrix[rows, starts])
     first = -(-starts // size)
     if len(bound_rows):
         first = np.where(np.isin(rows, bound_rows), 0, first)
+    if table.has_remapped:
+        for i, column in table.take_remapped(rows):
+            first[i] = min(first[i], column)
     count = -(-(starts + lengths) // size) - first
     entries, columns = np.repeat(rows, count), ragged_arange(first, count).astype(np.int32)
     return PageUpdates(entries, columns, table.matrix[entries, columns])

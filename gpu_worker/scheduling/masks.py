@@ -38,7 +38,8 @@ def constrained(sequences: Iterable[ScheduledSequence]) -> list[ScheduledSequenc
 
 
 def awaiting_commit(sequences: Iterable[ScheduledSequence]) -> list[ScheduledSequence]:
-    """The constrained sequences whose masks depend on the tokens before, and not on their number alone."""
+    """The constrained sequences whose masks depend on the earlier tokens themselves, not only on how many they
+    are."""
     return [seq for seq in constrained(sequences) if not isinstance(seq.constraint, PositionalConstraint)]
 
 
@@ -129,10 +130,9 @@ def consume(
 ) -> tuple[list[int], Finish | None]:
     """Advance the constraint by committed tokens. A satisfied constraint ends the sequence, even between drafts.
 
-    Returns the tokens up to the end of the sequence, and how it finishes. Sampling applies the mask and the
-    request's allowed and banned tokens; if these leave no token, it samples an arbitrary one. That raises
-    InvalidRequest; any other token that does not match the constraint raises ValueError.
-    """
+    Returns the tokens up to the end of the sequence, and how the sequence finishes. Sampling applies the mask and
+    the request's allowed and banned tokens. If these leave no token, sampling draws an arbitrary one, which raises
+    InvalidRequest here. Any other token that does not match the constraint raises ValueError."""
     constraint, sampling = cast(ConstraintState, seq.constraint), seq.request.sampling
     limited = bool(sampling.banned_token_ids) or sampling.allowed_token_ids is not None
     stopped = finish is not None and finish.reason is FinishReason.STOP

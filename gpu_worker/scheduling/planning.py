@@ -1,20 +1,20 @@
 """Selects the sequences of the next step. Its side effects: admission, preemption, and failing broken requests.
 
-Order: a step of prompts' chunks precedes decode steps, but two steps without a decode never run in a row while
-sequences are decoding, so a running sequence waits for at most one chunk. With the policy `mixed` it waits for
-none: whoever can decode does so beside the chunks, in the same step. An encode of images goes before the prefill
-that needs them and counts as one.
+Order: a step of prompts' chunks precedes decode steps. But while sequences are decoding, two steps without a
+decode never follow each other, so a running sequence waits for at most one chunk. With the policy `mixed` it waits
+for none: every sequence that can decode does so beside the chunks, in the same step. An encode of images goes
+before the prefill that needs them, and counts as a prefill.
 
-Within prefill, sequences go by rank, with one exception: after a step with a chunk of a *long* prompt (one that
-takes more than one chunk) the next one takes short prompts first, and long prompts get at least every second. So
-that a short prompt waits for at most one such step, none is launched before the one with the long prompt is
-committed; but `mixed`, whose steps are shorter and hold decodes, does not wait, and fills the step with chunks of
-long prompts.
+Within prefill, sequences go by rank, with one exception. A *long* prompt takes more than one chunk. After a step
+with a chunk of a long prompt, the next prefill step takes short prompts first; long prompts get at least every
+second step. No prefill step is launched before the step with the long prompt is committed, so that a short prompt
+waits for at most one such step. The steps of `mixed` are shorter and hold decodes: there the next step does not
+wait, and chunks of long prompts fill it up.
 
-Memory: pages go to the best-ranked sequences first. A sequence without pages is left out of the plan. As many of
-the worst-ranked sequences are preempted as those left out need, and those that the next prefill step could start
-(`preemption.py`). The best-ranked sequence always makes progress, so sequences cannot deadlock.
-"""
+Memory: pages go to the best-ranked sequences first. A sequence without pages is left out of the plan. Then as many
+of the worst-ranked sequences are preempted as are needed, by the sequences left out and by those that the next
+prefill step could start (`preemption.py`). The best-ranked sequence always makes progress, so sequences cannot
+deadlock."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ HEADROOM_TOKENS = 16
 """Tokens to keep free per running sequence when admitting another; with less, the new one is soon preempted."""
 
 LOOK_AHEAD = 64
-"""Waiting sequences beyond `max_num_seqs` to consider in one plan. Those that wait for an adapter, an image,
-chunks or their turn are passed over; passing over thousands of them in each plan would delay the running ones."""
+"""How many waiting sequences beyond `max_num_seqs` to consider in one plan. Sequences that wait for an adapter, an
+image, chunks or their turn are passed over. To pass over thousands in each plan would delay the running
+sequences."""
 
 
 class Planner:
@@ -180,8 +181,8 @@ class Planner:
     def _next_prefill(
         self, pipeline: PipelineState[ScheduledSequence], streams: bool, now: float, decode: StepPlan | None
     ) -> StepPlan | None:
-        """The next chunks, beside `decode` if there is one. After a step with a long prompt short prompts come
-        first; and but for `mixed`, None until that step is committed."""
+        """The next chunks; with `mixed`, they run beside `decode`, if there is one. After a step with a long
+        prompt short prompts come first. Except with `mixed`, None until that step is committed."""
         if self.after_long and not self._mixes and _chunks_in_flight(pipeline):
             return None
         orders = (True, False) if self.after_long else (False,)
@@ -201,7 +202,8 @@ class Planner:
         return sum(self._new_pages(seq, n) for seq, n in zip(plan.sequences, lengths, strict=True))
 
     def _images_first(self, plan: StepPlan) -> StepPlan:
-        """The prefill, or, if it needs images that are not encoded, an encode of as many as one step takes."""
+        """The prefill; if it needs images that are not encoded, an encode of as many of these as one step
+        takes."""
         limits = self.state.limits.images
         if limits is None or plan.lengths is None:
             return plan
@@ -241,8 +243,8 @@ class Planner:
     ) -> Iterable[ScheduledSequence]:
         """Yield the sequences in prefill by rank, then admit waiting ones, while the caller has budget left.
 
-        `chunks` is what the caller has so far. `short_only` skips long prompts. Nobody is admitted
-        who has a worse priority than one that was skipped: it might have to give way at once.
+        `chunks` are the chunks that the caller has so far. `short_only` skips long prompts. A sequence of a worse
+        priority than a skipped one is not admitted, because it might have to give way at once.
         """
         state = self.state
         worst_priority = math.inf
@@ -272,8 +274,9 @@ class Planner:
             yield seq
 
     def _candidates(self) -> Iterator[ScheduledSequence]:
-        """Waiting sequences by rank. Once one must wait for an adapter slot, later ones with an adapter wait too.
-        Those without one do not, since they do not delay it. Those whose images are being cut are passed over."""
+        """Waiting sequences by rank. Once a sequence must wait for an adapter slot, later sequences with an
+        adapter wait, too. Sequences without an adapter do not wait, because they delay nobody. Sequences whose
+        images are being cut are passed over."""
         state, slots_awaited = self.state, False
         for k, seq in enumerate(islice(state.waiting, state.config.max_num_seqs + LOOK_AHEAD)):
             slots_awaited |= state.adapters.must_wait(seq.adapter_key)
@@ -283,7 +286,7 @@ class Planner:
                 yield seq
 
     def _images_at_hand(self, seq: ScheduledSequence, *, first: bool) -> bool:
-        """Whether the prefill has the crops of its images, but for those that are cached. Has them cut if not."""
+        """Whether all images of the sequence are cached or have crops. Starts to cut the images that do not."""
         if all(image.prepared is not None for image in seq.images.values()):
             return True
         state = self.state
@@ -301,9 +304,10 @@ class Planner:
         return seq.prefill_target - seq.expected_reuse > self._chunk
 
     def _awaits_chunks(self, seq: ScheduledSequence, ahead: Sequence[ScheduledSequence]) -> bool:
-        """Whether to wait because one of those `ahead` computes at least half of what this one would compute.
+        """Whether to wait because a sequence `ahead` computes at least half of the positions that this one needs.
 
-        It then reuses those chunks. A short shared prefix, such as a chat template's, is not worth the wait.
+        This sequence then reuses those chunks. A short shared prefix, such as a chat template's, is not worth the
+        wait.
         """
         state, target = self.state, seq.prefill_target
         if state.config.prefix_cache == "off" or not ahead:
@@ -355,8 +359,8 @@ class Planner:
     # ------------------------------------------------------------ preemption
 
     def _relieve(self, pipeline: PipelineState[ScheduledSequence], plan: StepPlan | None, now: float) -> bool:
-        """Preempt as many sequences as those that lack rows or pages need. Returns True if there were any, so that
-        planning should be repeated."""
+        """Preempt as many sequences as the sequences that lack rows or pages need. Returns True if any was
+        preempted: then planning should be repeated."""
         state = self.state
         if not self.left_out and not len(state.waiting):
             return False
@@ -405,8 +409,8 @@ class Planner:
         plan: StepPlan | None,
         holders: Sequence[ScheduledSequence],
     ) -> tuple[list[Holder], Room]:
-        """What the holders have, and what will be free beside them once this plan and the steps in flight are
-        completed."""
+        """The rows and pages of the holders, and the room that will be free once this plan and the steps in flight
+        are completed."""
         state, table = self.state, self.state.manager.table
         taken: dict[ScheduledSequence, int] = {}
         if plan is not None:

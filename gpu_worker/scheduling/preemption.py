@@ -1,16 +1,15 @@
 """Who gives way when rows or pages run out: a decision over counts, without effects.
 
-Those in need are served by rank. For each, the worst-ranked sequences give way until it has room; if all of them
-together would not make enough, none does.
+Sequences in need are served by rank. For each of them, the worst-ranked sequences give way until it has room. If
+all of them together would not make enough room, none gives way.
 
     in need                                  gives way
-    a sequence with a row (of pages)         whoever ranks below it
-    a waiting one (of a row, or of pages)    whoever has a worse priority
+    a sequence with a row (needs pages)      sequences that rank below it
+    a waiting one (needs a row or pages)     sequences of a worse priority
 
-What ended and preempted sequences hold until their last step is committed is room already. A sequence is taken to
-release all pages of its row, although others may share some of them. So never do more give way than are needed;
-where they were too few, a later plan asks again.
-"""
+Rows and pages that ended and preempted sequences hold until their last step is committed count as room already.
+The decision assumes that a sequence releases all pages of its row, although others may share some of them. So
+never more sequences give way than are needed. If they were too few, a later plan asks again."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A sequence with a row. `pages`: what it holds; `reserved`: what is kept free for it."""
+    """A sequence with a row. `pages`: how many it holds; `reserved`: how many are kept free for it."""
 
     seq: ScheduledSequence
     pages: int
@@ -47,7 +46,8 @@ class Holder:
 
 @dataclass(slots=True)
 class Room:
-    """Rows and pages that are free, now or soon. Only those that have a row already may use `reserved` ones."""
+    """Rows and pages that are free, now or soon. Only sequences that have a row already may use `reserved`
+    pages."""
 
     rows: int
     pages: int

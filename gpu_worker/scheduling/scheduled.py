@@ -1,6 +1,6 @@
 """The engine's sequence: the state machine plus the request's data.
 
-A preparation thread creates a sequence; then the engine thread owns it. `stream` belongs to the text thread and is
+A preparation thread creates a sequence; then the engine thread owns it. `output` belongs to the text thread and is
 not used here. Sequences rank by (priority, arrival): smaller ranks run first and are preempted last.
 """
 
@@ -26,16 +26,14 @@ if TYPE_CHECKING:
 class ScheduledSequence(SchedulableSequence):
     """The sequence of one accepted request.
 
-    `adapter_key`: content key of its adapter; keys its KV namespace and its adapter slot.
-    `allocation`: its row and pages, or None. `bound`: a step with the row's binding has been launched.
-    `expected_reuse`: cached KV positions at admission's first look-up, None before that.
-    `preempting`: no further steps are planned; the row is released once no operation is outstanding.
-    `bins`: those of its coordinate and size tokens, by position. `values`: the model's value tokens.
-    `images`: by the position where each begins; `regions`: theirs. `features`: for images whose encoding has been
-    launched and not used yet, the runtime's key, by the same position. `rotary`: int32 [axes, prompt], or None
-    where rotary positions are KV indices; behind the prompt they are higher by `rotary_offset`.
-    Times (`*_s`) are seconds of `time.perf_counter`.
-    """
+    `adapter_key`: content key of its adapter; keys its KV namespace and its adapter slot. `allocation`: its row
+    and pages, or None. `bound`: a step with the row's binding has been launched. `expected_reuse`: cached KV
+    positions at admission's first look-up, None before that. `preempting`: no further steps are planned; the row
+    is released once no operation is outstanding. `bins`: the bins of its coordinate and size tokens, by position.
+    `values`: the model's value tokens. `images`: by the position where each begins; `regions`: the regions of the
+    images. `features`: the runtime's key of each image whose encoding has been launched and not used yet, by the
+    same position. `rotary`: int32 [axes, prompt]; None if rotary positions are the KV indices. Behind the prompt,
+    a rotary position is its KV index plus `rotary_offset`. Times (`*_s`) are seconds of `time.perf_counter`."""
 
     __slots__ = (
         "adapter_key",
@@ -52,6 +50,7 @@ class ScheduledSequence(SchedulableSequence):
         "first_token_s",
         "images",
         "namespace",
+        "output",
         "preempting",
         "rank",
         "regions",
@@ -60,7 +59,6 @@ class ScheduledSequence(SchedulableSequence):
         "rules",
         "scheduled_s",
         "seed",
-        "stream",
         "values",
     )
 
@@ -76,7 +74,7 @@ class ScheduledSequence(SchedulableSequence):
         max_outstanding: int = 2,
         constraint: ConstraintState | None = None,
         drafter: Drafter | None = None,
-        stream: Any = None,
+        output: Any = None,
         adapter_key: str | None = None,
         history_length: int = 0,
         values: ValueTokens | None = None,
@@ -97,7 +95,7 @@ class ScheduledSequence(SchedulableSequence):
         self.seed = seed
         self.constraint = constraint
         self.drafter = drafter
-        self.stream = stream
+        self.output = output
         self.adapter_key = request.adapter if adapter_key is None else adapter_key
         self.images: dict[int, RequestImage] = dict(images or {})
         self.features: dict[int, int] = {}
@@ -131,6 +129,12 @@ class ScheduledSequence(SchedulableSequence):
         return self.blocks if isinstance(self.blocks, KVAllocation) else None
 
     @property
+    def published(self) -> int:
+        """Number of positions that others can match now."""
+        assert self.blocks is not None, "a sequence without a row"
+        return self.blocks.published  # type: ignore[attr-defined, no-any-return]
+
+    @property
     def row(self) -> int:
         assert self.blocks is not None, "a sequence without a row"
         return self.blocks.row  # type: ignore[attr-defined, no-any-return]
@@ -150,6 +154,13 @@ class ScheduledSequence(SchedulableSequence):
         self.preempting = False
         self.expected_reuse = None
         self.cache_tokens = self.cached_as(self.prefill_target)
+
+    def publish_committed(self) -> None:
+        """Make the committed positions matchable. Those that another published first are shared with it."""
+        allocation = self.allocation
+        assert allocation is not None
+        allocation.publish(self.cached_as(self.kv_position), self.kv_position)
+        allocation.share(self.kv_position)
 
     def cached_as(self, n_positions: int) -> CacheTokens:
         """The first positions, as prefix cache tokens."""

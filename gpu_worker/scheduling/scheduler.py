@@ -142,7 +142,8 @@ class Scheduler:
         return StepPayload(slot_id, step_id, plan, batch, time.perf_counter())
 
     def _prepare_images(self, plan: StepPlan, slot_id: int) -> StepPayload:
-        """The host side of an encode. From its launch on, prefills may use the images: they run after it."""
+        """The host side of an encode. Prefills that are launched later may use the images, because they run after
+        it."""
         inputs = []
         for seq, begin in plan.images:
             key = seq.features[begin] = next(self._keys)
@@ -153,7 +154,7 @@ class Scheduler:
         return StepPayload(slot_id, self.state.counters.steps, plan, encode_batch(inputs), time.perf_counter())
 
     def _use_features(self, seq: ScheduledSequence) -> None:
-        """Forget the keys of the images whose positions have been launched: the runtime drops what is used."""
+        """Forget the keys of the images whose positions have been launched: the runtime drops used embeddings."""
         for begin in [begin for begin in seq.features if begin < seq.scheduled_position]:
             del seq.features[begin]
             seq.images[begin].forget()
@@ -205,6 +206,9 @@ class Scheduler:
             self.state.counters.encode_s += now - payload.launched_s
         with self.tracer.span("commit", payload.slot_id, payload.step_id):
             self._apply_all(step, payload, output, now)
+            for seq in payload.plan.chunks if payload.plan.n_chunks else ():
+                if seq.allocation is not None:
+                    seq.allocation.share(seq.kv_position)
 
     def _apply_all(self, step: Pending, payload: StepPayload, output: StepOutput, now: float) -> None:
         """Apply a step's outputs in batch order.

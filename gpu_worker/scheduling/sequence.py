@@ -267,7 +267,7 @@ class SchedulableSequence:
     # ------------------------------------------------------------ apply
 
     def apply(self, tokens: Sequence[int]) -> None:
-        """Apply the outcome of the oldest operation, whatever it is: the tokens that it yielded."""
+        """Apply the outcome of the oldest operation, of any kind: the tokens that it yielded."""
         state = self._outstanding[0].state if self._outstanding else SequenceState.IDLE
         if state is SequenceState.PREFILL_SCHEDULED:
             self.apply_prefill(*tokens)

@@ -3,8 +3,8 @@
 Tokens are checked one by one, each in this order: stop token sequences, EOS, stop token ids, length limits. The
 token that ends a sequence is part of its output. Stop *strings* are matched on the text thread.
 
-The first `min_tokens` tokens complete no stop token sequence. EOS and stop tokens need no such check: there, they
-are drawn only where nothing else is left, and then they do end the sequence.
+The first `min_tokens` tokens complete no stop token sequence. EOS and stop tokens need no such check: among these
+tokens they are drawn only if nothing else is left, and then they do end the sequence.
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@ An index maps each n-gram to the position after its latest occurrence, so a draf
 regardless of the sequence's length. Longer n-grams take precedence. A draft that reaches the end of the sequence
 continues with its own tokens, so a short period is repeated as often as needed.
 
-Drafting is cheap, verifying is not. Therefore each new token, including those of the prompt, is compared with the
-draft for its place, proposed or not. The recent hit rate (`trust`) limits the number of proposed drafts to as many
-as are likely to be accepted together; text without repetitions gets none.
-"""
+Drafting is cheap, verifying is not. Therefore each new token, also of the prompt, is compared with the draft for
+its place, even if that draft was not proposed. From the recent hit rate (`trust`) follows how many drafts are
+likely to be accepted together, and so many are proposed: none for text without repetitions."""
 
 from __future__ import annotations
 

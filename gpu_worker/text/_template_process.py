@@ -1,12 +1,13 @@
 """Compiles and renders chat templates, one after the other, from standard input to standard output.
 
-Run as a script by `sandbox`, which gives it nothing but pipes: all bounds are in here. jinja2's immutable sandbox
-keeps a template from everything but plain data. A timer of the kernel's ends the process once a template has
-computed for `CPU_S`, also inside one long operation (a product of text, a regular expression), and it gets no more
-than `MEMORY_BYTES` of address space. That holds for compiling too: there jinja2 computes a template's constants.
+`sandbox` runs this module as a script, with nothing but pipes. All limits are set in here. jinja2's immutable
+sandbox keeps a template from everything but plain data. A timer of the kernel ends the process once a template has
+computed for `CPU_S`, even inside one long operation (a product of text, a regular expression). The process gets no
+more than `MEMORY_BYTES` of address space. Both limits hold for compiling, too, because jinja2 then computes
+constants.
 
-Both ways a message is its length (8 bytes, little-endian) and JSON. Imports nothing of Petiole, to start at once.
-"""
+A message, in either direction, is its length (8 bytes, little-endian) and JSON. The script imports nothing of
+Petiole, so it starts at once."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ CPU_S = 2.0
 MEMORY_BYTES = 2**30
 MAX_LETTERS = 2**24
 _COMPILED = 64
-"""Templates that are kept compiled."""
+"""How many compiled templates are kept."""
 
 
 class _Generation(jinja2.ext.Extension):
@@ -114,7 +115,7 @@ def _problem(error: Exception) -> dict[str, Any]:
 
 
 def _answer(compiled: OrderedDict[str, jinja2.Template], source: str, variables: dict[str, Any] | None) -> Any:
-    """A template that is only compiled has no `variables`."""
+    """The answer to a message. A message without `variables` only compiles its template."""
     signal.setitimer(signal.ITIMER_PROF, CPU_S)
     try:
         if source not in compiled:

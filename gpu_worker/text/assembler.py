@@ -23,7 +23,8 @@ class TextPiece(NamedTuple):
 
 
 class TextAssembler:
-    """The text of one output. Owned by one thread. `before`: the tokens whose text it continues.
+    """The text of one output. Owned by one thread. `before`: the tokens before the output, whose text it
+    continues.
 
     The text of the first `min_tokens` tokens completes no stop string, but may begin one.
     """

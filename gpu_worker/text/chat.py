@@ -1,13 +1,12 @@
 """Chat templates: messages to prompt text, as `transformers` renders them, but from JSON data only.
 
-A template comes with the checkpoint and is program text of others, so it runs in a process of its own, within
-limits of time and memory (see `sandbox`), and sees nothing but plain data. What goes wrong while it runs is nearly
-always the messages' fault (a role it does not know, roles that do not alternate), so that is an `InvalidRequest`;
-a template that does not compile is the checkpoint's fault, a `ModelError`.
+A template comes with the checkpoint and is a program of somebody else's. So it runs in a process of its own,
+within limits of time and memory (see `sandbox`), and sees nothing but plain data. An error while it runs is nearly
+always the messages' fault (an unknown role, roles that do not alternate), so it is an `InvalidRequest`. A template
+that does not compile is the checkpoint's fault, a `ModelError`.
 
-Two forms of OpenAI's API that few templates read are turned into those that they do: `arguments` of tool calls as
-JSON text, and `content` as a list of text parts.
-"""
+Few templates read two forms of OpenAI's API: `arguments` of tool calls as JSON text, and `content` as a list of
+text parts. Both are turned into the forms that templates read."""
 
 from __future__ import annotations
 
@@ -23,12 +22,13 @@ from petiole.gpu_worker.text.sandbox import TemplateFailed
 RESERVED_VARIABLES = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
 )
-"""No names for a request's own variables: arguments of `apply_chat_template`, in `transformers` too."""
+"""Names that a request's own variables must not have: they are arguments of `apply_chat_template`, as in
+`transformers`."""
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 _END = "THE_FINAL_MESSAGE_ENDS_HERE "
-"""Marks the end of a message that is continued. Its space tells whether the template trims the message."""
+"""Marks the end of a message that is continued. If its space is missing, the template has trimmed the message."""
 
 
 class ChatTemplate:
@@ -58,9 +58,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt text. The template reads `variables` by name (Qwen3's `enable_thinking`, for one).
 
-        With `continue_final_message` the prompt ends with the final message, which must be the assistant's, in
-        place of what begins a new one.
-        """
+        With `continue_final_message` the prompt ends with the final message, which must be the assistant's, and
+        does not begin a new one."""
         template = self._choose(tools)
         chat = _messages(messages)
         if any(isinstance(message.get("content"), list) for message in chat) and not self._reads_parts(template):
@@ -93,7 +92,7 @@ class ChatTemplate:
         return self._read_parts[template]
 
     def _rendered(self, template: str, content: object) -> str | None:
-        """None if the template refuses such a message."""
+        """The rendered message; None if the template refuses it."""
         rest = {"documents": None, "tools": None, "add_generation_prompt": False}
         try:
             return sandbox.render(
@@ -137,7 +136,7 @@ def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _with_object(call: Any) -> Any:
-    """A tool call whose `arguments` are an object, which templates write as JSON themselves."""
+    """A tool call with `arguments` as an object: templates write the JSON themselves."""
     match call:
         case {"function": dict() as function}:
             return {**call, "function": _with_object(function)}
@@ -151,7 +150,7 @@ def _with_object(call: Any) -> Any:
 
 
 def _with_text(field: str, message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose `content` is text, if it was a list of text parts: a line each."""
+    """A message whose `content` is text. A list of text parts becomes a line for each part."""
     if not isinstance(message.get("content"), list):
         return message
     texts = []
@@ -161,9 +160,7 @@ def _with_text(field: str, message: dict[str, Any]) -> dict[str, Any]:
                 texts.append(text)
             case _:
                 kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-                raise InvalidRequest(
-                    f"{field}[{k}]", "must be a text part, which is all that this model reads", kind
-                )
+                raise InvalidRequest(f"{field}[{k}]", "must be a text part: this model reads no others", kind)
     return {**message, "content": "\n".join(texts)}
 
 
@@ -190,7 +187,7 @@ def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _outline(chat: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-    """What an error shows of a conversation: who spoke, not what was said, and names of variables."""
+    """A conversation as an error shows it: the roles and the names of variables, but nothing that was said."""
     roles = f"roles {[message['role'] for message in chat]}"
     return f"{roles} and chat_template_kwargs {list(variables)}" if variables else roles
 
@@ -212,7 +209,7 @@ def _mark_end(chat: Sequence[dict[str, Any]]) -> str:
 
 
 def _up_to_end(rendered: str, final: str, outline: str) -> str:
-    """The prompt up to the mark. Where the template has trimmed the message, the space before it goes as well."""
+    """The prompt up to the mark. If the template has trimmed the message, the space before the mark goes, too."""
     end = rendered.rfind(_END.rstrip())
     prompt = rendered[: max(end, 0)]
     if not rendered.startswith(_END, end):

@@ -32,7 +32,7 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """What a type of `petiole.limits`, or a plain `bool`, `int` or `float`, lets through."""
+    """The values that a type of `petiole.limits`, or a plain `bool`, `int` or `float`, allows."""
 
     kind: type
     bounds: tuple[Bound, ...] = ()
@@ -93,7 +93,8 @@ def is_token_id(value: Any, vocab_size: int) -> bool:
 
 
 def plain_data(field: str, value: object, depth: int = 0) -> Any:
-    """A copy made of JSON's own types, its strings checked; anything else is refused by its path."""
+    """A copy made of JSON's own types, with checked strings. Raises InvalidRequest with the path of anything
+    else."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):

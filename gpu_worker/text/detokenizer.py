@@ -2,13 +2,12 @@
 
 The text so far equals the decoded output, except for the bytes of an incomplete character. These are held back
 until the character is complete, or until `flush` (or a byte that cannot continue it) turns them into U+FFFD.
-Whether special tokens yield text is decided when the detokenizer is made. So are the tokens `before` the output,
-if any: some decoders drop a space at the beginning of a text, but not behind other text.
+The constructor is told whether special tokens yield text, and which tokens stand `before` the output, if any: some
+decoders drop a space at the beginning of a text, but not behind other text.
 
-One difference from decoding all tokens at once: for a run of byte-fallback tokens that is not valid UTF-8, the
-library replaces every byte of the run, including valid characters. A stream has delivered those already; here they
-stay, and only invalid bytes are replaced.
-"""
+There is one difference from decoding all tokens at once. For a run of byte-fallback tokens that is not valid
+UTF-8, the library replaces every byte of the run, also those of valid characters. Here valid characters stay,
+because they have been delivered already, and only invalid bytes are replaced."""
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ class PieceDetokenizer:
         return self._stripped(text) if self._strip else text
 
     def _start(self, token_ids: Iterable[int]) -> Sequence[bytes]:
-        """Metaspace: the first token that yields text yields another text than elsewhere."""
+        """Metaspace: the first token with text has another text than it has elsewhere."""
         first = self._table.first or {}
         data = []
         for v in token_ids:
@@ -68,7 +67,7 @@ class PieceDetokenizer:
         return data
 
     def _stripped(self, text: str) -> str:
-        """Drop leading spaces, as many as are still to be dropped; the first other letter ends it."""
+        """Drop the leading spaces that are still to be dropped. The first other letter ends the dropping."""
         kept = text
         while self._strip and kept:
             if kept[0] != " ":
@@ -79,8 +78,8 @@ class PieceDetokenizer:
 
 
 class LibraryDetokenizer:
-    """For any other decoder: the library's own stream. It has no end, so `flush` decodes the whole once; and it
-    refuses to go on where the text before would change, so then all that follows waits for `flush`."""
+    """For any other decoder: the library's own stream decoder. It has no end, so `flush` decodes the whole output
+    once. It stops where earlier text would change; all text after that point waits for `flush`."""
 
     __slots__ = ("_backend", "_ids", "_seen", "_skip_special_tokens", "_stream")
 

@@ -23,7 +23,7 @@ SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """Raises ModelError, in one line, for what is missing or broken."""
+    """The tokenizer in a folder. Raises ModelError, in one line, for a missing or broken file."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ModelError(f"{folder}: no such model folder")
@@ -56,7 +56,7 @@ def _backend(path: Path) -> tokenizers.Tokenizer:
 
 
 def _special_tokens(config: Mapping[str, Any], special_map: Mapping[str, Any]) -> dict[str, Any]:
-    """The tokens' texts by role; "additional_special_tokens" and roles of the checkpoint's own too."""
+    """The tokens' texts by role, including "additional_special_tokens" and the checkpoint's own roles."""
     found: dict[str, Any] = {}
     for source in (special_map, config):
         for role in SPECIAL_ROLES:
@@ -87,7 +87,7 @@ def _token_text(token: object) -> str | None:
 def _add_missing_tokens(
     backend: tokenizers.Tokenizer, config: Mapping[str, Any], roles: Mapping[str, Any]
 ) -> None:
-    """Tokens that only the configuration knows, or only it calls special, as `transformers` adds them."""
+    """Add tokens that only the configuration knows, or that only it calls special, as `transformers` does."""
     known = backend.get_added_tokens_decoder()
     for token_id, token in sorted(_described_tokens(config).items()):
         next_id = backend.get_vocab_size(with_added_tokens=True)

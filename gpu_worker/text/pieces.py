@@ -44,7 +44,7 @@ class TokenPieces:
 
 
 def token_pieces(decoder: Mapping[str, Any] | None, tokens: Sequence[str | None]) -> TokenPieces | None:
-    """The table for the decoder that `tokenizer.json` describes. `tokens[v]` is None where no token has id v."""
+    """The table for the decoder that `tokenizer.json` describes. `tokens[v]` is None if no token has id v."""
     match decoder:
         case {"type": "ByteLevel"}:
             return TokenPieces([b"" if token is None else _byte_level(token) for token in tokens])

@@ -1,9 +1,8 @@
-"""Chat templates run in one process of their own, so that none can hold up or fill this one.
+"""Runs chat templates in one process of their own, so that no template can block this process or fill its memory.
 
-The process bounds itself (`_template_process`): the kernel ends it when a template computes for too long, and its
-memory is limited. It ends with its standard input, so with this process, and the next template starts it anew.
-Threads take turns.
-"""
+The other process limits itself (`_template_process`): the kernel ends it when a template computes for too long,
+and its memory is limited. It ends when its standard input closes, so it ends with this process. After it has
+ended, the next template starts it anew. Threads take turns."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from petiole.gpu_worker.text._template_process import CPU_S, MEMORY_BYTES, read,
 
 
 class TemplateFailed(Exception):  # noqa: N818
-    """A template does not compile or gave no text. `refused`: it said so itself, or jinja2 did."""
+    """A template does not compile or gave no text. `refused`: the template or jinja2 raised an error."""
 
     def __init__(self, problem: str, *, refused: bool = False) -> None:
         super().__init__(problem)
@@ -32,7 +31,7 @@ _process: subprocess.Popen[bytes] | None = None
 
 
 def _after_fork() -> None:
-    """The parent's process is not ours, whose pipes nobody else may use."""
+    """Forget the parent's process: nobody but the parent may use its pipes."""
     global _lock, _process
     _lock, _process = threading.Lock(), None
 
@@ -41,12 +40,12 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def compile_template(source: str) -> None:
-    """Raises TemplateFailed."""
+    """Check that a template compiles. Raises TemplateFailed."""
     _ask([source, None])
 
 
 def render(source: str, variables: Mapping[str, Any]) -> str:
-    """The text that a template makes of plain data. Raises TemplateFailed."""
+    """The text that a template renders from plain data. Raises TemplateFailed."""
     return _ask([source, variables])
 
 
@@ -66,9 +65,9 @@ def _ask(question: list[Any]) -> str:
             _close(_process)
             _process = None
             limits = f"at most {CPU_S:g} s and {MEMORY_BYTES} bytes of memory"
-            raise TemplateFailed(f"the chat template must take {limits}: it took more and was ended") from None
+            raise TemplateFailed(f"the chat template must take {limits}: it took more and was stopped") from None
         except (ValueError, RecursionError) as error:  # a number too long for JSON; nothing was sent
-            raise TemplateFailed(f"the chat template cannot be given them: {error}") from error
+            raise TemplateFailed(f"they cannot be passed to the chat template: {error}") from error
     if "text" in answer:
         return str(answer["text"])
     raise TemplateFailed(str(answer.get("refused") or answer.get("failed")), refused="refused" in answer)

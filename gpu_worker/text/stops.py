@@ -1,10 +1,9 @@
 """Stop strings, matched incrementally on the generated text.
 
-The match that *ends* first wins; of several that end at the same character, the longest. So the result depends
-only on the text, not on its division into deltas, and never on text that follows the match. The text held back is
-the longest suffix that is a prefix of a stop string. An Aho-Corasick automaton gives both: the depth of its state
-is the length of the held-back text, its output is the match.
-"""
+The match that *ends* first wins. Of several matches that end at the same character, the longest wins. So the
+result depends only on the text, not on its division into deltas, and never on text that follows the match. The
+longest suffix that is a prefix of a stop string is held back. An Aho-Corasick automaton gives both: the depth of
+its state is the length of the text held back, and its output is the match."""
 
 from __future__ import annotations
 
@@ -84,7 +83,7 @@ class StopMatcher:
     def push(self, text: str, may_stop: bool = True) -> str:
         """Append text. Returns text that cannot be part of a stop string. If `stop` is set, nothing follows.
 
-        A stop string that ends in this text counts only if it `may_stop`.
+        With `may_stop` false, a stop string that ends in this text does not count.
         """
         node, root = self._node, self._automaton.root
         for k, letter in enumerate(text):

@@ -1,12 +1,11 @@
 """The tokenizer of a checkpoint, over the `tokenizers` library.
 
-Everything here is read-only after construction, so that preparation threads share it: the library encodes without
+Everything here is read-only after construction, so preparation threads can share it. The library encodes without
 the interpreter lock.
 
-Two rules follow `transformers`: a prompt gets the special tokens that the checkpoint's post-processor adds (BOS
-for Llama, none for Qwen), while a rendered chat template gets none, because it brings its own; and special tokens
-written out in a text become control tokens, those in a chat message too.
-"""
+Two rules follow `transformers`. A prompt gets the special tokens that the checkpoint's post-processor adds (BOS
+for Llama, none for Qwen), while a rendered chat template gets none, because it has its own. And special tokens
+written out in a text become control tokens, also in a chat message."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ class Tokenizer:
             limit = f"must have token ids from 0 to {MAX_VOCAB - 1}"
             raise ModelError(f"tokenizer.json: model.vocab and added_tokens {limit}, got {self.vocab_size - 1}")
         if (missing := self.vocab_size - len(vocab)) > _MOST_MISSING:  # each takes time and memory
-            limit = f"must have at most {_MOST_MISSING} ids below the largest that no token has"
+            limit = f"must have at most {_MOST_MISSING} unused ids below the largest"
             raise ModelError(f"tokenizer.json: model.vocab and added_tokens {limit}, got {missing}")
         # Control tokens: no text stands for them in an output, unless a request wants to see them.
         added = backend.get_added_tokens_decoder()
@@ -70,8 +69,8 @@ class Tokenizer:
     def encode(
         self, text: str, *, field: str = "prompt", add_special_tokens: bool = True, max_tokens: int | None = None
     ) -> list[int]:
-        """Raises InvalidRequest, naming `field`, for what is no Unicode text and, where `max_tokens` is given, for
-        more tokens than that: without tokenizing megabytes that cannot fit."""
+        """The token ids of a text. Raises InvalidRequest, naming `field`, if it is not Unicode text, or has more
+        than `max_tokens` tokens. A text of megabytes that cannot fit is refused without tokenizing it."""
         check_text(field, text)
         if max_tokens is not None:
             self._check_length(field, text, max_tokens)
@@ -114,8 +113,8 @@ class Tokenizer:
         return self.encode(text, field="messages", add_special_tokens=False, max_tokens=max_tokens)
 
     def _check_length(self, field: str, text: str, max_tokens: int) -> None:
-        """Tokens come from their neighbourhood: the beginning of a text alone has as many as it has in the whole,
-        but for a few at the cut."""
+        """Check the length by the beginning of a text. Except for a few tokens at the cut, it has as many tokens
+        alone as in the whole text, because a token depends only on the text around it."""
         beginning = text[: _LETTERS_PER_TOKEN * max_tokens + _SURELY]
         if len(beginning) < len(text):
             count = len(self.backend.encode(beginning, add_special_tokens=False).ids)

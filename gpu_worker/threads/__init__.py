@@ -2,8 +2,8 @@
 
 preparation  validates a request, tokenizes it and builds its sequence
 intake       the way in: from `submit` to the engine thread
-prompts      a prompt's tokens, values and images, checked
-subjects     a prompt, messages or a skill call, as a prompt's tokens
+prompts      checks a prompt's tokens, values and images
+subjects     turns a prompt, messages or a skill call into a prompt's tokens
 pictures     from an image's file to a picture: formats, limits, rules
 loop         the engine thread: launch, sample, commit
 text         the text thread: text, stop strings, deltas, ends

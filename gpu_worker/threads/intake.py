@@ -3,8 +3,8 @@
     put ──┬── preparation threads ──┬── accept: the sequence goes to the engine's inbox
           └── adapter threads ──────┴── refuse: the request ends with its error
 
-A request that may wait for its adapter, which is read from a disk or downloaded, does so on threads of its own. It
-holds up no request without an adapter, and none with one that is at hand.
+Adapters are read from a disk or downloaded. A request that may have to wait for its adapter waits on the adapter
+threads, so it delays no request without an adapter, and no request whose adapter is at hand.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ADAPTER_THREADS = 2
 class Intake:
     """The threads that prepare requests.
 
-    For each request they call either `accept(seq, stream)` or `refuse(stream, error)`. `adapter_at_hand` is the
+    For each request they call either `accept(seq, output)` or `refuse(output, error)`. `adapter_at_hand` is the
     runtime's.
     """
 
@@ -49,16 +49,17 @@ class Intake:
         self._preparation = Threads(PREPARATION_THREADS, "prepare")
         self._reading = Threads(ADAPTER_THREADS, "adapter")
 
-    def put(self, stream: RequestOutput) -> None:
+    def put(self, output: RequestOutput) -> None:
         """Queue a request. Of equal priority, the one that was put first runs first."""
         arrival, arrival_s = next(self._arrivals), time.perf_counter()
-        adapter: object = stream.handle.request.adapter  # not checked yet
+        adapter: object = output.handle.request.adapter  # not checked yet
         at_hand = not isinstance(adapter, str) or self._adapter_at_hand(adapter)
         threads = self._preparation if at_hand else self._reading
-        threads.put(lambda: self._prepare(stream, arrival, arrival_s))
+        threads.put(lambda: self._prepare(output, arrival, arrival_s))
 
     def cut(self, image: RequestImage, done: Callable[[PreparedImage | Exception], None]) -> None:
-        """Cut an image into crops, then call `done`, on a preparation thread; here if they have ended."""
+        """Cut an image into crops, then call `done`, on a preparation thread. If these threads have ended, this
+        thread does both."""
 
         def work() -> None:
             try:
@@ -79,13 +80,13 @@ class Intake:
         self._preparation.close()
         self._reading.close()
 
-    def _prepare(self, stream: RequestOutput, arrival: int, arrival_s: float) -> None:
+    def _prepare(self, output: RequestOutput, arrival: int, arrival_s: float) -> None:
         try:
-            seq = self.preparer.prepare(stream, arrival, arrival_s)
+            seq = self.preparer.prepare(output, arrival, arrival_s)
         except Exception as error:  # InvalidRequest, or any error of a chat template or tokenizer
-            self._refuse(stream, error)
+            self._refuse(output, error)
         except BaseException as error:  # a panic: what libraries in Rust raise for one is no Exception
-            self._refuse(stream, failed(stream.handle.request.request_id, error))
+            self._refuse(output, failed(output.handle.request.request_id, error))
         else:
-            stream.handle.adapter_key = seq.adapter_key
-            self._accept(seq, stream)
+            output.handle.adapter_key = seq.adapter_key
+            self._accept(seq, output)

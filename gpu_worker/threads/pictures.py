@@ -6,8 +6,8 @@
     alpha        on white
     CMYK, grey, palettes    to RGB
 
-A file is examined when its request is prepared: its header tells format and size, so that a file that would become
-gigabytes is refused before anything is decoded. It is decoded only if a step needs its crops.
+A file's header is read when its request is prepared. The header gives format and size, so a file that would become
+gigabytes is refused before anything is decoded. The file is decoded only if a step needs its crops.
 """
 
 from __future__ import annotations
@@ -52,8 +52,20 @@ def request_image(data: bytes, field: str, processor: Processor, config: EngineC
     )
 
 
+def warm_up() -> Image.Image:
+    """A white picture, through a file of each format: the first request need not load what reads its file."""
+    from PIL import Image
+
+    picture = Image.new("RGB", (32, 32), "white")
+    for kind in FORMATS:
+        file = BytesIO()
+        picture.save(file, kind)
+        picture = decoded(file.getvalue(), "a white picture")
+    return picture
+
+
 def content_hash_of(data: bytes) -> int:
-    """The first 128 bits of SHA-256."""
+    """The first 128 bits of the file's SHA-256."""
     return int.from_bytes(hashlib.sha256(data).digest()[:16], "big")
 
 

@@ -72,9 +72,9 @@ class Preparer:
         """The EOS tokens of the model (which a reload may change) and of the tokenizer."""
         return self.limits.eos_token_ids | (self.tokenizer.eos_token_ids if self.tokenizer else frozenset())
 
-    def prepare(self, stream: RequestOutput, arrival: int, arrival_s: float) -> ScheduledSequence:
+    def prepare(self, output: RequestOutput, arrival: int, arrival_s: float) -> ScheduledSequence:
         """The sequence of a request. Raises InvalidRequest, or AdapterError."""
-        request = stream.handle.request
+        request = output.handle.request
         subject = self._subject(request)
         request, given, resumed = subject.request, subject.prompt, self._resumed(request)
         prompt = given.ids
@@ -85,7 +85,7 @@ class Preparer:
         self._check_fits(len(prompt), rules)
         constraint, tokenizer = self._constraint(request, resumed), self._text_tokenizer(request)
         tokenizer = tokenizer if subject.has_text else None
-        stream.open(
+        output.open(
             tokenizer, [token for token in prompt if token != IMAGE], rules, self._reading(subject, resumed)
         )
         return ScheduledSequence(
@@ -98,7 +98,7 @@ class Preparer:
             max_outstanding=1 if self.config.pipeline == "off" else 2,
             constraint=constraint,
             drafter=None if given.images else self._drafter(request, prompt),
-            stream=stream,
+            output=output,
             adapter_key=self._adapter_key(request),
             history_length=self.history_length,
             values=self.limits.values,
@@ -121,7 +121,8 @@ class Preparer:
         return subject
 
     def _reading(self, subject: Subject, resumed: Tokens) -> Reading | None:
-        """The state that reads a skill's answer, behind what earlier attempts have delivered."""
+        """The state that reads a skill's answer, after replaying the tokens that earlier attempts have
+        delivered."""
         if subject.reading is None:
             return None
         values, reading = self.limits.values, subject.reading.fork()
@@ -147,7 +148,7 @@ class Preparer:
             require(self.config.lora_slots > 0, "adapter", slots, request.adapter)
 
     def _check_fits(self, n_prompt: int, rules: StopRules) -> None:
-        """Alone, with every page to itself."""
+        """Check that the request fits when it runs alone, with all pages to itself."""
         size, pages = self.limits.page_size, self.limits.n_pages - 1
         needed = -(-(n_prompt + rules.max_output_tokens - 1) // size)
         what = f"{n_prompt} prompt tokens and max_tokens {rules.max_output_tokens} need {needed} pages"
@@ -203,13 +204,14 @@ class Preparer:
 
 
 def resolve_seed(request: Request) -> int:
-    """The request's own, or one that follows from its id, so that a redelivered request samples the same noise."""
+    """The request's own seed, or one that follows from its id, so that a redelivered request gets the same
+    noise."""
     seed = request.sampling.seed
     return xxhash.xxh64_intdigest(request.request_id.encode()) if seed is None else seed % _SEED_RANGE
 
 
 def check_sampling(sampling: SamplingParams, model: ModelLimits) -> None:
-    """Every field by its own limits. Raises InvalidRequest."""
+    """Check every field by its own limits. Raises InvalidRequest."""
     for name, scalar in _SCALARS.items():
         scalar.check(name, getattr(sampling, name))
     if sampling.logprobs is not None:
@@ -220,13 +222,13 @@ def check_sampling(sampling: SamplingParams, model: ModelLimits) -> None:
 
 
 def check_min_tokens(sampling: SamplingParams, end_ids: Collection[int], vocab_size: int) -> None:
-    """Something must be left to draw before the output may end. Raises InvalidRequest."""
+    """Check that a token is left to draw before the output may end. Raises InvalidRequest."""
     low, high = sampling.min_tokens, sampling.max_tokens
     require(low <= high, "min_tokens", f"must be at most max_tokens, {high}", low)
     allowed = range(vocab_size) if sampling.allowed_token_ids is None else sampling.allowed_token_ids
     excluded = {*sampling.banned_token_ids, *end_ids}
     left = low == 0 or not excluded.issuperset(allowed)
-    require(left, "min_tokens", "must be 0 where all tokens that are allowed and not banned end the output", low)
+    require(left, "min_tokens", "must be 0 if every token that may be drawn ends the output", low)
 
 
 def _check_token_sets(sampling: SamplingParams, vocab_size: int) -> None:

@@ -1,5 +1,4 @@
-"""The tokens of a prompt and of a resumed output, with the bins of those that stand for values and with images,
-checked."""
+"""Checks the tokens of a prompt and of a resumed output, the bins of value tokens, and images."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from petiole.gpu_worker.text.checks import check_token_ids
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Token ids, IMAGE at the positions of images; and by position the bins of value tokens, and the images that
+    """Token ids, with IMAGE at the positions of images. By position: the bins of value tokens, and the images that
     begin there."""
 
     ids: list[int]
@@ -57,7 +56,7 @@ def resumed_tokens(
     if values is None:
         return Tokens(ids)
     known = list(bins) if bins else [None] * len(ids)
-    require(len(known) == len(ids), "resume_bins", f"must have {len(ids)} entries, one a token", len(known))
+    require(len(known) == len(ids), "resume_bins", f"must have {len(ids)} entries, one for each token", len(known))
     found = {
         at: _checked(f"resume_bins[{at}]", token, of or (), values)
         for at, (token, of) in enumerate(zip(ids, known, strict=True))

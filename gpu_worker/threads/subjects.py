@@ -1,8 +1,7 @@
-"""What a request is about: a prompt, messages or a skill call, as the tokens of a prompt with its images.
+"""Turns the subject of a request (a prompt, messages or a skill call) into the tokens of a prompt with its images.
 
-A vision model answers a conversation by a skill; which conversations it can answer, its processor says. A model of
-text refuses images wherever they stand.
-"""
+A vision model answers a conversation by a skill. Its processor decides which conversations it can answer. A text
+model refuses images wherever they stand."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ Reading = SkillState | PositionalSkill
 
 _SUBJECTS = ("prompt", "messages", "skill")
 _TEXTS_OF_SKILLS = ("question", "object")
-"""Options that a caller shortens if the prompt is too long."""
+"""Options that the caller can shorten if the prompt is too long."""
 _ONLY_FOR_CHAT = ("tools", "chat_template_kwargs", "continue_final_message")
 _BOOL = Scalar(bool)
 _IMAGE_PARTS = ("image", "image_url", "input_image")
@@ -35,8 +34,10 @@ _IMAGE_PARTS = ("image", "image_url", "input_image")
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """`request`: with what a skill adds to sampling and constraint. `field`: of the request, that errors about the
-    prompt name. `reading`: the state that reads a skill's answer. `has_text`: whether the output is text."""
+    """The subject of a request.
+
+    `request`: the request with the sampling and the constraint of its skill. `field`: the field that errors about
+    the prompt name. `reading`: the state that reads a skill's answer. `has_text`: whether the output is text."""
 
     request: Request
     prompt: Tokens
@@ -97,7 +98,12 @@ class Subjects:
             )
             return Subject(request, Tokens(tokens), "messages")
         for field in _ONLY_FOR_CHAT:
-            require(not getattr(request, field), field, "this model's conversations have none", "some")
+            require(
+                not getattr(request, field),
+                field,
+                "must not be given: this model's conversations have none",
+                "some",
+            )
         n, of = len(parts), len(request.images)
         require(n == of, "images", f"must be as many as the messages' parts of type image, {n}", of)
         call = processor.conversation(messages)
@@ -111,7 +117,7 @@ class Subjects:
         return Subject(self._steered(request, asked), tokens, field, asked.state, asked.has_text)
 
     def _steered(self, request: Request, asked: Asked) -> Request:
-        """The request with the bans of a skill, its constraint, and no more tokens than the context has."""
+        """The request with a skill's bans and constraint, and with `max_tokens` within the context."""
         sampling, longest = request.sampling, self.limits.max_model_len
         if asked.banned_token_ids:
             bans = [*sampling.banned_token_ids, *asked.banned_token_ids]
@@ -121,7 +127,12 @@ class Subjects:
         request = replace(request, sampling=sampling)
         if asked.steering == "none":
             return request
-        require(request.constraint is None, "constraint", "must be none: the skill has one", request.constraint)
+        require(
+            request.constraint is None,
+            "constraint",
+            "must be none: the skill has a constraint of its own",
+            request.constraint,
+        )
         rest = self.eos_token_ids, self.limits.vocab_size
         if asked.steering == "index":
             positional = cast(PositionalSkill, asked.state).fork()
@@ -131,7 +142,7 @@ class Subjects:
     # ------------------------------------------------------------ parts
 
     def _images(self, request: Request, field: str | None = None) -> list[RequestImage]:
-        """The request's images. `field`: what their errors name, if not each by its index."""
+        """The request's images. `field`: the field that errors name, if they do not name an image by its index."""
         n, images = len(request.images), list[RequestImage]()
         require(self.limits.images is not None or n == 0, "images", "this model takes none", n)
         for k, image in enumerate(request.images):
@@ -178,7 +189,7 @@ def no_tokenizer(field: str) -> InvalidRequest:
 
 
 def _image_parts(messages: object) -> Iterator[tuple[str, str]]:
-    """Where the messages have images, and how each part is called. What is malformed is refused later."""
+    """The image parts of the messages, with the name of each part. Malformed parts are refused later."""
     for k, message in enumerate(messages if isinstance(messages, Sequence) else ()):
         content = message.get("content") if isinstance(message, Mapping) else None
         for i, part in enumerate(content if isinstance(content, Sequence) else ()):

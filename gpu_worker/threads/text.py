@@ -7,10 +7,10 @@ then; it is told to stop, and its further tokens for the request are dropped.
     post --> _posted --(thread wakes)--> pending output of each request --(urgent or due)--> delta or end
 
 The pending output of a request is delivered as one delta. The first token and the end of a request are *urgent*:
-they wake the thread and are delivered at once. Tokens of a request with stop strings also wake the thread, and
-are detokenized at once, since tokens generated past a match are wasted. All other output is *due* once per
-`interval_s`; the thread does not wake for it before that. This pays for deltas, and for switching between this
-thread and those that keep the device busy, once per interval instead of once per step.
+they wake the thread and are delivered at once. Tokens of a request with stop strings also wake the thread, and are
+detokenized at once, since tokens generated past a match are wasted. All other output is *due* once per
+`interval_s`; the thread does not wake for it before that. So the cost of deltas, and of switching between this
+thread and those that keep the device busy, arises once per interval instead of once per step.
 
 Every request ends exactly once (I8): only this thread ends handles, and `RequestOutput.ended` records it. A fault
 in a request's text ends that request. A fault of the thread itself ends the engine, whose thread then ends the
@@ -110,7 +110,7 @@ class RequestOutput:
     def read(
         self, token_ids: Sequence[int], values: Sequence[tuple[float, ...]]
     ) -> tuple[Mapping[str, float] | None, ...] | None:
-        """What each token completes of a skill's answer; None if none does."""
+        """The point or box of a skill's answer that each token completes; None if no token completes any."""
         reading = self.reading
         if reading is None:
             return None
@@ -178,16 +178,16 @@ class TextThread:
     # ------------------------------------------------------------ from other threads
 
     def post(self, emissions: Sequence[Emission]) -> None:
-        urgent = any(isinstance(emission, Ended) or emission.seq.stream.wakes for emission in emissions)
+        urgent = any(isinstance(emission, Ended) or emission.seq.output.wakes for emission in emissions)
         with self._changed:
             self._posted += emissions
             self._urgent |= urgent
             if urgent or not self._pausing:
                 self._changed.notify()
 
-    def refuse(self, stream: RequestOutput, error: BaseException) -> None:
+    def refuse(self, output: RequestOutput, error: BaseException) -> None:
         """End a request with an error, after everything posted so far, unless it has ended."""
-        self._call(lambda: self._end_with_error(stream, error))
+        self._call(lambda: self._end_with_error(output, error))
 
     def flush(self) -> None:
         """Wait until everything posted so far has been delivered."""
@@ -204,7 +204,8 @@ class TextThread:
             self._thread.join()
 
     def _call(self, function: Callable[[], None]) -> None:
-        """Run `function` on the text thread after everything posted so far, or here if that has ended."""
+        """Run `function` on the text thread after everything posted so far. If the text thread has ended, run it
+        here."""
         with self._changed:
             if not self._closed:
                 self._calls.append(function)
@@ -231,8 +232,8 @@ class TextThread:
             posted, calls = self._next(bool(outputs))
             _collect(outputs, posted)
             due = bool(calls) or self._clock() >= self._due_at
-            for seq, output in list(outputs.items()):
-                if self._serve(seq, output, due):
+            for seq, pending in list(outputs.items()):
+                if self._serve(seq, pending, due):
                     del outputs[seq]
             if due:
                 self._due_at = self._clock() + self._interval_s
@@ -257,73 +258,73 @@ class TextThread:
             calls, self._calls = self._calls, []
             return posted, calls
 
-    def _serve(self, seq: ScheduledSequence, output: _PendingOutput, due: bool) -> bool:
+    def _serve(self, seq: ScheduledSequence, pending: _PendingOutput, due: bool) -> bool:
         """Deliver the pending output if it is due or urgent. Returns False if it stays pending."""
-        stream = seq.stream
-        if stream.ended:
+        output = seq.output
+        if output.ended:
             return True
         try:
-            if stream.watched:
-                _detokenize(stream, output)
-            urgent = output.end is not None or stream.stop is not None or not stream.begun
+            if output.watched:
+                _detokenize(output, pending)
+            urgent = pending.end is not None or output.stop is not None or not output.begun
             if not (due or urgent):
                 return False
-            self._deliver(seq, stream, output)
+            self._deliver(seq, output, pending)
         except BaseException as error:  # its own request fails; a panic of native code is no Exception
             logger.exception("the text of request %s failed", seq.request.request_id)
-            self._end_with_error(stream, failed(seq.request.request_id, error))
+            self._end_with_error(output, failed(seq.request.request_id, error))
             self._stop_generating(seq)
         return True
 
-    def _deliver(self, seq: ScheduledSequence, stream: RequestOutput, output: _PendingOutput) -> None:
-        handle, end = stream.handle, output.end
+    def _deliver(self, seq: ScheduledSequence, output: RequestOutput, pending: _PendingOutput) -> None:
+        handle, end = output.handle, pending.end
         if seq.scheduled_s is not None:
             handle._admit()
-        _detokenize(stream, output)
-        token_ids, text = output.kept, output.text
-        index = len(stream.token_ids) - len(token_ids)
+        _detokenize(output, pending)
+        token_ids, text = pending.kept, pending.text
+        index = len(output.token_ids) - len(token_ids)
         finish = end if isinstance(end, Finish) else None
         if finish is not None:
-            text += stream.flush()
-        if stream.stop is not None and not isinstance(end, BaseException):
-            finish = Finish(FinishReason.STOP, stream.stop)
-        stream.texts.append(text)
-        logprobs = tuple(entry for extra in output.extras for entry in extra.logprobs or ())[: len(token_ids)]
-        values = tuple(entry for extra in output.extras for entry in extra.values or ())[: len(token_ids)]
-        bins = tuple(entry for extra in output.extras for entry in extra.bins or ())[: len(token_ids)]
-        stream.logprobs.extend(logprobs)
+            text += output.flush()
+        if output.stop is not None and not isinstance(end, BaseException):
+            finish = Finish(FinishReason.STOP, output.stop)
+        output.texts.append(text)
+        logprobs = tuple(entry for extra in pending.extras for entry in extra.logprobs or ())[: len(token_ids)]
+        values = tuple(entry for extra in pending.extras for entry in extra.values or ())[: len(token_ids)]
+        bins = tuple(entry for extra in pending.extras for entry in extra.bins or ())[: len(token_ids)]
+        output.logprobs.extend(logprobs)
         if token_ids or text or finish is not None:
             reason = None if finish is None else finish.reason
-            stream.begun = True
-            extras = (logprobs or None, values or None, bins or None, stream.read(token_ids, values))
+            output.begun = True
+            extras = (logprobs or None, values or None, bins or None, output.read(token_ids, values))
             handle._push(Delta(index, tuple(token_ids), text, reason, *extras))
         if isinstance(end, BaseException):
-            self._end_with_error(stream, end)
+            self._end_with_error(output, end)
         elif finish is not None:
-            result = self._result(seq, stream, finish)
-            stream.ended = True
+            result = self._result(seq, output, finish)
+            output.ended = True
             handle._end(result)
             self._on_end(handle)
             if end is None:
                 self._stop_generating(seq)
 
-    def _end_with_error(self, stream: RequestOutput, error: BaseException) -> None:
+    def _end_with_error(self, output: RequestOutput, error: BaseException) -> None:
         with self._changed:  # once the thread has ended, several others may be here
-            ended, stream.ended = stream.ended, True
+            ended, output.ended = output.ended, True
         if not ended:
-            stream.handle._end(error)
-            self._on_end(stream.handle)
+            output.handle._end(error)
+            self._on_end(output.handle)
 
-    def _result(self, seq: ScheduledSequence, stream: RequestOutput, finish: Finish) -> Result:
+    def _result(self, seq: ScheduledSequence, output: RequestOutput, finish: Finish) -> Result:
         now, arrival = self._clock(), seq.arrival_s
         first, scheduled = seq.first_token_s, seq.scheduled_s
         return Result(
             request_id=seq.request.request_id,
-            text="".join(stream.texts),
-            token_ids=tuple(stream.token_ids),
+            text="".join(output.texts),
+            token_ids=tuple(output.token_ids),
             finish_reason=finish.reason,
             stop_reason=finish.stop_reason,
-            usage=Usage(seq.num_input_tokens, seq.cached_prompt_tokens or 0, len(stream.token_ids)),
+            usage=Usage(seq.num_input_tokens, seq.cached_prompt_tokens or 0, len(output.token_ids)),
             timing=Timing(
                 queue_ms=((now if scheduled is None else scheduled) - arrival) * 1e3,
                 prefill_ms=0.0 if first is None or scheduled is None else (first - scheduled) * 1e3,
@@ -331,32 +332,32 @@ class TextThread:
                 total_ms=(now - arrival) * 1e3,
             ),
             model=self.model,
-            logprobs=tuple(stream.logprobs) if stream.handle.request.sampling.logprobs is not None else None,
-            answer=None if stream.reading is None else stream.reading.finalize(),
+            logprobs=tuple(output.logprobs) if output.handle.request.sampling.logprobs is not None else None,
+            answer=None if output.reading is None else output.reading.finalize(),
         )
 
 
 def _collect(outputs: dict[ScheduledSequence, _PendingOutput], emissions: Iterable[Emission]) -> None:
     """Group emissions by sequence, in order of first appearance."""
     for emission in emissions:
-        output = outputs.get(emission.seq)
-        if output is None:
-            output = outputs[emission.seq] = _PendingOutput()
+        pending = outputs.get(emission.seq)
+        if pending is None:
+            pending = outputs[emission.seq] = _PendingOutput()
         match emission:
             case Generated(_, token_ids, extras):
-                output.tokens += token_ids
+                pending.tokens += token_ids
                 if extras is not None:
-                    output.extras.append(extras)
+                    pending.extras.append(extras)
             case Ended(_, end):
-                output.end = end
+                pending.end = end
 
 
-def _detokenize(stream: RequestOutput, output: _PendingOutput) -> None:
-    """Detokenize `output.tokens`."""
-    kept, text = stream.push(output.tokens, bool(output.tokens) and _is_terminal(output.end))
-    output.tokens = []
-    output.kept += kept
-    output.text += text
+def _detokenize(output: RequestOutput, pending: _PendingOutput) -> None:
+    """Detokenize `pending.tokens`."""
+    kept, text = output.push(pending.tokens, bool(pending.tokens) and _is_terminal(pending.end))
+    pending.tokens = []
+    pending.kept += kept
+    pending.text += text
 
 
 def _is_terminal(end: End | None) -> bool:

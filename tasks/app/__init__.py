@@ -3,9 +3,9 @@
 application    the app, configured at its first use; it turns a worker into Petiole's
 configuration  Petiole's settings as Celery's configuration; how long callers try; the routes of tenants
 backend        the result backend on Redis, one for all threads
-awaiting       how callers wait for results: one subscription a process
+awaiting       how callers wait for results: one subscription for each process
 broadcasts     Celery's control commands, with one connection in place of two; `fleet.control` uses them
 rabbitmq       quorum queues and delays on RabbitMQ
 stored_errors  the module name of stored errors, the same for every version; their class: `worker.output.outcomes`
-two_apps       what this app and a user's must have in common, said where a canvas of both is submitted
+two_apps       checks, when a canvas of this app and a user's is submitted, what both must have in common
 """

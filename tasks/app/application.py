@@ -47,7 +47,7 @@ BACKENDS = {
 
 
 class Configuration(StockConfiguration):  # type: ignore[misc]
-    """Celery's settings, but `CELERY_BROKER_URL` and the like are ignored: they may be meant for other apps."""
+    """Celery's settings without `CELERY_BROKER_URL` and the like, which may be meant for other apps."""
 
     @property
     def broker_url(self) -> Any:
@@ -67,12 +67,13 @@ class Configuration(StockConfiguration):  # type: ignore[misc]
 
 
 class App(Celery):  # type: ignore[misc]
-    """Celery shows other threads a configuration before its defaults are set, so that of two concurrent first
-    submissions one could use the default broker URL. Here other threads see only the complete configuration.
+    """A Celery app that several threads may configure, and that may be forked.
 
-    Celery's pools of connections hear of no forks but billiard's. A web server that loads the app and then forks
-    its workers (`gunicorn --preload`, uWSGI) would have them share RabbitMQ's connections, and mix their messages.
-    """
+    Celery shows other threads a configuration before its defaults are set. So if two threads submit first, one of
+    them could use the default broker URL. Here other threads see only the complete configuration.
+
+    Celery's pools of connections notice only billiard's forks. If a web server loads the app and then forks its
+    workers (`gunicorn --preload`, uWSGI), they would share RabbitMQ's connections, and mix their messages."""
 
     _conf: Any  # Celery's
     _pending_defaults: Any
@@ -89,14 +90,14 @@ class App(Celery):  # type: ignore[misc]
         object.__setattr__(self._conf, "__class__", Configuration)  # a plain assignment would be a setting
 
     watcher: Callable[[Iterable[str | None]], Any] | None = None
-    """Who looks after queues that are waited for in vain: `tasks.submission.task` says."""
+    """Makes the `Watch` of queues that callers wait for. Set by `tasks.submission.task`."""
 
     def watch(self, queues: Iterable[str | None]) -> Any:
         return None if self.watcher is None else self.watcher(queues)
 
     @property
     def is_configured(self) -> bool:
-        """Whether the settings have been read. Asking reads none."""
+        """Whether the settings have been read. Does not read them."""
         return self._complete
 
     @property
@@ -133,8 +134,8 @@ class App(Celery):  # type: ignore[misc]
         return Celery.producer_pool.fget(self)
 
     def _leave_to_parent(self) -> None:
-        """In a forked child, make new pools. The inherited ones are kept: when amqp's connections are collected,
-        they close the parent's, too."""
+        """In a forked child, make new pools. The inherited pools are kept, because amqp's connections, when they
+        are collected, close the parent's connections, too."""
         if self._process != os.getpid():
             self._inherited += [self._pool, self.amqp._producer_pool]
             for group in (pools.producers, pools.connections):
@@ -203,5 +204,5 @@ def _become_a_worker(instance: Any = None, **_: object) -> None:
 def _warn_of_misspelt_settings(instance: Any = None, **_: object) -> None:
     """Runs after Celery has set up logging."""
     if instance is not None and instance.app is app:
-        for line in [*settings.misspelt(), *settings.not_heeded()]:
+        for line in [*settings.misspelt(), *settings.ignored_urls()]:
             logger.warning(line)

@@ -1,18 +1,17 @@
-"""How callers wait for results in Redis: one subscription a process, whatever its version of Celery.
+"""How callers wait for results in Redis: one subscription for each process, with any version of Celery.
 
-Only Celery 5.7 serializes the use of its subscription, and only there may two result objects of one task wait.
-So the lock, the reset after a fork, the reading of the socket and the loop of those who wait are Petiole's own.
-Celery keeps what it keeps in all versions: which result objects wait, and what becomes of a result.
+Only Celery 5.7 serializes the use of its subscription, and only Celery 5.7 lets two result objects of one task
+wait. So the lock, the reset after a fork, the reading of the socket and the loop of waiting callers are Petiole's
+own. Celery decides, in all versions, which result objects wait, and what happens to a result.
 
     get() ─► look the result up ─► drain_events, until the result is there
-                                      │ one thread waits at the socket, the others for it
-                                      │ each POLL_S: look up all results that are waited for
-                                      └ connection lost: subscribe anew; in vain: `Unavailable`
+                                      │ one thread waits at the socket, the others wait for that thread
+                                      │ every POLL_S: look up all awaited results
+                                      └ connection lost: subscribe again; if that fails: `Unavailable`
 
 All operations on the subscription hold its lock. A result that is dropped unsubscribes, and the garbage collector
-may drop it in the middle of such an operation. So `cancel_for` only takes note, and whoever holds the lock
-unsubscribes on the way out.
-"""
+may drop it in the middle of such an operation. So `cancel_for` only notes the result, and the holder of the lock
+unsubscribes when it releases the lock."""
 
 from __future__ import annotations
 
@@ -36,36 +35,37 @@ from petiole.tasks.urls import redacted
 logger = logging.getLogger(__name__)
 
 POLL_S = 2.0
-"""How often results that are waited for are also polled: pub/sub may lose messages."""
+"""How often awaited results are also polled, because pub/sub may lose messages."""
 
 FAILED_FOR_ALL_S = 1.0
-"""For so long after one thread has failed to reconnect the others do not try again, one after the other."""
+"""After one thread has failed to reconnect, the other threads do not try again for this long."""
 
 WAIT_S = 1.0
-"""The longest wait at the socket: a reconnect, which closes it, does not wake who waits there."""
+"""The longest wait at the socket. A reconnect closes the socket, but does not wake the thread that waits there."""
 
 
 class Watch(Protocol):
-    """Somebody who is told about once a second that nothing has come."""
+    """An observer that is told about once a second that nothing has come."""
 
     def silent(self) -> None: ...
 
 
 @runtime_checkable
 class Watched(Protocol):
-    """An app with somebody to tell, given the queues that are waited for."""
+    """An app with a `watcher`: makes a `Watch` for the queues that a caller waits for."""
 
     def watch(self, queues: Iterable[str | None]) -> Watch | None: ...
 
 
 class Waiting:
-    """The loop of those who wait, until `ready` is kept. Celery asks for this object as its `drainer`."""
+    """The loop of waiting callers, until `ready` is kept. Celery uses this object as its `drainer`."""
 
     def __init__(self, consumer: ResultConsumer) -> None:
         self._consumer = consumer
 
     def start(self) -> None:
-        """Celery's other drainers start a thread or a greenlet; each thread that waits reads for all here."""
+        """Does nothing. Celery's other drainers start a thread or a greenlet; here a waiting thread reads for
+        all."""
 
     def stop(self) -> None:
         """The inverse of `start`."""
@@ -96,7 +96,7 @@ class _Depth(threading.local):
 
 
 class ResultConsumer(BaseResultConsumer):  # type: ignore[misc]
-    """The subscription of a process, and the results that are waited for."""
+    """The subscription of a process, and the awaited results."""
 
     _pubsub: Any = None
     _poll_at = 0.0
@@ -149,8 +149,8 @@ class ResultConsumer(BaseResultConsumer):  # type: ignore[misc]
         self._unsubscribe_dropped()
 
     def _unsubscribe_dropped(self) -> None:
-        """Without waiting for the lock: its holder does this on the way out. A key that is added after that, and
-        before the release, is met by the next turn of the loop."""
+        """Unsubscribe from dropped results, without waiting for the lock: its holder does this before it releases
+        the lock. A key that is added between these two moments is handled by the next turn of the loop."""
         while self._to_unsubscribe and not self._depth.value and self._pubsub_lock.acquire(blocking=False):
             self._depth.value += 1
             try:
@@ -194,8 +194,8 @@ class ResultConsumer(BaseResultConsumer):  # type: ignore[misc]
                     self._pubsub.subscribe(key)
 
     def cancel_for(self, task_id: str) -> None:
-        """Called by each result that is dropped: even while the interpreter ends, or between a fork and gevent's
-        replacement of the locks."""
+        """Called by each result that is dropped, even while the interpreter ends, or after a fork before gevent
+        has replaced the locks."""
         key = self._key(task_id)
         if self._process != os.getpid():
             self.subscribed_to.discard(key)
@@ -212,8 +212,8 @@ class ResultConsumer(BaseResultConsumer):  # type: ignore[misc]
                     self._reconnect_pubsub()
 
     def _reconnect_pubsub(self) -> None:
-        """A new connection and subscription. What ended while there was none is looked up first; if no result is
-        waited for after that, the subscription is left to the next one that is."""
+        """Make a new connection and subscription. First look up the tasks that may have ended while there was
+        none. If no result is awaited after that, the next awaited result subscribes."""
         with self._locked():
             self._pubsub = None
             self.backend.client.connection_pool.reset()
@@ -248,8 +248,8 @@ class ResultConsumer(BaseResultConsumer):  # type: ignore[misc]
     # ------------------------------------------------------------ reading it
 
     def drain_events(self, timeout: float | None = None) -> None:
-        """Wait for a message, and handle it. One thread waits at the socket, without the lock, so that others can
-        subscribe; those that come meanwhile wait for it, because the message that it reads may be theirs."""
+        """Wait for a message, and handle it. One thread waits at the socket, without the lock, so that other
+        threads can subscribe. The others wait for that thread, because the message that it reads may be theirs."""
         self._reset_after_fork()
         if self._pubsub is None and self.subscribed_to:
             self._subscribe_anew()
@@ -282,7 +282,7 @@ class ResultConsumer(BaseResultConsumer):  # type: ignore[misc]
                     self._pubsub_read.notify_all()
 
     def _handle_one(self, pubsub: Any, wait_s: float) -> bool:
-        """Handle a message if one has arrived: bytes that are already read, or decrypted, do not show at the
+        """Handle a message if one has arrived. Bytes that are already read or decrypted do not show at the
         socket."""
         with self.reconnect_on_error():
             connection = pubsub.connection
@@ -294,7 +294,8 @@ class ResultConsumer(BaseResultConsumer):  # type: ignore[misc]
         return True
 
     def _poll_results(self) -> None:
-        """Deliver stored results. If there are some and nothing was heard, the subscription is dead: reconnect."""
+        """Deliver stored results. If there are some, but no message has come, the subscription is dead:
+        reconnect."""
         for listener in list(self._listeners):
             for task_id in listener.unfinished:  # another result object of this task may have unsubscribed
                 self.consume_from(task_id)
@@ -319,8 +320,8 @@ class ResultConsumer(BaseResultConsumer):  # type: ignore[misc]
     # ------------------------------------------------------------ what becomes of a result
 
     def on_state_change(self, meta: Any, message: Any) -> None:
-        """Ignores the message of a result that was looked up before it was read: Celery would keep the last 8,192
-        of those, however large."""
+        """Ignores the message of a result that has already been looked up. Celery would keep the last 8,192 of
+        these messages, however large."""
         self._received = self._received or message is not None
         task_id = meta.get("task_id")
         if task_id is None:  # PENDING: nothing is stored
@@ -335,14 +336,15 @@ class ResultConsumer(BaseResultConsumer):  # type: ignore[misc]
             listener.hear(meta)
 
     def _forget_message(self, task_id: str) -> None:
-        """A result without a waiting object is kept for the next one, which looks it up anyway."""
+        """Forget a result for which no object waits. Celery keeps it for the next object, which looks it up
+        anyway."""
         kept = self.backend._pending_messages
         with contextlib.suppress(KeyError):
             kept.total -= len(kept.pop(task_id))
 
     def _wait_for_pending(self, result: Any, on_message: Any = None, **options: Any) -> Iterator[None]:
-        """Celery keeps one `on_message` for all who wait, and before 5.7 one waiting result object a task. Here
-        each hears of its own results."""
+        """Wait for a result. Celery keeps one `on_message` for all waiting callers, and before 5.7 one waiting
+        result object for each task. Here each caller hears of its own results."""
         listener = _Listener(result, on_message)
         self._listeners.append(listener)
         watch = self.app.watch(listener.queues) if isinstance(self.app, Watched) else None
@@ -355,7 +357,7 @@ class ResultConsumer(BaseResultConsumer):  # type: ignore[misc]
             self._listeners.remove(listener)
 
     def on_wait_for_pending(self, result: Any, **options: Any) -> None:
-        """Look up what is stored. Celery would sleep for `interval` after that if a group has unfinished tasks."""
+        """Look up stored results. If a group has unfinished tasks, Celery would then sleep for `interval`."""
         with self.reconnect_on_error():  # reconnecting also looks up the results
             for meta in result._iter_meta(**{**options, "interval": 0}):
                 if meta is not None:
@@ -363,7 +365,7 @@ class ResultConsumer(BaseResultConsumer):  # type: ignore[misc]
 
 
 class _Listener:
-    """One caller that waits: for a task, or for those of a group."""
+    """One caller that waits for a task or for the tasks of a group."""
 
     def __init__(self, result: Any, on_message: Callable[[Any], object] | None) -> None:
         self._nodes = {str(node.id): node for node in nodes(result)}
@@ -375,7 +377,7 @@ class _Listener:
 
     @property
     def queues(self) -> set[str]:
-        """Those where the results of generations come from, as far as they are known here."""
+        """The queues of the awaited generations, as far as this process knows them."""
         known = (getattr(node, "submitted_to", None) for node in self._nodes.values())
         return {queue for queue in known if queue is not None}
 
@@ -389,7 +391,7 @@ class _Listener:
 
 
 def nodes(result: Any) -> Iterator[AsyncResult]:
-    """A result, or all those in a group's, that can be waited for."""
+    """The results that can be awaited: a task's own, or those of a group's tasks."""
     if hasattr(result, "results"):
         for one in result.results:
             yield from nodes(one)

@@ -1,16 +1,15 @@
 """Celery's Redis result backend, made to recover from an outage of Redis, and one for all threads of a process.
 
 The stock backend subscribes to a task's result when the task is submitted, although `get()` looks the result up
-again; does not recover if that fails; does not restore its earlier subscriptions; and waits for ever on a server
-that has become a replica. This one subscribes only when a result is waited for, so submitting takes one round trip
-less and cannot fail because of the subscription. A waiting caller also polls for its results, gets `Unavailable`
-if Redis stays unreachable, and may call `get()` again.
+again. It does not recover if that subscription fails, does not restore its earlier subscriptions, and waits for
+ever on a server that has become a replica. This backend subscribes only when a caller waits for a result. So
+submitting takes one round trip less, and cannot fail because of the subscription. A waiting caller also polls for
+its results, gets `Unavailable` if Redis stays unreachable, and may call `get()` again.
 
-All threads, or greenlets, share one backend (`result_backend_thread_safe`) and its subscription. One of those that
-wait reads the socket, for all of them. With gevent or eventlet the stock backend reads it in its own greenlet,
-which never ends, or for good with the first error. Without sharing, each request served by a greenlet would leave
-such a greenlet and two connections.
-"""
+All threads, or greenlets, share one backend (`result_backend_thread_safe`) and its subscription. One of the
+waiting threads reads the socket for all. With gevent or eventlet the stock backend reads the socket in a greenlet
+of its own. That greenlet never ends, or ends for good with the first error. Without sharing, each request that a
+greenlet serves would leave such a greenlet and two connections."""
 
 from __future__ import annotations
 
@@ -34,11 +33,11 @@ from petiole.tasks.urls import SentinelUrl, redacted
 logger = logging.getLogger(__name__)
 
 REFUSALS = (redis.RedisError, OSError, BackendError)
-"""What a result backend raises if it is away or full, not what is wrong with a result."""
+"""The errors of a result backend that is away or full. They do not mean that a result is wrong."""
 
 
 def refuses(error: BaseException) -> bool:
-    """Whether the backend may take later what it refuses with `error`."""
+    """Whether the backend refuses a result with `error` that it may take later."""
     return isinstance(error, REFUSALS) and not caused_by_call(error)
 
 
@@ -56,7 +55,8 @@ class RedisBackend(StoredErrors, stock.RedisBackend):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def having_stored(self, task_ids: Sequence[str]) -> Iterator[None]:
-        """In this context successes of these tasks are not stored: the worker has stored them together."""
+        """In this context, successes of these tasks are not stored, because the worker has stored them
+        together."""
         self._stored.update(task_ids)
         try:
             yield
@@ -65,12 +65,12 @@ class RedisBackend(StoredErrors, stock.RedisBackend):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def trying_once(self) -> Iterator[None]:
-        """In this context, of this thread, an error of Redis is raised at once instead of after Celery's retries,
-        which sleep. Once a result is refused, all that is stored after it is, too: Celery would otherwise store a
-        failure in place of a success, if Redis answers again just then.
+        """In this context, on this thread, an error of Redis is raised at once. (Celery would retry, and sleep
+        between its tries.) After the first refusal, every further store is refused, too. Otherwise, if Redis
+        answers again just then, Celery would store a failure in place of the success.
 
-        What lies in place of a result and is none counts as nothing: it is written anew. Those who wait for a
-        result get the error."""
+        A key that should hold a result but holds something else counts as missing, and is overwritten. Outside
+        this context, callers that wait for the result get the error."""
         before = getattr(self._here, "refusals", None)
         self._here.refusals = []
         try:
@@ -116,7 +116,7 @@ class RedisBackend(StoredErrors, stock.RedisBackend):  # type: ignore[misc]
 
 
 def trying_once(backend: object) -> contextlib.AbstractContextManager[None]:
-    """`RedisBackend.trying_once`. Other backends do as they are configured."""
+    """`RedisBackend.trying_once`. Other backends retry as they are configured."""
     return backend.trying_once() if isinstance(backend, RedisBackend) else contextlib.nullcontext()
 
 

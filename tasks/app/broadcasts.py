@@ -1,9 +1,8 @@
 """Control commands that take one of the broker's pooled connections, not two.
 
-Celery broadcasts a command (`revoke`, and so `tasks.cancel`) with a connection of the pool in hand, and takes a
-second one to publish. As many callers at once as the pool has connections, ten, wait for each other for ever, and
-so does each `delay()` after them: it is enough that as many clients of a web app disconnect together.
-"""
+To broadcast a command (`revoke`, and so `tasks.cancel`), Celery takes a connection of the pool, and then a second
+one to publish. If ten callers, as many as the pool has connections, broadcast at once, they wait for each other
+for ever, and so does each later `delay()`. It is enough that ten clients of a web app disconnect together."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from kombu import pidbox
 
 class Mailbox(pidbox.Mailbox):
     def __call__(self, connection: Any) -> Any:
-        """The mailbox for one broadcast, which publishes on `connection`."""
+        """A mailbox for one broadcast, which publishes on `connection`."""
         bound: Any = super().__call__(connection)  # type: ignore[no-untyped-call]
         bound.producer_pool = None
         return bound

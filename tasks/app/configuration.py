@@ -22,7 +22,7 @@ else:
     embedded = _lazy.module("petiole.tasks.servers.embedded")
 
 RABBITMQ_SINCE = (5, 5, 3)
-"""Before 5.5 Celery has no quorum queues, and no delayed delivery that they can do with."""
+"""Before 5.5 Celery has no quorum queues, and no delayed delivery that works with them."""
 
 
 # Callers retry for about 3 s: long enough for a restart of Redis, without blocking a web app for Celery's 20 s.

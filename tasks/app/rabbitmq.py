@@ -1,9 +1,8 @@
-"""What Celery's way of sending tasks needs so that RabbitMQ's queues behave as Redis's do.
+"""Changes how Celery sends tasks, so that RabbitMQ's queues behave like those on Redis.
 
-The queues are quorum queues. A consumer of such a queue never holds more than its first prefetch count, so as many
-tasks with an eta would block a worker. So these wait in RabbitMQ, by Celery's native delayed delivery, which needs
-exchanges of the type topic.
-"""
+The queues are quorum queues. A consumer of a quorum queue never holds more messages than its first prefetch count.
+That many tasks with an eta would block a worker. So tasks with an eta wait in RabbitMQ, by Celery's native delayed
+delivery, which needs exchanges of the type topic."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ _kombu: Any = kombu  # it is only partly typed
 
 
 class OthersQueue(_kombu.Queue):  # type: ignore[misc]
-    """A queue that may be another app's, whose type nobody here knows. RabbitMQ refuses to declare what exists in
-    another way, so it is declared only where it is missing."""
+    """A queue that may be another app's, of a type that this app does not know. RabbitMQ refuses to declare an
+    existing queue with another type, so this queue is declared only if it is missing."""
 
     def declare(self, nowait: bool = False, channel: Any = None) -> Any:
         connection: Any = (channel or self.channel).connection
@@ -38,8 +37,9 @@ class OthersQueue(_kombu.Queue):  # type: ignore[misc]
 
 
 class Queues(amqp.Queues):  # type: ignore[misc]
-    """On RabbitMQ a queue that is named after the default one, such as `petiole.large`, is declared like it; any
-    other, where it is missing, with Celery's defaults."""
+    """The queues of this app. On RabbitMQ, a queue whose name begins with the default queue's, such as
+    `petiole.large`, is declared like the default queue. Any other queue is declared with Celery's defaults, if it
+    is missing."""
 
     def new_missing(self, name: str) -> Any:
         default = self.default_exchange
@@ -53,8 +53,8 @@ class Queues(amqp.Queues):  # type: ignore[misc]
 
 
 class Amqp(amqp.AMQP):  # type: ignore[misc]
-    """Celery's, without the time to live of a message with `expires`: RabbitMQ would drop it in silence. A worker
-    that takes it revokes the task, so its caller and the readers of its stream are told."""
+    """Celery's class, but a message with `expires` has no time to live: RabbitMQ would drop an expired message
+    silently. Here a worker takes the message and revokes the task, so the caller and the readers are told."""
 
     queues_cls = Queues
 
@@ -67,8 +67,8 @@ class Amqp(amqp.AMQP):  # type: ignore[misc]
 def whole_second(
     countdown: float | None, eta: datetime | str | None, now: datetime
 ) -> tuple[float | None, datetime | str | None]:
-    """`countdown` and `eta`, with a wait of less than a second made one: native delayed delivery counts whole
-    seconds, and raises ValueError for none."""
+    """`countdown` and `eta`, with at least a second to wait: native delayed delivery counts whole seconds, and
+    raises ValueError for zero."""
     at = maybe_iso8601(eta)
     wait_s = (maybe_make_aware(at) - maybe_make_aware(now)).total_seconds() if at else countdown or 0
     return (1, None) if 0 < wait_s < 1 else (countdown, eta)

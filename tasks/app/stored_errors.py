@@ -1,9 +1,8 @@
 """The name of Petiole's errors in stored results.
 
-A result backend stores a failure with the module of its class. For Petiole's errors that is always `tasks.errors`,
-whatever the module is called here: producers and workers of other versions look for it. Here it is looked up among
-Petiole's own errors, so that no `tasks` of the application's own is asked.
-"""
+A result backend stores a failure with the module of its class. For Petiole's errors it stores `tasks.errors`,
+whatever the module is called in this process: producers and workers of other versions look for that name. This
+process looks the name up among Petiole's own errors, and not in a module `tasks` of the application."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ class StoredErrors:
 
 @cache
 def with_stored_errors(backend: type) -> type[Any]:
-    """`backend`, a class of Celery's, as one with `StoredErrors`."""
+    """`backend`, a class of Celery's, with `StoredErrors` added."""
     if issubclass(backend, StoredErrors):
         return backend
     return type(backend.__name__, (StoredErrors, backend), {"__module__": backend.__module__})

@@ -1,9 +1,8 @@
-"""What Petiole's app and the user's must have in common when one chain or chord has tasks of both.
+"""Checks what Petiole's app and the user's must have in common when one chain or chord has tasks of both.
 
-What is wrong would show late, as a task that nobody runs. So it is said where such a canvas is submitted: if
-Petiole's app submits the first task, by an exception; if the user's app does, in the log, because Celery's signals
-cannot stop a submission.
-"""
+A mistake would show late, as a task that nobody runs. So the check runs when such a canvas is submitted. If
+Petiole's app submits the first task, a mistake raises an exception. If the user's app does, it is logged, because
+Celery's signals cannot stop a submission."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ _sending = threading.local()
 
 @contextmanager
 def sent_by_petiole() -> Iterator[None]:
-    """Messages that are published in this context are those of Petiole's app."""
+    """Messages that are published in this context belong to Petiole's app."""
     outer, _sending.ours = getattr(_sending, "ours", False), True
     try:
         yield
@@ -64,7 +63,7 @@ def check(ours: Celery, options: Mapping[str, Any]) -> None:
 
 
 def watch(ours: Celery, names: Container[str]) -> None:
-    """Log what is wrong with generations, tasks of these names, that messages of another app lead to."""
+    """Log mistakes in messages of another app that lead to generations. `names`: the names of these tasks."""
 
     def look_at_links(body: Any = None, **_: object) -> None:
         if getattr(_sending, "ours", False) or not isinstance(body, tuple) or len(body) != 3:
@@ -87,7 +86,7 @@ def _another_app(signature: Any, ours: Celery) -> Celery | None:
 
 
 def _queues(*signatures: Any) -> set[str]:
-    """Those that the signatures name."""
+    """The queues that the signatures name."""
     options = [one.get("options") or {} for one in signatures if isinstance(one, dict)]
     return {str(given["queue"]) for given in options if given.get("queue")}
 
@@ -140,7 +139,7 @@ def _place(url: str) -> tuple[str, str, int | None, str]:
 
 
 def _undeclared(theirs: Celery, queues: Iterable[str]) -> Iterator[str]:
-    """What is wrong with how `theirs` would declare Petiole's queues."""
+    """Why `theirs` cannot declare Petiole's queues; empty if it can."""
     conf = theirs.conf
     for name in sorted(set(queues).difference((conf.task_queues and theirs.amqp.queues) or ())):
         if not conf.task_create_missing_queues:

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser().print_help()
         return 0
     options = parser().parse_args(arguments)
-    for line in [*settings.misspelt(), *settings.not_heeded(unless_set=True)]:
+    for line in [*settings.misspelt(), *settings.ignored_urls(unless_set=True)]:
         print(f"petiole: {line}", file=sys.stderr)
     try:
         status: int = options.run(options)
@@ -57,9 +57,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"petiole: {error}", file=sys.stderr)
         return error.exit_code
     except (PetioleError, OperationalError, redis.RedisError, OSError) as error:
-        print(f"petiole: {str(error) or type(error).__name__}", file=sys.stderr)
+        print(f"petiole: {_said(error)}", file=sys.stderr)
         return 1
     return status
+
+
+def _said(error: Exception) -> str:
+    """The error; with the URL of the server that does not answer."""
+    said, current = str(error) or type(error).__name__, settings.settings()
+    match error:
+        case PetioleError():
+            return said
+        case OperationalError():
+            return f"{redacted(current.broker_url)} is not available: {said}"
+        case redis.ConnectionError() | redis.TimeoutError():
+            return f"{redacted(current.streams_url)} is not available: {said}"
+    return said
 
 
 def parser() -> argparse.ArgumentParser:
@@ -76,7 +89,9 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument("--markdown", action="store_true", help="the defaults, as the table in docs/settings.md")
     demo = command("demo", run_demo, "eight prompts at once through an embedded Redis and a real worker")
     demo.add_argument("--plain", action="store_true", help="plain text, as when not on a terminal")
-    demo.add_argument("--vision", action="store_true", help="draw a picture, ask about it, draw in what is found")
+    demo.add_argument(
+        "--vision", action="store_true", help="draw a picture, ask about it, and draw the answers into it"
+    )
     demo.add_argument(
         "--save", type=Path, default=Path("petiole-vision.png"), help="with --vision: the picture's file"
     )
@@ -86,7 +101,9 @@ def parser() -> argparse.ArgumentParser:
     read = command("stream", read_stream, "print a task's stream, from its beginning to its end")
     read.add_argument("task_id")
     read.add_argument("--json", action="store_true", help="print every delta as JSON")
-    read.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after so long without a delta")
+    read.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="give up after this many seconds without a delta"
+    )
     conversation.add_options(
         command("chat", conversation.run, "a conversation in the terminal, through the queue")
     )
@@ -100,10 +117,10 @@ def parser() -> argparse.ArgumentParser:
     load = command("reload", reload_workers, "replace the weights of running workers; their tasks go on")
     load.add_argument("model", help="a folder on the worker's machine or a hub id, of the same shape")
     load.add_argument("worker", nargs="*", default=[], help="default: all")
-    drain = command("drain", drain_workers, "let workers finish or hand back what they have, and end")
+    drain = command("drain", drain_workers, "let workers finish their tasks or hand them back, and end")
     drain.add_argument("worker", nargs="+", help="its name, as `petiole status` shows it")
     drain.add_argument("--wait", type=float, metavar="SECONDS", default=0.0, help="wait until they are gone")
-    metrics = command("metrics", run_metrics, "serve the fleet's figures for Prometheus, until told to end")
+    metrics = command("metrics", run_metrics, "serve the fleet's figures for Prometheus, until stopped")
     metrics.add_argument("--host", default="0.0.0.0", help="address to listen on (default: %(default)s, all)")
     metrics.add_argument("--port", type=_port, default=METRICS_PORT, help="default: %(default)s; 0: a free one")
     trace = command("trace", run_trace, "run the model here for a moment, and write a timeline of its steps")
@@ -139,7 +156,7 @@ def show_settings(options: argparse.Namespace) -> int:
 
 
 def settings_page() -> str:
-    """docs/settings.md's table."""
+    """The table in docs/settings.md."""
     lines = ["| variable | default | |", "|---|---|---|"]
     for name, what in _described():
         default = _shown(Settings.model_fields[name].default)
@@ -148,7 +165,7 @@ def settings_page() -> str:
 
 
 def _described() -> list[tuple[str, str]]:
-    """Names and descriptions, the engine's settings last."""
+    """The settings' names and descriptions, the engine's settings last."""
     ours = [name for name in Settings.model_fields if name not in settings.EngineSettings.model_fields]
     names = [*ours, *settings.EngineSettings.model_fields]
     return [(name, Settings.model_fields[name].description or "") for name in names]
@@ -196,7 +213,7 @@ def _status_now() -> str:
     try:
         return _status(reports.workers())
     except connections.LOST as error:
-        return str(error)
+        return _said(error)
 
 
 def _status(workers: list[reports.WorkerReport]) -> str:
@@ -208,10 +225,10 @@ def _status(workers: list[reports.WorkerReport]) -> str:
 
 
 def _silent(workers: list[reports.WorkerReport], started: dict[str, lives.Life]) -> list[str]:
-    """Of each name whose last process failed and which does not report: perhaps a crash loop."""
+    """A line for each worker name whose last process failed and that does not report: perhaps a crash loop."""
     reporting = {worker.worker for worker in workers}
     return [
-        f"{name} has not reported; started {life.starts} times, the process before ended: {life.last_exit}"
+        f"{name} has not reported; started {life.starts} times, the previous process ended: {life.last_exit}"
         for name, life in started.items()
         if life.last_exit not in ("", "0") and name not in reporting
     ]
@@ -233,7 +250,7 @@ QUEUE_COLUMNS = ("queue", "waiting", "by priority", "workers")
 
 
 def _queues(workers: list[reports.WorkerReport]) -> str:
-    """The queues' table, or why there is none: the broker may be another server, and away."""
+    """The table of queues, or why there is none: the broker may be another server, and unreachable."""
     try:
         counted = queues.report_queues(workers)
     except UNREACHABLE as error:
@@ -305,7 +322,7 @@ def cancel_tasks(options: argparse.Namespace) -> int:
             continue
         control.cancel(task_id)
         all_known &= state != PENDING
-        unknown = "not known to any worker; cancelled, should it wait in a queue"
+        unknown = "not known to any worker; cancelled if it waits in a queue"
         print(f"{task_id}: {unknown if state == PENDING else 'cancelled'}")
     return 0 if all_known else 1
 
@@ -319,7 +336,7 @@ def resume_workers(options: argparse.Namespace) -> int:
 
 
 def reload_workers(options: argparse.Namespace) -> int:
-    """Ask, and wait until every worker that was asked has loaded the model, refused it or gone."""
+    """Ask workers to reload, and wait until each of them has loaded the model, refused it or gone."""
     asked = control.reload(options.model, options.worker)
     status = _steered(options.worker, asked)
     left = {name for name, answer in asked.items() if "error" not in answer}
@@ -337,12 +354,13 @@ def reload_workers(options: argparse.Namespace) -> int:
 
 
 def _steered(names: Sequence[str], answers: dict[str, control.Answer]) -> int:
-    """Print what workers answered to a command. 1 if one refused or did not answer."""
+    """Print the workers' answers to a command. Returns 1 if one refused or did not answer."""
     for name, answer in sorted(answers.items()):
         print(f"{name}: {answer.get('error') or answer['ok']}")
     silent = sorted({*names} - answers.keys())
     if silent or not answers:
-        print(f"petiole: no answer from {', '.join(silent) or 'any worker'}", file=sys.stderr)
+        who = ", ".join(silent) or "any worker; a worker takes commands once its model is loaded"
+        print(f"petiole: no answer from {who}", file=sys.stderr)
     return int(bool(silent) or not answers or any("error" in answer for answer in answers.values()))
 
 
@@ -353,12 +371,19 @@ def drain_workers(options: argparse.Namespace) -> int:
         return 1
     for name in options.worker:
         control.drain(name)
-    give_up_at = time.monotonic() + options.wait
-    while options.wait and (left := _still_there(options.worker)):
-        if time.monotonic() > give_up_at:
+        print(f"{name}: drains", flush=True)
+    began, waiting = time.monotonic(), list(options.worker)
+    while options.wait and waiting:
+        left = _still_there(waiting)
+        for name in waiting:
+            if name not in left:
+                print(f"{name}: gone after {time.monotonic() - began:.0f} s", flush=True)
+        waiting = left
+        if left and time.monotonic() > began + options.wait:
             print(f"petiole: still there: {', '.join(left)}", file=sys.stderr)
             return 1
-        time.sleep(DRAIN_POLL_S)
+        if left:
+            time.sleep(DRAIN_POLL_S)
     return 0
 
 
@@ -407,7 +432,7 @@ def run_trace(options: argparse.Namespace) -> int:
 
 
 def bench(arguments: list[str]) -> int:
-    """The benchmarks are in the repository alone. A `bench` of the user's own is not theirs."""
+    """Run the benchmarks, which only the repository has. A module `bench` of the user's own does not count."""
     checkout = Path(petiole.__file__).resolve().parents[1]
     if not (checkout / "bench" / "__main__.py").is_file() or not (checkout / "pyproject.toml").is_file():
         print("petiole: the benchmarks need a checkout of Petiole's repository: run it there", file=sys.stderr)

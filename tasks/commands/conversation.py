@@ -1,8 +1,7 @@
 """`petiole chat`: a conversation in the terminal, through the queue like any other task.
 
-Each turn submits the whole history and prints the answer while it arrives. Ctrl-C cancels the answer that is being
-written, and what there is of it stays in the history; at the prompt it drops the line. Ctrl-D ends the program.
-"""
+Each turn submits the whole history and prints the answer while it arrives. Ctrl-C during an answer cancels the
+answer; its text so far stays in the history. Ctrl-C at the prompt drops the line. Ctrl-D ends the program."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from petiole.tasks.submission.definitions import chat
 
 HELP = "/reset begins a new conversation, /help shows this, Ctrl-C cancels an answer, Ctrl-D leaves"
 ENDED_WITHIN_S = 10.0
-"""How long the figures of an answer, whose stream has ended, are waited for."""
+"""How long to wait for the figures of an answer after its stream has ended."""
 
 FAILURES = (PetioleError, OperationalError, CeleryError, redis.RedisError, OSError)
 
@@ -64,7 +63,7 @@ class Answer:
         self.text, self.tokens, self.cancelled = "", 0, False
 
     def read(self) -> Iterator[str]:
-        """The pieces of text. Ctrl-C cancels the task, and ends them."""
+        """The pieces of text. Ctrl-C cancels the task and ends the iteration."""
         try:
             with self._reader as deltas:
                 for delta in deltas:
@@ -96,13 +95,17 @@ class Answer:
 
 def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--system", metavar="TEXT", help="the system prompt")
-    command.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer")
+    command.add_argument("--max-tokens", type=int, metavar="N", help="maximum number of tokens of an answer")
     command.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
     command.add_argument("--seed", type=int, metavar="N", help="which draw")
     command.add_argument("--adapter", metavar="NAME", help="a LoRA adapter: folder or hub id")
-    command.add_argument("--queue", metavar="NAME", help="other workers, such as those of another model")
+    command.add_argument(
+        "--queue", metavar="NAME", help="the queue of other workers, such as those of another model"
+    )
     command.add_argument("--priority", type=int, metavar="N", help="0, the default, is served first")
-    command.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after so long without a delta")
+    command.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="give up after this many seconds without a delta"
+    )
     command.add_argument(
         "--option",
         type=_option,

@@ -25,7 +25,7 @@ import petiole
 from petiole.tasks import celery_app, chat
 from petiole.tasks.commands.terminal import is_rich, print_table
 from petiole.tasks.errors import PetioleError, shorten
-from petiole.tasks.requests.schemas import GenerationResult
+from petiole.tasks.requests.results import GenerationResult
 from petiole.tasks.servers import embedded
 from petiole.tasks.servers._supervisor import die_with
 from petiole.tasks.settings import settings

@@ -5,9 +5,8 @@
         with testing.worker():
             yield
 
-Nothing of the environment's broker, results and model is used, and a queue of its own keeps the tests apart from
-whatever else runs on the embedded Redis.
-"""
+The broker, the result backend and the model that the environment names are ignored. The worker has a queue of its
+own, which keeps the tests apart from whatever else runs on the embedded Redis."""
 
 from __future__ import annotations
 
@@ -24,13 +23,12 @@ from petiole.tasks.settings import PREFIX, settings
 
 @contextlib.contextmanager
 def worker(**changed: object) -> Iterator[None]:
-    """Run a worker, and have this process submit to it. `changed`: settings of both, such as `max_num_seqs=4`.
+    """Run a worker, and make this process submit to it. `changed`: settings of both, such as `max_num_seqs=4`.
 
-    Raises RuntimeError if this process has connected before: Celery keeps its connections. Settings that were only
-    read, as pytest has it done when it looks at a module's tasks, are replaced.
-    """
+    Raises RuntimeError if this process has connected before, because Celery keeps its connections. Settings that
+    were only read are replaced: pytest causes that when it looks at the tasks of a module."""
     if celery_app._pool is not None or celery_app._backend_cache is not None:
-        raise RuntimeError("testing.worker: must be entered before the first task is submitted or read here")
+        raise RuntimeError("testing.worker: must be entered before this process submits or reads its first task")
     given = {f"{PREFIX}{name.upper()}": str(value) for name, value in changed.items()}
     temporary = {**demo.environment(), f"{PREFIX}QUEUE": f"petiole-test-{os.getpid()}", **given}
     before = {name: os.environ.get(name) for name in temporary}

@@ -1,7 +1,8 @@
-"""`petiole demo --vision`: draws a picture of coloured shapes, asks about it, and saves it with what was found.
+"""`petiole demo --vision`: draws a picture of coloured shapes, asks about it, and saves it with the answers drawn
+in.
 
-A picture is put once, and all tasks are about its handle. The small vision model is no oracle: what it answers is
-shown beside what is true.
+The picture is stored once, and all tasks name its handle. The small vision model is often wrong, so each answer is
+shown beside the truth.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def shapes_of(seed: int) -> list[Shape]:
 
 
 def painted(shapes: list[Shape]) -> Image.Image:
-    """At twice its size and then reduced, so that edges are smooth."""
+    """The picture, drawn at twice its size and then reduced, so that edges are smooth."""
     picture = Image.new("RGB", (2 * WIDTH, 2 * HEIGHT), (255, 255, 255))
     draw = ImageDraw.Draw(picture)
     for shape in shapes:

@@ -3,10 +3,10 @@
 control   a task's state, cancel; pause, resume, reload, drain: for applications, readers, the command line and
           workers
 exporter  `petiole metrics`: reports and queue lengths for Prometheus
-lives     starts and last exits of workers: they write, the command line and the exporter read
-probes    whether each Redis takes writes: for the command line and the exporter
+lives     starts and last exits of workers: workers write them, the command line and the exporter read them
+probes    checks whether each Redis takes writes: for the command line and the exporter
 queues    queue lengths by priority: for the exporter, and for a worker's broker
-serving   who serves a queue: for those who wait, and for a submission that requires a worker
-reports   what workers report of themselves, field by field: a new figure begins here; `boot.step` fills it in, the
-          command line shows it, `exporter` exports it
+serving   who serves a queue: for callers that wait, and for a submission that requires a worker
+reports   workers' reports, field by field. A new figure begins here; `boot.step` fills it in, the command line
+          shows it, `exporter` exports it
 """

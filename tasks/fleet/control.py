@@ -1,8 +1,10 @@
-"""What a caller may do about a task or a worker: ask for a task's state, cancel a task; pause, resume, reload or
-drain a worker."""
+"""Commands to a task or a worker: ask for a task's state, cancel a task; pause, resume, reload or drain a
+worker."""
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,8 +19,10 @@ if TYPE_CHECKING:
     from celery.result import AsyncResult
 
     from petiole.tasks import settings
+    from petiole.tasks.fleet import reports
     from petiole.tasks.servers import connections
 else:  # `cancel` is among what a web app imports
+    reports = _lazy.module("petiole.tasks.fleet.reports")
     settings = _lazy.module("petiole.tasks.settings")
     connections = _lazy.module("petiole.tasks.servers.connections")
 
@@ -43,8 +47,8 @@ def state_of(task_id: str, app: Celery = celery_app) -> str:
 def cancel(task: AsyncResult | str, app: Celery = celery_app) -> None:
     """Cancel a task, given its `AsyncResult` or its id, wherever it is: queued, running, or between two workers.
 
-    Celery's `revoke` reaches the workers that are running now, the flag in Redis the next one to get the task.
-    """
+    Celery's `revoke` reaches the workers that are running now. The flag in Redis reaches the next worker that gets
+    the task."""
     task_id = task if isinstance(task, str) else str(task.id)
     flag_cancel(task_id)
     app.control.revoke(task_id, terminate=True)
@@ -77,20 +81,25 @@ def flag_cancel(*task_ids: str) -> None:
 ANSWER_S = 2.0
 """How long to wait for the answers of workers to a command about their engines."""
 
+BEGIN_S = 10.0
+"""For how long a worker that reports, and does not answer, is asked again to pause or to go on. Workers report
+before they listen to commands."""
+
 
 def pause(workers: Sequence[str] = (), app: Celery = celery_app) -> dict[str, Answer]:
-    """Stop the engines of these workers, or of all. They keep the tasks that they have, and take no more."""
-    return _ask("pause_engine", workers, app)
+    """Stop the engines of these workers, or of all. The workers keep the tasks that they have, and take no
+    more."""
+    return _ask_again("pause_engine", workers, app)
 
 
 def resume(workers: Sequence[str] = (), app: Celery = celery_app) -> dict[str, Answer]:
     """Let paused engines go on."""
-    return _ask("resume_engine", workers, app)
+    return _ask_again("resume_engine", workers, app)
 
 
 def reload(model: str, workers: Sequence[str] = (), app: Celery = celery_app) -> dict[str, Answer]:
     """Replace the weights of these workers, or of all, by those of a checkpoint of the same shape: a folder on
-    each worker's machine, or a hub id. Returns before they are loaded: see `engines`."""
+    each worker's machine, or a hub id. Returns before the weights are loaded: see `engines`."""
     return _ask("reload_engine", workers, app, model=model)
 
 
@@ -98,6 +107,22 @@ def engines(workers: Sequence[str] = (), app: Celery = celery_app) -> dict[str, 
     """By worker: `state` (ready, paused, reloading, draining), `model`, `fingerprint`, and the `error` of the last
     reload, if it was refused."""
     return _ask("engine_state", workers, app)
+
+
+def _ask_again(command: str, workers: Sequence[str], app: Celery) -> dict[str, Answer]:
+    """`_ask`, until all that report have answered. For a command that may be given twice."""
+    answers, give_up_at = _ask(command, workers, app), time.monotonic() + BEGIN_S
+    while (silent := _reporting(workers) - answers.keys()) and time.monotonic() < give_up_at:
+        answers |= _ask(command, sorted(silent), app)
+    return answers
+
+
+def _reporting(workers: Sequence[str]) -> set[str]:
+    """Of these workers, or of all, those that report. None where the reports cannot be read."""
+    with contextlib.suppress(Exception):
+        live = {worker.worker for worker in reports.workers() if not worker.lost}
+        return live & {*workers} if workers else live
+    return set()
 
 
 def _ask(command: str, workers: Sequence[str], app: Celery, **arguments: str) -> dict[str, Answer]:

@@ -1,9 +1,8 @@
-"""When each worker was started, how often, and how it ended before: so that a crash loop is seen.
+"""When each worker was started, how often, and how its previous process ended, so that a crash loop is seen.
 
-The hash `LIVES_KEY` has a field for each worker's name, as JSON, which stays when the worker ends. A worker
-writes its field before it loads its model, and again when its process exits in an orderly way: if it has not, it
-was killed. Names that have not been started for `KEPT_S` are removed.
-"""
+The hash `LIVES_KEY` has a field for each worker's name, as JSON. The field stays when the worker ends. A worker
+writes its field before it loads its model, and again when its process exits in an orderly way. If the second entry
+is missing, the process was killed. Names that have not been started for `KEPT_S` are removed."""
 
 from __future__ import annotations
 
@@ -51,8 +50,8 @@ end
 
 
 class Life(BaseModel):
-    """A worker's name, since when it runs, and how the process of that name before it ended: its exit status, or
-    `killed`; empty at the first start."""
+    """A worker's name, when its process started, and how the previous process of that name ended: its exit status,
+    or `killed`; empty at the first start."""
 
     started_at: float
     starts: int
@@ -68,7 +67,7 @@ def end(client: redis.Redis, worker: str, how: str) -> None:
 
 
 def lives(client: redis.Redis | None = None) -> dict[str, Life]:
-    """By worker name. What cannot be read is left out; nothing can be by a user who may not."""
+    """By worker name. Unreadable entries are left out. Empty for a Redis user without the right to read them."""
     found = {}
     try:
         fields: Any = (client or connections.streams()).hgetall(LIVES_KEY)

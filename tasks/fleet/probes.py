@@ -1,4 +1,4 @@
-"""Whether each Redis takes writes. One that is full, or has lost its replicas, still answers what only reads:
+"""Checks whether each Redis takes writes. A Redis that is full, or has lost its replicas, still answers reads:
 workers cannot report there, and look dead."""
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from petiole.tasks.settings import settings
 from petiole.tasks.urls import RABBITMQ, scheme
 
 _WRITE = ("SETRANGE", PROBE_KEY, 0, "")
-"""Refused as any write is, also for lack of memory, and changes nothing."""
+"""A write that changes nothing, and is refused whenever writes are refused, also for lack of memory."""
 
 
 def refused_writes() -> dict[str, str]:
-    """Of the broker's and the streams' Redis, the reason why it takes no writes; empty if it does. A user who may
-    not write cannot know, and gets no answer. Raises what a lost connection raises."""
+    """For the broker's and the streams' Redis: the reason why it takes no writes; empty if it takes them. A Redis
+    user without the right to write cannot know, and gets no answer. Raises the errors of a lost connection."""
     configured = settings()
     urls = {"broker": configured.broker_url, "streams": configured.streams_url}
     found = {}

@@ -23,12 +23,12 @@ _TIMEOUTS = {
     **dict.fromkeys(("socket_connect_timeout", "socket_timeout"), connections.CONNECT_TIMEOUT_S),  # Redis's
     "read_timeout": connections.CONNECT_TIMEOUT_S,  # RabbitMQ's
 }
-"""Transport options that limit the wait for a broker that hangs, for ever by default."""
+"""Transport options that limit the wait for a broker that hangs. Without them the wait has no limit."""
 
 
 def queue_lengths(app: Celery = celery_app, others: Iterable[str] = ()) -> dict[tuple[str, int | None], int]:
-    """Messages in the broker, by queue and priority: in the default queue, one for each tenant with a weight, and
-    `others`. The priority is None on RabbitMQ, which counts them together."""
+    """Numbers of messages in the broker, by queue and priority. The queues are the default one, one for each
+    tenant with a weight, and `others`. On RabbitMQ, which counts all priorities together, the priority is None."""
     configured = settings()
     names = [configured.queue, *(f"{configured.queue}.{tenant}" for tenant in configured.weights)]
     names += sorted(set(others).difference(names))
@@ -40,7 +40,7 @@ def queue_lengths(app: Celery = celery_app, others: Iterable[str] = ()) -> dict[
 
 
 class QueueReport(BaseModel):
-    """A queue: how many tasks wait in it, by priority (None on RabbitMQ, which counts them together), and how many
+    """A queue: how many tasks wait in it, by priority (None on RabbitMQ, which counts all together), and how many
     live workers take from it."""
 
     queue: str
@@ -50,7 +50,8 @@ class QueueReport(BaseModel):
 
 
 def report_queues(reports: Sequence[WorkerReport], app: Celery = celery_app) -> list[QueueReport]:
-    """The default queue, those of tenants, and each that a worker of the last hour takes from."""
+    """Reports on the default queue, the tenants' queues, and each queue from which a worker of the last hour
+    takes."""
     named = {name for worker in reports for name in worker.queues}
     lengths: dict[str, dict[int | None, int]] = {}
     for (name, priority), length in queue_lengths(app, named).items():
@@ -74,7 +75,7 @@ def _lengths(connection: Any, queue: str) -> dict[int | None, int]:
 
 
 def list_lengths(channel: Any, queue: str) -> dict[int | None, int]:
-    """The lengths of a queue's lists on Redis, by priority. A key that is no list is left out."""
+    """The lengths of a queue's lists on Redis, by priority. A key that is not a list is left out."""
     lists = {priority: channel._q_for_pri(queue, priority) for priority in channel.priority_steps}
     with channel.conn_or_acquire() as client, client.pipeline(transaction=False) as pipe:
         for key in lists.values():

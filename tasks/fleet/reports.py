@@ -52,7 +52,8 @@ def version() -> str:
 
 
 class Distribution(BaseModel):
-    """A histogram: `counts[i]` values are above `bounds[i - 1]` and at most `bounds[i]`; `sum` adds up all."""
+    """A histogram: `counts[i]` values are above `bounds[i - 1]` and at most `bounds[i]`; `sum` is the sum of all
+    values."""
 
     bounds: list[float]
     counts: list[int]

@@ -1,9 +1,9 @@
-"""Who serves a queue, for those who wait: a misspelt queue must not look like a slow model.
+"""Tells waiting callers whether a worker serves their queue: a misspelt queue must not look like a slow model.
 
-`lack` is the rule. A `Watch` belongs to one caller who waits for some tasks: after `SILENCE_S` without anything a
-thread looks at the workers' reports, and logs one warning if none serves the queue. The caller neither waits for
-the look nor fails with it: where the reports cannot be read, because Redis is elsewhere or this user has no right
-to, nothing is said.
+`lack` and `pause` are the rules. A `Watch` belongs to one caller who waits for some tasks. When nothing has come
+for `SILENCE_S`, a thread reads the workers' reports. It logs one warning if no worker serves the queue, or if all
+workers of the queue are paused. The caller neither waits for that thread nor fails with it. If the reports cannot
+be read, because Redis is elsewhere or this user has no right to read them, nothing is logged.
 """
 
 from __future__ import annotations
@@ -15,20 +15,28 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from petiole.tasks.errors import NoWorker
+import redis
+
+from petiole.tasks.errors import InvalidRequest, NoWorker, Unavailable
 from petiole.tasks.fleet import reports
 from petiole.tasks.fleet.reports import LOST_AFTER_S, WorkerReport
+from petiole.tasks.keys import WORKERS_KEY
+from petiole.tasks.servers import connections
+from petiole.tasks.settings import settings
+from petiole.tasks.urls import redacted
 
 logger = logging.getLogger(__name__)
 
 SILENCE_S = 3.0
-"""For so long a caller waits before somebody looks, and between two looks."""
+"""How long a caller waits before a thread reads the reports, and between two readings. Half of the caller's own
+timeout, if that is less."""
 
 _looking = threading.Lock()
 
 
 def lack(workers: Sequence[WorkerReport], queue: str | None) -> str | None:
-    """What is said of a queue that no live worker serves; None if one does. The queue None is any."""
+    """A message about a queue that no live worker serves; None if one serves it. Queue None stands for any
+    queue."""
     live = [worker for worker in workers if not worker.lost]
     if any(queue is None or queue in worker.queues for worker in live):
         return None
@@ -40,9 +48,26 @@ def lack(workers: Sequence[WorkerReport], queue: str | None) -> str | None:
     return f"no worker has served {which}{since}; queues with workers: {others}"
 
 
+def pause(workers: Sequence[WorkerReport], queue: str | None) -> str | None:
+    """What is said of a queue whose live workers are all paused."""
+    serving = [worker for worker in workers if not worker.lost and (queue is None or queue in worker.queues)]
+    if not serving or any(worker.state != "paused" for worker in serving):
+        return None
+    names = ", ".join(sorted(worker.worker for worker in serving))
+    which = "every queue" if queue is None else f"queue {queue!r}"
+    return f"all workers of {which} are paused: {names}"
+
+
 def require(queue: str) -> None:
-    """Raises `NoWorker` if no live worker serves the queue."""
-    if missing := lack(reports.workers(), queue):
+    """Raises `NoWorker` if no live worker serves the queue, `Unavailable` if Redis does not answer, and
+    `InvalidRequest` if this user may not read the workers' reports."""
+    try:
+        missing = lack(reports.workers(), queue)
+    except redis.exceptions.NoPermissionError as error:
+        raise InvalidRequest("require_worker", f"needs the right to read {WORKERS_KEY}", str(error)) from None
+    except connections.LOST as error:
+        raise Unavailable(redacted(settings().streams_url), str(error)) from None
+    if missing:
         raise NoWorker(missing, LOST_AFTER_S)
 
 
@@ -63,21 +88,23 @@ class Router:
 
 
 class Watch:
-    """What one caller waits for: tasks on these queues, None for an unknown one."""
+    """Watches for one caller, who waits for tasks on these queues; None stands for an unknown queue.
+    `patience_s`: the silence after which the caller gives up."""
 
-    def __init__(self, queues: Iterable[str | None]) -> None:
+    def __init__(self, queues: Iterable[str | None], patience_s: float | None = None) -> None:
         self._queues = set(queues)
-        self._look_at = time.monotonic() + SILENCE_S
+        self._silence_s = SILENCE_S if patience_s is None else min(SILENCE_S, patience_s / 2)
+        self._look_at = time.monotonic() + self._silence_s
         self._done = not self._queues
 
     def heard(self) -> None:
-        """Something came: the silence begins anew."""
-        self._look_at = time.monotonic() + SILENCE_S
+        """Something has come: the silence begins again."""
+        self._look_at = time.monotonic() + self._silence_s
 
     def silent(self) -> None:
-        """Nothing has come. Called about once a second; looks when it is time."""
+        """Nothing has come. Called about once a second. Reads the reports when it is time."""
         if not self._done and time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + SILENCE_S
+            self._look_at = time.monotonic() + self._silence_s
             threading.Thread(target=self._look, name="petiole-watch", daemon=True).start()
 
     def _look(self) -> None:
@@ -90,8 +117,8 @@ class Watch:
             self._done = True
         else:
             for queue in self._queues:
-                if missing := lack(workers, queue):
+                if reason := lack(workers, queue) or pause(workers, queue):
                     self._done = True
-                    logger.warning("%s", missing)
+                    logger.warning("%s", reason)
         finally:
             _looking.release()

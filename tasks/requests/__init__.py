@@ -1,23 +1,25 @@
-"""What a task is asked, and what it answers: for all rooms of `tasks`.
+"""The requests and results of tasks: for all rooms of `tasks`.
 
 From `delay` to the engine a request passes four checks, and each alone checks something:
 
 1. Submission: `messages.check_submission` checks Celery's options, such as `countdown`; `schemas.validate` checks
-   the task's, so that the caller learns at once what is wrong.
-2. Gate (`worker/broker/gate`): whether the message is one, so that nothing in it ends a worker.
+   the task's options, so that the caller learns at once what is wrong.
+2. Gate (`worker/broker/gate`): checks that the message is well-formed, so that nothing in it ends a worker.
 3. Intake: `schemas.validate` again, because a message may come from another version, from `send_task` or from a
    chain.
-4. Preparation (`gpu_worker/threads/preparation`): what only the model knows, such as vocabulary, context, pages
-   and template. An engine may be used without Celery, so the limits of `petiole.limits` are checked here, too.
+4. Preparation (`gpu_worker/threads/preparation`): checks the limits that only the model has, such as vocabulary,
+   context, pages and template. An engine may be used without Celery, so preparation also checks the limits of
+   `petiole.limits`.
 
-schemas     requests, deltas and results as pydantic models. A new option is declared here
-skills      requests to a vision model: query, caption, point, detect
-kinds       by a task's name, what it takes
-images      an image in a request: base64, a data URL or a handle
-types       the same as TypedDicts, for type checkers and editors: written by `python -m docs.render`
-submission  the options of a submission, such as `priority`
-messages    what a message's headers may say: for producers and a worker's gate. A header's rule goes here
-hints       what to write in place of an option that a task does not have
-names       the names of the tasks in messages
-affinity    which tasks should run on one worker: the header that says so
+schemas         requests as pydantic models. A new option is declared here
+results         deltas and results as pydantic models
+skills          requests to a vision model: query, caption, point, detect
+kinds           by a task's name, the schema of its request
+images          an image in a request: base64, a data URL or a handle
+types           the same as TypedDicts, for type checkers and editors: written by `python -m docs.render`
+celery_options  the options of Celery that `delay` takes, such as `priority`
+messages        the rules for a message's headers: for producers and a worker's gate. A new rule goes here
+hints           what to write in place of an option that a task does not have
+names           the names of the tasks in messages
+affinity        which tasks should run on one worker: the header with their key
 """

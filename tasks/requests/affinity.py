@@ -1,7 +1,7 @@
-"""Which tasks should run on one worker, because what they begin with is in its prefix cache.
+"""Which tasks should run on one worker, because the prefix cache of that worker has their beginning.
 
-The key travels in a message's headers. Workers on a Redis broker heed it when they take messages (see
-`tasks/worker/broker/lua/take.lua`); elsewhere nobody reads it.
+The key travels in a message's headers. Workers on a Redis broker obey it when they take messages (see
+`tasks/worker/broker/lua/take.lua`). On other brokers nobody reads it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from petiole.tasks.requests.schemas import ChatRequest, Common
 def key(request: Common) -> str | None:
     """16 hexadecimal digits, the same for all turns of a conversation; None if the task may run anywhere.
 
-    It is made from `affinity`, or else from the image, or from the messages of a chat up to the first of its user;
-    adapter and salt have prefix caches of their own.
-    """
+    It is made from `affinity`; without it, from the images; without images, from the messages of a chat up to the
+    first one of its user. Adapter and salt are part of it, because they separate prefixes in the cache."""
     if request.affinity is not None:
         common: object = request.affinity
     elif found := request.images():
@@ -34,6 +33,6 @@ def key(request: Common) -> str | None:
 
 
 def headers(request: Common) -> dict[str, str]:
-    """What goes into the message of this task."""
+    """The headers that the affinity adds to the message of this task."""
     made = key(request)
     return {} if made is None else {AFFINITY_HEADER: made}

@@ -1,11 +1,11 @@
-"""What to use here in place of an option that this task does not have: habits from other APIs, and near misses."""
+"""Hints for options that a task does not have: names from other APIs, and misspelt names."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Collection
 
-from petiole.tasks.requests.submission import SUBMISSION
+from petiole.tasks.requests.celery_options import SUBMISSION
 
 _ELSEWHERE = {
     "best_of": "submit a group, each with a seed of its own",
@@ -29,7 +29,7 @@ _ELSEWHERE = {
     "stream": "every task has a stream: generate.stream(...), or stream(result)",
     "stream_options": "the result has the usage: result.get()['usage']",
     "system": 'the first of the messages, {"role": "system", "content": ...}',
-    "timeout": "deadline_s for the generation, timeout_s for who reads its stream, timeout of get()",
+    "timeout": "deadline_s for the generation, timeout_s for a reader of its stream, timeout of get()",
     "tool_choice": "json_schema or regex, which force the output's form",
     "top_logprobs": "logprobs, the number of likeliest tokens",
     "typical_p": "min_p or top_p",
@@ -45,7 +45,8 @@ _OTHER_TASK = {
 
 
 def instead_of(name: str, known: Collection[str]) -> str:
-    """What to write in place of the option `name`, for a task with the options `known`; "" if nothing is near."""
+    """What to write in place of the option `name`, for a task with the options `known`; "" if no option is
+    similar."""
     if name in SUBMISSION:
         return (
             "it belongs to the submission: an argument of delay, stream or apply_async, or .set() of a signature"

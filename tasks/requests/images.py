@@ -1,8 +1,7 @@
 """An image in a request: a file's bytes, base64 of them, a data URL, or the handle that `put_image` gave.
 
-In a message it is text: base64, a data URL or a handle. A handle names the image by its content, so that it stands
-for no other image, and so that all questions about one image have the same affinity.
-"""
+In a message an image is text: base64, a data URL or a handle. The content of an image gives its handle. So a
+handle never stands for another image, and all questions about one image have the same affinity."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.keys import image_key
 
 MAX_CHARACTERS = 2**27
-"""Of an image in a message. How many bytes an image may have, the worker's setting says."""
+"""Maximum length of an image's text in a message. A setting of the worker limits the bytes of an image."""
 
 IMAGE_PARTS = ("image", "image_url", "input_image")
 _PREFIX = "petiole-image:"
@@ -35,19 +34,19 @@ def is_handle(image: str) -> bool:
 
 
 def key_of(handle: str) -> str:
-    """The Redis key of the image: its bytes."""
+    """The Redis key with the bytes of the image."""
     return image_key(handle.removeprefix(_PREFIX))
 
 
 def in_text(image: object) -> object:
-    """An image as it goes into a message; what is no image stays as it is."""
+    """An image as it goes into a message. Other values stay as they are."""
     if isinstance(image, bytes | bytearray | memoryview):
         return base64.b64encode(image).decode()
     return image
 
 
 def check(field: str, image: object) -> str:
-    """Raises `InvalidRequest` for what cannot be an image."""
+    """Raises `InvalidRequest` for a value that cannot be an image."""
     if not isinstance(image, str):
         raise InvalidRequest(field, _FORMS, type(image).__name__)
     if len(image) > MAX_CHARACTERS:
@@ -68,7 +67,7 @@ def data_of(field: str, image: str) -> bytes:
 
 
 def identity(field: str, image: str) -> str:
-    """What all ways to write one image have in common: its handle."""
+    """The handle of the image, in whatever form it is given."""
     return image if is_handle(image) else handle_of(data_of(field, image))
 
 
@@ -85,7 +84,7 @@ def parts_of(message: Mapping[str, Any]) -> Iterator[tuple[int, object]]:
 
 
 def with_images_in_text(message: Any) -> Any:
-    """A message whose images are text: those given as bytes are base64."""
+    """A message whose images are text: bytes become base64."""
     found = dict(parts_of(message)) if isinstance(message, dict) else {}
     if not any(isinstance(image, bytes | bytearray | memoryview) for image in found.values()):
         return message

@@ -1,4 +1,4 @@
-"""By a task's name: what it takes, and which of its options continues the task before it in a chain."""
+"""By a task's name: the schema of its request, and the option that takes the previous task's text in a chain."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ SCHEMAS: dict[str, type[Common]] = {
 }
 
 CONTINUED = {GENERATE: "prompt", QUERY: "question", POINT: "object", DETECT: "object"}
-"""The text of the task before is put behind this option. To a chat it is a message."""
+"""In a chain, the text of the previous task is appended to this option; in a chat, it becomes a message."""

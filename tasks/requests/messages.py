@@ -1,9 +1,10 @@
-"""What the message of a task may say: one table, for producers, which refuse a submission, and a worker's gate.
+"""The rules for a task's message, in one table: producers refuse a submission by it, and a worker's gate a
+message.
 
 Celery reads some headers, and copies all of them into the attributes of its request (`Context`). A header may be
 
-    known       one that Celery's message protocol has: its value must be what `KNOWN` says
-    reserved    named like another attribute of the request: it would replace a method or the worker's own fact
+    known       part of Celery's message protocol: its value must obey `KNOWN`
+    reserved    named like another attribute of the request: it would replace a method or a value of the worker's
     custom      any other name, with any value
 """
 
@@ -29,7 +30,7 @@ YEARS = range(1970, 9000)
 
 
 def encodes(value: object) -> bool:
-    """Whether `value` is text that UTF-8 has: a lone surrogate is in no key of Redis."""
+    """Whether `value` can be encoded as UTF-8: a lone surrogate cannot be part of a Redis key."""
     if not isinstance(value, str):
         return False
     try:
@@ -44,7 +45,7 @@ def is_id(value: object) -> bool:
 
 
 def is_time(value: object) -> bool:
-    """A datetime, or one in ISO 8601."""
+    """Whether `value` is a datetime, or text with one in ISO 8601."""
     if isinstance(value, str):
         try:
             value = maybe_iso8601(value)
@@ -54,7 +55,7 @@ def is_time(value: object) -> bool:
 
 
 def is_number(value: object, least: float, most: float) -> bool:
-    """A finite number; False and True are none."""
+    """Whether `value` is a finite number. False and True are not."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     return least <= value <= most  # type: ignore[operator]  # false for NaN
@@ -65,7 +66,7 @@ def is_int(value: object, least: int = 0, most: int = LARGEST_INT) -> bool:
 
 
 def is_limit(value: object) -> bool:
-    """0 is no limit, as Celery has it."""
+    """Whether `value` is a time limit. As in Celery, 0 means no limit."""
     return value is None or is_number(value, 0, LONGEST_LIMIT_S)
 
 
@@ -116,14 +117,14 @@ KNOWN: dict[str, Rule] = {
     "compression": (is_compression, "must be a compression that this installation has"),
     "headers": (lambda value: isinstance(value, dict), "must be an object"),
 }
-"""Each may also be null, or missing."""
+"""By header, its rule. Each header may also be null, or missing."""
 
 RESERVED = frozenset(dir(Context)) - KNOWN.keys()
 SET_BY_CELERY = frozenset({"task", "id", "compression"})
 
 
 def first_wrong(headers: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The first known header with a wrong value, and what it must be."""
+    """The first known header with a wrong value, and what the value must be."""
     for name, (right, limit) in KNOWN.items():
         value = headers.get(name)
         if value is not None and not right(value):

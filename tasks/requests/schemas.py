@@ -1,8 +1,7 @@
-"""The schemas shared by callers and workers: requests, deltas and results.
+"""Requests: the options of `generate` and `chat`, and how they are checked.
 
 Requests are strict: an unknown field or a wrong type is rejected by name, so that no misspelt option is silently
-ignored. Deltas and results are lenient: a reader ignores unknown fields, so that older readers work with newer
-workers.
+ignored.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import NoneType
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -38,10 +37,6 @@ MAX_SCHEMA_CHARACTERS = 1_000_000  # of a JSON schema, of all tools, or of all v
 RESERVED_VARIABLES = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
 )  # no variables of a chat template: the worker sets them, or nobody
-
-INTEREST_TTL_S = 15  # TTL of a reader's interest key; when it expires, the reader is gone
-
-FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
 
 
 def _integer_keys(value: object) -> object:
@@ -391,149 +386,3 @@ def _limit(kind: str, message: str, context: Mapping[str, Any]) -> str:
     if kind in _LIMITS:
         return _LIMITS[kind].format(**context)
     return message.replace("Input should", "must")
-
-
-class _Received(BaseModel):
-    """Base of what a reader receives. Later versions may add fields."""
-
-    model_config = ConfigDict(defer_build=True, extra="ignore", frozen=True)
-
-
-class TokenLogprobs(_Received):
-    """Natural-log probabilities of one position; `top` are pairs of token id and log probability."""
-
-    token_id: int
-    logprob: float
-    top: list[tuple[int, float]] = Field(default_factory=list)
-
-
-class StreamDelta(_Received):
-    """A piece of a task's stream.
-
-    `index` is the position of `token_ids[0]` in the output, and `attempt` the delivery that generated the delta.
-    Only the last delta has a `finish_reason`, and only the last one may have no tokens. `text` may lag behind
-    `token_ids`; the last delta has the rest. `values`, if not None, has the coordinate or size of each token, or
-    None for a text token; `bins` has the whole numbers from which the values follow. `items`, if not None, has for
-    each token the point or box that it completes, or None; `points` and `objects` are those of this delta.
-    """
-
-    task_id: str
-    attempt: int
-    index: int
-    token_ids: list[int]
-    text: str
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-    values: list[float | list[float] | None] | None = None
-    bins: list[list[int] | None] | None = None
-    items: list[dict[str, float] | None] | None = None
-    logprobs: list[TokenLogprobs] | None = None
-    error: dict[str, Any] | None = None
-
-    @property
-    def end(self) -> int:
-        """The index at which the next delta begins."""
-        return self.index + len(self.token_ids)
-
-    @property
-    def points(self) -> list[dict[str, float]]:
-        return [item for item in self.items or () if item is not None and "x" in item]
-
-    @property
-    def objects(self) -> list[dict[str, float]]:
-        return [item for item in self.items or () if item is not None and "x_min" in item]
-
-    @property
-    def is_heartbeat(self) -> bool:
-        """Whether this is the sign of life that a reader asked for by `heartbeat_s`, and no delta of the task."""
-        return not self.token_ids and self.finish_reason is None
-
-
-class Usage(_Received):
-    """Numbers of tokens. `cached_prompt_tokens` of the prompt's were found in the prefix cache."""
-
-    prompt_tokens: int
-    cached_prompt_tokens: int
-    completion_tokens: int
-
-
-class Timing(_Received):
-    """Milliseconds since arrival in the engine; `prefill_ms` is a duration."""
-
-    queue_ms: float
-    prefill_ms: float
-    ttft_ms: float | None
-    total_ms: float
-
-
-class Point(_Received):
-    """As shares of the picture's width and height, from its upper left corner."""
-
-    x: float
-    y: float
-
-
-class Box(_Received):
-    """As shares of the picture's width and height, from its upper left corner."""
-
-    x_min: float
-    y_min: float
-    x_max: float
-    y_max: float
-
-
-class Grounding(_Received):
-    """The part of a reasoning's text, from `start_idx` to before `end_idx`, that is about `points`, pairs of x and
-    y."""
-
-    start_idx: int
-    end_idx: int
-    points: list[list[float]]
-
-
-class Reasoning(_Received):
-    """What the model said before its answer, and which parts of it are about which points of the picture."""
-
-    text: str
-    grounding: list[Grounding]
-
-
-class GenerationResult(_Received):
-    """What `AsyncResult.get()` returns as a dictionary: `GenerationResult.model_validate(result.get())`.
-
-    `tasks.requests.types.GenerationDict` is the type of that dictionary.
-    """
-
-    text: str
-    """The output, without the end token, stop strings and (unless `skip_special_tokens` is false) special
-    tokens."""
-    token_ids: list[int]
-    """The output, with the end token or the tokens of the stop string."""
-    finish_reason: FinishReason
-    """`stop` (end token or stop condition), `length` (`max_tokens` or the model's context) or `deadline`.
-    Cancelled tasks have no result: their state is REVOKED."""
-    stop_reason: str | int | None
-    """`"eos"`, `"max_tokens"`, `"max_model_len"`, `"constraint"` (nothing can follow), or the stop string, id or
-    sequence."""
-    usage: Usage
-    """`prompt_tokens`, how many of them were found in the prefix cache (`cached_prompt_tokens`), and
-    `completion_tokens`."""
-    timing: Timing
-    """Milliseconds since arrival in the engine: `queue_ms` until admission, `ttft_ms` until the first token,
-    `total_ms`. `prefill_ms` is a duration."""
-    model: str
-    """The name in the worker's `PETIOLE_MODEL`."""
-    attempt: int
-    """1, or more after a worker was lost or handed the task on."""
-    logprobs: list[TokenLogprobs] | None = None
-    """If `logprobs` was given: one `{"token_id", "logprob", "top": [[id, logprob], ...]}` for each token."""
-    answer: str | None = None
-    """Of `query`."""
-    reasoning: Reasoning | None = None
-    """Of `query`, if `reasoning` was given."""
-    caption: str | None = None
-    """Of `caption`."""
-    points: list[Point] | None = None
-    """Of `point`: `[{"x": 0.5, "y": 0.25}, ...]`, as shares of the picture's width and height."""
-    objects: list[Box] | None = None
-    """Of `detect`: `[{"x_min": 0.1, "y_min": 0.2, "x_max": 0.5, "y_max": 0.9}, ...]`."""

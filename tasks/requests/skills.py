@@ -1,6 +1,6 @@
-"""What is asked of a vision model beside `generate` and `chat`: a request for each skill.
+"""Requests to a vision model beside `generate` and `chat`: one for each skill.
 
-The engine's processor of the model checks the options again, and knows which skills the model has.
+The model's processor, in the engine, checks the options again, and knows which skills the model has.
 """
 
 from __future__ import annotations

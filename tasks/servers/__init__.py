@@ -1,8 +1,8 @@
 """How to reach Redis: for every room of `tasks` that talks to it.
 
 _supervisor  the process that runs an embedded server; `embedded` starts it as a script
-answers      answers that are no valid reply: garbage, damaged keys
-connections  one connection pool a process and one an event loop: where everybody gets a client
+answers      recognises answers that are not valid replies: garbage, damaged keys
+connections  one connection pool for each process and one for each event loop: every client comes from here
 embedded     `embedded://`: one redis-server for all processes of a user
 eviction     a warning, at a worker's start, of a Redis that evicts keys
 masters      connection pools that follow the master after a failover

@@ -24,7 +24,8 @@ from pathlib import Path
 
 GRACE_S = 1.0  # consecutive commands reuse the same server
 FILES = ("users", "redis.sock", "redis.log", "supervisor.log", "dump.rdb")
-"""What the server, its supervisor and its users make in their folder, beside `lock` (`dump.rdb` by SAVE)."""
+"""The files that the server, its supervisor and its users make in their folder, beside `lock` (SAVE makes
+`dump.rdb`)."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -58,8 +59,8 @@ def main(folder: Path, server: str, ready_fd: int) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Delete what belongs to the server, and `folder` if that was all. `lock` goes last: who acquires or recreates
-    the lock must not see files of the old server."""
+    """Delete the server's files, and `folder` if it is then empty. `lock` goes last: a process that acquires or
+    recreates the lock must not see files of the old server."""
     for name in (*FILES, "lock"):
         (folder / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # another process is using the folder again, or somebody's file lies there

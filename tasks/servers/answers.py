@@ -1,9 +1,11 @@
-"""What a Redis server may answer besides a reply, recognised where it is read: at the connection.
+"""Answers of a Redis server that are not valid replies. Connections recognise them when they read them.
 
-no reply at all   bytes that are not of Redis's protocol, such as of a proxy whose server is away: the connection
-                  is closed, as if it were lost, and the callers do what they do about a lost one
-a damaged key     somebody else has written into a key: it has another type, or holds no number. The error is a
-                  `DamagedKey`, for the caller to decide whose loss that is; no other key is affected
+no reply at all   bytes outside Redis's protocol, such as a proxy sends whose server is away. The connection is
+closed
+                  as if it were lost, and the callers handle that as a lost connection
+a damaged key     somebody else has written into a key: it has another type, or does not hold a number. The error
+is a
+                  `DamagedKey`: the caller decides what that means for its task. No other key is affected
 """
 
 from __future__ import annotations
@@ -13,16 +15,16 @@ from typing import Any
 from redis.exceptions import ConnectionError, InvalidResponse, ResponseError
 
 _DAMAGE = ("WRONGTYPE", "not an integer", "would overflow")
-"""As in the worker's `prelude.lua`. Errors of scripts have further text around these words."""
+"""The same words as in the worker's `prelude.lua`. Errors of scripts have further text around them."""
 
 
 class DamagedKey(ResponseError):  # noqa: N818 - what it is
-    """A command or script met a key of another type than it expects, or one that holds no number."""
+    """A command or script met a key of another type than it expects, or one that does not hold a number."""
 
 
 def is_damage(error: object) -> bool:
-    """Also for an error of a connection that is not Petiole's, such as stock kombu's, and for one of a command in
-    a transaction, which is part of a reply: other ones are `DamagedKey`."""
+    """Whether `error` means a damaged key. Petiole's connections raise `DamagedKey`. Other connections, such as
+    stock kombu's, do not, nor does a command in a transaction, whose error is part of a reply."""
     return isinstance(error, ResponseError) and any(words in str(error) for words in _DAMAGE)
 
 
@@ -63,7 +65,7 @@ class AsyncAnswers:
 
 
 def no_reply(error: InvalidResponse) -> ConnectionError:
-    return ConnectionError(f"what answers is no Redis: {error}")
+    return ConnectionError(f"the server does not answer as Redis does: {error}")
 
 
 def named(error: ResponseError) -> ResponseError:

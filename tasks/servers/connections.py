@@ -1,4 +1,5 @@
-"""Redis connection pools: one a process, created at its first use and again after a fork, and one an event loop.
+"""Redis connection pools: one for each process, created at its first use and again after a fork, and one for each
+event loop.
 
 The clients do not retry: callers handle a lost connection themselves, some by reading the log again.
 """
@@ -78,8 +79,8 @@ T = TypeVar("T")
 
 
 class PerLoop(Generic[T]):
-    """One object for each event loop. They refer to their loop, so weak keys would keep them for ever; those of
-    closed loops are dropped when a new loop gets one."""
+    """One object for each event loop. The objects refer to their loop, so weak keys would keep them for ever.
+    Objects of closed loops are dropped when a new loop gets one."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -103,4 +104,4 @@ def _new_async_streams() -> AsyncRedis:
 
 
 async_streams = PerLoop(_new_async_streams)
-"""The asyncio client, of the running event loop, for the Redis of `streams`."""
+"""The running event loop's asyncio client for the Redis of `streams`."""

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def warn_of_eviction(urls: Iterable[str]) -> None:
-    """No warning for a Redis where `INFO` is denied or gets no reply."""
+    """Log a warning if the Redis evicts keys. Silent if `INFO` is denied or gets no reply."""
     for url in dict.fromkeys(urls):
         if scheme(url) in RABBITMQ:
             continue

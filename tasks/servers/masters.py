@@ -95,7 +95,7 @@ class _AsyncConnection(_CheckedConnection, AsyncAnswers):
 
 
 class MasterPool(redis.ConnectionPool):
-    """Without `max_connections` as large as it must be: redis-py 8 limits a pool to 100, and then raises."""
+    """A pool without a limit by default. (redis-py 8 limits a pool to 100 connections, and raises above that.)"""
 
     def __init__(
         self, connection_class: type = redis.Connection, max_connections: int | None = None, **options: Any

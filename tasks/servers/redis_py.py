@@ -1,6 +1,6 @@
-"""What differs between the versions of redis-py: web apps bring 4.5 to 8.
+"""The differences between versions of redis-py. Web apps have 4.5 to 8.
 
-Decided once, by what the installed version's own functions take.
+Each is decided once, by the parameters of the installed version's own functions.
 """
 
 from __future__ import annotations
@@ -17,26 +17,29 @@ _get_connection = signature(redis.ConnectionPool.get_connection).parameters
 _read_response = signature(redis.asyncio.Connection.read_response).parameters
 
 RESP2: dict[str, Any] = {"protocol": 2} if redis.VERSION >= (5,) else {}
-"""With RESP3, which came with 5 and is the default of 8, redis-py makes a log record for each pub/sub message, at
-any log level, and gives no confirmation of a subscription to who reads the connection."""
+"""The parameters for RESP2. With RESP3, which came with 5 and is the default of 8, redis-py makes a log record for
+each pub/sub message, at any log level, and keeps the confirmation of a subscription from the reader of the
+connection."""
 
 COMMAND: tuple[str, ...] = ("_",) if _get_connection["command_name"].default is Parameter.empty else ()
-"""Before 5.3 who asks for a connection must name a command, for nothing; later versions warn of it."""
+"""Before 5.3, a caller that asks for a connection must name a command, which has no effect; later versions warn of
+it."""
 
 UNTIL_SOMETHING_COMES: dict[str, Any] = {
     name: value
     for name, value in {"timeout": math.inf, "disconnect_on_error": False, "push_request": True}.items()
     if name in _read_response
 }
-"""How a subscription is read: without a time limit, and a cancelled read leaves the connection open."""
+"""The parameters to read a subscription without a time limit, so that a cancelled read leaves the connection
+open."""
 
 OutOfMemory: Any = getattr(redis.exceptions, "OutOfMemoryError", ())
-"""Before 4.6 a plain ResponseError, whose text begins with the code."""
+"""The error of a full Redis. Before 4.6 it is a plain ResponseError, whose text begins with the code."""
 
 Client = TypeVar("Client", redis.Redis, redis.asyncio.Redis)
 
 
 def owner(client: Client) -> Client:
-    """`client`, which closes its pool when it is closed: `Redis.from_pool`, which came with 5.0.1."""
+    """`client`, which will close its pool when it is closed: like `Redis.from_pool`, which came with 5.0.1."""
     client.auto_close_connection_pool = True
     return client

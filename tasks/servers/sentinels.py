@@ -24,7 +24,7 @@ ANSWER_S = 2.0
 
 
 class _Password(redis.UsernamePasswordCredentialProvider):
-    """A provider that is safe to print and to send to `celery inspect`."""
+    """A credential provider that is safe to print and to send to `celery inspect`."""
 
     def __json__(self) -> str:  # called by kombu's JSON encoder
         return "***"

@@ -1,9 +1,10 @@
-"""Reading the stream of a task. Applications call `definitions`, tasks make `readers`; the others are their parts.
+"""Reading the stream of a task. Applications call `definitions`; tasks make `readers`; the other modules are their
+parts.
 
-definitions          `stream` and `astream`: importing them costs little
+definitions          `stream` and `astream`: cheap to import
 readers              the protocol over redis-py, blocking and with asyncio; the result objects of tasks
 following            the protocol itself, without input or output: subscribe, read the log, follow, read again
 assembly             log and channel merged: every token once, in order
-subscriptions        pub/sub connections that are used again
+subscriptions        pub/sub connections that are reused
 async_subscriptions  one pub/sub connection for all readers of an event loop
 """

@@ -1,7 +1,8 @@
 """Pub/sub for asyncio: all subscribers of one event loop share one connection.
 
-A worker publishes the deltas of all its streams together. With one connection a subscriber, each such flush would
-wake the event loop once a subscriber, and a web app with many streams would exhaust Redis's connections.
+A worker publishes the deltas of all its streams together. If each subscriber had a connection, each such flush
+would wake the event loop once for each subscriber, and a web app with many streams would exhaust Redis's
+connections.
 
 One asyncio task reads the connection while there are subscribers. Redis replies in order, so a reply
 belongs to the oldest command without one. The queue of a subscriber is bounded: a slow one loses its oldest
@@ -68,7 +69,7 @@ class Subscription:
     async def distrust(self) -> None:
         """Drop the shared connection after a missed message: workers may publish to another server now."""
         assert self._shared is not None
-        await self._shared.lose("something was published and not heard")
+        await self._shared.lose("a published message was missed")
 
     def deliver(self, delta: bytes) -> None:
         self._messages.append(delta)

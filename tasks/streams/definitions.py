@@ -1,4 +1,4 @@
-"""`stream` and `astream`, which applications call. They are light: what reads comes with the first reader."""
+"""`stream` and `astream`, which applications call. They are cheap to import: the first reader imports the rest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from petiole import _lazy
 if TYPE_CHECKING:
     from celery.result import AsyncResult
 
-    from petiole.tasks.requests.schemas import StreamDelta
+    from petiole.tasks.requests.results import StreamDelta
     from petiole.tasks.streams import readers
 else:
     readers = _lazy.module("petiole.tasks.streams.readers")

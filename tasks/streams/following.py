@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from petiole.tasks import errors
 from petiole.tasks.errors import StreamError, StreamExpired, StreamTimeout
-from petiole.tasks.requests.schemas import GenerationResult, StreamDelta
+from petiole.tasks.requests.results import GenerationResult, StreamDelta
 from petiole.tasks.streams.assembly import StreamAssembler, without
 
 SILENCE_S = 1.0  # time without a delta before the log is read: pub/sub may lose messages
@@ -44,7 +44,8 @@ class Lost(Exception):  # noqa: N818
 
 
 def read(task_id: str, timeout_s: float | None, heartbeat_s: float | None = None) -> Reading:
-    """The protocol. `timeout_s` limits the wait for each delta; `heartbeat_s` that for anything."""
+    """The protocol. `timeout_s` limits the wait for each delta; `heartbeat_s` limits the wait for a delta or a
+    heartbeat."""
     stream = Following(task_id, timeout_s, heartbeat_s)
     lost_since: float | None = None
     while not stream.assembler.finished:
@@ -115,7 +116,8 @@ class Following:
         yield from self.hand_out(new)
 
     def unread(self) -> Generator[Step, Any, list[StreamDelta]]:
-        """The log's deltas after the position, which moves past them: yield them before any step that may fail."""
+        """The log's deltas after the position. Moves the position past them, so yield them before any step that
+        may fail."""
         while True:
             entries, log_length = yield ("read_log", self.assembler.read_from)
             new = self.assembler.logged([self.delta(raw) for raw in entries])

@@ -22,8 +22,8 @@ from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.errors import StreamError
 from petiole.tasks.fleet import control
 from petiole.tasks.fleet.serving import Watch
-from petiole.tasks.keys import stream_keys
-from petiole.tasks.requests.schemas import INTEREST_TTL_S, StreamDelta
+from petiole.tasks.keys import INTEREST_TTL_S, stream_keys
+from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.answers import DamagedKey
 from petiole.tasks.streams import subscriptions
@@ -65,7 +65,7 @@ class AsyncGeneration(AsyncResult):  # type: ignore[misc]
         self, timeout: float | None = None, propagate: bool = True, **options: Any
     ) -> GenerationDict | Exception: ...
     async def aget(self, timeout: float | None = None, propagate: bool = True, **options: Any) -> Any:
-        """`get` for asyncio. It waits as a reader of the stream, which takes no thread. Then a thread looks the
+        """`get` for asyncio. It waits as a reader of the stream, which needs no thread. Then a thread looks the
         result up."""
         give_up_at = None if timeout is None else time.monotonic() + timeout
         try:
@@ -78,7 +78,7 @@ class AsyncGeneration(AsyncResult):  # type: ignore[misc]
         return await asyncio.to_thread(self.get, left_s, propagate, **options)
 
     async def _ended(self) -> None:
-        """Read the stream to its end. How it ends is the result's to say."""
+        """Read the stream to its end. The result, not the stream, says how the task ended."""
         with contextlib.suppress(Exception):
             async with contextlib.aclosing(AsyncStream(self, app=self.app)) as deltas:
                 async for _ in deltas:
@@ -118,7 +118,7 @@ class _Reader:
             if isinstance(task, EagerResult)
             else read(self.task_id, timeout_s, heartbeat_s)
         )
-        self._watch = Watch([getattr(task, "submitted_to", None)])
+        self._watch = Watch([getattr(task, "submitted_to", None)], timeout_s)
         self._step: Step | None = next(self._steps)
 
     @property
@@ -202,7 +202,7 @@ class Stream(_Reader, Iterator[StreamDelta]):
             raise self._damaged() from error
 
     def _make_own(self) -> None:
-        """In a forked child, lose the subscription, which is the parent's, and go on with another."""
+        """In a forked child, give up the subscription, which is the parent's, and go on with a new one."""
         if self._process != os.getpid():
             self._process = os.getpid()
             raise redis.ConnectionError("the process has forked")
@@ -253,7 +253,7 @@ class Stream(_Reader, Iterator[StreamDelta]):
     def close(self) -> None:
         """Release the connection. With `cancel_on_disconnect`, cancel the task if it is unfinished.
 
-        A forked child that has not read it leaves all this to its parent.
+        A forked child that has not read the stream leaves all this to its parent.
         """
         if not self._closed:
             self._closed = True

@@ -1,7 +1,7 @@
-"""A pool of pub/sub connections: a new one costs a connection, a reused one a round trip.
+"""A pool of pub/sub connections. A new subscription takes a connection; a reused connection takes one round trip.
 
-Messages that arrive before the subscription is confirmed are dropped: the log has them, and is read next.
-"""
+Messages that arrive before the subscription is confirmed are dropped: the log has them, and the reader reads the
+log next."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def subscribe(channel: str) -> PubSub:
 
 
 def unsubscribe(pubsub: PubSub, channel: str) -> None:
-    """Keep the connection for the next reader."""
+    """End the subscription, and keep its connection for the next reader."""
     try:
         if len(_idle) < MAX_IDLE:
             pubsub.unsubscribe(channel)  # type: ignore[no-untyped-call]
@@ -48,7 +48,7 @@ def unsubscribe(pubsub: PubSub, channel: str) -> None:
 
 
 def hears(pubsub: PubSub) -> bool:
-    """Whether messages published before this call have arrived. They are dropped: the caller reads the log."""
+    """Whether messages published before this call have arrived. Drops them, because the caller reads the log."""
     received = False
     pubsub.ping()
     while (message := pubsub.get_message(timeout=_REPLY_S)) is not None:
@@ -65,7 +65,7 @@ def forget() -> None:
 
 
 def _take_idle() -> PubSub | None:
-    """An idle connection, or None. Drops those inherited by a fork or made for another Redis URL."""
+    """An idle connection, or None. Drops connections that a fork inherited or that lead to another Redis URL."""
     while True:
         try:
             pid, pubsub = _idle.pop()

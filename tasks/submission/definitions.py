@@ -19,19 +19,18 @@ from petiole.tasks.requests.names import CAPTION, CHAT, DETECT, GENERATE, POINT,
 if TYPE_CHECKING:
     from celery.canvas import Signature
 
-    from petiole.tasks.submission import signatures, skills, task
+    from petiole.tasks.submission import signatures, typed
     from petiole.tasks.submission.task import GenerationTask
 else:
     signatures = _lazy.module("petiole.tasks.submission.signatures")
-    skills = _lazy.module("petiole.tasks.submission.skills")
-    task = _lazy.module("petiole.tasks.submission.task")
+    typed = _lazy.module("petiole.tasks.submission.typed")
 
 T = TypeVar("T", bound="GenerationTask")
 
 
 class _Lazily(PromiseProxy):  # type: ignore[misc]
-    """A task that is made when it is first used, because Celery then reads the configuration. A signature does not
-    use it: a module may have some at its top."""
+    """A task that is made when it is first used, because making it reads the configuration. Making a signature
+    does not use the task, so a module may have signatures at its top."""
 
     __slots__ = ()
 
@@ -49,7 +48,7 @@ class _Lazily(PromiseProxy):  # type: ignore[misc]
 
 
 def _task(name: str, base: Callable[[], type[T]]) -> Callable[[Callable[..., dict[str, Any]]], T]:
-    """`app.task`, for signatures that read no setting, and with the type of what it makes."""
+    """`app.task`, but lazy (`_Lazily`), and typed as the task that it makes."""
 
     def decorator(body: Callable[..., dict[str, Any]]) -> T:
         lazily: Any = _Lazily(
@@ -62,17 +61,17 @@ def _task(name: str, base: Callable[[], type[T]]) -> Callable[[Callable[..., dic
     return decorator
 
 
-@_task(GENERATE, lambda: task.GenerateTask)
+@_task(GENERATE, lambda: typed.GenerateTask)
 def generate(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
     """Continue `prompt`, text or token ids. The options are the fields of `schemas.GenerateRequest`.
 
     In a chain the text of the previous result is appended to `prompt`, which may be omitted; in the body of a
-    chord the texts of all results are appended, one a line.
+    chord the texts of all results are appended, a line for each.
     """
     return self.finished(given, options)
 
 
-@_task(CHAT, lambda: task.ChatTask)
+@_task(CHAT, lambda: typed.ChatTask)
 def chat(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
     """Answer `messages`. The options are the fields of `schemas.ChatRequest`.
 
@@ -81,7 +80,7 @@ def chat(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, A
     return self.finished(given, options)
 
 
-@_task(QUERY, lambda: skills.QueryTask)
+@_task(QUERY, lambda: typed.QueryTask)
 def query(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
     """Answer `question`, about `image` or not. The options are the fields of `skills.QueryRequest`.
 
@@ -90,19 +89,19 @@ def query(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, 
     return self.finished(given, options)
 
 
-@_task(CAPTION, lambda: skills.CaptionTask)
+@_task(CAPTION, lambda: typed.CaptionTask)
 def caption(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
     """Describe `image`. The options are the fields of `skills.CaptionRequest`."""
     return self.finished(given, options)
 
 
-@_task(POINT, lambda: skills.PointTask)
+@_task(POINT, lambda: typed.PointTask)
 def point(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
     """Say where in `image` each `object` is. The options are the fields of `skills.PointRequest`."""
     return self.finished(given, options)
 
 
-@_task(DETECT, lambda: skills.DetectTask)
+@_task(DETECT, lambda: typed.DetectTask)
 def detect(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
     """Put a box around each `object` in `image`. The options are the fields of `skills.DetectRequest`."""
     return self.finished(given, options)

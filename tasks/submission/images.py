@@ -17,12 +17,11 @@ else:
 
 
 def put_image(data: bytes) -> str:
-    """Store an image, the bytes of a JPEG, PNG or WebP file, in the Redis of the streams. Returns a handle, which
-    every task takes in place of the image, for `PETIOLE_IMAGE_TTL_S` seconds after its last use.
+    """Store an image, the bytes of a JPEG, PNG or WebP file, in the Redis of the streams. Returns a handle. Every
+    task takes the handle in place of the image, for `PETIOLE_IMAGE_TTL_S` seconds after its last use.
 
-    Raises InvalidRequest for no bytes or too many, and redis-py's errors. An image that is stored already is not
-    sent again.
-    """
+    Raises InvalidRequest if there are no bytes or too many, and redis-py's errors. An image that is stored already
+    is not sent again."""
     if not isinstance(data, bytes | bytearray | memoryview):
         raise InvalidRequest("image", "must be the bytes of a file", type(data).__name__)
     current = settings.settings()

@@ -1,4 +1,5 @@
-"""A message's arguments as a request. In a chain, the result of the task before is among them."""
+"""Turns a message's arguments into a request. In a chain, the result of the previous task is among the
+arguments."""
 
 from __future__ import annotations
 
@@ -6,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.requests.celery_options import SUBMISSION
 from petiole.tasks.requests.kinds import CONTINUED, SCHEMAS
 from petiole.tasks.requests.names import CHAT
 from petiole.tasks.requests.schemas import Common, validate
-from petiole.tasks.requests.submission import SUBMISSION
 
 
 def apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of a request and those of its submission."""
+    """The options of a request, and the options of its submission."""
     request = {name: value for name, value in options.items() if name not in SUBMISSION}
     return request, {name: options[name] for name in options.keys() - request.keys()}
 
@@ -23,9 +24,7 @@ def parse(name: str, given: Sequence[object], options: Mapping[str, Any]) -> Com
     options = dict(options)
     if given:
         if len(given) > 1:
-            raise InvalidRequest(
-                "args", "must be empty, or the result of the task before", f"{len(given)} of them"
-            )
+            raise InvalidRequest("args", "must be empty, or the previous task's result", f"{len(given)} of them")
         if _is_conversation(given[0]):
             limit = "must be named: chat.delay(messages=[...])"
             raise InvalidRequest("messages", limit, given[0])
@@ -38,7 +37,7 @@ def parse(name: str, given: Sequence[object], options: Mapping[str, Any]) -> Com
             option = CONTINUED[name]
             before = options.get(option, "")
             if not isinstance(before, str):
-                raise InvalidRequest(option, "must be text where a result is put behind it", before)
+                raise InvalidRequest(option, "must be text if the previous task's result is appended", before)
             options[option] = before + text_of(given[0])
         else:
             raise InvalidRequest("args", "must be empty: this task takes no text", "a result")

@@ -1,19 +1,18 @@
 """`generate.s(...)`: a signature that carries its queue, for workers of another app that send it on.
 
-The next link of a chain, a callback, and the body of a chord are sent by the worker of the task before. A worker
-of the user's own app knows nothing of Petiole's queues, and would send the task to its own.
+The worker of the previous task sends the next link of a chain, a callback, and the body of a chord. A worker of
+the user's own app does not know Petiole's queues, and would send the task to its own queue.
 
-Which queue, first match wins:
+These decide the queue; the first match wins:
 
     1. `.set(queue=...)`
     2. a route for the task in the user's app, by the task's own name or by a function; a pattern, such as
-       `tasks.*`, is not meant for it
-    3. what Petiole's app does with it: its `task_routes`, the tenant's queue, the default queue
+       `tasks.*`, does not count
+    3. the rules of Petiole's app: its `task_routes`, the tenant's queue, the default queue
 
-At `.s()` only 3 is looked at, as far as it is in the environment: that may run while a module is imported, when
-nothing may connect, and no setting is validated. Submitting a canvas freezes its signatures, and looks at all.
-If Petiole's own app submits it, its router decides, as it does without a signature.
-"""
+`.s()` considers only 3, and of that only the settings in the environment. It may run while a module is imported,
+when nothing may connect, and no setting is validated. Submitting a canvas freezes its signatures, and considers
+all three. If Petiole's own app submits the canvas, its router decides, as it does without a signature."""
 
 from __future__ import annotations
 
@@ -35,11 +34,11 @@ if TYPE_CHECKING:
 
 
 class OwnQueue(str):
-    """The name of a queue that nobody has asked for: the signature's own. It is a plain string in JSON."""
+    """The name of the queue that a signature has chosen itself. In JSON it is a plain string."""
 
 
 def sign(task: Any, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> GenerationSignature:
-    """The signature of a task, given itself or its name. Among the `options` is its app."""
+    """The signature of a task, which is given as the task or its name. The app is one of the `options`."""
     return GenerationSignature(task, args, in_json(kwargs or {}), *more, **options)
 
 
@@ -72,7 +71,7 @@ class GenerationSignature(Signature):  # type: ignore[misc]
     _freeze = freeze
 
     def _carry(self, choose: Any) -> None:
-        """Set the queue, unless somebody else has set it, or an exchange."""
+        """Set the queue, unless somebody else has set a queue or an exchange."""
         options = self.options
         if isinstance(options.get("queue"), OwnQueue | None) and not options.keys() & {"exchange", "routing_key"}:
             chosen = choose(self._app, self.task, self.args, self.kwargs, options)

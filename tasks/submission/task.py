@@ -1,6 +1,4 @@
 """What `delay`, `apply_async`, `stream` and `astream` of the tasks do: check a request, route it, send it."""
-# `GenerateTask` and `ChatTask` take fewer options than their base:
-# mypy: disable-error-code="override"
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from celery import Task
 from celery.canvas import Signature
@@ -22,15 +20,8 @@ from petiole.tasks.fleet.serving import Router, Watch
 from petiole.tasks.keys import SENT_HEADER
 from petiole.tasks.requests import affinity
 from petiole.tasks.requests.messages import check_submission
-from petiole.tasks.requests.schemas import StreamDelta, in_json
-from petiole.tasks.requests.types import (
-    ChatCall,
-    ChatOptions,
-    GenerateCall,
-    GenerateOptions,
-    PartialChatOptions,
-    PartialGenerateOptions,
-)
+from petiole.tasks.requests.results import StreamDelta
+from petiole.tasks.requests.schemas import in_json
 from petiole.tasks.servers import sentinels
 from petiole.tasks.settings import warn_a_producer
 from petiole.tasks.streams import readers
@@ -99,7 +90,7 @@ class GenerationTask(Task):  # type: ignore[misc]
         return sign(self, args, kwargs, *more, **{"app": self.app, **options})
 
     def __call__(self, /, *args: object, **options: Any) -> Any:
-        """Celery's takes no option called `self`. Here it is refused like any other unknown one."""
+        """Call the task's body. Celery's own method takes no option called `self`; here it is refused by name."""
         return self.run(*args, **options)
 
     subtask = signature
@@ -150,7 +141,7 @@ class GenerationTask(Task):  # type: ignore[misc]
         def AsyncResult(self, task_id: str, **options: Any) -> AsyncGeneration: ...  # noqa: N802 - Celery's name
 
     def finished(self, given: Sequence[object], options: Mapping[str, Any]) -> dict[str, Any]:
-        """The running task's result from the pool; if eager, generate it here."""
+        """The running task's result, from the pool; an eager task generates it here."""
         if self.request.called_directly:
             raise GenerationFailed(f"{self.name} runs in a worker: submit it with delay, apply_async or stream")
         if self.request.is_eager:
@@ -159,70 +150,6 @@ class GenerationTask(Task):  # type: ignore[misc]
             )
             return result
         return take_result(self.request.id)
-
-
-class GenerateTask(GenerationTask):
-    """`generate`: what it takes, for type checkers."""
-
-    if TYPE_CHECKING:
-
-        def delay(self, **options: Unpack[GenerateCall]) -> AsyncGeneration: ...
-        async def adelay(self, **options: Unpack[GenerateCall]) -> AsyncGeneration: ...
-        def s(self, **options: Unpack[PartialGenerateOptions]) -> Signature: ...
-        def si(self, **options: Unpack[GenerateOptions]) -> Signature: ...
-        def apply_async(
-            self,
-            args: Sequence[object] | None = None,
-            kwargs: GenerateOptions = ...,
-            *more: Any,
-            **options: Any,
-        ) -> AsyncGeneration: ...
-        def stream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            **options: Unpack[GenerateCall],
-        ) -> readers.Stream: ...
-        def astream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            **options: Unpack[GenerateCall],
-        ) -> AsyncGenerator[StreamDelta, None]: ...
-
-
-class ChatTask(GenerationTask):
-    """`chat`: what it takes, for type checkers."""
-
-    if TYPE_CHECKING:
-
-        def delay(self, **options: Unpack[ChatCall]) -> AsyncGeneration: ...
-        async def adelay(self, **options: Unpack[ChatCall]) -> AsyncGeneration: ...
-        def s(self, **options: Unpack[PartialChatOptions]) -> Signature: ...
-        def si(self, **options: Unpack[ChatOptions]) -> Signature: ...
-        def apply_async(
-            self,
-            args: Sequence[object] | None = None,
-            kwargs: ChatOptions = ...,
-            *more: Any,
-            **options: Any,
-        ) -> AsyncGeneration: ...
-        def stream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            **options: Unpack[ChatCall],
-        ) -> readers.Stream: ...
-        def astream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            **options: Unpack[ChatCall],
-        ) -> AsyncGenerator[StreamDelta, None]: ...
 
 
 app.watcher = Watch

@@ -10,9 +10,9 @@ Each line may import what stands below it. Nobody above imports any of it: Celer
     foreign/     tasks of the application's own, on threads
     delivery/    one message: what Celery passes to the pool, and how it is settled
     broker/      messages on Redis: take, own, lease, set aside
-    reports/     what a worker says of itself: to `petiole status`, Prometheus and its supervisor
+    reports/     a worker's reports on itself: to `petiole status`, Prometheus and its supervisor
     output/      the outgoing half of the streams, and outcomes
     outage       logs the first failure of something, and the recovery
-    periodic     a thread that does the same thing again and again
+    periodic     a thread that repeats one function
     scripts      loads and runs the Lua scripts in `lua/` beside their callers; `prelude.lua` precedes each
 """

@@ -1,4 +1,4 @@
-"""Something that may fail for a while: the first failure is logged, and the recovery, but nothing in between."""
+"""Something that may fail for a while. The first failure and the recovery are logged, but nothing in between."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 
 
 class Outage:
-    """Consecutive failures of one thing. `failing` and `recovered` are log lines. The arguments of `began` belong
-    to the first; the second also says how long the outage was."""
+    """Consecutive failures of one thing. `failing` and `recovered` are the texts of log lines. `began` passes the
+    arguments of `failing`. `recovered` also gets the length of the outage."""
 
     def __init__(
         self, logger: logging.Logger, failing: str, recovered: str, *, level: int = logging.ERROR

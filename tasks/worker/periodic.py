@@ -1,4 +1,4 @@
-"""A thread that does the same thing again and again until it is stopped."""
+"""A thread that repeats one function until it is stopped."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable
 
 JOIN_S = 2.0
-"""How long `stop` waits for the work at hand."""
+"""How long `stop` waits for the work at hand, unless it is told otherwise."""
 
 
 class Periodic:
     """Calls `work` on a daemon thread of its own, for the first time at once. Each call returns the seconds until
-    the next one. An exception ends the thread, so `work` handles those that it expects."""
+    the next call. An exception ends the thread, so `work` handles the exceptions that it expects."""
 
     def __init__(self, name: str, work: Callable[[], float]) -> None:
         self._work = work
@@ -21,10 +21,15 @@ class Periodic:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
+    def stop(self, wait_s: float = JOIN_S) -> None:
         self._stopped.set()
         if self._thread.is_alive():
-            self._thread.join(JOIN_S)
+            self._thread.join(wait_s)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a call of `work` that is running should return."""
+        return self._stopped.is_set()
 
     def _run(self) -> None:
         pause_s = 0.0

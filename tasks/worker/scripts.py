@@ -1,9 +1,8 @@
 """Loads and runs the Lua scripts in the folders `lua/` beside the modules that call them.
 
-Redis runs a script atomically, so every invariant that workers could break by a race is enforced in a script.
-All are read when the worker starts: after an upgrade of the installed package they might not fit the arguments of
-this process.
-"""
+Redis runs a script atomically, so every invariant that workers could break by a race is enforced in a script. All
+scripts are read when the worker starts. Read later, after an upgrade of the installed package, they might not fit
+the arguments of this process."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ class Script(Protocol):
 
 
 class Take(IntEnum):
-    """What `take.lua` answers first."""
+    """The first element of `take.lua`'s answer."""
 
     DAMAGED = -1
     LOST = 0
@@ -33,7 +32,7 @@ class Take(IntEnum):
 
 
 class Publish(IntEnum):
-    """What `publish.lua` answers for a stream with which something is the matter."""
+    """The answer of `publish.lua` for a stream that needs attention."""
 
     STALE = 1
     GAP = 2
@@ -43,7 +42,7 @@ class Publish(IntEnum):
 
 
 class Claim(IntEnum):
-    """What `claim.lua` answers."""
+    """The answer of `claim.lua`."""
 
     NOT_CLAIMED = 0
     CLAIMED = 1
@@ -55,11 +54,11 @@ _NAMES: Mapping[str, Mapping[str, int | str]] = {
     "publish": Publish.__members__,
     "claim": Claim.__members__,
 }
-"""By script, the constants that it has in common with Python."""
+"""By script, the constants that it shares with Python."""
 
 
 def _constants(names: Mapping[str, int | str]) -> str:
-    """As local variables of Lua."""
+    """The constants as local variables of Lua."""
     return "".join(f"local {name} = {json.dumps(value)}\n" for name, value in names.items())
 
 
@@ -71,14 +70,14 @@ SOURCES = {name: _PRELUDE + _constants(_NAMES.get(name, {})) + text for name, te
 
 
 def load(client: redis.Redis, name: str) -> Script:
-    """`NAME.lua` as a callable, which is sent to the server again if the server has lost it."""
+    """`NAME.lua` as a callable. It sends the script again if the server has lost it."""
     script = client.register_script(SOURCES[name])
     return lambda keys, args: script(keys, args, client)
 
 
 class Pipe:
-    """A script on a connection of its own, with pipelined calls: the next is written while the server runs one.
-    Replies arrive in the order of the calls.
+    """A script on a connection of its own, with pipelined calls: the next call is written while the server runs
+    one. Replies arrive in the order of the calls.
 
     Every error closes the connection. It is unknown whether calls without a reply were executed.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -110,11 +111,33 @@ except NoWorker as error:
     assert served.redis.llen("petiol") <= 4  # of the other tests: this one submits nothing
 
 
-def petiole(site: Site, *arguments: str) -> subprocess.CompletedProcess[str]:
+def test_who_may_not_read_the_reports_cannot_require_a_worker(served: Site) -> None:
+    rights = ("~*", "&*", "+@all", "resetkeys", "~petiole:{*", "~petiole", "~celery*", "~_kombu*")
+    served.redis.execute_command("ACL", "SETUSER", "webapp", "on", ">secret", *rights)
+    code = """
+try:
+    generate.apply_async(kwargs={"prompt": "hello"}, require_worker=True)
+except InvalidRequest as error:
+    print(json.dumps([error.field, error.limit]))
+"""
+    elsewhere = Site.__new__(Site)
+    url = f"unix://webapp:secret@{served.server.socket}?db=0"
+    elsewhere.environment = {**served.environment, "PETIOLE_REDIS_URL": url}
+    assert client(elsewhere, code) == ["require_worker", "needs the right to read petiole:workers"]
+
+
+def test_who_gives_up_after_a_moment_is_warned_before(served: Site) -> None:
+    said = petiole(served, "chat", "--queue", "petiol", "--timeout", "2", typed="hello\n").stderr.splitlines()
+    assert said[0] == MISSING
+    assert re.fullmatch(r"petiole: task \S+: no delta for 2 s", said[-1])
+
+
+def petiole(site: Site, *arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "petiole.tasks.commands.cli", *arguments],
         env={**os.environ, **site.environment},
         cwd=REPOSITORY,
+        input=typed,
         capture_output=True,
         text=True,
         check=False,
@@ -163,8 +186,10 @@ print(json.dumps(said))
     assert client(served, code) == [misspelt]  # PETIOLE_BROKER_URL is set: the other is the user's app's
     unset = Site.__new__(Site)
     unset.environment = {**site_of_the_default, "PETIOLE_REDIS_URL": served.url}
-    not_heeded = "CELERY_BROKER_URL is not heeded, set here or on the command line: use PETIOLE_BROKER_URL"
-    assert client(unset, code)[:2] == [misspelt, not_heeded]
+    ignored_urls = (
+        "CELERY_BROKER_URL is ignored, in the environment and on the command line: use PETIOLE_BROKER_URL"
+    )
+    assert client(unset, code)[:2] == [misspelt, ignored_urls]
 
 
 # ------------------------------------------------------------ the rule
@@ -185,6 +210,15 @@ def test_what_is_said() -> None:
         serving.lack(seen((["a"], 12.4)), None)
         == "no worker has served any queue for 12 s; queues with workers: none"
     )
+
+
+def test_a_queue_whose_workers_are_all_paused_is_said() -> None:
+    paused = [worker.model_copy(update={"state": "paused"}) for worker in seen((["a"], 1.0), (["a", "b"], 1.0))]
+    assert serving.pause(paused, "a") == "all workers of queue 'a' are paused: 0, 1"
+    assert serving.pause(paused, None) == "all workers of every queue are paused: 0, 1"
+    assert serving.pause([*paused, *seen((["a"], 1.0))], "a") is None
+    assert serving.pause([*paused, *seen((["a"], 12.4))], "a") is not None, "that one is lost"
+    assert serving.pause(paused, "c") is None, "which `lack` says"
 
 
 def test_where_nobody_may_look_nothing_is_said(

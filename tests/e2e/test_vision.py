@@ -14,7 +14,7 @@ import pytest
 
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.requests import images
-from petiole.tasks.requests.schemas import GenerationResult
+from petiole.tasks.requests.results import GenerationResult
 from tests.support.pictures import MODEL, file
 from tests.support.site import REPOSITORY, Site
 

@@ -9,13 +9,14 @@ from pydantic import BaseModel
 
 from docs import render
 from petiole.tasks.requests.kinds import SCHEMAS
-from petiole.tasks.requests.schemas import GenerationResult
+from petiole.tasks.requests.results import GenerationResult
 
 WRITE = "run: python -m docs.render"
 
 
 def test_the_types_are_the_rendered_ones() -> None:
     assert render.TYPES.read_text() == render.types(), WRITE
+    assert render.TASKS.read_text() == render.typed_tasks(), WRITE
 
 
 @pytest.mark.parametrize("path", render.PAGES, ids=lambda path: path.name)

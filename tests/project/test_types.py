@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from petiole.tasks.requests import schemas
-from petiole.tasks.requests.submission import SUBMISSION
+from petiole.tasks.requests.celery_options import SUBMISSION
 
 ROOT = Path(__file__).resolve().parents[2]
 

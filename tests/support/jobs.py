@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from celery import Celery
@@ -16,7 +15,6 @@ from kombu.serialization import dumps
 from petiole.gpu_worker.config import EngineConfig
 from petiole.tasks.settings import Settings
 from petiole.tasks.worker.completion.completion import Completion
-from petiole.tasks.worker.completion.steps import Step
 from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.generation.driver import Services
 from petiole.tasks.worker.output.outcomes import Ending, Outcome
@@ -47,8 +45,8 @@ class Turned:
     def run_later(self, work: Callable[[], object]) -> None:
         self.later.append(work)
 
-    def take(self, completion: Completion, step: Step) -> None:
-        self.put(partial(completion.take, step))
+    def take(self, completion: Completion) -> None:
+        self.put(completion.take)
 
     def turn(self) -> None:
         while self.waiting:

@@ -7,7 +7,6 @@ import time
 from petiole.gpu_worker.config import EngineConfig
 from petiole.tasks.servers import connections
 from petiole.tasks.worker.completion.completion import Completion
-from petiole.tasks.worker.completion.steps import Step
 from tests.support.fake_engine import FakeEngine
 
 
@@ -16,11 +15,11 @@ class LateCompletionEngine(FakeEngine):
         super().__init__(config)
         take = Completion.take
 
-        def taking(completion: Completion, step: Step) -> None:
+        def taking(completion: Completion) -> None:
             Completion.take = take  # type: ignore[method-assign]
             while len(connections.streams().keys("petiole:{*}:log")) < 2:  # the task's, and that of its link
                 time.sleep(0.01)
-            take(completion, step)
+            take(completion)
             print("completed late", flush=True)
 
         Completion.take = taking  # type: ignore[method-assign]

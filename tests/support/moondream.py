@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from bench.moondream import shapes
 from petiole.gpu_worker.models.moondream.crops import CropGeometry
 from petiole.gpu_worker.request.images import PreparedImage
 
@@ -33,52 +34,6 @@ NARROW: dict[str, Any] = {
 PROMPT = [1, 15, 2, 77, 78, 79, 3]
 KINDS = [5, 5, 6] * 3
 """Of the tokens that a test forces: coordinate, coordinate, size."""
-
-
-def shapes(config: dict[str, Any] = NARROW) -> dict[str, tuple[int, ...]]:
-    """The tensors of a checkpoint, in the order in which they are drawn."""
-    text, vision, region = config["text"], config["vision"], config["region"]
-    dim, wide, grid = text["dim"], vision["enc_dim"], vision.get("crop_size", 378) // 14
-    found: dict[str, tuple[int, ...]] = {
-        "vision.pos_emb": (1, grid**2, wide),
-        "text.wte": (text["vocab_size"], dim),
-    }
-
-    def linear(name: str, outputs: int, inputs: int) -> None:
-        found[f"{name}.weight"], found[f"{name}.bias"] = (outputs, inputs), (outputs,)
-
-    def norm(name: str, size: int) -> None:
-        found[f"{name}.weight"], found[f"{name}.bias"] = (size,), (size,)
-
-    def mlp(name: str, inputs: int, inner: int, outputs: int) -> None:
-        linear(f"{name}.fc1", inner, inputs)
-        linear(f"{name}.fc2", outputs, inner)
-
-    linear("vision.patch_emb", wide, 588)
-    for i in range(vision["enc_n_layers"]):
-        at = f"vision.blocks.{i}"
-        norm(f"{at}.ln1", wide)
-        linear(f"{at}.attn.qkv", 3 * wide, wide)
-        linear(f"{at}.attn.proj", wide, wide)
-        norm(f"{at}.ln2", wide)
-        mlp(f"{at}.mlp", wide, vision["enc_ff_dim"], wide)
-    norm("vision.post_ln", wide)
-    mlp("vision.proj_mlp", 2 * wide, vision["proj_inner_dim"], dim)
-    for i in range(text["n_layers"]):
-        at = f"text.blocks.{i}"
-        norm(f"{at}.ln", dim)
-        linear(f"{at}.attn.qkv", 3 * dim, dim)
-        linear(f"{at}.attn.proj", dim, dim)
-        mlp(f"{at}.mlp", dim, text["ff_dim"], dim)
-    norm("text.post_ln", dim)
-    linear("text.lm_head", text["vocab_size"], dim)
-    linear("region.coord_encoder", dim, region["coord_feat_dim"])
-    linear("region.size_encoder", dim, region["size_feat_dim"])
-    mlp("region.coord_decoder", dim, region["inner_dim"], 1024)
-    mlp("region.size_decoder", dim, region["inner_dim"], 2048)
-    found["region.coord_features"] = (1, region["coord_feat_dim"] // 2)
-    found["region.size_features"] = (2, region["size_feat_dim"] // 2)
-    return found
 
 
 def weights(config: dict[str, Any] = NARROW, seed: int = 1) -> dict[str, torch.Tensor]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from petiole.gpu_worker import EngineConfig
@@ -28,6 +29,7 @@ from petiole.gpu_worker.request.images import ImageLimits
 from petiole.gpu_worker.request.values import N_BINS, NO_BIN, Bins, ValueTokens
 from petiole.gpu_worker.runtime.device.cpu import CpuDevice
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
+from petiole.gpu_worker.runtime.step.values import decode_found, embed_found
 
 VOCAB, WIDTH, MAX_POSITIONS = 48, 16, 96
 VALUES = ValueTokens(
@@ -36,7 +38,6 @@ VALUES = ValueTokens(
     coordinates=tuple(k / 1024 for k in range(1024)),
     sizes=tuple(2 ** (k / 512 - 2) for k in range(1024)),
 )
-FIRST = torch.tensor([True, False])
 _NAME = "ToyDecoderWithValues"
 
 
@@ -45,6 +46,10 @@ def _hash(x: Tensor) -> Tensor:
     x = (x ^ (x >> 15)) * 0x2C1B3C6D1F35A7B9
     x = (x ^ (x >> 29)) * 0x297A2D3953B1A6E5
     return x ^ (x >> 32)
+
+
+def _columns(token_ids: Tensor, rest: Tensor) -> Tensor:
+    return torch.cat((token_ids[:, None], rest), dim=1).float()
 
 
 class ToyDecoder:
@@ -59,10 +64,15 @@ class ToyDecoder:
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
 
-    def embed_bins(self, token_ids: Tensor, bins: Tensor) -> Tensor:
-        """As text, with the number of each bin, from 1 on, beside a value token that has any."""
-        has = (token_ids[:, None] == VALUES.size_id) | ((token_ids[:, None] == VALUES.coordinate_id) & FIRST)
-        return torch.cat((token_ids[:, None], (bins + 1) * (has & (bins[:, :1] >= 0))), dim=1).float()
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return _columns(token_ids, torch.zeros(len(token_ids), N_BINS))
+
+    def embed_coordinates(self, bins: Tensor) -> Tensor:
+        """As text, with the number of each bin, from 1 on, beside it."""
+        return _columns(torch.full_like(bins, VALUES.coordinate_id), F.pad(bins[:, None] + 1, (0, 1)))
+
+    def embed_sizes(self, bins: Tensor) -> Tensor:
+        return _columns(torch.full_like(bins[:, 0], VALUES.size_id), bins + 1)
 
     def forward(self, hidden: Tensor, step: Forward) -> Tensor:
         inputs = hidden.round().long()
@@ -82,8 +92,14 @@ class ToyDecoder:
         logits[:, [VALUES.coordinate_id, VALUES.size_id]] += 0x6000
         return logits
 
-    def decode_bins(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
-        mixed = _hash(self._state(hidden) + 1000 * (1 + token_ids.long()))
+    def coordinate_bins(self, hidden: Tensor) -> Tensor:
+        return self._bins(hidden, VALUES.coordinate_id)[:, 0]
+
+    def size_bins(self, hidden: Tensor) -> Tensor:
+        return self._bins(hidden, VALUES.size_id)
+
+    def _bins(self, hidden: Tensor, token_id: int) -> Tensor:
+        mixed = _hash(self._state(hidden) + 1000 * (1 + token_id))
         return (_hash(mixed[:, None] + torch.arange(N_BINS)) & 1023).int()
 
     def _state(self, hidden: Tensor) -> Tensor:
@@ -147,11 +163,11 @@ def continuation(prompt: Sequence[int | Tensor], rotary: Any = ()) -> Iterator[t
             if isinstance(token, Tensor):
                 embedded = token[None]
             else:
-                embedded = decoder.embed_bins(torch.tensor([token]), torch.tensor([bins]))
+                embedded = embed_found(decoder, torch.tensor([token]), torch.tensor([bins]))
             hidden = decoder.forward(embedded, Forward(where[:, position : position + 1], history))
             position += 1
         best = decoder.head_output(hidden).argmax(-1)
-        inputs = [(int(best), tuple(decoder.decode_bins(hidden, best)[0].tolist()))]
+        inputs = [(int(best), tuple(decode_found(decoder, hidden, best)[0].tolist()))]
         yield int(best), VALUES.bins(*inputs[0])
 
 

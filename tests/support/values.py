@@ -22,10 +22,19 @@ class WithValues:
     def __getattr__(self, name):
         return getattr(self._decoder, name)
 
-    def embed_bins(self, token_ids, bins):
-        values = bins.clamp(min=0) * STEP
-        return self._decoder.embed(token_ids) + (values @ self._inward).to(self._decoder.dtype)
+    def embed_coordinates(self, bins):
+        return self._embed(self.value_tokens.coordinate_id, bins[:, None])
 
-    def decode_bins(self, hidden, token_ids):
+    def embed_sizes(self, bins):
+        return self._embed(self.value_tokens.size_id, bins)
+
+    def _embed(self, token_id, bins):
+        values = (bins * STEP) @ self._inward[: bins.shape[1]]
+        return self._decoder.embedding[token_id] + values.to(self._decoder.dtype)
+
+    def coordinate_bins(self, hidden):
+        return self.size_bins(hidden)[:, 0]
+
+    def size_bins(self, hidden):
         hidden = hidden.float()
         return (512 + 511 * torch.tanh(hidden / hidden.norm(dim=-1, keepdim=True) @ self._outward.T)).int()

@@ -16,14 +16,14 @@ import redis
 from celery.result import AsyncResult
 
 from petiole import gpu_worker
-from petiole.gpu_worker.models.loading import fingerprint
+from petiole.gpu_worker.models.checkpoint.loading import fingerprint
 from petiole.gpu_worker.request import Request, SamplingParams
 from petiole.gpu_worker.runtime.step.noise import noise_keys
 from petiole.gpu_worker.text.assembler import TextAssembler
 from petiole.gpu_worker.text.loading import load_tokenizer
 from petiole.tasks.app.configuration import configuration
 from petiole.tasks.keys import AFFINITY_HEADER
-from petiole.tasks.requests.schemas import FinishReason
+from petiole.tasks.requests.results import FinishReason
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import Settings, settings
 from petiole.tasks.worker import scripts

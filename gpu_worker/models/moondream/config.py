@@ -12,7 +12,7 @@ from petiole.gpu_worker.models.moondream.crops import CropGeometry
 
 ARCHITECTURES = ("Moondream", "HfMoondream")
 HEAD_DIM, ROTARY_DIM = 64, 32
-"""Fixed in the family: heads of the text decoder, and how much of each is rotated."""
+"""Fixed in the family: the size of the text decoder's heads, and how much of each head is rotated."""
 
 EPS = 1e-5
 
@@ -71,8 +71,8 @@ class MoondreamConfig(ModelConfig):
 
 
 def parse_moondream_config(raw: JsonObject) -> MoondreamConfig:
-    """The configuration in the names of the reference implementation: `config` with `text`, `vision`, `region` and
-    `tokenizer`. What is not named is as in the release. Raises ModelError."""
+    """Parse a configuration with the names of the reference implementation: `config` with `text`, `vision`,
+    `region` and `tokenizer`. Missing values are those of the release. Raises ModelError."""
     given = raw.get("config") or {}
     try:
         return _parse(raw, *({**(given.get(part) or {})} for part in ("text", "vision", "region", "tokenizer")))

@@ -61,8 +61,8 @@ class Crops:
 def tiling_of(height: int, width: int, geometry: CropGeometry) -> Tiling:
     """Rows and columns of local crops for a picture of `height` x `width` pixels.
 
-    As the reference implementation computes them, but never more than `max_crops`, which it exceeds for pictures
-    that are very long or very high."""
+    The numbers are those of the reference implementation, but never make more than `max_crops` crops. The
+    reference exceeds that for pictures that are very wide or very high."""
     window, most = geometry.window, geometry.max_crops
     height, width = height - geometry.margins, width - geometry.margins
     if height <= window or width <= window:

@@ -1,8 +1,8 @@
 """The text decoder: one LayerNorm, attention and MLP side by side in a layer, coordinates and images as inputs.
 
-Only half of a head is rotated. The rows of queries and keys are permuted at load, so that a table whose other half
-turns nothing does the same: dimensions 0 to 15 pair with 32 to 47, which were 16 to 31.
-"""
+Only half of a head is rotated. To rotate with a table for whole heads, the rows of queries and keys are permuted
+when they are loaded, and the other half of the table rotates by nothing: dimensions 0 to 15 pair with 32 to 47,
+which were 16 to 31."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.models.decoder import Forward
+from petiole.gpu_worker.models.layered import GeluLayer
 from petiole.gpu_worker.models.layers import Linear, Rotation
 from petiole.gpu_worker.models.moondream.config import HEAD_DIM, ROTARY_DIM, MoondreamConfig
 from petiole.gpu_worker.models.moondream.encoder import Mlp, Norm, VisionEncoder, layer_norm
@@ -32,7 +33,7 @@ class TextBlock:
 
 @dataclass(frozen=True, slots=True)
 class MoondreamDecoder:
-    """Implements what the runtime uses of a `Decoder`, and `ValueDecoder` and `ImageDecoder`. rotary: see
+    """Implements what the runtime uses of a `Decoder`, and `ValueDecoder` and `CropDecoder`. rotary: see
     `rotary_table`."""
 
     config: MoondreamConfig
@@ -55,32 +56,45 @@ class MoondreamDecoder:
     def device(self) -> torch.device:
         return self.embedding.device
 
+    @property
+    def layers(self) -> tuple[GeluLayer, ...]:
+        """The blocks, as compiled code reads them."""
+        return tuple(
+            GeluLayer(block.norm, block.qkv, block.proj, None, block.mlp.fc1, block.mlp.fc2)
+            for block in self.blocks
+        )
+
     def encode(self, images: Sequence[tuple[Tensor, tuple[int, int]]]) -> Sequence[Tensor]:
         return self.vision.encode(images)
+
+    @property
+    def crop_shape(self) -> tuple[int, ...]:
+        size = self.config.vision.geometry.size
+        return size, size, 3
+
+    def encode_bytes(self, n_crops: int) -> int:
+        return self.vision.working_bytes(n_crops)
+
+    def crop_features(self, crops: Tensor) -> Tensor:
+        return self.vision.features(crops)
+
+    def image_features(self, features: Tensor, tiling: tuple[int, int]) -> Tensor:
+        return self.vision.projected(features, tiling)[None]
 
     def embed(self, token_ids: Tensor) -> Tensor:
         return torch.nn.functional.embedding(token_ids, self.embedding)
 
-    def embed_bins(self, token_ids: Tensor, bins: Tensor) -> Tensor:
-        embedded, tokens = self.embed(token_ids), self.config.tokens
-        known = bins[:, 0] >= 0
-        coordinates = ((token_ids == tokens.coordinate) & known).nonzero()[:, 0]
-        sizes = ((token_ids == tokens.size) & known).nonzero()[:, 0]
-        if len(coordinates):
-            embedded[coordinates] = self.region.embed_coordinates(bins[coordinates, 0].long())
-        if len(sizes):
-            embedded[sizes] = self.region.embed_sizes(bins[sizes].long())
-        return embedded
+    def embed_coordinates(self, bins: Tensor) -> Tensor:
+        return self.region.embed_coordinates(bins.long())
 
-    def decode_bins(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
-        bins = torch.zeros((len(hidden), 2), dtype=torch.int32, device=hidden.device)
-        tokens = self.config.tokens
-        coordinates, sizes = ((token_ids == one).nonzero()[:, 0] for one in (tokens.coordinate, tokens.size))
-        if len(coordinates):
-            bins[coordinates, 0] = self.region.coordinate_logits(hidden[coordinates]).argmax(-1).int()
-        if len(sizes):
-            bins[sizes] = self.region.size_logits(hidden[sizes]).argmax(-1).int()
-        return bins
+    def embed_sizes(self, bins: Tensor) -> Tensor:
+        return self.region.embed_sizes(bins.long())
+
+    def coordinate_bins(self, hidden: Tensor) -> Tensor:
+        return self.region.coordinate_logits(hidden).argmax(-1)
+
+    def size_bins(self, hidden: Tensor) -> Tensor:
+        return self.region.size_logits(hidden).argmax(-1)
 
     def forward(self, hidden: Tensor, step: Forward) -> Tensor:
         """[T, hidden] -> [T, hidden], without the final norm; `hidden` is overwritten."""
@@ -102,7 +116,7 @@ class MoondreamDecoder:
 
 
 def rotary_table_of(n_positions: int, theta: float, device: torch.device) -> Tensor:
-    """float32 [n_positions, HEAD_DIM]: cosines, then sines, of which the second half of each turns nothing."""
+    """float32 [n_positions, HEAD_DIM]: cosines, then sines. The second half of each rotates by nothing."""
     half = ROTARY_DIM // 2
     frequencies = 1.0 / theta ** (torch.arange(half, dtype=torch.float32, device=device) / half)
     angles = torch.arange(n_positions, dtype=torch.float32, device=device)[:, None] * frequencies

@@ -1,8 +1,7 @@
 """Coordinates and sizes: their embeddings, and how they are decoded from hidden states.
 
-A bin is a whole number; its value is rounded to the model's type before it is embedded, as in the reference
-implementation, which also decides the tables: coordinate = bin / bins, size = 2^(10 bin / (bins - 1) - 10).
-"""
+A bin is a whole number. Its value is rounded to the model's type before it is embedded. The tables are those of
+the reference implementation: coordinate = bin / bins, size = 2^(10 bin / (bins - 1) - 10)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Paged attention in plain torch: the reference, and what runs where nothing faster is to be had.
+"""Paged attention in plain torch: the reference, and the fallback where nothing faster is available.
 
-A batch in which every row appends one position is answered with one product over the gathered keys of all rows,
-padded to the longest. Anything else goes row by row: a prompt from its first position attends to itself without
-looking into the pool; a chunk that follows others gathers its prefix first.
-"""
+If every row of a batch appends one position, one product over the gathered keys of all rows, padded to the
+longest, serves the batch. Any other batch goes row by row. The first chunk of a prompt attends to itself without
+reading the pool; a later chunk gathers its prefix first."""
 
 from __future__ import annotations
 
@@ -21,8 +20,9 @@ from petiole.gpu_worker.runtime.memory.kv import KVCache
 
 @dataclass(slots=True)
 class PagedAttention:
-    """One step. rows: int64 [B]; starts, lengths: host [B]; slots: int64 [T], where the step's positions go.
-    limits: int64 [T], for each query the end of the keys that it sees, or None: all up to its own."""
+    """The attention of one step. rows: int64 [B]; starts, lengths: host [B]; slots: int64 [T], the KV slots of the
+    step's positions. limits: int64 [T], for each query the end of the keys that it sees; None: all up to its
+    own."""
 
     cache: KVCache
     windows: Sequence[int]
@@ -66,7 +66,7 @@ class PagedAttention:
         return out.reshape(size, heads * width)
 
     def _decode_mask(self, window: int) -> Tensor | None:
-        """bool [B, 1, 1, longest], or None where every row sees every gathered position."""
+        """bool [B, 1, 1, longest], or None if every row sees every gathered position."""
         if window not in self._masks:
             last = torch.from_numpy(self.starts).long()[:, None]
             position = torch.arange(int(self.starts.max()) + 1)[None, :]

@@ -2,45 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.decoder import Decoder, Forward, ValueDecoder
-from petiole.gpu_worker.models.lora import AdapterBank
+from petiole.gpu_worker.models.adapters.lora import AdapterBank
+from petiole.gpu_worker.models.decoder import Decoder, Forward, ImageDecoder
+from petiole.gpu_worker.models.layered import LayeredVision
+from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import N_BINS, NO_BIN
 from petiole.gpu_worker.runtime.cpu.attention import PagedAttention
 from petiole.gpu_worker.runtime.cpu.native.draw import draw
+from petiole.gpu_worker.runtime.cpu.native.encoder import native_encoder
 from petiole.gpu_worker.runtime.cpu.native.forward import native_decoder
+from petiole.gpu_worker.runtime.interface import Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from petiole.gpu_worker.runtime.step import sampling
 from petiole.gpu_worker.runtime.step.deltas import GroupedDeltas
 from petiole.gpu_worker.runtime.step.inputs import ImageInputs, StepInputs, StepStates
 from petiole.gpu_worker.runtime.step.sampling import Choice
-
-_NO_HIDDEN = torch.empty(0)
+from petiole.gpu_worker.runtime.step.values import ValuedDecoder, decode_found, embed_found
 
 
 def choose(logits: Tensor, choice: Choice | None) -> Tensor:
-    """`sampling.choose` with compiled code for the longest part of it, where there is some."""
+    """`sampling.choose`, with its slowest part in compiled code where that is available."""
     return sampling.choose(logits, choice, draw)
 
 
 class CpuExecutor:
-    """Forward and logits of one decoder over one KV pool. See `runtime.Executor`.
-
-    Models that decode bins or take images use the torch path, which the native code does not support.
-    """
+    """Forward and logits of one decoder over one KV pool. See `runtime.Executor`. `progress` is called between the
+    crops of an encode."""
 
     def __init__(
-        self, decoder: Decoder, cache: KVCache, bank: AdapterBank | None, pending: Tensor, pending_bins: Tensor
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        bank: AdapterBank | None,
+        pending: Tensor,
+        pending_bins: Tensor,
+        progress: Progress = nothing,
     ) -> None:
-        self._decoder, self._cache, self._bank = decoder, cache, bank
+        self._decoder, self._cache, self._bank, self._progress = decoder, cache, bank, progress
         self._pending, self._pending_bins = pending.numpy(), pending_bins.numpy()
-        text = decoder.value_tokens is None and decoder.images is None
-        self._native = native_decoder(decoder, cache, bank) if text else None
+        self._text_only = decoder.value_tokens is None and decoder.images is None
+        self._native = native_decoder(decoder, cache, bank)
+        self._seeing = decoder if isinstance(decoder, LayeredVision) else None
+        self._encoder = None if self._seeing is None else native_encoder(self._seeing.vision)
 
     def forward(self, slot_id: int, inputs: StepInputs, images: ImageInputs = ()) -> StepStates:
         self._cache.update(inputs.pages)
@@ -51,9 +62,16 @@ class CpuExecutor:
         adapters = None
         if self._bank is not None and inputs.adapters.any():
             adapters = np.repeat(inputs.adapters, inputs.lengths)
+        rotary = None if inputs.rotary is None else torch.from_numpy(inputs.rotary)
+        limits = None if inputs.limits is None else torch.from_numpy(inputs.limits)
         if self._native is not None:
-            logits = self._native.forward(slot_id, token_ids, positions, rows, outputs, adapters)
-            return StepStates(_NO_HIDDEN, lambda: logits)
+            step = slot_id, token_ids, positions, rows, outputs, adapters
+            if self._text_only:
+                logits = self._native.forward(*step)
+                return StepStates(lambda: logits)
+            hidden = self._embed(inputs, token_ids, images).float()
+            logits = self._native.forward(*step, hidden=hidden, rotary=rotary, limits=limits)
+            return StepStates(lambda: logits, self._bins(hidden[outputs].to(self._decoder.dtype)))
         attention = PagedAttention(
             cache=self._cache,
             windows=self._decoder.config.windows,
@@ -62,22 +80,38 @@ class CpuExecutor:
             lengths=inputs.lengths,
             slots=self._cache.slots(rows, positions),
             scale=self._decoder.config.head_dim**-0.5,
-            limits=None if inputs.limits is None else torch.from_numpy(inputs.limits),
+            limits=limits,
         )
         deltas = None if self._bank is None or adapters is None else GroupedDeltas(self._bank, adapters)
-        rotary = positions if inputs.rotary is None else torch.from_numpy(inputs.rotary)
-        forward = Forward(rotary, attention, deltas)
-        embedded = self._embed(inputs, token_ids)
+        forward = Forward(positions if rotary is None else rotary, attention, deltas)
+        hidden = self._decoder.forward(self._embed(inputs, token_ids, images), forward)[outputs]
+        return StepStates(lambda: self._decoder.head_output(hidden).float(), self._bins(hidden))
+
+    def _bins(self, hidden: Tensor) -> Callable[[Tensor], Tensor] | None:
+        if self._decoder.value_tokens is None:
+            return None
+        return partial(decode_found, cast(ValuedDecoder, self._decoder), hidden)
+
+    def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
+        crops = [(torch.from_numpy(image.pixels), image.tiling) for image in images]
+        encoder, seeing = self._encoder, self._seeing
+        if encoder is None or seeing is None:
+            return cast(ImageDecoder, self._decoder).encode(crops)
+        return [seeing.image_features(encoder.features(pixels, self._progress), at) for pixels, at in crops]
+
+    def _embed(self, inputs: StepInputs, token_ids: Tensor, images: ImageInputs) -> Tensor:
+        """[T, hidden] in the model's type."""
+        if self._decoder.value_tokens is None:
+            embedded = self._decoder.embed(token_ids)
+        else:
+            embedded = self._embed_values(inputs, token_ids)
         for begin, features in images:
             embedded[begin : begin + features.shape[1]] = features[0]
-        hidden = self._decoder.forward(embedded, forward)[outputs]
-        return StepStates(hidden, lambda: self._decoder.head_output(hidden).float())
+        return embedded
 
-    def _embed(self, inputs: StepInputs, token_ids: Tensor) -> Tensor:
-        if self._decoder.value_tokens is None:
-            return self._decoder.embed(token_ids)
+    def _embed_values(self, inputs: StepInputs, token_ids: Tensor) -> Tensor:
         bins, at = inputs.bins, inputs.pending_inputs
         if bins is None:
             bins = np.full((len(token_ids), N_BINS), NO_BIN, np.int32)
         bins[at] = self._pending_bins[inputs.rows[at]]
-        return cast(ValueDecoder, self._decoder).embed_bins(token_ids, torch.from_numpy(bins))
+        return embed_found(cast(ValuedDecoder, self._decoder), token_ids, torch.from_numpy(bins))

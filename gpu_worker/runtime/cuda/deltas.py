@@ -1,17 +1,17 @@
-"""What adapters add to the linear layers of a captured decode step. `models.lora` has the formula."""
+"""What adapters add to the linear layers of a captured decode step. `models.adapters.lora` has the formula."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import LinearName
-from petiole.gpu_worker.models.lora import AdapterBank
 
 
 class CapturedDeltas:
     """The deltas of a decode step on CUDA, each position with its own adapter's matrices.
 
-    It makes no decision on the host, so it can be captured in a graph. adapter_slots: int32 [T].
+    The host decides nothing, so the deltas can be captured in a graph. adapter_slots: int32 [T].
     """
 
     def __init__(self, bank: AdapterBank, adapter_slots: Tensor) -> None:

@@ -1,8 +1,14 @@
-"""The CUDA executor: captured graphs for decode and verify steps, one eager causal pass for all others."""
+"""The CUDA executor: captured graphs for encode steps and those up to some size, one eager pass for all others.
+
+In an eager pass the queries of bidirectional regions come first. They are attended to without a mask, all others
+causally (`step.segments`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import cast
 
 import numpy as np
@@ -11,22 +17,26 @@ from torch import Tensor
 
 from petiole.gpu_worker.config import Batching, EngineConfig
 from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.config import ModelConfig
-from petiole.gpu_worker.models.decoder import Decoder, Forward, ValueDecoder
-from petiole.gpu_worker.models.lora import AdapterBank
+from petiole.gpu_worker.models.decoder import CropDecoder, Decoder, Forward
+from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import NO_BIN
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     HEAD_SIZES,
+    PLAN_BYTES,
     WORKSPACE_BYTES,
     AppendWrappers,
     FlashInferAttention,
     Geometry,
-    batch_ladder,
     host_page_counts,
     new_workspace,
 )
 from petiole.gpu_worker.runtime.cuda.attention.installed import require_version
-from petiole.gpu_worker.runtime.cuda.graphs import Capture, DecodeGraphs, new_decode_buffers
+from petiole.gpu_worker.runtime.cuda.capture import Capture
+from petiole.gpu_worker.runtime.cuda.encoder import EncoderGraphs
+from petiole.gpu_worker.runtime.cuda.graphs import Graphs, new_step_buffers, states_of
+from petiole.gpu_worker.runtime.cuda.shapes import Shape, append_shapes, uniform_shapes
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream, staged, upload
 from petiole.gpu_worker.runtime.interface import NO_UPDATES, StepBatch, StepKind
 from petiole.gpu_worker.runtime.memory.kv import KVCache
@@ -34,12 +44,15 @@ from petiole.gpu_worker.runtime.memory.room import state_bytes
 from petiole.gpu_worker.runtime.step.deltas import GroupedDeltas
 from petiole.gpu_worker.runtime.step.inputs import ImageInputs, StepInputs, StepStates, lay_out
 from petiole.gpu_worker.runtime.step.sampling import Choice, likeliest
+from petiole.gpu_worker.runtime.step.segments import Run, Segmented, segmented
+from petiole.gpu_worker.runtime.step.values import ValuedDecoder, embed_all
 
 _WRAPPER_BYTES = 8 * 2**20
+_LENGTHS_BYTES = 2**18  # that a wrapper has beside its plan
 _SLACK_BYTES = 512 * 2**20
 
 WORKING_PART = 0.25
-"""Part of the memory beside the weights that the defaults of sequences and of tokens in a step may take."""
+"""The part of the memory left by the weights that the default numbers of sequences and of tokens may take."""
 
 
 def require_flashinfer(model: ModelConfig) -> None:
@@ -48,44 +61,76 @@ def require_flashinfer(model: ModelConfig) -> None:
     require_version()
     if model.head_dim not in HEAD_SIZES:
         known = ", ".join(map(str, HEAD_SIZES))
-        raise ModelError(f"head_dim: on CUDA heads of {known} are served, this model's have {model.head_dim}")
+        raise ModelError(f"head_dim: must be {known} on CUDA, got {model.head_dim}")
 
 
-def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int) -> int:
-    """Bytes needed beside weights, adapters and KV: workspaces, graphs, prefill activations, logits and the rows'
-    sampling states."""
-    ladder = batch_ladder(engine.graph_batch_sizes, engine.max_num_seqs)
+def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int, encode_bytes: int = 0) -> int:
+    """Bytes needed beside weights, adapters and KV: workspaces, graphs, activations of a prefill and of an encode,
+    logits and the rows' sampling states."""
+    longest = engine.max_model_len or model.max_position
+    shapes = captured_shapes(engine, longest)
     outputs = engine.max_num_seqs * (1 + engine.speculative_tokens)
     tokens = max(engine.max_num_batched_tokens, outputs)
     if engine.prefill_policy == "mixed":
         tokens = max(tokens, engine.chunk_size + outputs)
+    tokens += max((shape.positions for shape in shapes["append"]), default=0)  # of the graphs' pool
     widest = 3 * model.hidden_size + 2 * (model.q_size + 2 * model.kv_size) + 3 * model.intermediate_size
-    logits = 4 * model.vocab_size * (6 * outputs + 2 * ladder[-1])
-    kinds = 1 + (engine.speculative_tokens > 0)  # decode, verify
-    wrappers = 2 * (kinds * len(ladder) + 1) * len(set(model.windows)) * _WRAPPER_BYTES
-    columns = -(-(engine.max_model_len or model.max_position) // engine.page_size)
-    page_lists = 4 * (2 * ladder[-1] + engine.max_num_seqs + 1) * columns  # each slot's, and the table
+    with_logits = max(shape.rows for shape in shapes["decode"]) * (1 + engine.speculative_tokens)
+    logits = 4 * model.vocab_size * (6 * outputs + 2 * with_logits)
+    n_captured, n_windows = sum(map(len, shapes.values())), len(set(model.windows))
+    plans = n_captured * (PLAN_BYTES + _LENGTHS_BYTES) + 2 * _WRAPPER_BYTES  # + causal, bidirectional
+    columns = -(-longest // engine.page_size)
+    page_lists = 4 * (3 * engine.max_num_seqs + 1) * columns  # each slot's, and the table
     states = (engine.max_num_seqs + 1) * state_bytes(model)
-    return WORKSPACE_BYTES + wrappers + page_lists + tokens * widest * itemsize + logits + states + _SLACK_BYTES
+    activations = tokens * widest * itemsize + 2 * encode_bytes  # an encode is warmed up outside the graphs' pool
+    kept = 2 * n_windows * plans + page_lists + logits + states
+    return WORKSPACE_BYTES + kept + activations + _SLACK_BYTES
+
+
+def captured_shapes(engine: EngineConfig, longest: int) -> dict[str, list[Shape]]:
+    """The steps that each slot captures, by layout. longest: positions that a row can have."""
+    queries = 1 + engine.speculative_tokens
+    return {
+        "decode": uniform_shapes(engine, 1),
+        "verify": uniform_shapes(engine, queries) if 1 < queries <= longest else [],
+        "append": append_shapes(engine, longest) if engine.cuda_graphs == "on" else [],
+    }
 
 
 def batching_that_fits(
-    config: EngineConfig, defaults: Batching, model: ModelConfig, itemsize: int, free: int
+    config: EngineConfig,
+    defaults: Batching,
+    model: ModelConfig,
+    itemsize: int,
+    free: int,
+    encode_bytes: int = 0,
+    largest_region: int = 0,
 ) -> EngineConfig:
-    """The configuration with these defaults in place of 0, or with a half, or a quarter of them: the first whose
-    working memory is no more than `WORKING_PART` of the free bytes. What remains is for the KV cache, without
-    which no sequence runs."""
-    *larger, smallest = (config.decided(defaults.divided(by)) for by in (1, 2, 4))
-    fits = (one for one in larger if working_bytes(one, model, itemsize) <= free * WORKING_PART)
+    """The configuration with these defaults, half of them, or a quarter of them in place of 0: the first whose
+    working memory is at most `WORKING_PART` of the free bytes. The rest is for the KV cache, without which no
+    sequence runs. largest_region: see `EngineConfig.decided`."""
+    *larger, smallest = (config.decided(defaults.divided(by), largest_region) for by in (1, 2, 4))
+    fits = (one for one in larger if working_bytes(one, model, itemsize, encode_bytes) <= free * WORKING_PART)
     return next(fits, smallest)
 
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """A slot's graphs by kind of step, and the attention wrappers of its other steps."""
+    """A slot's graphs by layout, and the attention wrappers of its other steps. bidirectional: None if the model
+    has no such regions."""
 
-    graphs: dict[StepKind, DecodeGraphs]
+    graphs: dict[str, Graphs]
     append: AppendWrappers
+    bidirectional: AppendWrappers | None
+
+
+_LAYOUTS: dict[StepKind, tuple[str, ...]] = {
+    "decode": ("decode",),
+    "verify": ("verify", "append"),
+    "prefill": ("append",),
+    "mixed": ("append",),
+}
+"""The layouts that a step may be captured in, the best first."""
 
 
 def choose(logits: Tensor, choice: Choice | None) -> Tensor:
@@ -115,80 +160,108 @@ class CudaExecutor:
         self._decoder, self._cache, self._bank = decoder, cache, bank
         self._pending, self._pending_bins = pending, pending_bins
         self._geometry = Geometry(decoder.config, cache, decoder.dtype)
-        sizes = batch_ladder(config.graph_batch_sizes, config.max_num_seqs)
+        shapes = captured_shapes(config, cache.table.shape[1] * cache.page_size)
         workspace = new_workspace(cache.keys.device)
-        self._slots = [self._new_slot(sizes, 1 + config.speculative_tokens, workspace, device) for _ in range(2)]
+        self._slots = [self._new_slot(shapes, workspace, device) for _ in range(2)]
         device.synchronize()  # these tensors were created on another stream than the one that uses them
         self.fused: dict[int, bool] = {}
         for slot in self._slots:
             for graphs in slot.graphs.values():
                 graphs.capture(stream, capture, self.fused)
+        self._encoder: EncoderGraphs | None = None
+        if decoder.images is not None:
+            crops = cast(CropDecoder, decoder)
+            self._encoder = EncoderGraphs(crops, decoder.images.max_crops, cache.keys.device, device)
+            device.synchronize()
+            self._encoder.capture(stream, capture)
         stream.enqueue(self._warm_up)
         stream.synchronize()
 
-    def _new_slot(self, sizes: list[int], queries: int, workspace: Tensor, device: Device) -> _Slot:
+    def _new_slot(self, shapes: dict[str, list[Shape]], workspace: Tensor, device: Device) -> _Slot:
         model = (self._decoder, self._geometry, self._pending, self._pending_bins, self._bank)
-        buffers = new_decode_buffers(sizes[-1], queries, self._decoder, self._geometry, device)
-        graphs: dict[StepKind, DecodeGraphs] = {"decode": DecodeGraphs(*model, sizes, workspace, buffers)}
-        if 1 < queries <= self._cache.table.shape[1] * self._cache.page_size:
-            graphs["verify"] = DecodeGraphs(*model, sizes, workspace, buffers, queries)
-        return _Slot(graphs, AppendWrappers(self._geometry, workspace))
+        buffers = new_step_buffers([*chain(*shapes.values())], self._decoder, self._geometry, device)
+        graphs = {layout: Graphs(*model, workspace, buffers, some) for layout, some in shapes.items()}
+        images, bidirectional = self._decoder.images, None
+        if images is not None and images.bidirectional:
+            bidirectional = AppendWrappers(self._geometry, workspace, causal=False)
+        return _Slot(graphs, AppendWrappers(self._geometry, workspace), bidirectional)
+
+    def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
+        assert self._encoder is not None, "a model that takes images has an encoder"
+        return self._encoder.encode(slot_id, images)
 
     def forward(self, slot_id: int, inputs: StepInputs, images: ImageInputs = ()) -> StepStates:
-        assert not images, "no model with images is loaded on CUDA"
         slot = self._slots[slot_id]
-        graphs = slot.graphs.get(inputs.kind)
-        if graphs is not None and graphs.fits(inputs):
-            return graphs.run(inputs)
+        for layout in _LAYOUTS[inputs.kind]:
+            graphs = slot.graphs[layout]
+            if not images and (shape := graphs.shape_for(inputs)) is not None:
+                return graphs.run(shape, inputs)
         self._cache.update(inputs.pages)
-        return self._append(slot.append, inputs)
+        return self._append(slot, segmented(inputs, images))
 
     def _warm_up(self) -> None:
         """Compile and load the kernels outside the graphs, on row 0: an eager step, sampling with all filters."""
         one = np.ones(1, dtype=np.int32)
         batch = StepBatch("prefill", 0 * one, 0 * one, 2 * one, np.zeros(2, np.int32), one, -one, (), NO_UPDATES)
+        if self._slots[0].bidirectional is not None:  # a region, and one position behind it
+            region, three = np.array([[0, 0, 2]], np.int32), np.zeros(3, np.int32)
+            batch = replace(batch, lengths=3 * one, token_ids=three, regions=region)
         with torch.inference_mode():
             for slot in self._slots:
-                logits = self._append(slot.append, lay_out(batch, 0 * one)).logits()
+                logits = self._append(slot, segmented(lay_out(batch, 0 * one), ())).logits()
             keys, half = self._up(np.zeros((1, 2), np.int32)), self._up(np.full(1, 0.5, np.float32))
             for found in dict.fromkeys((logits, logits.float())):  # as they are, and after penalties, say
                 choose(found, Choice(half, keys, self._up(one.astype(np.int64)), half, half))
 
-    def _append(self, wrappers: AppendWrappers, inputs: StepInputs) -> StepStates:
+    def _append(self, slot: _Slot, step: Segmented) -> StepStates:
+        inputs = step.inputs
         rows, positions = self._up(inputs.rows), self._up(inputs.positions.astype(np.int32))
-        attention = self._plan(wrappers, inputs, rows, positions)
+        attention = self._attention(slot, step, rows, positions)
         deltas = None
-        if self._bank is not None and inputs.adapters.any():
-            deltas = GroupedDeltas(self._bank, np.repeat(inputs.adapters, inputs.lengths))
-        hidden = self._decoder.forward(self._embed(inputs, rows), Forward(positions, attention, deltas))
+        if self._bank is not None and step.adapters.any():
+            deltas = GroupedDeltas(self._bank, step.adapters)
+        rotary = positions if inputs.rotary is None else self._up(inputs.rotary.astype(np.int32))
+        embedded = self._embed(inputs, rows)
+        for begin, features in step.images:
+            embedded[begin : begin + features.shape[1]] = features[0]
+        hidden = self._decoder.forward(embedded, Forward(rotary, attention, deltas))
         outputs = hidden[self._up(inputs.output_inputs)]
-        return StepStates(outputs, lambda: self._decoder.head_output(outputs))
+        return states_of(self._decoder, outputs)
 
     def _embed(self, inputs: StepInputs, rows: Tensor) -> Tensor:
         given = self._up(inputs.token_ids)
         token_ids = torch.where(given < 0, self._pending[rows], given)
-        if self._decoder.value_tokens is None:
+        if self._decoder.value_tokens is None or (inputs.bins is None and not len(inputs.pending_inputs)):
             return self._decoder.embed(token_ids)
         bins = self._pending_bins[rows]
         known = torch.full_like(bins, NO_BIN) if inputs.bins is None else self._up(inputs.bins)
         bins = torch.where((given < 0)[:, None], bins, known)
-        return cast(ValueDecoder, self._decoder).embed_bins(token_ids, bins)
+        return embed_all(cast(ValuedDecoder, self._decoder), token_ids, bins)
 
-    def _plan(
-        self, wrappers: AppendWrappers, inputs: StepInputs, rows: Tensor, positions: Tensor
-    ) -> FlashInferAttention:
-        from petiole.gpu_worker.runtime.cuda.fused.layers import gather_pages, token_slots
+    def _attention(self, slot: _Slot, step: Segmented, rows: Tensor, positions: Tensor) -> FlashInferAttention:
+        from petiole.gpu_worker.runtime.cuda.fused.layers import token_slots
 
-        size, table = len(inputs.batch_rows), self._cache.table
-        indptr, last = host_page_counts(inputs.starts + inputs.lengths, self._cache.page_size)
-        lengths = np.zeros(size + 1, dtype=np.int32)
-        np.cumsum(inputs.lengths, out=lengths[1:])
+        slots = token_slots(self._cache.table, rows, positions, self._cache.page_size)
+        n, regions = step.bidirectional.n_queries, slot.bidirectional
+        if n:
+            assert regions is not None, "only images make regions"
+            self._plan(regions, step.bidirectional)
+        if len(step.causal.rows):
+            self._plan(slot.append, step.causal)
+        wrappers = {} if regions is None else regions.wrappers
+        return FlashInferAttention(self._geometry, slots, slot.append.wrappers, n, wrappers)
+
+    def _plan(self, wrappers: AppendWrappers, run: Run) -> None:
+        from petiole.gpu_worker.runtime.cuda.fused.layers import gather_pages
+
+        table = self._cache.table
+        indptr, last = host_page_counts(run.ends, self._cache.page_size)
+        lengths = np.zeros(len(run.rows) + 1, dtype=np.int32)
+        np.cumsum(run.lengths, out=lengths[1:])
         indices = torch.empty(int(indptr[-1]), dtype=torch.int32, device=table.device)
-        gather_pages(table, self._up(inputs.batch_rows.astype(np.int32)), self._up(indptr), indices)
+        gather_pages(table, self._up(run.rows.astype(np.int32)), self._up(indptr), indices)
         on_host = [staged(array, table.device) for array in (lengths, indptr, last)]
         wrappers.plan(on_host[0], on_host[1], indices, on_host[2])
-        slots = token_slots(table, rows, positions, self._cache.page_size)
-        return FlashInferAttention(self._geometry, slots, wrappers.wrappers)
 
     def _up(self, array: np.ndarray) -> Tensor:
         return upload(array, self._cache.keys.device)

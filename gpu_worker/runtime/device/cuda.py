@@ -114,9 +114,11 @@ class CudaDevice:
         return _TimedSpan(self, stream, label)
 
     def _pass_spans_on(self) -> None:
-        """Pass the spans that have ended to the hook, oldest first. Does not wait. CUDA tells a time between two
-        events as 32 bits of milliseconds: a span's length is its own, not the difference of two times since the
-        first span, which after an hour are known to a quarter of a millisecond."""
+        """Pass the spans that have ended to the hook, oldest first. Does not wait.
+
+        CUDA gives the time between two events as 32 bits of milliseconds. After an hour, times since the first
+        span are known only to a quarter of a millisecond. So the length of a span is measured between its own two
+        events."""
         while self._spans and self._spans[0].end.query():  # type: ignore[no-untyped-call]
             span = self._spans.popleft()
             assert self.on_span is not None

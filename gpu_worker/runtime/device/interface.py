@@ -106,7 +106,7 @@ def upload_together(arrays: Sequence[npt.NDArray[Any]], device: torch.device) ->
 
 
 _ALIGNMENT = 16
-"""Bytes at whose multiples packed arrays begin: a kernel is compiled for pointers like these."""
+"""Packed arrays begin at multiples of this many bytes, because kernels are compiled for such pointers."""
 
 
 def packed(arrays: Sequence[npt.NDArray[Any]], *, pinned: bool) -> torch.Tensor:
@@ -130,7 +130,7 @@ def unpacked(buffer: torch.Tensor, arrays: Sequence[npt.NDArray[Any]]) -> list[t
 
 
 def _view(part: torch.Tensor, array: npt.NDArray[Any]) -> torch.Tensor:
-    """As few operations as will do: each costs the host about a microsecond."""
+    """A view, made in as few operations as possible: each costs the host about a microsecond."""
     typed = part.view(_torch_dtype(array.dtype))
     if typed.numel() > array.size:
         typed = typed[: array.size]

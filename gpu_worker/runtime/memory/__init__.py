@@ -1,4 +1,4 @@
-"""Where KV lies on the device, and whether all of it fits. Called by `runtime` and the executors.
+"""The memory for KV on the device, and whether everything fits. Called by `runtime` and the executors.
 
 kv         the paged KV pool and the device's page table
 room       whether rows and adapters fit, before any are allocated

@@ -18,6 +18,7 @@ from torch import Tensor
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.config import ModelConfig
+from petiole.gpu_worker.models.host_memory import new_zeros
 from petiole.gpu_worker.runtime.device.interface import upload
 from petiole.gpu_worker.runtime.interface import PageUpdates
 from petiole.gpu_worker.runtime.memory.container import memory_left
@@ -68,8 +69,8 @@ def new_kv_cache(
     shape = (config.n_layers, n_pages * page_size, config.n_kv_heads, config.head_dim)
     columns = -(-max_model_len // page_size)
     return KVCache(
-        keys=torch.zeros(shape, dtype=dtype, device=device),
-        values=torch.zeros(shape, dtype=dtype, device=device),
+        keys=new_zeros(shape, dtype, device),
+        values=new_zeros(shape, dtype, device),
         table=torch.zeros((rows, columns), dtype=torch.int32, device=device),
         page_size=page_size,
     )
@@ -86,12 +87,11 @@ def decide_n_pages(
 ) -> int:
     """Number of pages of the pool, including page 0: `num_pages`, or a default from the free memory.
 
-    Default on CUDA: all of `free_bytes` (the rest of the memory fraction after weights and working memory); what
-    running sequences leave of it keeps prefixes. On the CPU: 2,048 tokens for every row, within a quarter of the
-    free memory and 1 GiB, but at least one sequence of full length within half of the free memory. Raises
-    InvalidRequest if `num_pages` does not fit into a CPU's memory: the system would grant it, and kill the process
-    when the pages are used.
-    """
+    The default on CUDA is all of `free_bytes`: the rest of the memory fraction after weights and working memory.
+    Pages that running sequences do not need hold cached prefixes. The default on the CPU is 2,048 tokens for every
+    row, within 1 GiB and a quarter of the free memory, but at least one sequence of full length if that fits into
+    half of the free memory. Raises InvalidRequest if `num_pages` does not fit into a CPU's memory: the system
+    would grant the memory, and kill the process when the pages are used."""
     page_bytes = model.kv_elements_per_token * engine.page_size * bytes_per_element
     per_sequence = -(-max_model_len // engine.page_size)
     if engine.num_pages:

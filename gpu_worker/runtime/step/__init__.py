@@ -1,10 +1,12 @@
-"""What a step reads, and what is sampled from it, on any device. Called by `runtime` and the executors.
+"""The inputs of a step and its sampling, on any device. Called by `runtime` and the executors.
 
 inputs    the arrays of a step, laid out on the host
+segments  the inputs of a step, by the way in which they see keys
 rows      sampling state of each row: parameters on the host, sent with each step; penalty counts, bias and next
           inputs on the device
 outputs   from logits to token ids and the host's outputs
 sampling  the arithmetic of sampling, as pure functions
+values    from bins to inputs, and from hidden states to bins
 noise     noise of a seed and a position
-deltas    what adapters add, in plain torch
+deltas    adds adapters, in plain torch
 """

@@ -33,12 +33,14 @@ _NONE = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """rows, positions, token_ids: [T]; PENDING if a token comes from its row's pending buffer. pending_inputs: the
-    indices of those. output_inputs: [O], indices of the inputs whose logits are sampled. known_pending_rows,
-    known_pending, pending_bins: [B'], next inputs to write to the pending buffers of these rows. batch_rows,
-    starts, lengths: [B], and pages, bins: as in `StepBatch`. adapters: [B], each sequence's slot. limits: [T], for
-    each input the end of the positions that it sees, or None: all up to itself. rotary: [T] or [axes, T], or None:
-    the same as positions."""
+    """The arrays of a step.
+
+    rows, positions: [T]. token_ids: [T]; PENDING if a token comes from its row's pending buffer. pending_inputs:
+    the indices of the inputs that are PENDING. output_inputs: [O], the indices of the inputs whose logits are
+    sampled. known_pending_rows, known_pending, pending_bins: [B'], next inputs to write to the pending buffers of
+    these rows. batch_rows, starts, lengths: [B], and pages, bins: as in `StepBatch`. adapters: [B], the adapter
+    slot of each sequence. limits: [T], for each input the end of the positions that it sees; None: all up to
+    itself. rotary: [T] or [axes, T]; None: the same as positions."""
 
     kind: StepKind
     rows: Int64Array
@@ -63,12 +65,12 @@ class StepInputs:
 class StepStates:
     """The results of a forward, valid until the slot's next forward.
 
-    hidden: [O, hidden]; used only by models that decode bins. logits: returns [O, vocab], in float32 or
-    the model's type; must be called in stream order.
+    logits: returns [O, vocab], in float32 or the model's type. bins: those of the tokens that are sampled from
+    them, int [O] -> int32 [O, N_BINS]; None for a model without values. Both must be called in stream order.
     """
 
-    hidden: Tensor
     logits: Callable[[], Tensor]
+    bins: Callable[[Tensor], Tensor] | None = None
 
 
 def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:
@@ -104,7 +106,7 @@ def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:
 
 
 def _limits(batch: StepBatch, positions: Int64Array, first: Int32Array) -> Int64Array:
-    """`StepInputs.limits`. Inputs of a bidirectional region see up to its end."""
+    """`StepInputs.limits`. Inputs of a bidirectional region see all positions up to the region's end."""
     limits = positions + 1
     for i, begin, end in cast(Int32Array, batch.regions).tolist():
         inside = np.arange(first[i], first[i] + batch.lengths[i])

@@ -25,7 +25,7 @@ def noise_keys(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) 
 
 
 def _splitmix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """In place: every step makes keys, and a fresh array costs more than what is computed in it."""
+    """Splitmix64, in place: every step makes keys, and allocating an array costs more than the arithmetic."""
     x += _ADDED
     x ^= x >> _30
     x *= _FIRST

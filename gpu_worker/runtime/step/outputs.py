@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.runtime.interface import StepBatch, TokenMask
+from petiole.gpu_worker.runtime.step.inputs import StepStates
 from petiole.gpu_worker.runtime.step.rows import OutputPlan, RowStates, Upload, Uses, sampled_with, write_rows
 from petiole.gpu_worker.runtime.step.sampling import (
     Choose,
@@ -33,26 +34,28 @@ class OutputSampler:
         self._states, self._upload, self._choose = states, upload, choose
 
     def sample(
-        self, plan: OutputPlan, batch: StepBatch, logits: Tensor, mask: TokenMask | None
+        self, plan: OutputPlan, batch: StepBatch, states: StepStates, mask: TokenMask | None
     ) -> dict[str, Tensor]:
-        """Sample, write the rows' next inputs and update the penalty counts. logits: [O, vocab], in float32 or the
-        model's type.
+        """Sample, write the rows' next inputs and update the penalty counts.
 
         Returns the tensors to copy to the host, named as in `StepOutput`; `accepted` only for a verify, since the
         host knows it otherwise.
         """
         rows, choice = sampled_with(plan, self._upload)
-        logits = self._adjust(logits, rows, plan, mask)
+        logits = self._adjust(states.logits(), rows, plan, mask)
         token_ids = self._choose(logits, choice)
         outputs = {"token_ids": token_ids.int()}
+        bins = None if states.bins is None else states.bins(token_ids)
+        if bins is not None:
+            outputs["bins"] = bins
         k = plan.top_logprobs
         if k is not None:
             chosen, ids, top = logprobs(logits.float(), token_ids, k)
             outputs |= {"logprobs": chosen, "top_ids": ids.int(), "top_logprobs": top}
         if plan.verifies:
-            outputs["accepted"] = self._verify(plan, batch, rows, token_ids).int()
+            outputs["accepted"] = self._verify(plan, batch, rows, token_ids, bins).int()
             return outputs
-        write_rows(self._states.pending, rows, token_ids)
+        self._next_inputs(rows, token_ids, bins)
         if plan.uses & Uses.PENALTIES:
             self._states.count(rows, token_ids, None)
         return outputs
@@ -74,7 +77,14 @@ class OutputSampler:
             logits = bar(logits, self._up(plan.ends), self._up(narrowed) if len(narrowed) else None)
         return logits
 
-    def _verify(self, plan: OutputPlan, batch: StepBatch, rows: Tensor, token_ids: Tensor) -> Tensor:
+    def _next_inputs(self, rows: Tensor, token_ids: Tensor, bins: Tensor | None) -> None:
+        write_rows(self._states.pending, rows, token_ids)
+        if bins is not None:
+            write_rows(self._states.pending_bins, rows, bins)
+
+    def _verify(
+        self, plan: OutputPlan, batch: StepBatch, rows: Tensor, token_ids: Tensor, bins: Tensor | None
+    ) -> Tensor:
         """int64 [B]: the number of accepted outputs of each row. The last accepted one is the row's next input."""
         width = int(batch.outputs.max())
         owner = np.repeat(np.arange(batch.size), batch.outputs)
@@ -85,7 +95,7 @@ class OutputSampler:
         outputs, drafts, cells, of, first_of, rows_of = self._together(arrays)
         accepted = count_accepted(token_ids, drafts, cells, width, outputs)
         last = first_of + (accepted if len(sampled) == batch.size else accepted[of]) - 1
-        self._states.pending[rows_of] = token_ids[last]
+        self._next_inputs(rows_of, token_ids[last], None if bins is None else bins[last])
         if plan.uses & Uses.PENALTIES:
             self._states.count(rows, token_ids, self._up(within) < accepted[self._up(owner)])
         return accepted
@@ -94,6 +104,6 @@ class OutputSampler:
         return self._upload([array])[0]
 
     def _together(self, arrays: Sequence[npt.NDArray[np.integer]]) -> tuple[Tensor, ...]:
-        """Whole numbers on the device, as int64, in one copy."""
+        """Copy arrays of whole numbers to the device, as int64, in one copy."""
         together = self._up(np.concatenate(arrays).astype(np.int64, copy=False))
         return tuple(torch.split(together, [len(a) for a in arrays]))

@@ -83,7 +83,8 @@ class OutputPlan:
         return int(self.parameters["logprobs"].max()) if self.uses & Uses.LOGPROBS else None
 
     def narrowed(self, mask: TokenMask | None) -> npt.NDArray[np.int64]:
-        """int64 [m]: the outputs of `ends` that may have no other tokens: masked, biased, or with ends alone."""
+        """int64 [m]: the outputs of `ends` that may be left with no other token: they have a mask or a bias, or
+        all their tokens are end tokens."""
         outputs, counts = np.unique(self.ends[:, 0], return_counts=True)
         limited = self.parameters["biased"][outputs] | (counts >= self.vocab_size)
         if mask is not None:
@@ -168,7 +169,7 @@ class RowStates:
         return np.stack([np.repeat(early, [len(ids) for ids in tokens]), np.concatenate(tokens)], axis=1)
 
     def _known(self, token_ids: Iterable[int]) -> npt.NDArray[np.int64]:
-        """int64 [n], sorted: distinct ids that the model has; some are only the tokenizer's."""
+        """int64 [n], sorted: the distinct ids that the model has. The tokenizer may have others."""
         return np.array(sorted({t for t in token_ids if 0 <= t < self._vocab_size}), dtype=np.int64)
 
     # -- device, in stream order
@@ -298,6 +299,7 @@ def _draft_pairs(batch: StepBatch, wanted: npt.NDArray[np.bool_]) -> npt.NDArray
 
 
 def _places(batch: StepBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """int64 [O]: of each output its place among those of its row, and the input whose logits it is."""
+    """Two arrays, int64 [O]: the place of each output among the outputs of its row, and the input with its
+    logits."""
     within = ragged_arange(np.zeros_like(batch.outputs), batch.outputs)
     return within, ragged_arange(np.cumsum(batch.lengths) - batch.outputs, batch.outputs)

@@ -76,9 +76,10 @@ def apply_bits(logits: Tensor, outputs: Tensor, bits: Tensor) -> Tensor:
 
 
 def bar(logits: Tensor, banned: Tensor, narrowed: Tensor | None = None) -> Tensor:
-    """Ban tokens, in place, but where an output has no others left. banned: int64 [n, 2], (output, token).
+    """Ban tokens, in place, except for outputs that have no other tokens left. banned: int64 [n, 2], (output,
+    token).
 
-    narrowed: int64 [m], the outputs that may have no others left; None: no output. Only their rows are read.
+    narrowed: int64 [m], the outputs that may have no other tokens left; None: no output. Only their rows are read.
     """
     at = banned[:, 0], banned[:, 1]
     if narrowed is None:
@@ -93,10 +94,10 @@ def bar(logits: Tensor, banned: Tensor, narrowed: Tensor | None = None) -> Tenso
 
 
 Choose = Callable[[Tensor, Choice | None], Tensor]
-"""`choose`, as a device does it; on CUDA from logits of any float type."""
+"""`choose`, implemented for a device; on CUDA for logits of any float type."""
 
 Draw = Callable[[Tensor, Tensor], Tensor | None]
-"""int64 [O]: argmax of scores [O, V] plus the noise of keys [O, 2]; None: do it here."""
+"""int64 [O]: argmax of scores [O, V] plus the noise of keys [O, 2]; None: the caller must compute it."""
 
 
 def choose(logits: Tensor, choice: Choice | None, draw: Draw = lambda scores, keys: None) -> Tensor:

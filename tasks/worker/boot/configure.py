@@ -21,7 +21,7 @@ ETA_TASKS = 10_000
 """Limit on held tasks with an `eta`: each raises the prefetch by one and uses about 9 KB."""
 
 STORE_RETRIES = 40
-"""With Celery's pauses of up to 10 s, a result backend may be unreachable for about five minutes."""
+"""How often Celery tries again to store a result. With its pauses of up to 10 s, that takes about five minutes."""
 
 
 def configure(app: Any) -> None:

@@ -3,10 +3,9 @@
     PATCHES   what is replaced in the libraries themselves, in a worker's process only
     PRIVATE   private names that Petiole overrides, calls or reads: here, and on the producer side
 
-Everything else is done by what Celery and kombu offer: settings, subclasses named by settings, bootsteps, routes.
-`tests/tasks/worker/boot/test_patches.py` holds each entry against the installed versions, and looks for private
-names that are missing here.
-"""
+Everything else uses what Celery and kombu offer: settings, subclasses named by settings, bootsteps, routes.
+`tests/tasks/worker/boot/test_patches.py` compares each entry with the installed versions, and looks for private
+names that are missing here."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Changes to the program `celery -A tasks worker`: its exit and its log.
 
 The first Ctrl-C is a warm shutdown like SIGTERM and exits with status 0. A shutdown does not wait for a model that
-is being loaded, nor longer than `drain_seconds` for the app's other tasks. URLs without a password are printed
-without a masked one. The log of a generation has its statistics instead of its text.
-"""
+is being loaded, and waits at most `drain_seconds` for the app's other tasks. A URL without a password is printed
+without a masked password. The log of a generation has its figures instead of its text."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ class Worker(stock.Worker):  # type: ignore[misc]
 
 
 def leave(status: int) -> NoReturn:
-    """Exit the process although some threads cannot be stopped.
+    """Exit the process, although some threads cannot be stopped.
 
     A normal exit would wait for a download's threads, and would abort if it ended a thread inside native code.
     """
@@ -69,15 +68,15 @@ class Connection(StockConnection):
 
 
 LOGGERS = ("celery.worker.strategy", "celery.app.trace")
-"""They log a task as received, and how it ended."""
+"""The loggers that log when a task was received, and how it ended."""
 
 
 def figures_for_text(record: logging.LogRecord) -> bool:
-    """Log filter: Celery's trace would log the run time of the task's body alone, and the generated text.
+    """Log filter: a generation's figures in place of its text. Celery's trace would log the run time of the task's
+    body alone, and the generated text.
 
-    Celery also hands its facts to structured logs, as `record.data`: of a generation these are its figures, and no
-    task's have its arguments, which are prompts, and in chains and chords the texts of others.
-    """
+    For structured logs, Celery puts the same facts into `record.data`. Here a generation's `data` has its figures.
+    No task's `data` has its arguments: they are prompts, and in chains and chords the texts of other tasks."""
     facts = record.args
     if not isinstance(facts, dict) or "id" not in facts:
         return True

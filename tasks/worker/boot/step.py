@@ -65,7 +65,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         pool = worker.pool
         if not isinstance(pool, EnginePool):
             named = type(pool).__module__
-            logger.critical("Petiole's tasks need its own pool, not %s: leave -P (--pool) away", named)
+            logger.critical("Petiole's tasks need its own pool, not %s: leave -P (--pool) out", named)
             raise WorkerShutdown(EX_USAGE)
         if isinstance(worker.concurrency, Undecided):
             worker.concurrency = pool.limit
@@ -114,14 +114,14 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def held_messages() -> int:
-    """How many messages this worker has taken and not acknowledged. RabbitMQ's have no channel here: of these, how
-    many Celery has in hand."""
+    """How many messages this worker has taken and not acknowledged. On RabbitMQ, which has no channel of
+    Petiole's: how many requests Celery has in hand."""
     channels = list(transport.channels)
     return sum(channel.qos.count for channel in channels) if channels else len(state.reserved_requests)
 
 
 def record_life(worker: Any) -> None:
-    """Record that the worker begins, and, when its process exits, with which status."""
+    """Record that the worker starts, and its exit status when its process exits."""
 
     def record(write: Callable[..., None], *more: str) -> None:
         try:

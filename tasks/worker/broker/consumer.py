@@ -1,9 +1,8 @@
 """Celery's consumer behind the gate.
 
 A stock worker exits on a header of the wrong type, and the redelivered message then ends the next worker. Other
-messages it acknowledges without a result. This consumer gives Celery only what the gate lets through, and has
-the rest put aside. Errors of Redis or the result backend are raised as usual.
-"""
+bad messages it acknowledges without a result. This consumer gives Celery only messages that the gate lets through,
+and has the others put aside. Errors of Redis or the result backend are raised as usual."""
 
 from __future__ import annotations
 
@@ -32,7 +31,8 @@ CONNECTING_PAUSES_S = (1, 1, 5)
 
 @contextmanager
 def _controlled(what: str, queue: object) -> Iterator[None]:
-    """Celery obeys the control commands `add_consumer` and `cancel_consumer` where an error ends the worker."""
+    """Log an error of a control command, `add_consumer` or `cancel_consumer`. Celery runs these where an error
+    would end the worker."""
     try:
         yield
     except (redis.RedisError, OSError):
@@ -94,13 +94,13 @@ class Consumer(StockConsumer):  # type: ignore[misc]
         return guarded
 
     def make_room(self) -> None:
-        """Celery applies the prefetch that a task with an eta raises in the next turn of the event loop, which may
-        be a second away: let it come at once."""
+        """Make the event loop turn at once. A task with an eta raises the prefetch, and Celery applies the new
+        prefetch in the next turn, which may be a second away."""
         if self.qos.value != self.qos.prev:
             self.pool.mailbox.post(lambda: None)
 
     def refuse(self, message: Any, refused: gate.Refused, error: Exception | None = None) -> None:
-        """Have the message put aside, and then acknowledged. Stock Celery acknowledges without a result."""
+        """Have the message put aside, and then acknowledged. Stock Celery acknowledges it without a result."""
         body = message.body if isinstance(message.body, bytes) else str(message.body).encode(errors="replace")
         where = message.delivery_info if isinstance(message.delivery_info, dict) else {}
 
@@ -130,7 +130,7 @@ class Consumer(StockConsumer):  # type: ignore[misc]
         )
 
     def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
-        """Stock Celery stores the failure here, on the event loop's thread."""
+        """Have the message put aside. Stock Celery stores the failure here, on the event loop's thread."""
         task = gate.task(message)
         if isinstance(task, gate.Refused):
             self.refuse(message, task)

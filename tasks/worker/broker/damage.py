@@ -1,4 +1,5 @@
-"""Keys of the broker that somebody else has written into: they are named in the log, and all others go on."""
+"""Keys of the broker that somebody else has written into. The log names them, and the worker goes on with all
+others."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ REPORTED_EVERY_S = 60.0
 Quarantine = Callable[[bytes, str, str], None]
 
 quarantine: Quarantine | None = None
-"""Called with what cannot be parsed, the name of its queue or key, and the reason."""
+"""Called with an unreadable message, the name of its queue or key, and the reason."""
 
 _REMEMBERED = 1000
 _reported_at: dict[str, float] = {}  # the last `_REMEMBERED` keys, those reported last at the end
@@ -22,7 +23,7 @@ _lock = threading.Lock()
 
 
 def report(key: str | bytes, expected: str) -> None:
-    """Log a key of the wrong type: at once, and again every minute while that lasts."""
+    """Log a key of the wrong type: at once, and every minute while the key stays wrong."""
     if _is_due(text(key), time.monotonic()):
         logger.error("key %s is damaged: it must be %s", text(key), expected)
 
@@ -39,7 +40,7 @@ def _is_due(name: str, now: float) -> bool:
 
 
 def put_aside(item: bytes, key: str | bytes, reason: str) -> None:
-    """Quarantine what is no message."""
+    """Quarantine an entry that is not a message."""
     if quarantine is not None:
         quarantine(item, text(key), reason)
 

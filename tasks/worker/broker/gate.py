@@ -1,18 +1,20 @@
-"""The gate: what a broker delivers is either a well-formed message, or refused with a reason. Nothing else comes
-of it: both functions are total, pure, and the only places that know what kombu and Celery trip over.
+"""The gate: it either lets a message through as well-formed, or refuses it with a reason.
+
+Its two functions are pure, and return one or the other for any input. Only they know which messages would make
+kombu or Celery fail.
 
     bytes of Redis ──envelope──► kombu's Message ──task──► Celery's strategy, request, pool
                       │                            │
                       └────────────refused─────────┴──────► quarantine, and the task fails
 
-`envelope` is for what kombu reads before it calls a consumer. RabbitMQ's messages have no envelope: they come from
-kombu as `Message`. `task` is for what Celery reads between its consumer and its trace. It takes all messages that
-stock producers send: of protocol 2, and of protocol 1, whose headers are in the body.
+`envelope` checks what kombu reads before it calls a consumer. RabbitMQ's messages have no envelope: they come from
+kombu as `Message`. `task` checks what Celery reads between its consumer and its trace. It takes all messages that
+stock producers send: those of protocol 2, and those of protocol 1, whose headers are in the body.
 
-The gate reads none of a task's options: the intake checks these.
+The gate does not read a task's options: the intake checks them.
 
-Harmless deviations are mended instead: headers that would replace attributes of Celery's request are left out.
-"""
+Harmless deviations are mended, not refused: headers that would replace attributes of Celery's request are left
+out."""
 
 from __future__ import annotations
 
@@ -29,27 +31,28 @@ from petiole.tasks.errors import shorten
 from petiole.tasks.requests.messages import ID, KNOWN, LARGEST_INT, RESERVED, encodes, first_wrong, is_id, is_int
 
 DEPTH = 200
-"""Most levels of lists and objects in an envelope or body: Python's JSON and copies of it recurse."""
+"""Maximum depth of lists and objects in an envelope or body. Python recurses to parse and to copy JSON."""
 
 MOST_VALUES = 4 * 2**20
-"""Most lists, objects and commas in an envelope or body: a byte or two of JSON may take two hundred in memory."""
+"""Maximum number of lists, objects and commas in an envelope or body. A byte or two of JSON may take two hundred
+bytes of memory."""
 
 _BODY = "body", "must be [args, kwargs, embed]: a list and two objects"
 _EMBED = ("callbacks", "errbacks", "chain", "chord")
 _OLDER = (*KNOWN, "args", "kwargs", "callbacks", "errbacks", "chord", "utc")
-"""What Celery reads of a body of protocol 1; there `group` is also called `taskset`."""
+"""The fields that Celery reads in a body of protocol 1. Its `group` may also be called `taskset`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What kombu's `Message` is made of; its body is decoded."""
+    """The arguments of kombu's `Message`; the body is decoded."""
 
     payload: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A message's headers and decoded body for Celery. The body is a list, or of protocol 1 an object."""
+    """A message's headers and decoded body for Celery. The body is a list; in protocol 1, an object."""
 
     headers: dict[str, Any]
     body: list[Any] | dict[str, Any]
@@ -69,14 +72,15 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """`reason` names the field, its limit and its value. `task_id`: of the task to fail, if one is usable."""
+    """`reason` names the field, its limit and its value. `task_id`: the id of the task to fail, if it is
+    usable."""
 
     reason: str
     task_id: str | None = None
 
 
 class Message(Protocol):
-    """What `task` reads of kombu's. `payload` decodes the body, and may raise anything."""
+    """The part of kombu's `Message` that `task` reads. `payload` decodes the body, and may raise anything."""
 
     headers: Any
     properties: Any
@@ -90,7 +94,7 @@ class Message(Protocol):
 
 
 class _RefusedError(Exception):
-    """`field`: its limit and value."""
+    """Raised for a wrong field, with its limit and value."""
 
     def __init__(self, field: str, limit: str, *value: object) -> None:
         super().__init__(f"{field} {limit}" + "".join(f", got {_shown(one)}" for one in value))
@@ -100,7 +104,7 @@ class _RefusedError(Exception):
 
 
 def envelope(raw: bytes) -> Envelope | Refused:
-    """What a producer has put into a Redis list."""
+    """Check an entry that a producer has put into a Redis list."""
     said: list[Any] = []
     try:
         return Envelope(_envelope(raw, said))
@@ -146,7 +150,8 @@ def _body(body: object, encoding: object) -> bytes:
 
 
 def _properties(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the body's encoding, because the body is decoded, and with the priority as a number."""
+    """The message's properties: without the body's encoding, because the body is decoded; the priority as a
+    number."""
     where = properties.get("delivery_info")
     _check_delivery_info(where)
     for name in ("correlation_id", "reply_to"):
@@ -170,7 +175,7 @@ def _check_delivery_info(where: object) -> None:
 
 
 def _priority(given: object) -> int:
-    """As kombu reads it: it takes text, too."""
+    """The priority as kombu reads it: text will do, too."""
     try:
         priority = int(given)  # type: ignore[call-overload]
     except (ValueError, TypeError, OverflowError):
@@ -184,7 +189,7 @@ def _priority(given: object) -> int:
 
 
 def task(message: Message) -> Task | Refused:
-    """A message from a queue of tasks."""
+    """Check a message from a queue of tasks."""
     said: list[Any] = [{"headers": message.headers, "properties": message.properties}]
     try:
         return _task(message, said)
@@ -240,7 +245,7 @@ def _decoded(message: Message) -> Any:
 
 
 def _older(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A body of protocol 1, with those fields that Celery reads."""
+    """A body of protocol 1, with the fields that Celery reads."""
     fields = {name: body[name] for name in _OLDER if body.get(name) is not None}
     if body.get("taskset") is not None:
         fields["group"] = body["taskset"]
@@ -286,7 +291,7 @@ _SIGNATURE: dict[str, tuple[type | tuple[type, ...], str]] = {
 
 
 def _check_signature(where: str, given: object) -> None:
-    """Whether Celery can make a signature of it; what that then does is its own task's affair."""
+    """Check that Celery can make a signature of it. Whether its task can run is not checked."""
     if not isinstance(given, dict):
         raise _RefusedError(where, "must be a signature: an object", given)
     if not encodes(given.get("task")):
@@ -306,11 +311,13 @@ def _check_signature(where: str, given: object) -> None:
 
 
 _NEVER_NULL = frozenset({"task", "id", "retries", "replaced_task_nesting"})
-"""Null as one of these would replace what Celery takes without it."""
+"""Headers that are left out if they are null: null would replace the value that Celery uses for a missing
+header."""
 
 
 def _mended(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """What is shown of arguments may have lone surrogates, as they may."""
+    """The headers without reserved ones and harmful nulls. Lone surrogates in the representations of arguments are
+    escaped, because these are logged."""
     shown = {
         name: value.encode(errors="backslashreplace").decode()
         for name in ("argsrepr", "kwargsrepr")
@@ -328,7 +335,8 @@ def _mended(headers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_size(what: str, raw: bytes) -> int:
-    """Before it is parsed. Returns how many lists and objects it may have."""
+    """Check the size of JSON text before it is parsed. Returns the number of lists and objects that it may
+    contain."""
     nested = raw.count(b"[") + raw.count(b"{")
     if (values := nested + raw.count(b",")) > MOST_VALUES:
         raise _RefusedError(what, f"must have at most {MOST_VALUES} lists, objects and commas", values)
@@ -336,7 +344,7 @@ def _check_size(what: str, raw: bytes) -> int:
 
 
 def _check_depth(what: str, value: object, most: int | None = None) -> None:
-    """`most`: no more lists and objects than these are in it."""
+    """Check the depth of parsed JSON. `most`: an upper bound of its lists and objects."""
     if most is not None and most <= DEPTH:
         return
     level: Sequence[Any] = [value]
@@ -354,7 +362,7 @@ def _check_depth(what: str, value: object, most: int | None = None) -> None:
 
 
 def _id_of(*said: Any) -> str | None:
-    """The id that a message gives its task, wherever it is."""
+    """The task's id, wherever the message has it."""
     for one in said:
         if not isinstance(one, dict):
             continue
@@ -370,5 +378,5 @@ def _named(error: BaseException) -> str:
 
 
 def _shown(value: object) -> str:
-    """Without lone surrogates: it is logged."""
+    """The value without lone surrogates, for the log."""
     return ascii(shorten(value))[1:-1] if not encodes(shown := shorten(value)) else shown

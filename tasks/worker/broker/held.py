@@ -16,8 +16,8 @@ from kombu.transport import virtual
 from petiole.tasks.worker.broker.ledger import Ledger
 
 URGENT, URGENT_SHARE = 2, 1 / 4
-"""How many messages beyond the prefetch count may wait for a place, each more urgent than one of those held: a
-share of the prefetch count, and no fewer than two. The engine gives them their places together."""
+"""How many messages beyond the prefetch count may wait for a place, each of them more urgent than a held message:
+a share of the prefetch count, and at least two. The engine gives them their places together."""
 
 _stock: Any = stock  # kombu is only partly typed
 _base: Any = virtual.QoS  # kombu's own methods, without those of its Redis transport
@@ -64,13 +64,12 @@ class HeldMessages(_stock.QoS):  # type: ignore[misc]
         return delivery_tag in self._delivered and delivery_tag not in self._dirty
 
     def room(self) -> tuple[list[int], int]:
-        """The priority steps from which messages may be taken now, and how many; 0 is no limit.
+        """The priority steps from which messages may be taken now, and how many messages; 0 is no limit.
 
-        Beyond the prefetch count, only what is more urgent than a held message. It takes a place from that at
-        once, so what generates does not count: a burst is taken as fast as the engine admits it, and what a worker
-        without free places cannot begin stays in the queue for others. Nor does what waits keep out what is more
-        urgent.
-        """
+        Beyond the prefetch count, only messages that are more urgent than a held one may be taken. Such a message
+        takes a place at once, so messages that generate already do not count: a burst is taken as fast as the
+        engine admits it. Messages that a worker without free places cannot begin stay in the queue for other
+        workers. Messages that wait here do not keep out more urgent ones."""
         steps: list[int] = list(self.channel.priority_steps)
         if self.has_credit():
             return steps, self.can_consume_max_estimate() if self.prefetch_count else 0
@@ -110,8 +109,8 @@ class HeldMessages(_stock.QoS):  # type: ignore[misc]
         self._release(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Celery logs and ignores a lost connection here, so a message is put back by `flush`, like an
-        acknowledgement: if that fails, the channel closes and gives everything back."""
+        """Reject a message. Celery logs and ignores a lost connection here. So `flush` puts the message back, like
+        an acknowledgement. If `flush` fails, the channel closes and gives everything back."""
         if not requeue:
             self.ack(delivery_tag)
             return

@@ -11,7 +11,7 @@ from typing import Any
 from kombu import compression
 
 LARGEST_BYTES = 256 * 2**20
-"""Of a message's body: far more than the longest prompt that a worker takes."""
+"""Maximum size of a message's body: far more than the longest prompt that a worker takes."""
 
 
 class TooLargeError(ValueError):
@@ -30,7 +30,7 @@ register: Any = compression.register  # kombu is only partly typed
 
 
 def install() -> None:
-    """Replace kombu's decoders that Python's library has. Of others, which are packages of their own, none is
+    """Replace the decoders of kombu that Python's library implements. The others need packages that are not
     installed with Petiole."""
     makers: dict[str, tuple[Callable[[bytes], bytes], Callable[[], Any]]] = {
         "application/x-gzip": (zlib.compress, zlib.decompressobj),

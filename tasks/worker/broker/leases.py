@@ -2,9 +2,8 @@
 
 Leases are renewed on a separate thread and connection, so that they do not expire while the event loop is busy or
 the worker is draining. They are renewed only while the engine makes progress: if the engine hangs, other workers
-get its tasks. Every worker also sweeps: it gives back the messages of owners whose lease has expired. In between
-it looks who is present, and sweeps sooner if somebody is not (see `presence`).
-"""
+get its tasks. Every worker also sweeps: it gives back the messages of owners whose lease has expired. Between two
+sweeps it looks which owners are present. If an owner is missing, it sweeps at once (see `presence`)."""
 
 from __future__ import annotations
 
@@ -27,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 RENEW_S = SWEEP_S = 1.0
 LOOK_S = 0.5
-"""Longest intervals between renewals, sweeps and looks. With short leases they are a fifth of a lease."""
+"""The longest intervals between renewals, sweeps and looks. With short leases the intervals are a fifth of a
+lease."""
 
 CONNECT_S = 0.5
 """Pause between two attempts to connect."""
@@ -36,9 +36,9 @@ NONE_ABSENT: Mapping[LedgerKeys, Sequence[str]] = {}
 
 
 class LeaseKeeper:
-    """Renews the leases of `ledgers()` and sweeps those of dead owners.
+    """Renews the leases of `ledgers()`, and gives back the messages of dead owners.
 
-    `connect` is called on the keeper's thread until it returns a client; `heartbeat_age_s` is that of the engine.
+    `connect` is called on the keeper's thread until it returns a client; `heartbeat_age_s` is the engine's.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class LeaseKeeper:
                 logger.warning("gave back %d messages of dead workers", swept.restored)
 
     def _look(self, client: redis.Redis) -> None:
-        """See which owners are present, and sweep at once if some are not."""
+        """See which owners are present, and sweep at once if one is missing."""
         absent: dict[LedgerKeys, list[str]] = {}
         for names, absences in self._absences.items():
             if absences.owners and self._may_look:

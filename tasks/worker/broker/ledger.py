@@ -8,7 +8,7 @@ An owner is one consuming channel of one process while it keeps its lease; after
 owner name. A delivery tag is a field of the owner's own hash. So an acknowledgement by a worker that has lost its
 lease deletes nothing, and does not affect the message's next owner.
 
-`LedgerKeys` (`tasks.keys`) says what lies under each key.
+`LedgerKeys` (`tasks.keys`) describes the keys.
 
 Two threads use a ledger, each with its own client: the consumer takes and acknowledges, the lease keeper renews.
 """
@@ -46,13 +46,13 @@ class Taken(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Names the message, whoever takes it and however often: a digest of all that its producer wrote, to which
-        kombu adds an id."""
+        """A name of the message, the same at every delivery: a digest of everything that its producer wrote.
+        kombu's id makes it unique."""
         return blake2b(self.item.replace(_REDELIVERED, b""), digest_size=12).hexdigest()
 
 
 class Swept(NamedTuple):
-    """What a sweep has found: the number of messages that went back, and the owners."""
+    """The result of a sweep: the number of messages that went back, and the owners."""
 
     restored: int
     alive: list[str]
@@ -102,8 +102,8 @@ class Ledger:
     ) -> list[Taken] | None:
         """Take up to `most` messages, from the first queue first. None: the lease and all messages are lost.
 
-        `limit`: how many an owner holds at most, this one and, since workers of one queue are alike, any other.
-        """
+        `limit`: the maximum number of messages of this owner. It is assumed for other owners, too, because workers
+        of one queue are alike."""
         self.flush(client)
         new, ttl_ms = int(not self.registered), lease_ms(self.visibility_timeout_s)
         names = self.names
@@ -114,7 +114,7 @@ class Ledger:
         )
         if reply[0] != Take.TAKEN:
             if reply[0] == Take.DAMAGED:
-                damage.report(self.unacked, "a hash: what it held is lost")
+                damage.report(self.unacked, "a hash: its messages are lost")
             return None
         self.registered, self.left, taken = True, reply[1], []
         for tag, position, item in triples(reply[2:]):
@@ -139,14 +139,14 @@ class Ledger:
         return not (self._acknowledged or self._rejected)
 
     def flush(self, client: redis.Redis) -> None:
-        """Delete acknowledged messages and put rejected ones back, the oldest of a queue at its head. May be
-        repeated after an error: what Redis has done already is not done again."""
+        """Delete acknowledged messages and put rejected ones back, the oldest message at the head of its queue.
+        May be repeated after an error: Redis does nothing twice."""
         with self._mutex:
             if self._acknowledged:
                 try:
                     client.hdel(self.unacked, *self._acknowledged)
                 except DamagedKey:
-                    damage.report(self.unacked, "a hash: what it held is lost")
+                    damage.report(self.unacked, "a hash: its messages are lost")
                     self.lost = True
                 self._acknowledged.clear()
             if self._rejected:
@@ -176,8 +176,8 @@ class Ledger:
     # ------------------------------------------------------------ lease keeper
 
     def renew(self, client: redis.Redis, *, hanging: bool = False) -> bool:
-        """False if the lease was lost and the messages were given back. A worker whose engine hangs shows that it
-        lives, without extending its lease."""
+        """Renew the lease. Returns False if the lease was lost and the messages were given back. A worker whose
+        engine hangs shows a sign of life, but does not extend its lease."""
         if not self.registered or self.lost:
             return True
         owner = self.owner
@@ -197,8 +197,8 @@ def restore(
 
 
 def sweep(client: redis.Redis, names: LedgerKeys, absent: Sequence[str] = ()) -> Swept:
-    """Give back the messages of all dead owners, in short calls: owners whose lease has expired, and those of
-    `absent`, whom the caller misses, that have shown no sign of life either."""
+    """Give back the messages of all dead owners, in short calls. These are owners whose lease has expired, and
+    owners of `absent`, which the caller misses, that have shown no sign of life."""
     return _give_back(client, names, "", 1, names.present, presence.QUIET_MS, *absent)
 
 
@@ -211,7 +211,7 @@ def _give_back(client: redis.Redis, names: LedgerKeys, *arguments: Any) -> Swept
         for key in damaged:
             damage.report(key, "a hash" if key.startswith(names.unacked.encode()) else "a list")
         for key, tag, entry in triples(strange):
-            damage.put_aside(entry, key, f"the entry {damage.text(tag)} is no message")
+            damage.put_aside(entry, key, f"the entry {damage.text(tag)} is not a message")
         total += restored
         dead += [name.decode() for name in deleted]
         if restored < RESTORED_A_CALL:

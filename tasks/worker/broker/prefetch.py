@@ -1,9 +1,8 @@
 """The prefetch count of a worker that holds tasks with an `eta`.
 
-Each such task raises the prefetch by one until it begins, up to a limit. kombu ignores a raise beyond the limit,
-but still applies the matching decrement: after exceeding the limit, a stock worker would end up with a prefetch of
-one permanently.
-"""
+Each such task raises the prefetch by one until it begins, up to a limit. kombu ignores an increment beyond the
+limit, but still applies the matching decrement. So after exceeding the limit, a stock worker would be left with a
+prefetch of one for good."""
 
 from __future__ import annotations
 

@@ -3,11 +3,10 @@ and its stream ended.
 
     `QUARANTINE_KEY`      list, newest first: {"at", "queue", "reason", "task_id", "message"}; capped, with a TTL
 
-Whoever meets such a message, on whichever thread, only queues it: `put_aside` neither waits nor raises. One thread
-stores what is queued, and tries again while Redis or the result backend is away. Only then is the message
-acknowledged (`done`), so a worker that ends before leaves it to the next one. Such messages count as held: no more
-of them wait than a worker may hold.
-"""
+Any thread that meets such a message only queues it: `put_aside` neither waits nor raises. One thread stores the
+queued messages, and tries again while Redis or the result backend is away. Only then is a message acknowledged
+(`done`), so a worker that ends before leaves the message to the next one. Queued messages count as held, so no
+more of them wait than a worker may hold."""
 
 from __future__ import annotations
 
@@ -40,13 +39,13 @@ KEPT_S = 7 * 86_400
 SHOWN_BYTES = 65_536
 
 WAITING = 1000
-"""Most messages that wait to be stored. Further ones stay unacknowledged."""
+"""Maximum number of messages that wait to be stored. Further messages stay unacknowledged."""
 
 PAUSE_S = 1.0
-"""Before what could not be stored is tried again."""
+"""Pause before a failed store is tried again."""
 
 CLOSE_S = 2.0
-"""How long a shutdown waits for what is queued."""
+"""How long a shutdown waits for queued messages to be stored."""
 
 _ID = re.compile(rb'"(?:id|correlation_id)": ?"([0-9A-Za-z_-]{1,64})"')
 
@@ -55,7 +54,7 @@ Callback = Callable[[], object]
 
 @dataclass(slots=True)
 class Aside:
-    """One message to be put aside. `steps`: what is left to do."""
+    """One message to be put aside. `steps`: the steps that are left to do."""
 
     item: bytes
     queue: str
@@ -93,7 +92,8 @@ class Quarantine:
             logger.error("a malformed message of %s is not put aside: %d others wait", aside.queue, WAITING)
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Store what is queued, within `timeout_s`, and say what is left: its messages go back to their queues."""
+        """Store the queued messages, within `timeout_s`, and log those that are left: they go back to their
+        queues."""
         self._closing.set()
         with self._changed:
             self._changed.notify()
@@ -126,7 +126,8 @@ class Quarantine:
             return self._waiting[0] if self._waiting else None
 
     def _store(self, app: Any, aside: Aside) -> bool:
-        """False if it is worth another try. What can never be stored is only logged."""
+        """Store one message. Returns False if another try may succeed. A message that can never be stored is only
+        logged."""
         while aside.steps:
             try:
                 aside.steps[0](app, aside)
@@ -141,7 +142,7 @@ class Quarantine:
 
 
 quarantine = Quarantine()
-"""This process's."""
+"""The quarantine of this process."""
 
 
 def put_aside(

@@ -13,11 +13,13 @@ kombu's code. Only consuming differs:
 
 The channel waits on one list: priority 0 of the queue that had a message last. Other queues and priorities are
 checked when the wait ends, at the latest after `WAIT_S`. A channel that took as many messages as it had credit for
-takes the next ones from all queues as soon as it has credit again, without waiting, so a backlog adds no delay.
+does not wait when it has credit again, but takes the next messages from all queues at once. So a backlog adds no
+delay.
 
-A channel holds up to the prefetch count of messages, and beyond it those that take a slot from a less urgent one,
-with a few that wait for that: so a worker that is full of low-priority tasks receives all urgent ones. If tenants
-have weights, messages are taken one at a time, each from the queue that `fairness` selects.
+A channel holds as many messages as the prefetch count. Beyond that it takes messages that are more urgent than a
+held one and take its place in the engine; a few of these may wait. So a worker that is full of low-priority tasks
+receives all urgent ones. If tenants have weights, messages are taken one at a time, each from the queue that
+`fairness` selects.
 
 kombu finds the class by its table of aliases, which `install` changes in the worker process only. So `redis://`,
 `rediss://` and `redis+socket://` URLs, failover lists and TLS options work as in stock kombu; so do `sentinel://`
@@ -69,7 +71,7 @@ FULL_PAUSE_S = 1.0
 TAKEN_A_CALL = 64
 
 LEFT_PAUSE_S = 0.005
-"""Before queues are looked at again that still have messages, left to the workers that they belong to."""
+"""Pause before the channel looks again at queues whose messages it has left to their homes."""
 
 channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 """The open channels of this process, for the lease keeper."""
@@ -227,7 +229,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         return len(taken)
 
     def _be_present(self) -> None:
-        """Before an owner is registered, subscribe to its channel."""
+        """Subscribe to the owner's channel. Called before the owner is registered."""
         subscribed = self.subscription
         if self.ledger.registered or (subscribed and subscribed.channel == self.ledger.channel):
             return
@@ -237,7 +239,8 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         self.subscription.start()
 
     def _deliver(self, taken: Taken, queue: str) -> None:
-        """Pass the message to its consumer. Only the consumer may raise: another error is the message's own."""
+        """Pass the message to its consumer. Only errors of the consumer are raised. Any other error refuses the
+        message."""
         if queue not in self.connection._callbacks:
             self.ledger.give_back(taken.tag)
             self.acknowledged()
@@ -299,7 +302,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
             return super().queue_bind(*args, **options)
 
     def _size(self, queue: str) -> int:
-        """How many messages a queue has. A key that is no list counts for nothing."""
+        """How many messages a queue has. A key that is not a list counts as empty."""
         return sum(list_lengths(self, queue).values())
 
     @contextmanager
@@ -315,7 +318,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
             raise redis.ConnectionError(str(error)) from error
 
     def maybe_refresh_binding_expiry(self) -> None:
-        """Called once a second. kombu would log a traceback for each failure."""
+        """Refresh the bindings; called once a second. kombu would log a traceback for each failure."""
         try:
             super().maybe_refresh_binding_expiry()
         except redis.ResponseError as error:
@@ -328,8 +331,9 @@ class Channel(_stock.Channel):  # type: ignore[misc]
     def basic_consume(
         self, queue: str, no_ack: bool, callback: Callable[[Any], object], *more: Any, **options: Any
     ) -> None:
-        """kombu's. A message that needs no acknowledgement, such as a worker's reply to a control command, is not
-        held: given back when the channel closes, it would stay for ever in a queue that nobody reads."""
+        """Like kombu's. But a message that needs no acknowledgement, such as a worker's reply to a control
+        command, is not held. If it were given back when the channel closes, it would stay for ever in a queue that
+        nobody reads."""
 
         def unheld(message: Any) -> None:
             self.ledger.ack(message.delivery_tag)
@@ -343,7 +347,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         return self.qos.holds(tag) and not (self.closed or self.ledger.lost)
 
     def acknowledged(self) -> None:
-        """Flush at once if there is no event loop whose ticks would."""
+        """Flush at once if there is no event loop, whose ticks would flush."""
         if not self.deferred:
             self.flush()
 
@@ -385,8 +389,8 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         return redis.Redis(connection_pool=self.pool)
 
     def own_client(self, timeout_s: float) -> redis.Redis:
-        """A client with this channel's parameters and one connection of its own, which it never makes again: when
-        that is lost, every call fails."""
+        """A client with this channel's parameters and one connection of its own. It does not reconnect: after the
+        connection is lost, every call fails."""
         return redis.Redis(connection_pool=self._own_pool(timeout_s), single_connection_client=True)
 
     def _own_pool(self, timeout_s: float) -> redis.ConnectionPool:
@@ -403,7 +407,7 @@ class Transport(_stock.Transport):  # type: ignore[misc]
     _loop: Any = None
 
     def turn_after(self, pause_s: float) -> None:
-        """Have the event loop, if there is one, turn again."""
+        """Make the event loop, if there is one, turn again."""
         if self._loop is not None:
             self._loop.call_later(pause_s, lambda: None)
 

@@ -1,160 +1,208 @@
-"""Completes one task that has ended: the steps that talk to Celery and to its result backend."""
+"""Completes one task that has ended, step by step: it talks to Celery and to the task's result backend.
+
+replay ──not completed──► claim ──► trace ──success──────────────────► mark ──► Completed
+  └► COMPLETED              │ │       └──failure──► examine ─────────────┤
+                            │ │                        └──refused──► trace again, or store
+                            │ └──► announce, time_out ──► ANSWERED
+                            └► CLAIMED
+any step ──refused by the backend──► Refused, and later the same step again
+any step ──another error──► fail ──► mark        (the error would come again with each delivery)
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Union
 
 from billiard.einfo import ExceptionInfo
 from celery import states
 
 from petiole.tasks.app.backend import refuses, trying_once
-from petiole.tasks.worker.completion import claims, steps
-from petiole.tasks.worker.completion.steps import Report, Step
+from petiole.tasks.worker.completion import claims
+from petiole.tasks.worker.completion.reports import Completed, Found, Hopeless, Refused, Report
 from petiole.tasks.worker.delivery.messages import Messages
 from petiole.tasks.worker.output.outcomes import Outcome, Success, at_hand
 
 logger = logging.getLogger(__name__)
 
 FEW_LOGPROBS = 1_000
-"""Most positions with log probabilities of a result that is stored in a batch: larger ones would block Redis."""
+"""Maximum number of positions with log-probabilities in a result that is stored in a batch. Larger results would
+block Redis."""
+
+Step = Callable[["Completion"], Union["Step", Report]]
+"""A method of `Completion`. It returns the next step, or the outcome of the completion. The method is unbound,
+because a bound one would keep the completion, and its result, until a garbage collection."""
 
 
-@dataclass(frozen=True, slots=True)
+class BeingReturnedError(Exception):
+    """Another worker counts the task in its chord, and may have died before it sent the body."""
+
+
 class Completion:
-    """`how`: how the outcome is reported to Celery. `tell` is called with what each `take` came to."""
+    """The completion of one task. One thread at a time takes its steps. It calls `tell` with the outcome, or
+    `hand_on` if the next step is for another thread.
 
-    task_id: str
-    messages: Messages
-    outcome: Outcome
-    how: steps.How
-    tell: Callable[[Report], None]
+    `replay`: another delivery may have completed the task. `hard_limit_s`: the hard limit, if it ended the
+    generation.
+    """
+
+    def __init__(
+        self,
+        task_id: str,
+        messages: Messages,
+        outcome: Outcome,
+        *,
+        replay: bool,
+        hard_limit_s: float | None,
+        tell: Callable[[Report], object],
+        hand_on: Callable[[], object],
+    ) -> None:
+        self.task_id, self.tell = task_id, tell
+        self._messages, self._outcome, self._hard_limit_s = messages, outcome, hard_limit_s
+        self._hand_on = hand_on
+        self._next: Step = Completion._replay if replay else Completion._claim
+        self._failing = False
 
     @property
     def request(self) -> Any:
-        return self.messages.current.request
+        return self._messages.current.request
+
+    @property
+    def for_consumer(self) -> bool:
+        """Whether the next step changes Celery's request: only the consumer's thread may take it."""
+        return self._next in (Completion._announce, Completion._time_out)
 
     @property
     def plain(self) -> bool:
         """Whether the result may be stored in a batch: a small success without callbacks, chain or chord."""
-        result = self.outcome.result
-        if result is None or not isinstance(self.how, steps.Trace) or self.request.ignore_result:
+        result = self._outcome.result
+        if result is None or self._reporting != Completion._trace or self.request.ignore_result:
             return False
         return len(result.get("logprobs", ())) <= FEW_LOGPROBS and not claims.linked_on_success(self.request)
 
     @property
-    def success(self) -> Success:
-        """What to store for a task that is `plain`."""
-        assert self.outcome.result is not None
-        return Success(self.task_id, self.outcome.result, self.request._context)
+    def storable(self) -> bool:
+        """Whether the next step is to store `success`."""
+        return self._next == Completion._claim and self.plain
 
-    def take(self, step: Step) -> None:
-        """Take `step` and those that follow on the same thread."""
-        try:
-            report = self._take_all(step)
-        except Exception as error:
-            report = steps.Hopeless(error)
+    @property
+    def success(self) -> Success:
+        assert self._outcome.result is not None
+        return Success(self.task_id, self._outcome.result, self.request._context)
+
+    def take(self) -> None:
+        """Take the next step and those that follow on the same thread."""
+        if (report := self._taken()) is None:
+            self._hand_on()
+            return
         self.tell(report)
-        if isinstance(report, steps.Answered):
+        if report is Found.ANSWERED:
             claims.mark(self.request)
 
-    def _take_all(self, step: Step) -> Report:
-        """A step that the backend refuses is taken again later. Another error would come again with each delivery:
-        it fails the task. Raises what prevents even that."""
-        thread, failing = isinstance(step, steps.CONSUMERS), isinstance(step, steps.Fail)
-        while True:
-            after: Step | Report
+    def _taken(self) -> Report | None:
+        on_consumer = self.for_consumer
+        while self.for_consumer == on_consumer:
             try:
                 with trying_once(self.request.task.backend):
-                    after = self._take(step)
+                    after = self._next(self)
             except Exception as error:
                 if refuses(error):
-                    return steps.Refused(step, error)
-                if failing:
-                    raise
+                    return Refused(error)
+                if self._failing:
+                    return Hopeless(error)
                 logger.exception("task %s cannot be completed", self.task_id)
-                after, failing = steps.Fail(ExceptionInfo()), True
+                after, self._failing = partial(Completion._fail, failure=ExceptionInfo()), True
             if isinstance(after, Report):
                 return after
-            if isinstance(after, steps.CONSUMERS) != thread:
-                return steps.Next(after)
-            step = after
+            self._next = after
+        return None
 
-    def _take(self, step: Step) -> Step | Report:
-        request, delivery = self.request, self.messages.current
-        match step:
-            case steps.Replay():
-                return self._replay()
-            case steps.Claim():
-                return self.how if self.plain or claims.claim(request) else steps.Elsewhere()
-            case steps.Announce():
-                running = self.messages.accepted_at is not None
-                request.announce(str(self.outcome.stop_reason), running=running)
-                return steps.Answered()
-            case steps.TimeOut(limit_s):
-                delivery.timeout_callback(False, limit_s)
-                return steps.Answered()
-            case steps.Trace():
-                return self._trace()
-            case steps.Examine(failure):
-                return self._examine(failure)
-            case steps.Store(failure):
-                if claims.is_stored(request):
-                    return steps.Mark(True, failure)
-                request.task.backend.mark_as_done(request.id, self.outcome.result, request._context)
-                return steps.Mark(False, self.outcome.result)
-            case steps.Fail(failure):
-                if not claims.is_stored(request):
-                    self._store_end(_error(failure))
-                return steps.Mark(True, failure)
-            case steps.Mark(failed, value):
-                if not self.plain:
-                    claims.mark(request)
-                return steps.Completed(failed, value)
-
-    def _store_end(self, error: BaseException) -> None:
-        """Store that the task was revoked, as its stream says, or else a failure because of `error`."""
-        request = self.request
-        if self.outcome.revoked:
-            reason = str(self.outcome.stop_reason)
-            request.task.backend.mark_as_revoked(request.id, reason, request=request._context)
-        else:
-            claims.fail(request, error)
+    # ------------------------------------------------------------ steps
 
     def _replay(self) -> Step | Report:
+        """Complete the task unless another delivery has done so."""
         request = self.request
         if not claims.completed(request):
-            return steps.Claim()
-        stored = request.task.backend.get_task_meta(self.task_id, cache=False)
-        if (
-            request.chord
-            and stored["status"] in states.READY_STATES  # may be counted twice, but must be counted
-            and not claims.chord_returned(request, stored["status"], stored["result"])
-        ):
-            return steps.Wait(steps.Replay())
-        return steps.Left()
+            return Completion._claim
+        if request.chord:  # may be counted twice, but must be counted
+            stored = request.task.backend.get_task_meta(self.task_id, cache=False)
+            status, result = stored["status"], stored["result"]
+            if status in states.READY_STATES and not claims.chord_returned(request, status, result):
+                return Refused(BeingReturnedError("another worker sends the body of its chord"))
+        return Found.COMPLETED
+
+    def _claim(self) -> Step | Report:
+        """Claim the completion, then report the outcome to Celery."""
+        return self._reporting if self.plain or claims.claim(self.request) else Found.CLAIMED
+
+    @property
+    def _reporting(self) -> Step:
+        if self._outcome.revoked:
+            return Completion._announce
+        return Completion._trace if self._hard_limit_s is None else Completion._time_out
+
+    def _announce(self) -> Report:
+        """Have Celery store REVOKED."""
+        running = self._messages.accepted_at is not None
+        self.request.announce(str(self._outcome.stop_reason), running=running)
+        return Found.ANSWERED
+
+    def _time_out(self) -> Report:
+        """Have Celery store that the task exceeded its hard limit."""
+        assert self._hard_limit_s is not None
+        self._messages.current.timeout_callback(False, self._hard_limit_s)
+        return Found.ANSWERED
 
     def _trace(self) -> Step:
-        delivery = self.messages.current
+        """Run Celery's trace, which stores the outcome and sends what is linked to it."""
+        delivery = self._messages.current
         try:
-            with at_hand(self.task_id, self.outcome):
+            with at_hand(self.task_id, self._outcome):
                 failed, value, _ = delivery.target(*delivery.args)
         except BaseException:
             failed, value = True, ExceptionInfo()
-        return steps.Examine(value) if failed else steps.Mark(False, value)
+        return partial(Completion._examine, failure=value) if failed else partial(Completion._mark, value=value)
 
     def _examine(self, failure: ExceptionInfo) -> Step | Report:
-        """The trace has reported a failure. Either Celery has stored it, such as of a callback that could not be
-        sent, or the backend has refused the outcome, or nobody could store it."""
+        """The trace has reported a failure. There are three cases: Celery has stored the failure (of a callback
+        that could not be sent, say); the backend has refused the outcome; or no backend could ever store the
+        outcome."""
         request, error = self.request, _error(failure)
         if not claims.is_stored(request):
             if refuses(error):  # a failure was not reported to anybody yet, but a success may have been
-                return steps.Refused(steps.Trace() if self.outcome.result is None else steps.Store(failure), error)
+                sent = self._outcome.result is not None
+                self._next = partial(Completion._store, failure=failure) if sent else Completion._trace
+                return Refused(error)
             logger.error("task %s: its outcome cannot be stored: %r", self.task_id, error)
             claims.fail(request, error)
-        return steps.Mark(True, failure)
+        return partial(Completion._mark, value=failure)
+
+    def _store(self, failure: ExceptionInfo) -> Step:
+        """Store a success that the backend has refused before. What is linked to it was sent."""
+        request, result = self.request, self._outcome.result
+        if claims.is_stored(request):
+            return partial(Completion._mark, value=failure)
+        request.task.backend.mark_as_done(request.id, result, request._context)
+        return partial(Completion._mark, value=result)
+
+    def _fail(self, failure: ExceptionInfo) -> Step:
+        """Store that the task was revoked, as its stream says, or else a failure."""
+        request = self.request
+        if not claims.is_stored(request):
+            if self._outcome.revoked:
+                reason = str(self._outcome.stop_reason)
+                request.task.backend.mark_as_revoked(request.id, reason, request=request._context)
+            else:
+                claims.fail(request, _error(failure))
+        return partial(Completion._mark, value=failure)
+
+    def _mark(self, value: object) -> Report:
+        """Record that the task is completed."""
+        if not self.plain:
+            claims.mark(self.request)
+        return Completed(value)
 
 
 def _error(failure: ExceptionInfo) -> BaseException:

@@ -2,11 +2,11 @@
 
     publisher ──job──► queue ──batch──► one script call stores all results ──► Celery's trace, job by job
 
-Successes that are queued together are stored by one call, and the trace of each then skips its store. A task with
-callbacks, or in a chain or a chord, is stored by its own trace, because Celery sends callbacks before it stores
-the result. So is a task with a large result, and every task of a call that failed, unless the backend refused it.
+One call stores all successes that are queued together. The trace of each task then skips its store. Some tasks are
+stored by their own trace: tasks with callbacks, in a chain or in a chord, because Celery sends callbacks before it
+stores the result; tasks with a large result; and all tasks of a call that failed, unless the backend refused it.
 
-No thread waits for a backend that is away or full: what it refuses is parked, and tried again by a timer.
+No thread waits for a backend that is away or full: a refused outcome is parked, and a timer tries it again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from celery import states
@@ -24,7 +23,7 @@ from petiole.gpu_worker.threads.pool import Threads
 from petiole.tasks.app.backend import RedisBackend, refuses
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.completion.completion import Completion
-from petiole.tasks.worker.completion.steps import Claim, Refused, Step
+from petiole.tasks.worker.completion.reports import Refused
 from petiole.tasks.worker.output.outcomes import Success
 
 logger = logging.getLogger(__name__)
@@ -47,14 +46,14 @@ class Completions:
         self._timer: threading.Timer | None = None
 
     def run(self, work: Callable[[], object]) -> None:
-        """Call `work` on one of the threads. After `close()` it is dropped: the task's message goes back to the
-        queue, and its next delivery completes it."""
+        """Call `work` on one of the threads. After `close()`, `work` is dropped: the task's message goes back to
+        the queue, and the next delivery completes the task."""
         self._threads.put(work)
 
-    def take(self, completion: Completion, step: Step) -> None:
-        """Take a step of a completion, together with others where that is possible."""
-        if not (isinstance(step, Claim) and self._together and completion.plain):
-            self.run(lambda: completion.take(step))
+    def take(self, completion: Completion) -> None:
+        """Take the next step of a completion, together with others where that is possible."""
+        if not (self._together and completion.storable):
+            self.run(completion.take)
             return
         with self._lock:
             self._finished.append(completion)
@@ -63,7 +62,7 @@ class Completions:
             self.run(self._complete_together)
 
     def run_later(self, work: Callable[[], object]) -> None:
-        """Call `work` on one of the threads in `LATER_S`, with all that was put here meanwhile."""
+        """Call `work` on one of the threads in `LATER_S`, together with everything that was put here meanwhile."""
         with self._lock:
             self._later.append(work)
             if len(self._later) == 1:
@@ -78,7 +77,7 @@ class Completions:
             self.run(work)
 
     def close(self) -> None:
-        """Wait until all queued work is done. What is parked stays undone."""
+        """Wait until all queued work is done. Parked work stays undone."""
         if self._timer is not None:
             self._timer.cancel()
         self._threads.close()
@@ -91,15 +90,15 @@ class Completions:
             except Exception as error:
                 if refuses(error):
                     for completion in batch:
-                        completion.tell(Refused(Claim(), error))
+                        completion.tell(Refused(error))
                 else:
                     logger.debug("%d results could not be stored together: %s", len(batch), error)
                     for completion in batch:
-                        self.run(partial(completion.take, Claim()))
+                        self.run(completion.take)
             else:
                 with backend.having_stored([completion.task_id for completion in batch]):
                     for completion in batch:
-                        completion.take(Claim())
+                        completion.take()
 
     def _next_batch(self) -> list[Completion]:
         """The next batch. If more are queued, a task for another thread is added."""

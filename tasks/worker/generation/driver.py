@@ -1,10 +1,9 @@
-"""Drives one job: passes on what happens to it, and carries out what it decides.
+"""Drives one job: passes events to it, and carries out its effects.
 
-Any thread may call `post`. The events of all jobs happen on one thread, in the order in which they were posted.
-An effect never waits: what waits for Redis runs on a completion thread, and what changes Celery's request is
+Any thread may call `post`. The events of all jobs happen on one thread, in the order in which they were posted. An
+effect never waits: work that waits for Redis runs on a completion thread, and changes of Celery's request are
 posted to the consumer's thread. The output itself does not pass through the job: the engine's text thread puts it
-into the outbox.
-"""
+into the outbox."""
 
 from __future__ import annotations
 
@@ -24,20 +23,20 @@ from petiole.tasks.fleet import control
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.settings import Settings
 from petiole.tasks.worker.completion.completion import Completion
+from petiole.tasks.worker.completion.reports import Found, Report
 from petiole.tasks.worker.completion.standby import Standby
 from petiole.tasks.worker.completion.started import store_started
-from petiole.tasks.worker.completion.steps import CONSUMERS, Answered, Report, Step
 from petiole.tasks.worker.completion.threads import Completions
 from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.delivery.mailbox import Mailbox
 from petiole.tasks.worker.delivery.messages import Messages
 from petiole.tasks.worker.generation import effects
 from petiole.tasks.worker.generation.attempts import Begun
-from petiole.tasks.worker.generation.effects import Effect, Effects
+from petiole.tasks.worker.generation.effects import Do, Effect, Effects
 from petiole.tasks.worker.generation.engines import EngineLike
 from petiole.tasks.worker.generation.job import Job, State
 from petiole.tasks.worker.generation.limits import TimeLimits
-from petiole.tasks.worker.output.outcomes import Ending, Outcome, failed, recorded, succeeded
+from petiole.tasks.worker.output.outcomes import Ending, Outcome, failed, succeeded
 from petiole.tasks.worker.output.publisher import Outbox, Publisher
 from petiole.tasks.worker.reports.tally import Tally
 
@@ -46,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What the jobs of a worker share.
+    """The services that the jobs of a worker share.
 
     `result_max_bytes()`: the largest result that can be stored, as far as it is known. `events`: the thread on
     which the events of all jobs happen. `jobs`, by task id, is changed by the consumer's thread.
@@ -64,9 +63,10 @@ class Services:
 
 
 class JobDriver:
-    """Celery keeps it as the handle to terminate the task. Any thread may read what `job` says.
+    """The driver of one job. Celery keeps it as the handle to terminate the task. Any thread may read `job`.
 
-    `begun` and `outbox` exist once the attempt has begun, `handle` once the engine has the request.
+    `begun` and `outbox` exist once the attempt has begun, `handle` once the engine has the request, `completion`
+    while the task is completed.
     """
 
     def __init__(self, services: Services, delivery: Delivery) -> None:
@@ -76,6 +76,7 @@ class JobDriver:
         self.begun: Begun | None = None
         self.outbox: Outbox | None = None
         self.handle: Handle | None = None
+        self.completion: Completion | None = None
 
     @property
     def task_id(self) -> str:
@@ -88,14 +89,14 @@ class JobDriver:
 
     @property
     def busy(self) -> bool:
-        """Whether the task may still finish here. One whose outcome the result backend refuses need not: the next
-        worker stores it."""
+        """Whether the task may still finish here. A task whose outcome the result backend refuses need not: the
+        next worker stores the outcome."""
         return (self.outbox is not None or self.job.outcome is not None) and not (self.job.over or self.job.parked)
 
     # ------------------------------------------------------------ any thread
 
     def post(self, event: Callable[[], Effects]) -> None:
-        """Have `event` happen, and its effects be carried out."""
+        """Pass `event` to the job, and carry out the effects."""
         self.services.events.put(lambda: self._happen(event))
 
     def give_up(self, error: BaseException) -> None:
@@ -128,39 +129,41 @@ class JobDriver:
         match effect:
             case effects.Submit(request):
                 self._submit(request)
-            case effects.Cancel():
+            case Do.CANCEL:
                 if self.handle is not None:
                     self.handle.cancel()
-            case effects.HandBack():
+            case Do.HAND_BACK:
                 if self.handle is not None:
                     self.handle.hand_back()
-            case effects.Release():
+            case Do.RELEASE:
                 self._open_outbox.release()
             case effects.WriteEnd(outcome):
                 self._open_outbox.finish(outcome)
-            case effects.Flag():
+            case Do.FLAG:
                 services.completions.run(partial(control.flag_cancel, job.task_id))
-            case effects.Accept(at, stopped):
-                self._on_consumer(partial(self._accept, at, stopped))
-            case effects.StoreStarted():
+            case effects.Accept(at):
+                self._on_consumer(partial(self._accept, at))
+            case Do.STORE_STARTED:
                 services.completions.run(self._store_started)
             case effects.Count(outcome):
                 services.tally.count(outcome)
-            case effects.Take(step):
-                self._take(step)
-            case effects.TakeLater(step, refusal):
+            case effects.Complete(replay):
+                self._complete(replay)
+            case Do.GO_ON:
+                self._go_on()
+            case effects.Park(refusal):
                 if refusal is not None:
                     logger.error("task %s: its outcome cannot be stored yet: %s", job.task_id, refusal)
-                services.completions.run_later(partial(self.post, partial(job.again, step)))
-            case effects.StandBy():
+                services.completions.run_later(partial(self.post, job.again))
+            case Do.STAND_BY:
                 self._on_consumer(self._standby().watch)
             case effects.Settle():
                 if job.parked_at is not None:
                     logger.warning("task %s: its outcome is stored", job.task_id)
                 self._on_consumer(partial(self._settle, effect))
-            case effects.Leave():
+            case Do.LEAVE:
                 self._on_consumer(self._leave)
-            case effects.Requeue():
+            case Do.REQUEUE:
                 self._on_consumer(self._requeue)
             case effects.GiveUp(error):
                 self._drop(error)
@@ -175,13 +178,27 @@ class JobDriver:
             outcome = failed(error)
             self.post(lambda: self.job.generated(outcome, 0))
 
-    def _take(self, step: Step) -> None:
+    def _complete(self, replay: bool) -> None:
         assert self.job.outcome is not None
-        completion = Completion(self.task_id, self.messages, self.job.outcome, self.job.how, self._told)
-        if isinstance(step, CONSUMERS):
-            self._on_consumer(lambda: completion.take(step))
+        self.completion = Completion(
+            self.task_id,
+            self.messages,
+            self.job.outcome,
+            replay=replay,
+            hard_limit_s=self.job.limit_s("hard"),
+            tell=self._told,
+            hand_on=self._go_on,
+        )
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Take the next step of the completion, on a thread that may take it."""
+        if (completion := self.completion) is None:  # the job was given up
+            return
+        if completion.for_consumer:
+            self._on_consumer(completion.take)
         else:
-            self.services.completions.take(completion, step)
+            self.services.completions.take(completion)
 
     def _standby(self) -> Standby:
         services, lease_s = self.services, self.services.settings.visibility_timeout_s
@@ -226,10 +243,9 @@ class JobDriver:
         )
         self.post(partial(self.job.begun, start, limits, ending))
 
-    def replay(self, begun: Begun, limits: TimeLimits) -> None:
+    def replay(self, outcome: Outcome, limits: TimeLimits) -> None:
         """An earlier delivery finished the task: store the recorded outcome, if it is not stored yet."""
-        assert begun.record is not None
-        self.post(partial(self.job.recorded, recorded(begun.record, begun.written), limits))
+        self.post(partial(self.job.recorded, outcome, limits))
 
     def fail(self, error: Exception) -> None:
         self.post(partial(self.job.fail, error))
@@ -285,7 +301,7 @@ class JobDriver:
     # ------------------------------------------------------------ completion threads
 
     def _told(self, report: Report) -> None:
-        if isinstance(report, Answered):  # on the consumer's thread
+        if report is Found.ANSWERED:  # on the consumer's thread
             self._forget()
         self.post(partial(self.job.reported, report, time.monotonic()))
 
@@ -301,7 +317,7 @@ class JobDriver:
     # ------------------------------------------------------------ consumer's thread
 
     def rebind(self, delivery: Delivery) -> None:
-        """The message came again after a lost connection: keep generating, for the new request object."""
+        """The message came again after a lost connection: keep generating, and answer the new request object."""
         if self.messages.add(delivery):
             if self.messages.accepted_at is not None:
                 delivery.begun()
@@ -320,11 +336,9 @@ class JobDriver:
         """Let another worker resume the task. The job is over once all output of this attempt is in the log."""
         self.post(self.job.hand_back)
 
-    def _accept(self, at: float, stopped: bool) -> None:
+    def _accept(self, at: float) -> None:
         delivery = self.messages.current
         delivery.begun()
-        if stopped:
-            return
         delivery.request.revoked()  # or expired, while it waited in the engine
         if delivery.request.ending is not None:
             self.stop(delivery.request.ending)
@@ -349,4 +363,5 @@ class JobDriver:
     def _forget(self) -> None:
         if self.services.jobs.get(self.task_id) is self:
             del self.services.jobs[self.task_id]
+        self.completion = None  # it refers to this driver
         self.messages.forget()

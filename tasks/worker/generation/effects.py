@@ -1,12 +1,26 @@
-"""What a job decides, for its driver to carry out."""
+"""The effects that a job decides on. Its driver carries them out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from petiole.gpu_worker.request import Request
-from petiole.tasks.worker.completion.steps import Step
 from petiole.tasks.worker.output.outcomes import Outcome
+
+
+class Do(Enum):
+    """The effects without data."""
+
+    CANCEL = "have the engine end the request"
+    HAND_BACK = "have the engine hand the request back"
+    RELEASE = "write what is left of the output, and mark the task as handed back"
+    FLAG = "set the cancel flag in Redis, for the next worker that gets the task"
+    STORE_STARTED = "store the state STARTED"
+    GO_ON = "let the completion go on at the step that was refused"
+    STAND_BY = "watch the delivery that has the task"
+    LEAVE = "acknowledge the message without a result or event: another delivery reports how the task ended"
+    REQUEUE = "requeue the message: another delivery resumes or completes the task"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,18 +31,10 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
-    """Have the engine end the request."""
+class Accept:
+    """The request has a place in the engine since `at`: tell Celery."""
 
-
-@dataclass(frozen=True, slots=True)
-class HandBack:
-    """Have the engine hand the request back."""
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Write what is left of the output, and mark the task as handed back."""
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +45,6 @@ class WriteEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Flag:
-    """Set the cancel flag in Redis, for the next worker that gets the task."""
-
-
-@dataclass(frozen=True, slots=True)
-class Accept:
-    """The request has a place in the engine since `at`: tell Celery, unless the task was stopped."""
-
-    at: float
-    stopped: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StoreStarted:
-    """Store the state STARTED."""
-
-
-@dataclass(frozen=True, slots=True)
 class Count:
     """Count the end in the worker's figures."""
 
@@ -64,23 +52,17 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
-    """Take a step of the completion."""
+class Complete:
+    """Complete the task. `replay`: but not if another delivery has completed it."""
 
-    step: Step
+    replay: bool
 
 
 @dataclass(frozen=True, slots=True)
-class TakeLater:
-    """Take the step in a second. `refusal`: log that the outcome is refused, and why."""
+class Park:
+    """Try again in a second. `refusal`: log that the outcome is refused, and why."""
 
-    step: Step
     refusal: BaseException | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StandBy:
-    """Watch the delivery that has the task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,38 +76,11 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
-    """Acknowledge the message without a result or event: another delivery reports how the task ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Requeue:
-    """Requeue the message: another delivery resumes or completes the task."""
-
-
-@dataclass(frozen=True, slots=True)
 class GiveUp:
     """Log the error, write nothing more, and requeue the message in a moment."""
 
     error: BaseException
 
 
-Effect = (
-    Submit
-    | Cancel
-    | HandBack
-    | Release
-    | WriteEnd
-    | Flag
-    | Accept
-    | StoreStarted
-    | Count
-    | Take
-    | TakeLater
-    | StandBy
-    | Settle
-    | Leave
-    | Requeue
-    | GiveUp
-)
+Effect = Do | Submit | Accept | WriteEnd | Count | Complete | Park | Settle | GiveUp
 Effects = list[Effect]

@@ -10,13 +10,13 @@ import logging
 import queue
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import redis
 
 from petiole.gpu_worker.request import Request
-from petiole.tasks.errors import InvalidRequest, ModelChanged, PetioleError, WorkersLost
+from petiole.tasks.errors import InvalidRequest, PetioleError
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.requests.schemas import Common
 from petiole.tasks.servers.connections import LOST
@@ -24,19 +24,18 @@ from petiole.tasks.servers.masters import caused_by_call
 from petiole.tasks.submission.parsing import parse
 from petiole.tasks.urls import RABBITMQ, scheme
 from petiole.tasks.worker import scripts
-from petiole.tasks.worker.generation.attempts import Begun, Verdict
+from petiole.tasks.worker.generation.attempts import Begun
 from petiole.tasks.worker.generation.driver import JobDriver, Services
 from petiole.tasks.worker.generation.images import images_of, stored
 from petiole.tasks.worker.generation.limits import TimeLimits
 from petiole.tasks.worker.generation.requests import engine_request
 from petiole.tasks.worker.outage import Outage
-from petiole.tasks.worker.output.outcomes import Outcome, failed, unreadable
+from petiole.tasks.worker.output.outcomes import Outcome, failed
 from petiole.tasks.worker.reports.incidents import incidents
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Images = list[bytes]
 _JOBS_A_CALL = 64
 
 
@@ -102,34 +101,22 @@ class Intake:
         return batch
 
     def _take(self, batch: list[JobDriver]) -> None:
-        asked, room = self._with_images({job: self._read(job) for job in batch}), self._room()
+        asked, room = [self._read(job) for job in batch], self._room()
+        requests, ttl_s = [one for one in asked if isinstance(one, Common)], self._services.settings.image_ttl_s
+        images = self._patiently(lambda: stored(self._client, requests, ttl_s), len(batch)) or {}
         replies = self._begin_each(batch, room, call=uuid.uuid4().hex)
-        for position, (job, reply) in enumerate(zip(batch, replies, strict=False)):
+        for position, (job, request, reply) in enumerate(zip(batch, asked, replies, strict=False)):
             if isinstance(reply, Exception):
                 job.fail(reply)
                 continue
             try:
-                self._start(job, *asked[job], Begun.parse(reply), marked=position < room)
+                self._start(job, request, images, Begun.parse(reply), marked=position < room)
             except Exception as error:
                 job.give_up(error)
 
-    def _with_images(
-        self, requests: dict[JobDriver, Common | PetioleError]
-    ) -> dict[JobDriver, tuple[Common | PetioleError, Images]]:
-        """The requests, each with the bytes of its images; or with the reason why it has none in its place."""
-        asked = [request for request in requests.values() if isinstance(request, Common)]
-        ttl_s = self._services.settings.image_ttl_s
-        known = self._patiently(lambda: stored(self._client, asked, ttl_s), len(requests)) or {}
-        found: dict[JobDriver, tuple[Common | PetioleError, Images]] = {}
-        for job, request in requests.items():
-            try:
-                found[job] = request, images_of(request, known) if isinstance(request, Common) else []
-            except PetioleError as error:
-                found[job] = error, []
-        return found
-
     def _read(self, job: JobDriver) -> Common | PetioleError:
-        """The gate has checked the message's form. Its options may be those of another version, or nobody's."""
+        """The request of a message. The gate has checked the message's form, but its options may be another
+        version's, or wrong."""
         delivery = job.messages.current
         try:
             return parse(delivery.task_name, delivery.message["args"], delivery.message["kwargs"])
@@ -139,7 +126,7 @@ class Intake:
             return InvalidRequest("kwargs", "must be the options of this task", repr(error))
 
     def _begin_each(self, batch: list[JobDriver], room: int, call: str) -> list[list[object] | Exception]:
-        """A reply for each job. If they cannot be begun together because of one, only that one fails."""
+        """A reply for each job. If the jobs cannot be begun together because of one, only that one fails."""
         try:
             return [*self._begin_all(batch, room, call)]
         except Exception as error:
@@ -162,7 +149,8 @@ class Intake:
         return replies or []
 
     def _patiently(self, call: Callable[[], T], n_tasks: int) -> T | None:
-        """What `call` returns once Redis answers; None if closed before. Raises what the call has caused."""
+        """The result of `call` once Redis answers; None if the intake is closed first. Raises errors that the call
+        itself causes."""
         while not self._closing.is_set():
             try:
                 value = call()
@@ -181,66 +169,66 @@ class Intake:
         return max(0, self._services.engine.config.max_num_seqs - placed)
 
     def _start(
-        self, job: JobDriver, request: Common | PetioleError, images: Images, begun: Begun | None, *, marked: bool
+        self,
+        job: JobDriver,
+        asked: Common | PetioleError,
+        images: Mapping[str, bytes],
+        begun: Begun | None,
+        *,
+        marked: bool,
     ) -> None:
         if begun is None:
             job.on_damaged()
             return
         services, delivery = self._services, job.messages.current
-        asked = None if isinstance(request, PetioleError) else request
-        limits = TimeLimits(delivery.soft_timeout_s, asked.deadline_s if asked else None, delivery.timeout_s)
-        verdict = begun.verdict(
-            model=services.engine.limits.fingerprint, max_attempts=services.settings.max_attempts
-        )
-        if verdict == "finished":
-            job.replay(begun, limits)
+        request = asked if isinstance(asked, Common) else None
+        limits = TimeLimits(delivery.soft_timeout_s, request.deadline_s if request else None, delivery.timeout_s)
+        model, max_attempts = services.engine.limits.fingerprint, services.settings.max_attempts
+        outcome = begun.outcome(model=model, max_attempts=max_attempts)
+        if outcome is not None and begun.record is not None:
+            job.replay(outcome, limits)
             return
         if begun.attempt > 1:
             incidents.count("resumed_attempts")
         elif (seconds := delivery.broker_s(job.job.taken_at)) is not None:
             services.tally.waited(delivery.priority_step, seconds)
-        needs_reader = asked is not None and asked.cancel_on_disconnect
-        start = self._request(job, request, images, begun, verdict, limits)
+        if isinstance(asked, PetioleError):
+            start: Request | Outcome = failed(asked)
+        else:
+            start = outcome or self._request(job, asked, images, begun, limits)
+        needs_reader = request is not None and request.cancel_on_disconnect
         job.begin(begun, start, limits, needs_reader=needs_reader, marked=marked)
 
     def _request(
         self,
         job: JobDriver,
-        request: Common | PetioleError,
-        images: Images,
+        request: Common,
+        images: Mapping[str, bytes],
         begun: Begun,
-        verdict: Verdict,
         limits: TimeLimits,
     ) -> Request | Outcome:
-        """What the engine is asked for, or the outcome of a task that is not to be generated."""
-        written, model = begun.written, self._services.engine.limits.fingerprint
-        if isinstance(request, PetioleError):
-            return failed(request)
-        match verdict:
-            case "unreadable":
-                return unreadable(written)
-            case "poisoned":
-                return Outcome(error=WorkersLost(begun.deaths, written.text))
-            case "model_changed":
-                so_far = f"{len(written.token_ids)} tokens were generated by model {begun.model}"
-                return failed(ModelChanged(f"{so_far}; this worker serves model {model}"))
+        """The request to the engine, or the failure of a task for which there can be no request."""
+        written = begun.written
         try:
             return engine_request(
                 job.task_id,
                 request,
-                images=images,
+                images=images_of(request, images),
                 priority=self._priority(job),
                 deadline_s=None if limits.earliest is None else limits.earliest.after_s,
                 resume_token_ids=written.token_ids,
                 resume_bins=written.bins,
                 resume_adapter_key=(begun.adapter or None) if written.token_ids else None,
             )
+        except PetioleError as error:
+            return failed(error)
         except Exception as error:
             logger.exception("task %s could not be submitted", job.task_id)
             return failed(error)
 
     def _priority(self, job: JobDriver) -> int:
-        """The engine's priority: the lowest number runs first, as on Redis. On RabbitMQ the highest does."""
+        """The engine's priority, where the lowest number runs first, as on Redis. On RabbitMQ the highest comes
+        first."""
         priority = (job.messages.current.message.get("delivery_info") or {}).get("priority")
         if type(priority) is not int:
             return 0
@@ -253,7 +241,7 @@ def _keys(task_id: str) -> tuple[str, str, str]:
 
 
 def _facts(job: JobDriver) -> tuple[int, str, int]:
-    """What `begin.lua` is told of a job: Celery's retries, the message's name, whether it is redelivered."""
+    """The arguments of `begin.lua` for a job: Celery's retries, the message's name, whether it is redelivered."""
     delivery = job.messages.current
     retries = delivery.message.get("retries")
     return retries if type(retries) is int else 0, delivery.message_name, int(delivery.redelivered)

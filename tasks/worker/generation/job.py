@@ -9,8 +9,8 @@ returns the effects that follow, in order. `driver` calls the events on one thre
     RELEASING      the engine gave it up; the publisher writes what is left    released
     ENDED          the outcome is known; the publisher writes the last delta   written
     FINISHED       the last delta is written; STARTED is still being stored    started_stored
-    COMPLETING     a step of the completion is being taken                     reported
-    PARKED         the result backend refuses the outcome: a timer runs        again, hand_back
+    COMPLETING     the completion takes its steps: see `completion`            reported
+    PARKED         the outcome cannot be stored yet: a timer runs              again, hand_back
     STANDING_BY    another delivery has the task: see `standby`                reported
     SETTLED        its message is answered: acknowledged or requeued
     HANDED_BACK    its message goes back when the channel closes
@@ -44,30 +44,34 @@ Who brings the events:
 
 Invariants:
 
-    J1  The outcome is decided once. Only a failure because the stream is damaged replaces an outcome, and only one
+    J1  The outcome is decided once, with one exception: a failure because the stream is damaged replaces an
+    outcome
         that is not written. So the stored state agrees with the last delta, whichever delivery stores it.
-    J2  The first of a stop and the end decides. A generation that ends after a stop is REVOKED, never a success.
-        A stop after the end changes nothing here.
+    J2  If both a stop and the end come, the first decides. A generation that ends after a stop is REVOKED, never a
+        success. A stop after the end changes nothing here.
     J3  Only an outcome that is written, recorded or impossible to write is completed. An attempt that has lost its
         task to a newer one completes nothing.
-    J4  One step of the completion is taken at a time, and none while STARTED is being stored.
-    J5  The message is answered at most once, and never before the task is completed, by this delivery or another;
-        but what is given up is requeued.
-    J6  A job that was asked for its task back, and whose outcome is refused, is over: another worker stores it.
+    J4  The completion takes one step at a time, and none while STARTED is being stored.
+    J5  The message is answered at most once, and never before the task is completed, by this delivery or another.
+        The exception is a job that is given up: its message is requeued.
+    J6  If the outcome of a job is refused after the job was told to hand its task back, the job is over: another
+        worker stores the outcome.
 
-An event that comes late, because its thread could not know what another had done, changes nothing. One that cannot
-come at all raises a `JobError`.
-"""
+An event that comes late, because its thread could not know what another thread had done, changes nothing. An event
+that is impossible in a state raises a `JobError`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum, auto
+from functools import wraps
+from typing import Concatenate, ParamSpec
 
 from petiole.gpu_worker.request import Request
-from petiole.tasks.worker.completion import steps
+from petiole.tasks.worker.completion.reports import Completed, Found, Hopeless, Refused, Report
 from petiole.tasks.worker.generation import effects
-from petiole.tasks.worker.generation.effects import Effects
-from petiole.tasks.worker.generation.limits import TimeLimits
+from petiole.tasks.worker.generation.effects import Do, Effects
+from petiole.tasks.worker.generation.limits import Kind, TimeLimits
 from petiole.tasks.worker.output.outcomes import Ending, Outcome, ended, failed, within
 
 PARKED_FOR_S = 300.0
@@ -88,30 +92,38 @@ class State(Enum):
     GIVEN_UP = auto()
 
 
-WRITING = {State.GENERATING, State.RELEASING, State.ENDED}
+WRITING = (State.GENERATING, State.RELEASING, State.ENDED)
 """An attempt is begun, and its stream has no last delta."""
 OVER = {State.STANDING_BY, State.SETTLED, State.HANDED_BACK, State.GIVEN_UP}
-"""Nothing of the task is to be done here any more."""
+"""Nothing is left to do for the task here."""
 
 
 class JobError(RuntimeError):
     """An event that cannot come in this state."""
 
 
-class AlreadyBegun(JobError):  # noqa: N818
-    """The intake begins a job twice."""
-
-
-class NotBegun(JobError):  # noqa: N818
-    """The engine or the publisher reports on an attempt that was not begun."""
-
-
-class NotEnded(JobError):  # noqa: N818
-    """A completion reports on a task that has not ended."""
-
-
 class OutcomeNotStoredError(Exception):
     """The result backend refuses the outcome of a task that has ended."""
+
+
+P = ParamSpec("P")
+Event = Callable[Concatenate["Job", P], Effects]
+
+
+def during(*states: State) -> Callable[[Event[P]], Event[P]]:
+    """Marks an event of these states. In a later state the event comes late and changes nothing. While the job is
+    queued, it cannot come."""
+
+    def decorator(event: Event[P]) -> Event[P]:
+        @wraps(event)
+        def happen(job: Job, /, *facts: P.args, **named: P.kwargs) -> Effects:
+            if job.state is State.QUEUED:
+                raise JobError(f"task {job.task_id}: {event.__name__}, but no attempt has begun")
+            return event(job, *facts, **named) if job.state in states else []
+
+        return happen
+
+    return decorator
 
 
 class Job:
@@ -129,8 +141,7 @@ class Job:
         self.parked_at: float | None = None
         self.limits = TimeLimits(None, None, None)
         self._admitted_at: float | None = None
-        self._handing_back = self._storing_started = False
-        self._first: steps.Step = steps.Claim()
+        self._handing_back = self._storing_started = self._replay = False
 
     # ------------------------------------------------------------ derived
 
@@ -142,14 +153,9 @@ class Job:
     def parked(self) -> bool:
         return self.state is State.PARKED
 
-    @property
-    def how(self) -> steps.How:
-        """How the outcome is reported to Celery."""
-        assert self.outcome is not None
-        limit = self.limits.exceeded(self.outcome)
-        if self.outcome.revoked:
-            return steps.Announce()
-        return steps.TimeOut(limit.after_s) if limit is not None and limit.kind == "hard" else steps.Trace()
+    def limit_s(self, kind: Kind) -> float | None:
+        """The time limit of this kind, if it ended the generation."""
+        return None if self.outcome is None else self.limits.exceeded(kind, self.outcome)
 
     # ------------------------------------------------------------ intake
 
@@ -157,7 +163,7 @@ class Job:
         """An attempt has begun with a request, or with the outcome of a task that is not to be generated."""
         if self.state is State.HANDED_BACK:  # meanwhile
             self.state = State.RELEASING
-            return [effects.Release()]
+            return [Do.RELEASE]
         self._require_queued()
         self.limits, self.ending = limits, self.ending or ending
         if self.ending is not None:
@@ -173,74 +179,68 @@ class Job:
             return []
         self._require_queued()
         self.outcome, self.limits = outcome, limits
-        return self._complete(steps.Replay())
+        return self._complete(replay=True)
 
     def fail(self, error: Exception) -> Effects:
         """The task fails without a last delta: no attempt can be begun, or its stream is damaged."""
         if self.state is not State.QUEUED and self.state not in WRITING:
             return []
-        cancel: Effects = [effects.Cancel()] if self.state is State.GENERATING else []
+        cancel: Effects = [Do.CANCEL] if self.state is State.GENERATING else []
         self.outcome = failed(error)
-        return [*cancel, effects.Count(self.outcome), *self._complete(steps.Replay())]
+        return [*cancel, effects.Count(self.outcome), *self._complete(replay=True)]
 
     # ------------------------------------------------------------ engine
 
+    @during(State.GENERATING)
     def admitted(self, at: float, ending: Ending | None) -> Effects:
-        if not self._is(State.GENERATING):
-            return []
         self._admitted_at, self.ending = at, self.ending or ending
-        stopped = self.ending is not None
-        return [effects.Accept(at, stopped), effects.Cancel()] if stopped else [effects.Accept(at, stopped)]
+        return [effects.Accept(at)] if self.ending is None else [Do.CANCEL]
 
+    @during(State.GENERATING)
     def generated(self, outcome: Outcome, limit_bytes: int) -> Effects:
         """The generation has ended. `limit_bytes`: the largest result that can be stored."""
-        if not self._is(State.GENERATING):
-            return []
         if self.ending is not None and outcome.result is not None:
             return self._end(ended(self.ending))
-        return self._end(outcome if self.limits.failed(outcome) else within(limit_bytes, outcome))
+        timed_out = self.limits.exceeded("hard", outcome) is not None
+        return self._end(outcome if timed_out else within(limit_bytes, outcome))
 
+    @during(State.GENERATING)
     def handed_back(self) -> Effects:
-        if not self._is(State.GENERATING):
-            return []
         self.state = State.RELEASING
-        return [effects.Release()]
+        return [Do.RELEASE]
 
+    @during(State.GENERATING)
     def engine_lost(self) -> Effects:
         """The engine has failed, perhaps because of this task. It is not released, so that a death is counted."""
-        if self._is(State.GENERATING):
-            self.state = State.HANDED_BACK
+        self.state = State.HANDED_BACK
         return []
 
     # ------------------------------------------------------------ publisher
 
+    @during(State.ENDED)
     def written(self) -> Effects:
         """This attempt has written the last delta."""
-        if not self._is(State.ENDED):
-            return []
         assert self.outcome is not None
-        return [effects.Count(self.outcome), *self._complete(steps.Claim())]
+        return [effects.Count(self.outcome), *self._complete(replay=False)]
 
+    @during(State.RELEASING)
     def released(self) -> Effects:
         """All output is in the log, and the task is marked as handed back."""
-        if self._is(State.RELEASING):
-            self.state = State.HANDED_BACK
+        self.state = State.HANDED_BACK
         return []
 
+    @during(*WRITING)
     def stale(self) -> Effects:
         """A newer attempt owns the task."""
-        if not self._is(*WRITING):
-            return []
-        self.state, cancel = State.STANDING_BY, self.state is State.GENERATING
-        return [effects.Cancel(), effects.StandBy()] if cancel else [effects.StandBy()]
+        generating, self.state = self.state is State.GENERATING, State.STANDING_BY
+        return [Do.CANCEL, Do.STAND_BY] if generating else [Do.STAND_BY]
 
+    @during(State.GENERATING)
     def cancel_asked(self, *, flagged: bool) -> Effects:
         """The cancel flag is set (`flagged`), or the stream has no reader."""
-        if not self._is(State.GENERATING):
-            return []
         if flagged:
             self.ending = self.ending or "revoked"
-        return [effects.Cancel()]
+        return [Do.CANCEL]
 
     # ------------------------------------------------------------ consumer
 
@@ -249,21 +249,21 @@ class Job:
         if self.ending is not None:
             return []
         self.ending = ending
-        flag: Effects = [effects.Flag()] if ending == "revoked" else []
-        return [*flag, effects.Cancel()] if self.state is State.GENERATING else flag
+        flag: Effects = [Do.FLAG] if ending == "revoked" else []
+        return [*flag, Do.CANCEL] if self.state is State.GENERATING else flag
 
     def accepted(self) -> Effects:
         """Celery was told that the task runs."""
         if self.state is not State.GENERATING or self.ending is not None:
             return []
         self._storing_started = True
-        return [effects.StoreStarted()]
+        return [Do.STORE_STARTED]
 
     def hand_back(self) -> Effects:
         """The worker shuts down: let another one continue the task."""
         self._handing_back = True
         if self.state is State.GENERATING:
-            return [effects.HandBack()]
+            return [Do.HAND_BACK]
         if self.state in {State.QUEUED, State.PARKED}:
             self.state = State.HANDED_BACK
         return []
@@ -272,44 +272,36 @@ class Job:
 
     def started_stored(self) -> Effects:
         self._storing_started = False
-        return self._complete(self._first) if self.state is State.FINISHED else []
+        return self._complete(replay=self._replay) if self.state is State.FINISHED else []
 
-    def reported(self, report: steps.Report, at: float) -> Effects:
-        """What a step of the completion came to, or what a job that stands by has found."""
-        if not self._is(State.COMPLETING, State.STANDING_BY, error=NotEnded):
-            return []
+    @during(State.COMPLETING, State.STANDING_BY)
+    def reported(self, report: Report, at: float) -> Effects:
+        """The outcome of the completion, or the finding of a standby."""
         match report:
-            case steps.Next(step):
-                return [effects.Take(step)]
-            case steps.Wait(step):
-                return [effects.TakeLater(step)]
-            case steps.Refused(step, reason):
-                return self._park(step, reason, at)
-            case steps.Completed(has_failed, value):
-                self.state = State.SETTLED
-                runtime_s = at - (self._admitted_at or self.taken_at)
-                return [effects.Settle(has_failed, value, runtime_s, self._soft_limit_s)]
-            case steps.Elsewhere():
-                self.state = State.STANDING_BY
-                return [effects.StandBy()]
-            case steps.Hopeless(error):
+            case Refused(reason):
+                return self._park(reason, at)
+            case Hopeless(error):
                 return self.give_up(error)
-            case steps.Answered():
-                self.state = State.SETTLED
+            case Found.CLAIMED:
+                self.state = State.STANDING_BY
+                return [Do.STAND_BY]
+        self.state = State.SETTLED
+        match report:
+            case Completed(value):
+                runtime_s = at - (self._admitted_at or self.taken_at)
+                return [effects.Settle(report.failed, value, runtime_s, self.limit_s("soft"))]
+            case Found.COMPLETED:
+                return [Do.LEAVE]
+            case Found.SILENT:
+                return [Do.REQUEUE]
+            case Found.ANSWERED:
                 return []
-            case steps.Left():
-                self.state = State.SETTLED
-                return [effects.Leave()]
-            case steps.Silent():
-                self.state = State.SETTLED
-                return [effects.Requeue()]
 
-    def again(self, step: steps.Step) -> Effects:
-        """The time has come to take `step` again."""
-        if not self._is(State.COMPLETING, State.PARKED, error=NotEnded):
-            return []
+    @during(State.PARKED)
+    def again(self) -> Effects:
+        """It is time to try the refused outcome again."""
         self.state = State.COMPLETING
-        return [effects.Take(step)]
+        return [Do.GO_ON]
 
     # ------------------------------------------------------------ any
 
@@ -323,27 +315,21 @@ class Job:
 
     # ------------------------------------------------------------ internal
 
-    def _is(self, *states: State, error: type[JobError] = NotBegun) -> bool:
-        """Whether the state is one of these. If not, the event is late. Raises `error` if it is too early."""
-        if self.state is State.QUEUED:
-            raise error(f"task {self.task_id} is not begun")
-        return self.state in states
-
     def _require_queued(self) -> None:
         if self.state is not State.QUEUED:
-            raise AlreadyBegun(f"task {self.task_id} is {self.state.name}")
+            raise JobError(f"task {self.task_id} is {self.state.name}, and its attempt begins")
 
     def _end(self, outcome: Outcome) -> Effects:
         self.state, self.outcome = State.ENDED, outcome
         return [effects.WriteEnd(outcome)]
 
-    def _complete(self, step: steps.Step) -> Effects:
-        """Take the first step of the completion, once STARTED is stored."""
-        self._first = step
+    def _complete(self, *, replay: bool) -> Effects:
+        """Begin the completion, once STARTED is stored."""
+        self._replay = replay
         self.state = State.FINISHED if self._storing_started else State.COMPLETING
-        return [] if self._storing_started else [effects.Take(step)]
+        return [] if self._storing_started else [effects.Complete(replay)]
 
-    def _park(self, step: steps.Step, reason: BaseException, at: float) -> Effects:
+    def _park(self, reason: BaseException, at: float) -> Effects:
         first, self.parked_at = self.parked_at is None, at if self.parked_at is None else self.parked_at
         if at - self.parked_at > PARKED_FOR_S:
             error = OutcomeNotStoredError(self.task_id)
@@ -353,11 +339,4 @@ class Job:
             self.state = State.HANDED_BACK
             return []
         self.state = State.PARKED
-        return [effects.TakeLater(step, reason if first else None)]
-
-    @property
-    def _soft_limit_s(self) -> float | None:
-        """The soft limit, if it ended the generation."""
-        assert self.outcome is not None
-        limit = self.limits.exceeded(self.outcome)
-        return limit.after_s if limit is not None and limit.kind == "soft" else None
+        return [effects.Park(reason if first else None)]

@@ -16,12 +16,13 @@ from pydantic import ValidationError
 from petiole.gpu_worker import errors as engine_errors
 from petiole.gpu_worker.request import Delta, FinishReason, Result, TokenLogprobs
 from petiole.tasks import errors
-from petiole.tasks.requests.schemas import StreamDelta
+from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.submission.handover import hand_over
 
 _MAX_BYTES_A_UNIT = 12
-"""Most bytes of JSON for a character or a token id with its separator: a character may be two escapes of six."""
+"""Maximum bytes of JSON for a character, or for a token id with its separator. A character may take two escapes of
+six bytes."""
 
 _MAX_OTHER_BYTES = 16_384
 """Upper bound in bytes for the JSON of all other fields of a result without log probabilities."""
@@ -66,8 +67,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The output in a task's log, one delta per entry. `unreadable`: the number of entries from the first one that
-    is no delta, or does not begin where the one before it ends."""
+    """The output in a task's log, one delta per entry. An entry is unreadable if it is not a delta, or does not
+    begin where the previous one ends. `unreadable`: the number of entries from the first unreadable one on."""
 
     deltas: Sequence[Delta] = ()
     unreadable: int = 0
@@ -93,7 +94,7 @@ class Written:
 
     @property
     def bins(self) -> list[Sequence[int] | None]:
-        """One entry a token; empty if none has any."""
+        """The bins of each token; empty if no token has any."""
         if all(delta.bins is None for delta in self.deltas):
             return []
         return [bins for delta in self.deltas for bins in delta.bins or [None] * len(delta.token_ids)]
@@ -155,9 +156,9 @@ def succeeded(result: Result, attempt: int, before: Written) -> Outcome:
 def within(limit_bytes: int, outcome: Outcome) -> Outcome:
     """`outcome`, or a failure with `ResultTooLarge`.
 
-    It is checked before the last delta is written, so that stream, record and stored result agree, and the backend
-    is not sent a result that it cannot store. Only a result whose upper bound exceeds the limit is encoded.
-    """
+    The size is checked before the last delta is written. So stream, record and stored result agree, and the
+    backend is never sent a result that it cannot store. Only a result whose upper bound exceeds the limit is
+    encoded."""
     result = outcome.result
     if result is None:
         return outcome
@@ -169,7 +170,7 @@ def within(limit_bytes: int, outcome: Outcome) -> Outcome:
 
 
 def largest(backend: Any) -> int:
-    """The largest JSON of a result that `backend` can store, in bytes. 512 MiB if Redis does not tell."""
+    """The largest JSON of a result that `backend` can store, in bytes; 512 MiB if Redis does not say."""
     if not isinstance(backend, RedisBackend):
         return sys.maxsize
     stock_bytes = 512 * 2**20
@@ -181,8 +182,8 @@ def largest(backend: Any) -> int:
 
 
 def logprobs_json(logprobs: Sequence[Any]) -> list[dict[str, Any]]:
-    """Log probabilities as JSON. JSON has no infinity and no NaN: those of masked tokens, -inf, become -3.4e38, as
-    does NaN, of a model that is broken (the constant goes first: NaN is not greater)."""
+    """Log-probabilities as JSON. JSON has no infinity and no NaN. So -inf, of masked tokens, becomes -3.4e38; so
+    does NaN, of a broken model. (The constant comes first in the comparison, because NaN is not greater.)"""
     return [
         {
             "token_id": entry.token_id,
@@ -247,6 +248,6 @@ def at_hand(task_id: str, outcome: Outcome) -> Iterator[None]:
 
 
 def forget_frames(error: BaseException) -> None:
-    """Free what a handled error refers to. Frames of its traceback refer to it, too: they, and the task that they
-    belong to, would be kept until a garbage collection."""
+    """Free the objects to which a handled error refers. The frames of its traceback refer to the error, too. So
+    the frames, and the task that they belong to, would be kept until a garbage collection."""
     error.__traceback__ = error.__context__ = None

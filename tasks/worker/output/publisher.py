@@ -30,8 +30,7 @@ from typing import Protocol
 import redis
 
 from petiole.gpu_worker.request import Delta
-from petiole.tasks.keys import stream_keys
-from petiole.tasks.requests.schemas import INTEREST_TTL_S
+from petiole.tasks.keys import INTEREST_TTL_S, stream_keys
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.outage import Outage
@@ -149,8 +148,8 @@ class Outbox:
     # ------------------------------------------------------------ publisher's thread
 
     def close(self) -> Listener:
-        """Write nothing more. Returns the listener and forgets it: it refers to this outbox, and in a cycle both
-        would be kept until a garbage collection."""
+        """Write nothing more. Returns the listener and forgets it. The listener refers to this outbox, and such a
+        cycle would be kept until a garbage collection."""
         self.closed = True
         listener = self.listener
         del self.listener

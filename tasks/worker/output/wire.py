@@ -12,12 +12,12 @@ from petiole.tasks.worker.output.outcomes import Outcome, logprobs_json
 
 
 def opening(task_id: str, attempt: int) -> str:
-    """How every delta of an attempt begins; its index follows."""
+    """The beginning of every delta of an attempt. The delta's index follows."""
     return f'{{"task_id":{quote(task_id)},"attempt":{attempt},"index":'
 
 
 def merged(opening: str, index: int, pieces: Sequence[Delta], outcome: Outcome | None) -> str:
-    """One delta of all `pieces`, the first of which begins at `index`. With an outcome it is the last delta."""
+    """One delta of all `pieces`; the first piece begins at `index`. With an outcome, it is the last delta."""
     ids: list[int] = []
     text, extras = "", outcome is not None
     for delta in pieces:
@@ -54,7 +54,7 @@ def _none(delta: Delta) -> list[None]:
 
 
 def closing(task_id: str, error: dict[str, Any]) -> list[str]:
-    """The last delta and the record of a task that no worker ran, as arguments of `close.lua`, which adds attempt
+    """The last delta and the record of a task that no worker ran: the arguments of `close.lua`, which adds attempt
     and index to the delta."""
     return [
         f'{{"task_id":{quote(task_id)},"attempt":',

@@ -1,7 +1,8 @@
-"""What a worker says of itself. Started by `boot`; `generation` counts into the tally.
+"""A worker's reports on itself. Started by `boot`; `generation` counts into the tally.
 
-reporter   the thread that writes this worker's report, and which figures of `Engine.stats` it takes (`_SAME`)
-incidents  what befell this process, counted: deaths, lost leases, redeliveries
+reporter   the thread that writes this worker's report, and the list of figures that it takes from `Engine.stats`
+           (`_SAME`)
+incidents  counts of incidents in this process: deaths, lost leases, redeliveries
 tally      histograms of waits, times and tokens, for Prometheus
-heartbeat  the file whose time says that the engine makes progress
+heartbeat  the file whose modification time shows that the engine makes progress
 """

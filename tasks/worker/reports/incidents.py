@@ -1,4 +1,4 @@
-"""What befell this process, counted since its start: for its reports. Any thread may count."""
+"""Counts of incidents since the start of this process, for its reports. Any thread may count."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections import Counter
 from typing import Any, Literal
 
 Incident = Literal["resumed_attempts", "lost_leases", "deaths", "redeliveries", "quarantined"]
-"""resumed_attempts: tasks that an earlier delivery had begun; lost_leases: of this worker; deaths: owners whose
-messages this worker has given back; redeliveries: messages that came marked as redelivered; quarantined: messages
-that were refused."""
+"""resumed_attempts: tasks that an earlier delivery had begun; lost_leases: leases that this worker lost; deaths:
+owners whose messages this worker has given back; redeliveries: messages that were marked as redelivered;
+quarantined: messages that were refused."""
 
 
 class Incidents:

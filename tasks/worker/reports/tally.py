@@ -1,5 +1,5 @@
-"""Histograms of how long tasks waited in the broker, and of the times and tokens of generations that ended on this
-worker: see `tasks.fleet.exporter`."""
+"""Histograms of the times that tasks waited in the broker, and of the times and tokens of generations that ended
+on this worker: see `tasks.fleet.exporter`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Tally:
         self._broker: defaultdict[int, _Buckets] = defaultdict(lambda: _Buckets(BROKER_S))
 
     def waited(self, priority: int, seconds: float) -> None:
-        """A task waited so long in the broker. Less than nothing, by clocks that differ, counts as nothing."""
+        """Count a task's wait in the broker. A negative time, from clocks that differ, counts as 0."""
         with self._lock:
             self._broker[priority].add(max(0.0, seconds))
 

@@ -270,7 +270,7 @@ def test_cancel_preempt_and_pause_together() -> None:
         handles = submit_all(engine, requests)
         assert paused.wait(30)
         engine.check_invariants()
-        victim = state.waiting.first().stream.handle
+        victim = state.waiting.first().output.handle
         victim.cancel()
         assert victim.result(timeout=30).finish_reason is FinishReason.CANCELLED
         engine.check_invariants()

@@ -128,9 +128,9 @@ def test_what_continues_a_text_keeps_its_first_space(options: Any, text: str) ->
     """With Llama 2's tokenizer, which drops it at the beginning of a text."""
     tokenizer = Tokenizer(samples.sentencepiece())
     hello = tokenizer.backend.token_to_id("▁hello")
-    stream = RequestOutput(Handle(Request(**options), None))  # type: ignore[arg-type]
-    stream.open(tokenizer, [hello], StopRules.of(SamplingParams(), frozenset(), 1, 96))
-    assert stream.push([hello], terminal=False) == ([hello], text)
+    output = RequestOutput(Handle(Request(**options), None))  # type: ignore[arg-type]
+    output.open(tokenizer, [hello], StopRules.of(SamplingParams(), frozenset(), 1, 96))
+    assert output.push([hello], terminal=False) == ([hello], text)
 
 
 @pytest.mark.parametrize(

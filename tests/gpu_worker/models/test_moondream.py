@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from bench.checkpoints import write_tokenizer
 from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.constraints import PositionalConstraint
 from petiole.gpu_worker.errors import ModelError
-from petiole.gpu_worker.models.loading import LoadOptions
+from petiole.gpu_worker.models.checkpoint.loading import LoadOptions
 from petiole.gpu_worker.models.moondream.config import parse_moondream_config
 from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder
 from petiole.gpu_worker.models.registry import architecture
 from petiole.gpu_worker.request.images import ImagePlace, PreparedImage
-from petiole.gpu_worker.runtime.runtime import ModelRuntime
+from petiole.gpu_worker.runtime.interface import StepBatch
+from petiole.gpu_worker.runtime.runtime import Executor, ModelRuntime
+from petiole.gpu_worker.runtime.step.inputs import StepStates
 from tests.support.moondream import KINDS, NARROW, PROMPT, Forced, exact_crops, prepared, weights, write_model
 
 RECORD = Path(__file__).with_name("recorded_moondream.json")
@@ -43,16 +48,22 @@ class Answer:
     cached: int
 
 
-class Listening(MoondreamDecoder):
-    """Keeps the hidden states and logits of every output."""
+class Listening:
+    """An executor that keeps the hidden states and logits of every output."""
 
-    __slots__ = ()
-    heard: list[tuple[torch.Tensor, torch.Tensor]] = []  # noqa: RUF012
+    def __init__(self, executor: Executor) -> None:
+        self.executor, self.encode = executor, executor.encode
+        self.heard: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def head_output(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = super().head_output(hidden)
-        self.heard.append((hidden[-1].clone(), logits[-1].clone()))
-        return logits
+    def forward(self, *args: Any) -> StepStates:
+        states = self.executor.forward(*args)
+        assert isinstance(states.bins, partial), "what decodes bins from the hidden states"
+        if len(hidden := states.bins.args[-1]):
+            self.heard.append((hidden[-1].clone(), states.logits()[-1].clone()))
+        return states
+
+    def encode(self, *args: Any) -> Sequence[torch.Tensor]:
+        return self.executor.encode(*args)
 
 
 def open_engine(folder: Path, **config: Any) -> Engine:
@@ -80,13 +91,12 @@ def answer(folder: Path, image: PreparedImage | None, **config: Any) -> Answer:
     """Through the engine, with the kinds of tokens forced."""
     with open_engine(folder, **config) as engine:
         runtime: Any = engine.runtime
-        object.__setattr__(runtime._decoder, "__class__", Listening)
-        Listening.heard.clear()
+        runtime._executor = listening = Listening(runtime._executor)
         bins: list[tuple[int, ...]] = []
         handle = engine.submit(asked(image), on_delta=lambda _, delta: bins.extend(delta.bins or ()))
         result = handle.result(timeout=300)
         assert list(result.token_ids) == KINDS
-    hidden, logits = zip(*Listening.heard[: 1 + len(KINDS)], strict=True)
+    hidden, logits = zip(*listening.heard[: 1 + len(KINDS)], strict=True)
     return Answer(bins, torch.stack(hidden), torch.stack(logits), result.usage.cached_prompt_tokens)
 
 
@@ -111,7 +121,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("moondream"))
 
 
-def test_numbers_are_those_that_the_reference_confirmed(folder: Path) -> None:
+def test_numbers_are_those_that_the_reference_confirmed(folder: Path, cpu_path: str) -> None:
     found, recorded = digest(folder), json.loads(RECORD.read_text())
     assert np.allclose(found["embeddings"], recorded["embeddings"], atol=1e-3)
     for name in ("image", "text"):
@@ -121,7 +131,7 @@ def test_numbers_are_those_that_the_reference_confirmed(folder: Path) -> None:
     assert found["image"]["bins"] != found["text"]["bins"], "the image matters"
 
 
-def test_a_second_question_about_an_image_reuses_it(folder: Path) -> None:
+def test_a_second_question_about_an_image_reuses_it(folder: Path, cpu_path: str) -> None:
     image = prepared(exact_crops(), (1, 2))
     other = [*PROMPT[:3], 90, 3]
     with open_engine(folder) as engine:
@@ -137,7 +147,7 @@ def test_a_second_question_about_an_image_reuses_it(folder: Path) -> None:
     assert second.token_ids == alone.token_ids
 
 
-def test_an_answer_resumes_bin_for_bin(folder: Path) -> None:
+def test_an_answer_resumes_bin_for_bin(folder: Path, cpu_path: str) -> None:
     image = prepared(exact_crops(), (1, 2))
     with open_engine(folder) as engine:
         bins: list[tuple[int, ...]] = []
@@ -200,7 +210,7 @@ def test_a_chunk_must_hold_an_image_and_the_default_does(folder: Path) -> None:
     assert open_engine(folder, chunk_size=0).config.chunk_size == 730
 
 
-def test_half_precision_serves(folder: Path) -> None:
+def test_half_precision_serves(folder: Path, cpu_path: str) -> None:
     settings: Any = {"chunk_size": 1024, "max_num_seqs": 2, "num_pages": 2000, "num_threads": 1}
     config = EngineConfig(model=str(folder), device="cpu", dtype="bfloat16", **settings)
     with Engine(config, runtime=ModelRuntime(config)) as engine:
@@ -211,3 +221,40 @@ def test_half_precision_serves(folder: Path) -> None:
 def test_the_narrow_shape_has_the_published_names() -> None:
     names = set(weights())
     assert {"vision.blocks.26.attn.qkv.weight", "text.wte", "region.coord_features", "text.lm_head.bias"} <= names
+
+
+def test_an_engine_has_encoded_and_prefilled_an_image_before_its_first_request(
+    tmp_path: Path, cpu_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[tuple[str, int]] = []
+    launch = ModelRuntime.launch_forward
+
+    def noted(self: ModelRuntime, slot_id: int, batch: StepBatch) -> None:
+        steps.append((batch.kind, int(batch.lengths.sum())))
+        launch(self, slot_id, batch)
+
+    monkeypatch.setattr(ModelRuntime, "launch_forward", noted)
+    write_tokenizer(512, write_model(tmp_path))
+    settings: Any = {"device": "cpu", "dtype": "float32", "num_threads": 1, "num_pages": 3000}
+    with Engine(EngineConfig(model=str(tmp_path), **settings)) as engine:
+        assert steps[-3:] == [("encode", 0), ("prefill", 730), ("decode", 1)]
+        assert engine.stats()["encoded_images"] == 0
+        result = engine.generate([asked(prepared(exact_crops(), (1, 2)))])[0]
+    assert list(result.token_ids) == KINDS
+
+
+def test_an_engine_that_encodes_many_crops_is_not_taken_for_hung(folder: Path) -> None:
+    """A crop of the full model takes a CPU up to a second, and half a lease is 7.5 s."""
+    with open_engine(folder) as engine:
+        ages, runtime = list[tuple[float, float]](), engine.runtime
+        beat = runtime.progress
+
+        def progress() -> None:
+            before = engine.heartbeat_age_s()
+            beat()
+            ages.append((before, engine.heartbeat_age_s()))
+
+        runtime.progress = progress
+        engine.generate([asked(prepared(exact_crops((2, 3)), (2, 3)))])
+    assert len(ages) == 7, "each crop"
+    assert all(after < before for before, after in ages)

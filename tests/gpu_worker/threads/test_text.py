@@ -31,10 +31,10 @@ class Output:
         asked = request(**options)
         self.deltas: queue.Queue[Delta] = queue.Queue()
         self.handle = Handle(asked, text, on_delta=lambda _, delta: self.deltas.put(delta))  # type: ignore[arg-type]
-        stream = RequestOutput(self.handle)
+        output = RequestOutput(self.handle)
         rules = StopRules.of(asked.sampling, frozenset(), 4, 96)
-        stream.open(ToyTokenizer(), [5, 6, 7, 8], rules)  # type: ignore[arg-type]
-        self.seq = ScheduledSequence(asked, [5, 6, 7, 8], rules, stream=stream)
+        output.open(ToyTokenizer(), [5, 6, 7, 8], rules)  # type: ignore[arg-type]
+        self.seq = ScheduledSequence(asked, [5, 6, 7, 8], rules, output=output)
 
     def post(self, *tokens: int, end: Finish | BaseException | None = None) -> None:
         generated: Emission = Generated(self.seq, tokens, None) if tokens else Admitted(self.seq)
@@ -140,7 +140,7 @@ def test_a_refusal_ends_its_request_whenever_it_comes() -> None:
     def refuse() -> None:
         output = Output(text)
         refused.append(output.handle)
-        text.refuse(output.seq.stream, EngineClosed("closed"))
+        text.refuse(output.seq.output, EngineClosed("closed"))
 
     text._call(lambda: (text._close(), refuse()))  # type: ignore[func-returns-value]
     text.close()

@@ -18,7 +18,7 @@ from petiole.tasks.commands import cli
 from petiole.tasks.fleet import control, reports
 from petiole.tasks.fleet.reports import WorkerReport
 from petiole.tasks.keys import WORKERS_KEY, stream_keys
-from petiole.tasks.requests.schemas import StreamDelta
+from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from tests.support.site import RedisServer
@@ -79,7 +79,7 @@ def test_no_redis_is_one_clear_line(run: Run, monkeypatch: pytest.MonkeyPatch) -
     status, _, err = run("status")
     settings.cache_clear()
     assert status == 1
-    assert "localhost:1" in err
+    assert err.startswith("petiole: redis://localhost:1/0 is not available: ")
     assert err.count("\n") == 1
 
 
@@ -141,7 +141,7 @@ def test_cancel_reaches_running_and_future_deliveries(
     client.hset(stream_keys("t1").state, "attempt", 1)
     assert run("cancel", "t1", "t2")[:2] == (
         1,
-        "t1: cancelled\nt2: not known to any worker; cancelled, should it wait in a queue\n",
+        "t1: cancelled\nt2: not known to any worker; cancelled if it waits in a queue\n",
     )
     assert revoked == [("t1", True), ("t2", True)]
     assert client.hget(stream_keys("t1").state, "cancel") == b"1"
@@ -221,8 +221,18 @@ def test_drain_asks_known_workers_only(run: Run, client: redis.Redis, monkeypatc
     monkeypatch.setattr(type(control.celery_app.control), "shutdown", shutdown)
     report(client, "a@host")
     assert run("drain", "b@host") == (1, "", "petiole: no such worker: b@host\n")
-    assert run("drain", "a@host", "--wait", "5")[0] == 0
+    assert run("drain", "a@host", "--wait", "5") == (0, "a@host: drains\na@host: gone after 0 s\n", "")
     assert asked == ["a@host"]
+
+
+def test_a_drain_that_takes_too_long_says_who_is_left(
+    run: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(control.celery_app.control), "shutdown", lambda self, destination: None)
+    monkeypatch.setattr(cli, "DRAIN_POLL_S", 0.01)
+    report(client, "a@host")
+    left = "petiole: still there: a@host\n"
+    assert run("drain", "a@host", "--wait", "0.1") == (1, "a@host: drains\n", left)
 
 
 def test_stream_prints_what_the_task_said(run: Run, client: redis.Redis) -> None:

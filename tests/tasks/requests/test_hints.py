@@ -9,9 +9,9 @@ import pytest
 from pydantic import BaseModel
 
 from petiole.tasks import InvalidRequest, chat, generate
+from petiole.tasks.requests.celery_options import SUBMISSION
 from petiole.tasks.requests.hints import _ELSEWHERE, instead_of
 from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest
-from petiole.tasks.requests.submission import SUBMISSION
 from petiole.tasks.submission.parsing import parse
 
 MESSAGES = [{"role": "user", "content": "hello"}]

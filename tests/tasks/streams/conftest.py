@@ -14,7 +14,7 @@ from celery import Celery
 
 from petiole.tasks.app.application import make_app
 from petiole.tasks.keys import stream_keys
-from petiole.tasks.requests.schemas import StreamDelta
+from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.servers import embedded
 from petiole.tasks.settings import settings
 from petiole.tasks.streams import following, readers

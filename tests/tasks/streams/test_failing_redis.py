@@ -10,7 +10,7 @@ import redis
 from celery import Celery
 
 from petiole.tasks import errors
-from petiole.tasks.requests.schemas import StreamDelta
+from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.streams import following, readers

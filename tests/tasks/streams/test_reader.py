@@ -11,7 +11,7 @@ from celery import Celery
 from petiole import tasks
 from petiole.tasks import errors
 from petiole.tasks.keys import stream_keys
-from petiole.tasks.requests.schemas import StreamDelta
+from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.streams import following, readers
 from tests.tasks.streams.conftest import Read, Writer, text, token_ids
 

@@ -1,6 +1,6 @@
 """The skills of Moondream 2: how each asks, which tokens may answer, and what the answer is.
 
-query    a question, about a picture or not; with reasoning where asked
+query    a question, about a picture or not; with reasoning if asked
 caption  a picture in words
 point    where things are
 detect   boxes around things

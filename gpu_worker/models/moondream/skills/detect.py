@@ -2,7 +2,7 @@
 
 options   object, max_objects (50)
 answer    {"objects": [{"x_min": 0.1, "y_min": 0.2, "x_max": 0.5, "y_max": 0.9}, ...]}, as shares of the
-          picture's width and height; what would lie outside of it is cut off
+          picture's width and height; boxes are cut at the picture's edges
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def ask(options: Mapping[str, Any], config: MoondreamConfig, n_images: int, code
 
 
 def _box(values: Sequence[float]) -> Item:
-    """From the centre, the width and the height."""
+    """The box with this centre, width and height."""
     x, y, width, height = values
     return {
         "x_min": clamped(x - width / 2),

@@ -30,7 +30,7 @@ def ask(options: Mapping[str, Any], config: MoondreamConfig, n_images: int, code
     checks.check_names("query", options, ("question", "reasoning"))
     reasoning = options.get("reasoning", False)
     require(isinstance(reasoning, bool), "reasoning", "must be true or false", reasoning)
-    require(n_images <= 1, "image", "query is about one image, or none", f"{n_images} images")
+    require(n_images <= 1, "image", "query takes one image, or none", f"{n_images} images")
     around = tokens.templates["query"]
     question = codec.encode(checks.text(options, "question"), field="question")
     start = [tokens.bos, ImagePlace(0)] if n_images else [tokens.bos]
@@ -66,8 +66,9 @@ class Text:
 
 @dataclass(slots=True)
 class Reasoning:
-    """A `SkillState`. parts: of the reasoning, each with its tokens and the values of its coordinates; a new one
-    begins where points are announced, and where they end. answer: its tokens, None while there is none."""
+    """A `SkillState`. parts: the parts of the reasoning, each with its tokens and the values of its coordinates. A
+    part begins where points are announced, and where they end. answer: the tokens of the answer, None before it
+    begins."""
 
     tokens: TokenConfig
     codec: TextCodec
@@ -118,5 +119,5 @@ class Reasoning:
 
 @lru_cache(maxsize=8)
 def _all_but(vocab_size: int, banned: tuple[int, ...]) -> Sequence[int]:
-    """As an array: of tens of thousands, a mask is made from it in no time."""
+    """As an array, because a mask of tens of thousands of tokens is made from an array in no time."""
     return cast(Sequence[int], np.delete(np.arange(vocab_size), list(banned)))

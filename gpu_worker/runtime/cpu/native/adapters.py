@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import LinearName
 from petiole.gpu_worker.models.layers import DenseLinear
-from petiole.gpu_worker.models.lora import AdapterBank
 from petiole.gpu_worker.runtime.cpu.native.weights import LinearStruct, Weights
 from petiole.gpu_worker.runtime.interface import Int32Array
 
@@ -25,7 +25,7 @@ class _Delta(ctypes.Structure):
 
 
 class NativeAdapters:
-    """Repacks a slot when a step first uses what was put there."""
+    """Repacks a slot when a step first uses the adapter that was put there."""
 
     def __init__(self, library: ctypes.CDLL, bank: AdapterBank) -> None:
         self._library, self._bank = library, bank
@@ -34,7 +34,7 @@ class NativeAdapters:
 
     @staticmethod
     def reduced_width(bank: AdapterBank) -> int:
-        """Floats of A x for one position, at most."""
+        """The maximum number of floats of A x for one position."""
         return MOST_PARTS * (bank.max_rank + bank.max_rank % 2)
 
     def addresses(self, slots: Int32Array) -> npt.NDArray[np.int64]:

@@ -1,11 +1,12 @@
-"""Compiles the C files beside it for the processor at hand, once, and keeps the result in the user's cache, or in
-a folder for temporary files where there is no home to write to.
+"""Compiles the C files beside this module for the processor, once, and keeps the library in the user's cache.
+Without a home folder to write to, it keeps the library in the folder for temporary files.
 
 A library is code, so it is loaded only if nobody else can have written it: file and folder belong to this user or
-to root, and neither group nor others may write to them. What fails that is named, and built in the other folder.
+to root, and neither group nor others may write to them. If a library fails this check, the log names it, and it is
+built in the other folder.
 
-There is nothing to install: with a C compiler on the machine the CPU path is several times faster, without one the
-torch path computes the same. `PETIOLE_NATIVE=off` takes the torch path on purpose.
+There is nothing to install. With a C compiler on the machine the CPU path is several times faster; without one the
+torch path computes the same. `PETIOLE_NATIVE=off` chooses the torch path.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def wanted() -> bool:
 
 @cache
 def load_library() -> ctypes.CDLL | None:
-    """The compiled library, or None where there is no compiler that takes it. Says why, once."""
+    """The compiled library; None if there is no compiler or it fails, which is logged once."""
     compiler = os.environ.get("CC") or next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
     if compiler is None:
         log.warning(
@@ -50,7 +51,7 @@ def load_library() -> ctypes.CDLL | None:
         return ctypes.CDLL(str(_compiled(compiler)))
     except (OSError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or error
-        log.warning("%s does not build the CPU kernels, torch takes their place: %s", compiler, str(detail)[:500])
+        log.warning("%s cannot compile the CPU kernels, so torch is used: %s", compiler, str(detail)[:500])
         return None
 
 
@@ -60,14 +61,14 @@ def _compiled(compiler: str) -> Path:
     try:
         return _built(_cache_folder() / f"native-{key}.so", compiler)
     except _Untrusted as error:
-        log.warning("the CPU kernels are compiled elsewhere: %s", error)
+        log.warning("the CPU kernels are compiled in another folder: %s", error)
     except (OSError, RuntimeError):  # no home, or none to write to
         pass
     return _built(_private_folder() / f"native-{key}.so", compiler)
 
 
 class _Untrusted(PermissionError):  # noqa: N818
-    """Somebody else can have written what is to be loaded."""
+    """Somebody else can have written the library."""
 
 
 def _built(target: Path, compiler: str) -> Path:
@@ -88,7 +89,7 @@ def _built(target: Path, compiler: str) -> Path:
 
 
 def _check_writers(path: Path, is_kind: Callable[[int], bool]) -> None:
-    """Nobody but this user and root may have written it. Raises _Untrusted."""
+    """Check that nobody but this user and root can have written the file. Raises _Untrusted."""
     found = path.lstat()
     if not is_kind(found.st_mode):
         raise _Untrusted(f"{path} is a link or of another kind")
@@ -104,12 +105,12 @@ def _cache_folder() -> Path:
 
 
 def _private_folder() -> Path:
-    """Not that of the embedded Redis, which is removed with its server."""
+    """A folder in the folder for temporary files. The embedded Redis has another one, which its server removes."""
     return Path(tempfile.gettempdir()) / f"petiole-kernels-{os.getuid()}"
 
 
 def _processor() -> str:
-    """What -march=native depends on."""
+    """The properties of the processor on which -march=native depends."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         return next(line for line in text.splitlines() if line.startswith(("flags", "Features")))

@@ -19,17 +19,24 @@
 #include "attention.h"
 #include "library.h"
 
+/* With a bias a LayerNorm, else an RMSNorm. */
 typedef struct {
-  const float *input_norm, *q_norm, *k_norm, *post_norm;
-  Linear qkv, out, gate_up, down;
+  const float *weight, *bias;
+} Norm;
+
+/* Without a post_norm, attention and MLP stand side by side: both begin from the input norm. */
+typedef struct {
+  Norm input_norm, post_norm;
+  const float *q_norm, *k_norm;
+  Linear qkv, out, gate_up, down; /* gate_up: of `inner` outputs it has no gate, and its activation is a GELU */
   int64_t window;
 } Layer;
 
 typedef struct {
   int32_t n_layers, hidden, inner;
   float eps;
-  const float *rotary; /* [positions, head_dim]: cos | sin */
-  const float *norm;
+  const float *rotary; /* [positions, head_dim]: cos | sin; or null */
+  Norm norm;
   Layer *layers;
   Linear head;
   Cache cache;
@@ -40,12 +47,14 @@ typedef struct {
   int64_t t, from;          /* positions of the step, or of the share of it that begins at `from` */
   const int64_t *token_ids; /* [t], or null: hidden holds their embeddings */
   const int64_t *positions; /* [t] */
+  const int64_t *rotary;    /* [t] the positions by which queries and keys are rotated */
+  const int64_t *limits;    /* [t] the end of the positions that each sees, or null: all up to itself */
   const int64_t *rows;      /* [t] page-table rows */
   float *hidden;            /* [t, hidden] */
   float *normed;            /* [t, hidden] */
   float *qkv;               /* [t, q + 2 kv] */
   float *mixed;             /* [t, q] */
-  float *gates;             /* [t, 2 inner] */
+  float *gates;             /* [t, outputs of gate_up] */
   float *acted;             /* [t, inner] */
   const Delta *const *adapters; /* [t] deltas, [layers][MAPS], or null; null where the step has none */
   float *reduced;           /* [t, most outputs of an A], where there are adapters */
@@ -78,6 +87,27 @@ static void rms_norm(const float *x, const float *weight, float *y, int n, float
   for (int c = full; c < n; c++) y[c] = weight[c] * (x[c] * by);
 }
 
+static void layer_norm(const float *x, const Norm *norm, float *y, int n, float eps) {
+  vf sums = {0}, squares = {0};
+  int full = n / LANES * LANES;
+  for (int c = 0; c < full; c += LANES) sums += load(x + c);
+  float total = sum(sums);
+  for (int c = full; c < n; c++) total += x[c];
+  const float mean = total / n;
+  for (int c = 0; c < full; c += LANES) squares += (load(x + c) - mean) * (load(x + c) - mean);
+  total = sum(squares);
+  for (int c = full; c < n; c++) total += (x[c] - mean) * (x[c] - mean);
+  const float by = 1.0f / sqrtf(total / n + eps);
+  for (int c = 0; c < full; c += LANES)
+    store(y + c, load(norm->weight + c) * ((load(x + c) - mean) * by) + load(norm->bias + c));
+  for (int c = full; c < n; c++) y[c] = norm->weight[c] * ((x[c] - mean) * by) + norm->bias[c];
+}
+
+static void normalise(const float *x, const Norm *norm, float *y, int n, float eps) {
+  if (norm->bias) layer_norm(x, norm, y, n, eps);
+  else rms_norm(x, norm->weight, y, n, eps);
+}
+
 static void rotate(float *x, const float *table, int d) {
   int half = d / 2;
   for (int c = 0; c < half; c++) {
@@ -92,6 +122,15 @@ static void silu_mul(const float *x, float *y, int n) {
   int full = n / LANES * LANES;
   for (int c = 0; c < full; c += LANES) store(y + c, load(x + c) / (1.0f + vexp(-load(x + c))) * load(x + n + c));
   for (int c = full; c < n; c++) y[c] = x[c] / (1.0f + vexp(splat(-x[c]))[0]) * x[n + c];
+}
+
+/* x (1 + tanh(s)) / 2 with s = sqrt(2 / pi) (x + 0.044715 x^3), which is x / (1 + e^-2s) */
+INLINE vf gelu1(vf x) { return x / (1.0f + vexp(x * (x * x * -0.0713548163f - 1.5957691216f))); }
+
+static void gelu(const float *x, float *y, int n) {
+  int full = n / LANES * LANES;
+  for (int c = 0; c < full; c += LANES) store(y + c, gelu1(load(x + c)));
+  for (int c = full; c < n; c++) y[c] = gelu1(splat(x[c]))[0];
 }
 
 static void keep(int kind, const char *pool, int64_t at, const float *x, int n) {
@@ -110,25 +149,23 @@ static void rotate_and_keep(const Model *m, const Layer *l, int64_t i, const Ste
     for (int h = 0; h < cache->heads + cache->kv_heads; h++) {
       const float *weight = h < cache->heads ? l->q_norm : l->k_norm;
       if (weight) rms_norm(q + h * d, weight, q + h * d, d, m->eps);
-      rotate(q + h * d, m->rotary + s->positions[t] * d, d);
+      if (m->rotary) rotate(q + h * d, m->rotary + s->rotary[t] * d, d);
     }
     keep(cache->kv_kind, cache->keys, at, k, (int)token);
     keep(cache->kv_kind, cache->values, at, v, (int)token);
   }
 }
 
-static void attention(const Model *m, int64_t layer, const Step *s, const Span *spans, int64_t n, Desk *d) {
+static void attention(const Model *m, int64_t layer, const Step *s, const Unit *units, int64_t n, Desk *d) {
   const Cache *cache = &m->cache;
   const int64_t window = m->layers[layer].window, q = (int64_t)cache->heads * cache->head_dim;
   const int64_t wide = q + 2 * (int64_t)cache->kv_heads * cache->head_dim;
   const int64_t group = q / cache->kv_heads;
 #pragma omp for schedule(dynamic, 1)
-  for (int64_t i = n * cache->kv_heads - 1; i >= 0; i--) { /* from the end: the longest first */
-    const int64_t next = i < omp_get_num_threads() ? i : i - omp_get_num_threads();
-    const Unit unit = {spans + i / cache->kv_heads, (int)(i % cache->kv_heads)};
-    const Unit then = {spans + next / cache->kv_heads, (int)(next % cache->kv_heads)};
-    attend(cache, layer, window, &unit, &then, s->qkv + unit.span->t * wide + unit.head * group, wide,
-           s->mixed + unit.span->t * q + unit.head * group, q, d);
+  for (int64_t i = n - 1; i >= 0; i--) { /* from the end: the longest first */
+    const Unit *u = units + i, *next = i < omp_get_num_threads() ? u : u - omp_get_num_threads();
+    attend(cache, layer, window, u, next, s->qkv + u->span->t * wide + u->head * group, wide,
+           s->mixed + u->span->t * q + u->head * group, q, d);
   }
 }
 
@@ -137,14 +174,14 @@ static void last_norms(const Model *m, const Step *s) {
 #pragma omp for schedule(static)
   for (int64_t i = 0; i < s->o; i++) {
     const float *in = s->hidden + (s->outputs[i] - s->from) * m->hidden;
-    rms_norm(in, m->norm, s->normed + i * m->hidden, m->hidden, m->eps);
+    normalise(in, &m->norm, s->normed + i * m->hidden, m->hidden, m->eps);
   }
 }
 
-static void norms(const Model *m, const Step *s, const float *weight) {
+static void norms(const Model *m, const Step *s, const Norm *norm) {
 #pragma omp for schedule(static)
   for (int64_t t = 0; t < s->t; t++)
-    rms_norm(s->hidden + t * m->hidden, weight, s->normed + t * m->hidden, m->hidden, m->eps);
+    normalise(s->hidden + t * m->hidden, norm, s->normed + t * m->hidden, m->hidden, m->eps);
 }
 
 typedef struct {
@@ -191,6 +228,7 @@ static int64_t widest(const Model *m, const Step *s) {
 /* A thread's scratch. The lists that all read are those of the first. */
 typedef struct {
   Span *spans;
+  Unit *units;
   Run *runs;
   Bench bench;
   Desk desk;
@@ -199,6 +237,7 @@ typedef struct {
 static Room new_room(const Model *m, const Step *s, Scratch *scratch) {
   Room r;
   r.spans = take(scratch, s->t * (int64_t)sizeof(Span));
+  r.units = take(scratch, s->t * m->cache.kv_heads * (int64_t)sizeof(Unit));
   r.runs = take(scratch, s->t * (int64_t)sizeof(Run));
   r.bench = new_bench(s->t, widest(m, s), scratch);
   r.desk = new_desk(&m->cache, smaller(s->t, span_length(&m->cache)), scratch);
@@ -213,18 +252,21 @@ int64_t petiole_scratch(const Model *m, const Step *s) {
 }
 
 /* What comes before a map: its inputs. */
-static void prepare(const Model *m, const Step *s, int64_t at, const Span *spans, int64_t n_spans, Desk *d) {
+static void prepare(const Model *m, const Step *s, int64_t at, const Unit *units, int64_t n_units, Desk *d) {
   const int64_t i = at / MAPS;
   const Layer *l = m->layers + i;
   if (i == m->n_layers) last_norms(m, s);
-  else if (at % MAPS == QKV) norms(m, s, l->input_norm);
-  else if (at % MAPS == GATE_UP) norms(m, s, l->post_norm);
-  else if (at % MAPS == OUT) {
+  else if (at % MAPS == QKV) norms(m, s, &l->input_norm);
+  else if (at % MAPS == GATE_UP) {
+    if (l->post_norm.weight) norms(m, s, &l->post_norm);
+  } else if (at % MAPS == OUT) {
     rotate_and_keep(m, l, i, s);
-    attention(m, i, s, spans, n_spans, d);
+    attention(m, i, s, units, n_units, d);
   } else {
+    const int64_t gates = l->gate_up.n, gated = gates > m->inner;
 #pragma omp for schedule(static)
-    for (int64_t t = 0; t < s->t; t++) silu_mul(s->gates + t * 2 * m->inner, s->acted + t * m->inner, m->inner);
+    for (int64_t t = 0; t < s->t; t++)
+      (gated ? silu_mul : gelu)(s->gates + t * gates, s->acted + t * m->inner, m->inner);
   }
 }
 
@@ -235,7 +277,8 @@ enum { NOTHING_YET = 0, PREPARED = 1, MULTIPLIED = 2 };
  * which has threads of its own. Returns how many maps the library has failed at: they are computed here. */
 static int compute(const Model *m, const Step *s, int n_threads, const Library *library) {
   const Room first = new_room(m, s, &(Scratch){s->scratch, 0});
-  const int64_t n_spans = find_spans(&m->cache, s->t, s->rows, s->positions, first.spans);
+  const int64_t n_spans = find_spans(&m->cache, s->t, s->rows, s->positions, s->limits, first.spans);
+  const int64_t n_units = find_units(&m->cache, first.spans, n_spans, n_threads, first.units);
   const Adapters adapters = {s, first.runs, s->adapters ? find_runs(s->t, s->adapters, first.runs) : 0};
   const int64_t head = (int64_t)m->n_layers * MAPS;
   int stage = NOTHING_YET, failures = 0; /* of the map `from` */
@@ -251,7 +294,7 @@ static int compute(const Model *m, const Step *s, int n_threads, const Library *
       for (int64_t at = from; at <= smaller(end, head); at++) {
         const Map map = map_at(m, s, at);
         const int reached = at == from ? stage : NOTHING_YET;
-        if (reached < PREPARED) prepare(m, s, at, first.spans, n_spans, &own.desk);
+        if (reached < PREPARED) prepare(m, s, at, first.units, n_units, &own.desk);
         if (at == end) break;
         if (reached < MULTIPLIED) linear(map.l, map.rows, map.x, map.y, map.add, &own.bench);
         if (at < head) deltas(&map, at, &adapters, &own.bench);
@@ -277,12 +320,14 @@ static Step part_of(const Model *m, const Step *s, int64_t from, int64_t to, int
                 .from = from,
                 .token_ids = s->token_ids ? s->token_ids + from : NULL,
                 .positions = s->positions + from,
+                .rotary = s->rotary + from,
+                .limits = s->limits ? s->limits + from : NULL,
                 .rows = s->rows + from,
                 .hidden = s->hidden + from * m->hidden,
                 .normed = s->normed + from * m->hidden,
                 .qkv = s->qkv + from * wide,
                 .mixed = s->mixed + from * q,
-                .gates = s->gates + from * 2 * m->inner,
+                .gates = s->gates + from * m->layers->gate_up.n,
                 .acted = s->acted + from * m->inner,
                 .adapters = s->adapters ? s->adapters + from : NULL,
                 .reduced = s->reduced + from * s->reduced_stride,

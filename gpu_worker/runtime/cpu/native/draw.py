@@ -11,7 +11,7 @@ from petiole.gpu_worker.runtime.cpu.native.build import load_library, wanted
 
 
 def draw(scores: Tensor, keys: Tensor) -> Tensor | None:
-    """int64 [n]: argmax of scores + noise; None where there is no compiled code for it.
+    """int64 [n]: argmax of scores + noise; None if there is no compiled code for it.
 
     scores: float32 [n, V]; keys: int32 [n, 2]; see `noise.gumbel`.
     """

@@ -1,24 +1,23 @@
-"""`NativeDecoder`: a decoder's weights and KV pool as `decoder.c` sees them.
+"""`NativeDecoder`: a decoder over one KV pool, computed by `decoder.c`.
 
-Activations are float32 whatever the weights are, or rounded where they meet bfloat16. The structures mirror those
-in the C files, field by field.
+Activations are float32 whatever the weights are. They are rounded to bfloat16 for products with bfloat16.
 """
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_float, c_int32, c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.decoder import Decoder
+from petiole.gpu_worker.models.adapters.lora import AdapterBank
+from petiole.gpu_worker.models.layered import LayeredDecoder
 from petiole.gpu_worker.models.layers import DenseLinear
-from petiole.gpu_worker.models.lora import AdapterBank
 from petiole.gpu_worker.runtime.cpu.native.adapters import NativeAdapters
 from petiole.gpu_worker.runtime.cpu.native.build import load_library, wanted
 from petiole.gpu_worker.runtime.cpu.native.products import choose_products
-from petiole.gpu_worker.runtime.cpu.native.weights import KINDS, LinearStruct, Weights
+from petiole.gpu_worker.runtime.cpu.native.stack import CacheStruct, Shape, Stack, at_least
+from petiole.gpu_worker.runtime.cpu.native.weights import KINDS
 from petiole.gpu_worker.runtime.interface import Int32Array
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 
@@ -26,101 +25,29 @@ _LANES = 16
 _MAX_HEAD = 256
 
 
-class _Layer(ctypes.Structure):
-    _fields_ = [
-        ("input_norm", c_void_p),
-        ("q_norm", c_void_p),
-        ("k_norm", c_void_p),
-        ("post_norm", c_void_p),
-        ("qkv", LinearStruct),
-        ("out", LinearStruct),
-        ("gate_up", LinearStruct),
-        ("down", LinearStruct),
-        ("window", c_int64),
-    ]
-
-
-class _Cache(ctypes.Structure):
-    _fields_ = [
-        ("heads", c_int32),
-        ("kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("kv_kind", c_int32),
-        ("page_size", c_int32),
-        ("scale", c_float),
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        ("n_slots", c_int64),
-        ("columns", c_int64),
-        ("table", c_void_p),
-    ]
-
-
-class _Model(ctypes.Structure):
-    _fields_ = [
-        ("n_layers", c_int32),
-        ("hidden", c_int32),
-        ("inner", c_int32),
-        ("eps", c_float),
-        ("rotary", c_void_p),
-        ("norm", c_void_p),
-        ("layers", c_void_p),
-        ("head", LinearStruct),
-        ("cache", _Cache),
-        ("library", c_void_p),
-    ]
-
-
-class _Step(ctypes.Structure):
-    _fields_ = [
-        ("t", c_int64),
-        ("from", c_int64),
-        ("token_ids", c_void_p),
-        ("positions", c_void_p),
-        ("rows", c_void_p),
-        ("hidden", c_void_p),
-        ("normed", c_void_p),
-        ("qkv", c_void_p),
-        ("mixed", c_void_p),
-        ("gates", c_void_p),
-        ("acted", c_void_p),
-        ("adapters", c_void_p),
-        ("reduced", c_void_p),
-        ("reduced_stride", c_int64),
-        ("halves", c_void_p),
-        ("o", c_int64),
-        ("outputs", c_void_p),
-        ("logits", c_void_p),
-        ("n_threads", c_int32),
-        ("scratch", c_void_p),
-        ("scratch_stride", c_int64),
-    ]
-
-
 class NativeDecoder:
-    """One decoder over one KV pool; takes its weights over. Make it with `native_decoder`."""
+    """One decoder over one KV pool. It takes over the decoder's weights. Make it with `native_decoder`."""
 
-    def __init__(self, library: ctypes.CDLL, decoder: Decoder, cache: KVCache, bank: AdapterBank | None) -> None:
-        self._library = library
-        library.petiole_scratch.restype = c_int64
+    def __init__(
+        self, library: ctypes.CDLL, decoder: LayeredDecoder, cache: KVCache, bank: AdapterBank | None
+    ) -> None:
         self._decoder, self._cache = decoder, cache
-        self._products = choose_products(library, decoder)
-        self._weights = Weights(library, self._products.library)
         self._adapters = NativeAdapters(library, bank) if bank is not None else None
-        head = decoder.head
+        head, config = decoder.head, decoder.config
         self._tied = isinstance(head, DenseLinear) and head.weight.data_ptr() == decoder.embedding.data_ptr()
-        config = decoder.config
-        self._layers = (_Layer * config.n_layers)(*(self._layer(i) for i in range(config.n_layers)))
-        self._model = _Model(
-            n_layers=config.n_layers,
-            hidden=config.hidden_size,
-            inner=config.intermediate_size,
-            eps=config.rms_norm_eps,
-            rotary=self._weights.floats(decoder.rotary),
-            norm=self._weights.floats(decoder.norm),
-            layers=ctypes.addressof(self._layers),
-            head=self._weights.linear(decoder.head, self._products.library_from("head")),
-            cache=_Cache(
+        self._products = choose_products(library, decoder.layers, decoder.head, decoder.dtype)
+        self._stack = Stack(
+            library,
+            self._products,
+            decoder.layers,
+            Shape(
+                config.hidden_size,
+                config.intermediate_size,
+                (config.q_size, config.kv_size),
+                config.rms_norm_eps,
+                NativeAdapters.reduced_width(bank) if bank is not None else 0,
+            ),
+            CacheStruct(
                 heads=config.n_heads,
                 kv_heads=config.n_kv_heads,
                 head_dim=config.head_dim,
@@ -133,20 +60,11 @@ class NativeDecoder:
                 columns=cache.table.shape[1],
                 table=cache.table.data_ptr(),
             ),
-            library=None if self._products.library is None else self._products.library.address,
+            windows=config.windows,
+            norm=decoder.norm,
+            head=head,
+            rotary=decoder.rotary,
         )
-        self._widths = (
-            config.hidden_size,
-            config.q_size + 2 * config.kv_size,
-            config.q_size,
-            2 * config.intermediate_size,
-            config.intermediate_size,
-            NativeAdapters.reduced_width(bank) if bank is not None else 0,
-            0
-            if self._products.library is None
-            else max(config.intermediate_size, config.q_size, config.hidden_size),
-        )
-        self._activations, self._scratch = torch.empty(0), torch.empty(0)
         self._logits: dict[int, Tensor] = {}
 
     def forward(
@@ -157,75 +75,53 @@ class NativeDecoder:
         rows: Tensor,
         outputs: Tensor,
         adapter_slots: Int32Array | None = None,
+        *,
+        hidden: Tensor | None = None,
+        rotary: Tensor | None = None,
+        limits: Tensor | None = None,
     ) -> Tensor:
-        """Logits, float32 [O, vocab], in memory that the slot's next step overwrites: as much given back and taken
-        anew in each step costs more than the sums of a small batch.
+        """Logits, float32 [O, vocab], in memory that the slot's next step overwrites: to allocate that much in
+        each step would cost more than the arithmetic of a small batch.
 
         token_ids, positions, rows: int64 [T]; a row's positions ascend, and its inputs are neighbours; outputs:
         int64 [O], ascending, the inputs whose logits are wanted; adapter_slots: [T]. Writes the KV of every
-        position, and reads that of the row's earlier ones."""
-        t, width, hidden_size, vocab = len(token_ids), sum(self._widths), self._model.hidden, self._model.head.n
-        hidden = torch.empty(t, hidden_size) if self._tied else self._decoder.embed(token_ids).float()
-        self._activations = _at_least(self._activations, t * width)
-        self._logits[slot_id] = memory = _at_least(self._logits.get(slot_id), len(outputs) * vocab)
-        at, parts = self._activations.data_ptr(), []
-        for part in self._widths:
-            parts.append(at)
-            at += 4 * t * part
+        position, and reads the KV of the row's earlier positions.
+
+        hidden: float32 [T, hidden], the inputs' embeddings, overwritten by the hidden states before the final
+        norm; None: the embeddings of the token ids. rotary: int64 [T], rotary positions; None: the positions.
+        limits: int64 [T], for each input the end of the positions that it sees; None: all up to its own."""
+        model = self._stack.model
+        by_ids = self._tied and hidden is None
+        if hidden is None:
+            hidden = (
+                torch.empty(len(token_ids), model.hidden) if by_ids else self._decoder.embed(token_ids).float()
+            )
+        shape = len(outputs), model.head.n
+        self._logits[slot_id] = memory = at_least(self._logits.get(slot_id), shape[0] * shape[1])
         adapters = None
         if self._adapters is not None and adapter_slots is not None and adapter_slots.any():
             adapters = self._adapters.addresses(adapter_slots)
-        n_threads = torch.get_num_threads()
-        step = _Step(
-            t,
-            0,
-            token_ids.data_ptr() if self._tied else None,
-            positions.data_ptr(),
-            rows.data_ptr(),
-            hidden.data_ptr(),
-            *parts[:-2],
-            None if adapters is None else adapters.ctypes.data,
-            parts[-2],
-            self._widths[-2],
-            parts[-1],
-            len(outputs),
-            outputs.data_ptr(),
-            memory.data_ptr(),
-            n_threads,
+        self._stack.run(
+            hidden,
+            positions,
+            rows,
+            token_ids=token_ids if by_ids else None,
+            rotary=rotary,
+            limits=limits,
+            outputs=outputs,
+            logits=memory,
+            adapters=adapters,
         )
-        arguments = ctypes.byref(self._model), ctypes.byref(step)
-        step.scratch_stride = self._library.petiole_scratch(*arguments)
-        self._scratch = _at_least(self._scratch, n_threads * step.scratch_stride // 4)
-        step.scratch = self._scratch.data_ptr()
-        if self._library.petiole_forward(*arguments):
-            self._products.give_up_library()
-            self._model.library = None
-        return memory[: len(outputs) * vocab].view(len(outputs), vocab)
-
-    def _layer(self, i: int) -> _Layer:
-        layer = self._decoder.layers[i]
-        return _Layer(
-            input_norm=self._weights.floats(layer.input_norm),
-            q_norm=self._weights.floats(layer.q_norm),
-            k_norm=self._weights.floats(layer.k_norm),
-            post_norm=self._weights.floats(layer.post_norm),
-            qkv=self._weights.linear(layer.qkv, self._products.library_from("qkv")),
-            out=self._weights.linear(layer.out, self._products.library_from("out")),
-            gate_up=self._weights.linear(layer.gate_up, self._products.library_from("gate_up")),
-            down=self._weights.linear(layer.down, self._products.library_from("down")),
-            window=self._decoder.config.windows[i],
-        )
+        return memory[: shape[0] * shape[1]].view(shape)
 
 
-def _at_least(memory: Tensor | None, n: int) -> Tensor:
-    return memory if memory is not None and memory.numel() >= n else torch.empty(n)
+def native_decoder(decoder: object, cache: KVCache, bank: AdapterBank | None = None) -> NativeDecoder | None:
+    """The fast CPU path for this model; None if there is no compiler, or the model or its type is unusual.
 
-
-def native_decoder(decoder: Decoder, cache: KVCache, bank: AdapterBank | None = None) -> NativeDecoder | None:
-    """The fast CPU path for this model, or None where torch must do: no compiler, or an unusual type or shape.
-
-    The decoder's weights are rearranged where they lie: after this only the fast path can use them.
+    The decoder's weights are rearranged in place, so only the fast path can use them afterwards.
     """
+    if not isinstance(decoder, LayeredDecoder):
+        return None
     width, even = (
         decoder.config.head_dim,
         decoder.config.intermediate_size % 2 == decoder.config.hidden_size % 2 == 0,

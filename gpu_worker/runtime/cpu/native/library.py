@@ -1,9 +1,8 @@
 """`Library`: torch's own products (oneDNN), as `library.c` calls them, over weights that `matrix.c` has packed.
 
-oneDNN wants weights in bfloat16 in an order of its own, which it tells for a shape when it packs a matrix of that
-shape. Where that order is blocks of 64 outputs, as matrix.c has them, both read the same memory: nothing is kept
-twice, and each number of rows can be given to whichever is quicker.
-"""
+oneDNN needs weights in bfloat16 in an order of its own. When it packs a matrix, it names the order for that shape.
+If the order is the blocks of 64 outputs that matrix.c uses, both read the same memory: no weight is kept twice,
+and for each number of rows the quicker one can multiply."""
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ class Library:
         return ctypes.addressof(self._struct)
 
     def takes(self, n: int, k: int) -> bool:
-        """Whether its weights [n, k] take the memory that they take here."""
+        """Whether the library's weights [n, k] take the same memory as the C kernels' weights."""
         return n % BLOCK == 0 and k % 2 == 0 and self._order(n, k) is not None
 
     def weights(self, address: int, n: int, k: int, owner: object) -> int:
@@ -85,7 +84,7 @@ class Library:
         return handle.value
 
     def _order(self, n: int, k: int) -> torch.Tensor | None:
-        """What oneDNN calls the order of weights [n, k]; None if they take other memory than here."""
+        """oneDNN's name for the order of weights [n, k]; None if they take another amount of memory than here."""
         if (n, k) not in self._orders:
             packed = torch.ops.mkldnn._reorder_linear_weight(torch.empty(n, k, dtype=torch.bfloat16), None)
             same = torch.ops.mkldnn._nbytes(packed) == 2 * n * k
@@ -95,13 +94,13 @@ class Library:
 
 @cache
 def open_library() -> Library | None:
-    """None where this torch has no such products."""
+    """The library; None if this torch has no such products."""
     try:
         (path,) = (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")
         library = Library(ctypes.CDLL(str(path)))
         return library if library.takes(BLOCK, BLOCK) else None
     except (AttributeError, OSError, RuntimeError, ValueError) as error:
-        log.info("torch's packed products are out of reach on this machine: %s", str(error).split("\n")[0])
+        log.info("torch's packed products cannot be used on this machine: %s", str(error).split("\n")[0])
         return None
 
 

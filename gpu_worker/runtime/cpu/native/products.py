@@ -1,15 +1,14 @@
 """`choose_products`: which numbers of rows the C kernels multiply, and which torch's library, by measurement.
 
 No kernel is the quickest on every processor. So when a model with weights in bfloat16 is loaded, both are timed on
-its own matrices, for each kind of map and a ladder of row counts, in about half a second. The times lie beside the
-compiled library. They give, for each kind of map, the number of rows from which the library serves. What is
-timed is the processor time of one thread: it tells which is quicker on a machine with other things to do, too.
+its own matrices, for each kind of map and a ladder of row counts, in about half a second. The times are kept
+beside the compiled library. They give, for each kind of map, the number of rows from which the library serves.
+Both are timed by the processor time of one thread, which is meaningful on a busy machine, too.
 
-The C kernels sum each output in one order whatever is beside it, the library does not. So taking the library gives
-up "the same bits in any batch", and is only done where it pays: where some step becomes quicker by more than a
-fifth. `PETIOLE_EXACT=on` never takes it, `off` takes whatever is quickest. `PETIOLE_PRODUCTS=own` or `library`
-measures nothing and takes that for all rows.
-"""
+The C kernels sum each output in one order, whatever else is in the batch; the library does not. So the library
+gives up "the same bits in any batch". It is used only if some step becomes quicker by more than a fifth. With
+`PETIOLE_EXACT=on` it is never used; with `off`, the quickest is used for each number of rows.
+`PETIOLE_PRODUCTS=own` or `library` measures nothing and uses that for all rows."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes import c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,8 @@ from typing import Literal, get_args
 import torch
 
 from petiole.gpu_worker.errors import InvalidRequest
-from petiole.gpu_worker.models.decoder import Decoder, LinearName
+from petiole.gpu_worker.models.decoder import DecoderLayer, LinearName
+from petiole.gpu_worker.models.layered import GeluLayer
 from petiole.gpu_worker.models.layers import DenseLinear, Linear
 from petiole.gpu_worker.runtime.cpu.native.library import BLOCK, NEVER, Library, open_library
 from petiole.gpu_worker.runtime.cpu.native.weights import Weights
@@ -41,7 +41,7 @@ Times = dict[str, dict[int, tuple[float, float]]]
 
 RUNGS = (1, 4, 16, 64, 256)
 WORTH_IT = 1.2
-"""A step must be so many times quicker for the library to be worth other bits in other batches."""
+"""How many times quicker a step must become for the library to be worth bits that depend on the batch."""
 _MOST_HEAD_ROWS = 16  # prefill wants few rows of logits
 _SAMPLE_WEIGHTS = 4 << 20  # of a matrix; larger ones are judged by their first outputs
 _COLD_BYTES = 64 << 20  # few rows read weights from memory: so much is read between two visits of the same
@@ -52,7 +52,7 @@ _TOLERANCE = 0.02  # bfloat16 has 8 bits: the largest difference, by the largest
 
 @dataclass
 class Products:
-    """`library`: None where the C kernels serve alone."""
+    """`library`: None if the C kernels serve all rows."""
 
     library: Library | None
     thresholds: Mapping[str, int]
@@ -61,7 +61,7 @@ class Products:
         return self.thresholds.get(kind, NEVER) if self.library is not None else NEVER
 
     def give_up_library(self) -> None:
-        log.warning("torch's library failed at a product: from now on the CPU's own kernels make all of them")
+        log.warning("torch's library failed at a product: from now on the CPU's own kernels compute all products")
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,26 @@ class _Map:
         return n, k
 
 
-def choose_products(native: ctypes.CDLL, decoder: Decoder) -> Products:
+def choose_products(
+    native: ctypes.CDLL,
+    layers: Sequence[DecoderLayer | GeluLayer],
+    head: Linear | None,
+    dtype: torch.dtype,
+    *,
+    in_part: bool = False,
+) -> Products:
+    """Who makes the products of these layers and of the head, if there is one, of a model in `dtype`. `in_part`:
+    the library may make the products of some maps where it does not take all of them."""
     forced, exact = _setting("products", ("auto", "own", "library")), _setting("exact")
-    maps = _maps(decoder)
-    usable = decoder.dtype == torch.bfloat16 and all(_is_dense(m) for m in maps.values())
+    maps = _maps(layers, head)
+    usable = dtype == torch.bfloat16 and all(_is_dense(m) for m in maps.values())
     if not usable or forced == "own" or exact == "on":
         return Products(None, {})
     library = open_library()
-    if library is None or not all(library.takes(*m.shape) for m in maps.values()):
+    if library is None:
+        return Products(None, {})
+    n_maps, maps = len(maps), {kind: m for kind, m in maps.items() if library.takes(*m.shape)}
+    if not maps or (len(maps) < n_maps and not in_part):
         return Products(None, {})
     if forced == "library":
         log.info("CPU products: torch's library for all rows, as PETIOLE_PRODUCTS says")
@@ -96,7 +108,7 @@ def choose_products(native: ctypes.CDLL, decoder: Decoder) -> Products:
     if times is None:
         times = _measure(native, library, maps)
         if times is None:
-            log.info("CPU products: own kernels for all rows, as the machine is too busy to measure others")
+            log.info("CPU products: own kernels for all rows, because the machine is too busy to measure others")
             return Products(None, {})
         _write(file, times)
     thresholds = decide(times, exact)
@@ -106,7 +118,7 @@ def choose_products(native: ctypes.CDLL, decoder: Decoder) -> Products:
 
 
 def decide(times: Times, exact: str) -> dict[str, int]:
-    """The number of rows from which the library serves, for each kind of map; empty where it never should."""
+    """The number of rows from which the library serves, for each kind of map that it should serve."""
     thresholds = {}
     for kind, by_rows in times.items():
         rungs = sorted(by_rows)
@@ -119,7 +131,7 @@ def decide(times: Times, exact: str) -> dict[str, int]:
 
 
 def gain(times: Times, thresholds: Mapping[str, int]) -> float:
-    """How many times quicker the maps of some step become, at most."""
+    """How many times quicker the maps of a step become, in the best case."""
     most = 1.0
     for rows in RUNGS if times else ():
         alone = chosen = 0.0
@@ -137,26 +149,27 @@ def describe(times: Times, thresholds: Mapping[str, int]) -> str:
         possible = gain(times, decide(times, "off"))
         return (
             "own kernels for all rows, the same bits in any batch "
-            f"(with torch's library a step would be {possible:.2f} times quicker, at most)"
+            f"(with torch's library a step would be {possible:.2f} times quicker at most)"
         )
     parts = [
         f"{kind} from {thresholds[kind]} row{'s' * (thresholds[kind] > 1)}" for kind in times if kind in thresholds
     ]
     return (
         f"torch's library for {', '.join(parts)}, own kernels for the rest: up to {gain(times, thresholds):.2f} "
-        "times quicker than these alone; bits depend on the batch (PETIOLE_EXACT=on: they do not)"
+        "times quicker than own kernels alone; bits depend on the batch (not with PETIOLE_EXACT=on)"
     )
 
 
 # -- what is measured
 
 
-def _maps(decoder: Decoder) -> dict[Kind, _Map]:
+def _maps(layers: Sequence[DecoderLayer | GeluLayer], head: Linear | None) -> dict[Kind, _Map]:
     names: tuple[LinearName, ...] = get_args(LinearName)
     maps: dict[Kind, _Map] = {
-        name: _Map(tuple(getattr(layer, name) for layer in decoder.layers), len(decoder.layers)) for name in names
+        name: _Map(tuple(getattr(layer, name) for layer in layers), len(layers)) for name in names
     }
-    maps["head"] = _Map((decoder.head,), 1)
+    if head is not None:
+        maps["head"] = _Map((head,), 1)
     return maps
 
 
@@ -165,7 +178,7 @@ def _is_dense(m: _Map) -> bool:
 
 
 def _measure(native: ctypes.CDLL, library: Library, maps: Mapping[Kind, _Map]) -> Times | None:
-    """None if it takes too long; no times for what the library makes another product of."""
+    """The times; None if measuring takes too long, empty if a product of the library differs."""
     n_threads, give_up = torch.get_num_threads(), time.monotonic() + _TIME_LIMIT_S
     times: Times = {}
     try:
@@ -173,7 +186,7 @@ def _measure(native: ctypes.CDLL, library: Library, maps: Mapping[Kind, _Map]) -
         for kind, m in maps.items():
             bench = _Bench(native, library, m)
             if not bench.agree():
-                log.warning("torch's library multiplies packed weights %s otherwise: it is not used", [*m.shape])
+                log.warning("torch's library multiplies packed weights %s differently: it is not used", [*m.shape])
                 return {}
             times[kind] = {}
             for rows in RUNGS:
@@ -209,7 +222,7 @@ class _Bench:
         self._scratch = torch.empty(self._stride // 4)
 
     def agree(self) -> bool:
-        """Whether both make the same product of the same memory."""
+        """Whether both compute the same product from the same memory."""
         own, theirs = self._product(4, NEVER).clone(), self._product(4, 1)
         return bool((own - theirs).abs().max() <= _TOLERANCE * own.abs().max())
 
@@ -248,7 +261,7 @@ class _Bench:
 
 
 def _file(native: ctypes.CDLL, maps: Mapping[Kind, _Map]) -> Path:
-    """Beside the compiled library: its name tells the processor."""
+    """The file of the times, beside the compiled library, whose name identifies the processor."""
     compiled = Path(native._name)
     asked = [torch.__version__, RUNGS, [(kind, m.shape, m.count) for kind, m in maps.items()]]
     key = hashlib.sha256(repr(asked).encode()).hexdigest()[:12]
@@ -273,7 +286,7 @@ def _write(file: Path, times: Times) -> None:
         scratch.write_text(json.dumps(times))
         scratch.replace(file)
     except OSError as error:
-        log.info("what was measured is not kept: %s", error)
+        log.info("the measured times cannot be saved: %s", error)
 
 
 def _setting(name: str, values: tuple[str, ...] = ("auto", "on", "off")) -> str:

@@ -1,4 +1,4 @@
-"""`Weights`: tensors as `matrix.c` reads them, and kept alive for as long as it does."""
+"""`Weights`: tensors as `matrix.c` reads them, kept alive while it does."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ class LinearStruct(ctypes.Structure):
     ]
 
 
+EMPTY = LinearStruct(block=_PANEL)
+"""A map without outputs."""
+
+
 class Weights:
     """`other`: the library that may read the same weights."""
 
@@ -40,8 +44,8 @@ class Weights:
         self._kept: list[object] = []
 
     def linear(self, linear: Linear, library_from: int = NEVER) -> LinearStruct:
-        """Rearranges the weights in the memory where they are: nobody else can use them afterwards, but for the
-        other library, which makes the products of `library_from` rows or more."""
+        """Rearranges the weights in place. Nobody else can use them afterwards, except the other library, which
+        multiplies `library_from` rows or more."""
         assert isinstance(linear, (DenseLinear, Int8Linear))
         weight, (n, k) = linear.weight, linear.weight.shape
         assert weight.is_contiguous()
@@ -67,7 +71,8 @@ class Weights:
         return packed
 
     def _kind(self, linear: DenseLinear | Int8Linear) -> int:
-        """Beside bytes of a model in bfloat16, inputs are bfloat16 where the processor multiplies it."""
+        """The kind of the weights. In a bfloat16 model with int8 weights, inputs are bfloat16 if the processor
+        multiplies bfloat16."""
         if (
             isinstance(linear, Int8Linear)
             and linear.scale.dtype == torch.bfloat16
@@ -77,6 +82,7 @@ class Weights:
         return KINDS[linear.weight.dtype]
 
     def floats(self, tensor: Tensor | None) -> int | None:
+        """The address of a copy in float32, which lives as long as this does."""
         return None if tensor is None else self.pointer(tensor.float())
 
     def pointer(self, tensor: Tensor) -> int:

@@ -1,7 +1,8 @@
-"""Paged attention on CUDA, behind `models.decoder.Attention`. A new attention kernel goes here;
-`executor` (all other steps), `graphs` (decode steps) and `runtime` (norms, activation) name the one in use.
-What a kernel requires of a model, and the memory that it needs: `executor`.
+"""Paged attention on CUDA, behind `models.decoder.Attention`. A new attention kernel goes here.
 
-flashinfer  all of FlashInfer that is used: attention, and a layer's norms and activation
-installed   whether the FlashInfer that is installed can be relied on
+The kernel in use is named in `graphs` (captured steps), `executor` (all other steps) and `runtime` (norms,
+activation). `executor` also has the kernel's requirements of a model, and the memory that it needs.
+
+flashinfer  the parts of FlashInfer that are used: attention, and a layer's norms and activation
+installed   whether the installed FlashInfer can be relied on
 """

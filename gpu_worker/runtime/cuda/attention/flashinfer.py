@@ -9,8 +9,8 @@ without waiting, and only committing the slot's step proves that the copy has ha
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,21 +23,27 @@ from petiole.gpu_worker.runtime.interface import Int32Array
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 
 os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")  # read when FlashInfer is imported
-"""FlashInfer's norms as CUDA kernels, like all of its others that are called here. The default are norms in CuTe,
-which nobody has tried with this path."""
+"""FlashInfer's norms as CUDA kernels, like all its other kernels that are called here. By default FlashInfer uses
+norms in CuTe, which nobody has tried with this path."""
 
 WORKSPACE_BYTES = 128 * 2**20
-"""For the partial sums of all wrappers of one stream. A row of queries is split among as many blocks as the card
-has, and no more: that takes a fraction of it, whatever the model."""
+"""For the partial sums of all wrappers of one stream. A row of queries is split among no more blocks than the card
+has, so for every model the sums take a fraction of this memory."""
+
+PLAN_BYTES = 2**20
+"""For the plan of a captured step, and as much pinned memory. The plan says which block gets which part of which
+row, in some twenty bytes for each block, row and position. FlashInfer's own default is 8 MB."""
 
 _CUDA_CORE_GROUPS = frozenset({1, 2, 3, 4, 6, 8, 16})
 
 TENSOR_CORES_FROM = 4
-"""With so many queries to a head of keys, tensor cores are quicker (`bench.gpu --only attention` compares)."""
+"""From this many queries for each head of keys, tensor cores are quicker (`bench.gpu --only attention`
+compares)."""
 
 HEAD_SIZES = (64, 128, 256)
-"""Smaller ones are refused by the kernels. Of others a pass reads whole 64s alone (of 96, the first 64), and a
-decode adds up over threads whose number must be a power of two; neither is checked there."""
+"""The kernels refuse smaller heads. They do not check other sizes, which they compute wrongly: a prefill reads
+whole groups of 64 elements only (of 96, the first 64), and a decode needs a number of threads that is a power of
+two."""
 
 
 class FlashInferKernels:
@@ -85,7 +91,7 @@ class Geometry:
         return sorted(set(self.config.windows))
 
     def pages(self, layer: int) -> tuple[Tensor, Tensor]:
-        """([n_pages, page_size, Hkv, D], the same of the values)"""
+        """The keys [n_pages, page_size, Hkv, D], and the values."""
         shape = (-1, self.cache.page_size, self.config.n_kv_heads, self.config.head_dim)
         return self.cache.keys[layer].view(shape), self.cache.values[layer].view(shape)
 
@@ -104,21 +110,23 @@ class Geometry:
 
 
 def host_page_counts(lengths: Int32Array, page_size: int) -> tuple[Int32Array, Int32Array]:
-    """(indptr [B + 1], tokens in the last page [B]) of rows with `lengths` cached tokens, all above 0."""
+    """(indptr [B + 1], tokens in the last page [B]) of rows with `lengths` cached tokens."""
     counts = (lengths + page_size - 1) // page_size
     indptr = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(counts, out=indptr[1:])
-    return indptr, (lengths - (counts - 1) * page_size).astype(np.int32)
+    return indptr, (lengths - np.maximum(counts - 1, 0) * page_size).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class FlashInferAttention:
     """One step's attention; `wrappers` by window, all planned; slots: int64 [T], where the step's positions go.
-    See `models.decoder.Attention`."""
+    The first `n_bidirectional` queries have wrappers of their own. See `models.decoder.Attention`."""
 
     geometry: Geometry
     slots: Tensor
     wrappers: Mapping[int, Any]
+    n_bidirectional: int = 0
+    bidirectional: Mapping[int, Any] = field(default_factory=dict)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
         from petiole.gpu_worker.runtime.cuda.fused.layers import rotate_and_store
@@ -126,18 +134,21 @@ class FlashInferAttention:
         cache, window = self.geometry.cache, self.geometry.config.windows[layer]
         rotate_and_store(q, k, v, rotation, cache.keys[layer], cache.values[layer], self.slots)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # FlashInfer would fill a prefill's with zeros
-        self.wrappers[window].run(q, self.geometry.pages(layer), out=out)
+        pages, n = self.geometry.pages(layer), self.n_bidirectional
+        if n:
+            self.bidirectional[window].run(q[:n], pages, out=out[:n])
+        if n < len(q):
+            self.wrappers[window].run(q[n:], pages, out=out[n:])
         return out.view(q.shape[0], -1)
 
 
 class DecodeWrappers:
     """The captured decodes of one slot at one batch size, of `queries` positions for each row: fixed buffers and a
-    wrapper for each window. Several positions are always attended to on tensor cores.
+    wrapper for each window. If rows have several positions, attention always runs on tensor cores.
 
-    A graph has room for rows that are split among blocks and merged afterwards, unless it is told that they never
-    are. With as many rows and heads of keys as the card runs blocks (two on each processor) nothing is split: such
-    a batch does without the merge, a kernel in each layer. The kernel without tensor cores knows by itself.
-    """
+    By default a graph has a merge kernel in each layer, for rows that are split among blocks. If a batch fills the
+    card, no row is split, and the wrapper is told to leave the merge out. The kernel without tensor cores finds
+    that out itself."""
 
     def __init__(
         self, geometry: Geometry, size: int, workspace: Tensor, indices: Tensor, queries: int = 1
@@ -149,8 +160,7 @@ class DecodeWrappers:
         n_kv_heads = geometry.config.n_kv_heads
         group = geometry.config.n_heads // n_kv_heads
         tensor_cores = queries > 1 or group not in _CUDA_CORE_GROUPS or group >= TENSOR_CORES_FROM
-        processors = torch.cuda.get_device_properties(geometry.device).multi_processor_count
-        self.whole = tensor_cores and size * n_kv_heads >= 2 * processors
+        self.whole = tensor_cores and fills_the_card(geometry, size)
         self.indices = indices
         self.indptr = torch.zeros(size + 1, dtype=torch.int32, device=geometry.device)
         self.last_page_len = torch.ones(size, dtype=torch.int32, device=geometry.device)
@@ -167,9 +177,10 @@ class DecodeWrappers:
             )
             for window in geometry.windows
         }
+        _shrink_plans(self.wrappers, workspace)
 
     def plan(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
-        """indptr, last_page_len: pinned; indices: on the device. Nothing waits."""
+        """Plan a step. indptr, last_page_len: pinned; indices: on the device. Nothing waits."""
         for window, wrapper in self.wrappers.items():
             settings = self.geometry.plan_settings(window) | self._more
             wrapper.plan(
@@ -178,36 +189,67 @@ class DecodeWrappers:
 
 
 class AppendWrappers:
-    """Prefill and verify of one slot: any number of positions for each row, one causal pass.
+    """Prefill and verify of one slot: any number of positions for each row, in one pass. If it is not `causal`,
+    each query sees all keys of its row.
 
-    The backend is named: "auto" takes another kernel on Hopper, which few installations have compiled, which
-    takes minutes to compile, and whose sums differ from those of the decode.
-    """
+    rows: those of a captured step, whose first plan says how many positions there may be; 0: a step is launched.
+    indices: the page list that a captured step reads.
 
-    def __init__(self, geometry: Geometry, workspace: Tensor) -> None:
+    The backend is named, because "auto" takes another kernel on Hopper. Few installations have that kernel
+    compiled, compiling it takes minutes, and its sums differ from those of the decode."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        workspace: Tensor,
+        rows: int = 0,
+        indices: Tensor | None = None,
+        *,
+        causal: bool = True,
+    ) -> None:
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
-        self.geometry = geometry
+        self.geometry, self._causal = geometry, causal
+        fixed: dict[str, Any] = {}
+        if rows:
+            bounds, starts, last = (
+                torch.zeros(n, dtype=torch.int32, device=geometry.device) for n in (rows + 1, rows + 1, rows)
+            )
+            fixed = {
+                "use_cuda_graph": True,
+                "qo_indptr_buf": bounds,
+                "paged_kv_indptr_buf": starts,
+                "paged_kv_indices_buf": indices,
+                "paged_kv_last_page_len_buf": last,
+            }
+        self.whole = fills_the_card(geometry, rows)
         self.wrappers = {
-            window: BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
+            window: BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2", **fixed)
             for window in geometry.windows
         }
+        if rows:
+            _shrink_plans(self.wrappers, workspace)
 
     def plan(self, lengths: Tensor, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
-        """lengths: appended positions, as an indptr. All pinned but `indices`."""
+        """Plan a step. lengths: appended positions, as an indptr. All arrays are pinned, except `indices`."""
         for window, wrapper in self.wrappers.items():
             settings = self.geometry.plan_settings(window)
-            wrapper.plan(lengths, indptr, indices, last_page_len, *self.geometry.sizes, causal=True, **settings)
+            settings |= {"causal": self._causal, "disable_split_kv": self.whole}
+            wrapper.plan(lengths, indptr, indices, last_page_len, *self.geometry.sizes, **settings)
+
+
+def _shrink_plans(wrappers: Mapping[int, Any], workspace: Tensor) -> None:
+    for wrapper in wrappers.values():
+        plan = torch.empty(PLAN_BYTES, dtype=torch.uint8, device=workspace.device)
+        wrapper.reset_workspace_buffer(workspace, plan)
+
+
+def fills_the_card(geometry: Geometry, rows: int) -> bool:
+    """Whether rows times heads of keys are as many as the blocks that the card runs, two on each processor."""
+    processors = torch.cuda.get_device_properties(geometry.device).multi_processor_count
+    return rows * geometry.config.n_kv_heads >= 2 * processors
 
 
 def new_workspace(device: torch.device) -> Tensor:
     """Shared by all wrappers of one stream; must be zero before its first use."""
     return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-
-
-def batch_ladder(asked: Sequence[int], most: int) -> list[int]:
-    """Batch sizes to capture graphs for: those asked for, or 1, 2, 4, every 8th to 64, every 16th to 256, …"""
-    if asked:
-        return sorted({min(size, most) for size in asked})
-    steps = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most + 64, 64)]
-    return sorted({min(size, most) for size in steps})

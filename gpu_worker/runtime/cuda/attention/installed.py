@@ -1,8 +1,8 @@
-"""Whether the FlashInfer that is installed can be relied on.
+"""Whether the installed FlashInfer can be relied on.
 
-Versions before those of `VERSIONS` read entries of a plan that were never written, where tensor cores, CUDA graphs
-and rows that are not split come together (as in `flashinfer.DecodeWrappers`; FlashInfer's issue 4002), and ask for
-more workspace than there is where eight queries share a head of keys. Nothing is known of later ones.
+Versions before `VERSIONS` have two faults. With tensor cores, CUDA graphs and rows that are not split
+(`flashinfer.DecodeWrappers`), they read entries of a plan that were never written (FlashInfer's issue 4002). With
+eight queries for each head of keys, they ask for more workspace than there is. Nobody has tried later versions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VERSIONS = ">=0.7.2.post1,<0.8"
 
 
 def require_version() -> None:
-    """Raises ModelError if FlashInfer is missing, or is a version that cannot be relied on."""
+    """Raises ModelError if FlashInfer is missing or has another version than those of `VERSIONS`."""
     found = installed_version()
     if found is None:
         raise ModelError(

@@ -1,9 +1,9 @@
-"""Triton kernels that FlashInfer lacks: imported on CUDA only, where torch brings Triton along.
+"""Triton kernels that FlashInfer lacks. Imported on CUDA only, where Triton comes with torch.
 
-Each module has the kernel and one function around it; the tests run them in Triton's interpreter on a CPU.
+Each module has kernels and functions that launch them. The tests run them in Triton's interpreter on a CPU.
 
     layers    norm, rotation and storing of keys and values in one launch; a step's page list; eight-bit values
-    products  linear layers of small batches, with what precedes and follows them
-    choose    from logits to tokens in one launch
-    adapters  what adapters add, each position from its own
+    products  linear layers of small batches, with the norms and activations around them
+    choose    from logits to tokens in two launches
+    adapters  adds each position's own adapter
 """

@@ -1,10 +1,9 @@
-"""What adapters add to a decode step on CUDA: each position reads its own adapter's matrices where they lie.
+"""Adds adapters in a decode step on CUDA. Each position reads its own adapter's matrices in place.
 
     inner[t] = A[slot(t)] · x[t]          y[t] += B[slot(t)] · inner[t]
 
-Nothing is gathered, and of a slot no more is read than the rank of what lies in it. All sums are in float32, in an
-order that depends on no other position.
-"""
+Nothing is gathered, and of each slot only the rank of its adapter is read. All sums are in float32, in an order
+that depends on no other position."""
 
 # ruff: noqa: N803
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-not-found, import-untyped"
@@ -18,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 _INNER, _INPUTS, _OUTPUTS = 8, 512, 64
-"""Of one program: rows of A and how many inputs at a time, rows of B."""
+"""The size of one program: rows of A, inputs at a time, rows of B."""
 
 
 def add_deltas(x: Tensor, y: Tensor, a: Tensor, b: Sequence[Tensor], slots: Tensor, ranks: Tensor) -> None:

@@ -1,26 +1,26 @@
 """From logits to tokens on CUDA, in two launches that read a row once and sort nothing.
 
-The first spreads each row over many blocks, the second has one block a row, which reads what these found:
+The first launch spreads each row over many blocks. The second has one block for each row, which reads their
+results:
 
     _scan, a block for each 4,096 logits                          _pick, a block for each row
     greedy, or nothing filtered: the best of each chunk        ─► the best of these
     filtered: of each group of 32 logits its largest, its mass ─► which groups matter; of their logits, the rest
 
-Top-k and top-p are thresholds: a token stays if less than `k` tokens, or less than `p` of the mass, lie strictly
-above it. So equal logits stay or go together, and what stays of a row depends on that row alone: sums are added up
-in an order that the batch does not change. A threshold is searched for among floats ordered as integers, eight
-marks a pass:
+Top-k and top-p are thresholds: a token stays if fewer than `k` tokens, or less than `p` of the mass, lie strictly
+above it. So equal logits stay or go together. The result of a row depends on that row alone, because the batch
+does not change the order of its sums. A pass of the search compares eight marks, among floats ordered as integers:
 
     f(t): count or mass of the logits above t      f(lo) >= limit > f(hi)      lo < threshold <= hi
 
-until one value is left between the bounds. Before the logits, the groups' largest ones are searched, less exactly:
-if k groups have one above a cut, then k logits are above it, and all of these lie in such groups. For top-p alone
-the groups' masses say where to cut, and it is checked whether the logits above it have enough; if not, the cut is
-lowered. Typically some tens of groups are left, in the worst case all.
+The search ends when one value is left between the bounds. Before it searches logits, it searches the largest logit
+of each group, less exactly. For top-k: if k groups have a logit above a cut, then at least k logits are above the
+cut, and all of these lie in such groups. For top-p alone, the masses of the groups give the cut. If the logits
+above it do not have enough mass, the cut is lowered. Typically some tens of groups are left, in the worst case
+all.
 
-A group is not a run of logits: neighbours, such as the digits, are often likely together. The noise is that of
-`noise.gumbel`, made where it is used.
-"""
+A group is not a run of neighbouring logits, because neighbours (the digits, say) are often likely together. The
+noise is that of `noise.gumbel`, computed where it is used."""
 
 # ruff: noqa: N803
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-not-found, import-untyped"
@@ -37,7 +37,7 @@ _DEPTH, _LANES = 32, 128
 """A chunk is a matrix of logits, row by row; a group is one of its columns."""
 
 _BLOCK, _WARPS = 1024, 16
-"""How many groups, or logits of groups, are searched at a time."""
+"""How many groups, or logits of groups, a search reads at a time."""
 
 _NOTHING = tl.constexpr(-2139095042)
 """Below all floats, ordered as integers; minus infinity is one above it."""
@@ -98,8 +98,8 @@ def _scan(
     DEPTH: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Of each chunk: its best score and the lowest token that has it, or the largest score and the mass of each of
-    its groups, where that largest score has 1. figures: [row, 2, groups]; places: [row, groups]."""
+    """For each chunk: its best score and the lowest token that has the score; or, for each of its groups, the
+    largest score and the mass, relative to that score's. figures: [row, 2, groups]; places: [row, groups]."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     groups = tl.num_programs(1) * LANES
     temperature = tl.load(temperatures + row)
@@ -143,7 +143,7 @@ def _pick(
     LANES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The row's token, from what `_scan` left. `places` then lists the groups whose logits matter."""
+    """The row's token, from the results of `_scan`. `places` then lists the groups whose logits matter."""
     row = tl.program_id(0).to(tl.int64)
     groups = chunks * LANES
     temperature = tl.load(temperatures + row)
@@ -190,7 +190,7 @@ def _pick(
 
 @triton.jit
 def _filters(row, top_ks, top_ps, min_ps, has_top_k, has_top_p, has_min_p):
-    """(top-k, top-p, min-p) of a row; 0, 1, 0 where the step has none."""
+    """(top-k, top-p, min-p) of a row; 0, 1, 0 if the step has none."""
     k, p, least = tl.full([], 0, tl.int64), tl.full([], 1, tl.float32), tl.full([], 0, tl.float32)
     if has_top_k != 0:
         k = tl.load(top_ks + row)
@@ -203,7 +203,7 @@ def _filters(row, top_ks, top_ps, min_ps, has_top_k, has_top_p, has_min_p):
 
 @triton.jit
 def _scores(logits, token, there, temperature):
-    """Logits over the temperature; minus infinity for tokens that are not there, and for what is no number."""
+    """Logits divided by the temperature; minus infinity for missing tokens and for NaN."""
     x = tl.load(logits + token, mask=there, other=float("-inf")).to(tl.float32)
     x /= tl.where(temperature > 0, temperature, 1.0)
     return tl.where(x > float("-inf"), x, float("-inf"))
@@ -211,7 +211,7 @@ def _scores(logits, token, there, temperature):
 
 @triton.jit
 def _listed_tokens(listed, start, size, width, DEPTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr):
-    """(tokens of the listed groups, whether they are there), from the `start`-th of `size` on."""
+    """(tokens of the listed groups, whether they exist), from the `start`-th of `size` on."""
     at = start + tl.arange(0, BLOCK)
     group = tl.load(listed + at // DEPTH, mask=at < size, other=0)
     token = group // LANES * (DEPTH * LANES) + at % DEPTH * LANES + group % LANES
@@ -229,7 +229,7 @@ def _largest(found, groups, BLOCK: tl.constexpr):
 
 @triton.jit
 def _mass_of_groups(found, groups, largest, BLOCK: tl.constexpr):
-    """Of the whole row, where its largest score has 1."""
+    """The mass of the whole row, relative to that of its largest score."""
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, groups, BLOCK):
         at = start + tl.arange(0, BLOCK)
@@ -256,7 +256,7 @@ def _list(found, listed, groups, lo, BLOCK: tl.constexpr):
 
 @triton.jit
 def _mass(scores, at, lo, DEPTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr):
-    """Of the listed scores above `lo`, where the row's largest has 1."""
+    """The mass of the listed scores above `lo`, relative to that of the row's largest score."""
     _, listed, size, width, temperature, largest = at
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, size, BLOCK):
@@ -268,7 +268,7 @@ def _mass(scores, at, lo, DEPTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.co
 
 @triton.jit
 def _draw(scores, at, lo, first, second, DEPTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr):
-    """The listed token with the best noisy score of those above `lo`; the lowest of equal ones."""
+    """The listed token above `lo` with the best noisy score; of equal scores, the lowest token."""
     _, listed, size, width, temperature, _ = at
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     owner = tl.full([BLOCK], 2147483647, tl.int32)
@@ -295,8 +295,8 @@ def _search(
     LANES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The largest ordered `lo` with f(lo) >= limit; of groups, one above which there are at most a block's, or not
-    many more than there must be."""
+    """The largest ordered `lo` with f(lo) >= limit. For groups, any such `lo` will do if at most a block's groups,
+    or few more than necessary, lie above it."""
     found, listed, size, width, temperature, largest = at
     mark = tl.arange(0, 8)
     hi = _ordered(largest)
@@ -343,7 +343,7 @@ def _search(
 
 @triton.jit
 def _lower(lo, by):
-    """`lo`, or nothing, if that is so far away."""
+    """`lo` lowered by `by`; `_NOTHING` if `by` is so large that no score lies below."""
     x = (lo ^ ((lo >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
     return tl.where((lo <= _NOTHING + 1) | (by > 64), _NOTHING, _ordered(x - by))
 

@@ -1,5 +1,5 @@
-"""Of a decoder layer, on CUDA: what lies between the queries, keys and values and their attention, in one launch;
-and what eight bits need."""
+"""The work of a decoder layer between its projections and its attention, in one launch, on CUDA; page lists; and
+the scaling of rows to eight bits."""
 
 # ruff: noqa: N803
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-not-found, import-untyped"
@@ -18,9 +18,9 @@ FP8_MAX = tl.constexpr(448.0)
 
 
 def overlapped(x: Tensor) -> dict[str, bool]:
-    """Launch options of a kernel that reads and writes nothing before its `gdc_wait`, for the device of x.
+    """Launch options, on the device of x, of a kernel that reads and writes nothing before its `gdc_wait`.
 
-    From Hopper on it may then start while the kernel before it ends (programmatic dependent launch).
+    From Hopper on, such a kernel may start while the previous kernel ends (programmatic dependent launch).
     """
     hopper = x.is_cuda and torch.cuda.get_device_capability(x.device)[0] >= 9
     return {"OVERLAPPED": True, "launch_pdl": True} if hopper else {"OVERLAPPED": False}
@@ -112,7 +112,7 @@ def _rotate_and_store(
 
 @triton.jit
 def _places(group, n_heads, HALF: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr):
-    """Where the lower halves of a group of heads lie in a row of dense heads, and which of them there are."""
+    """The places of the lower halves of a group of heads in a row of dense heads, and which of the heads exist."""
     head, column = group * HEADS + tl.arange(0, HEADS), tl.arange(0, BLOCK)
     return head[:, None] * (2 * HALF) + column[None, :], (head < n_heads)[:, None] & (column < HALF)[None, :]
 
@@ -148,7 +148,7 @@ def _store_halves(target, at, used, low, high, HALF: tl.constexpr):
 
 
 def write_pages(table: Tensor, rows: Tensor, columns: Tensor, pages: Tensor) -> None:
-    """table[rows, columns] = pages; all int32. rows, columns, pages: [N]; of equal places, the pages are equal."""
+    """table[rows, columns] = pages; all int32. rows, columns, pages: [N]; equal places have equal pages."""
     n, block = len(rows), 256
     _write_pages[(triton.cdiv(n, block),)](
         table, rows, columns, pages, n, table.stride(0), BLOCK=block, num_warps=4
@@ -186,7 +186,7 @@ def _gather_pages(table, rows, indptr, pages, columns, apart, BLOCK: tl.constexp
 
 
 def token_slots(table: Tensor, rows: Tensor, positions: Tensor, page_size: int) -> Tensor:
-    """int64 [T]: where in the pool the given positions of the given rows lie; see `KVCache.slots`."""
+    """int64 [T]: the KV slots of the given positions of the given rows; see `KVCache.slots`."""
     n = len(rows)
     slots = torch.empty(n, dtype=torch.int64, device=table.device)
     block = 256

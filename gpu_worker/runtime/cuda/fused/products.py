@@ -1,17 +1,18 @@
-"""The linear layers of a decode step, with what precedes and follows them, for the few rows of a small batch.
+"""The linear layers of a decode step, with the norms and activations around them, for the few rows of a small
+batch.
 
-Such a product takes as long as its weights take to be read. Every kernel between two products adds its own start
-and end, in which nothing is read, so a layer has four products here and nothing else but its attention:
+Such a product takes as long as reading its weights. Every kernel between two products adds a start and an end in
+which nothing is read. So here a layer consists of four products and its attention:
 
     norm ─► qkv ─► attention ─► out, added to the residual ─► norm ─► gate, up ─► silu · mul ─► down, added
 
 Weights are the left operand of the tensor cores, and the rows, padded to 16, the right one. A row's norm is one
 factor of all its outputs: its sum of squares is taken while its inputs are read. On Hopper a kernel starts while
-the one before it ends (programmatic dependent launch), and asks for its first weights before it waits for that
-one's outputs.
+the previous kernel ends (programmatic dependent launch), and asks for its first weights before it waits for the
+outputs of the previous kernel.
 
-Each program reads all rows. Of more than 16 that would be as much as it reads of weights, which is for the usual
-kernels. A row's sums are in float32, in an order that depends on no other row.
+Each program reads all rows. With more than 16 rows it would read as many bytes of rows as of weights; such batches
+are for the usual kernels. A row's sums are in float32, in an order that depends on no other row.
 """
 
 # ruff: noqa: N803
@@ -31,13 +32,13 @@ from petiole.gpu_worker.runtime.cuda.fused.layers import overlapped
 MOST_ROWS = 16
 
 _INPUTS = 256
-"""At a time. Fewer would be less than four bytes of the norm's weight a thread, which are not fetched ahead."""
+"""Inputs at a time. With fewer, a thread reads less than four bytes of the norm's weight, too few to prefetch."""
 
 _STAGES = 5
-"""100 KB on their way to a program: two programs share a processor's memory, mostly of two kernels."""
+"""100 KB on their way to a program. Two programs, mostly of two kernels, share a processor's memory."""
 
 _PROGRAMS = 96
-"""At least so many read a matrix."""
+"""The minimum number of programs that read a matrix."""
 
 
 def fits(decoder: Decoder) -> bool:

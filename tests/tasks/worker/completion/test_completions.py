@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -18,21 +17,7 @@ from petiole.tasks.app.application import BACKENDS
 from petiole.tasks.worker.completion import claims
 from petiole.tasks.worker.completion import threads as completions
 from petiole.tasks.worker.completion.completion import FEW_LOGPROBS, Completion
-from petiole.tasks.worker.completion.steps import (
-    Announce,
-    Claim,
-    Completed,
-    Fail,
-    Hopeless,
-    How,
-    Next,
-    Refused,
-    Report,
-    Step,
-    Store,
-    TimeOut,
-    Trace,
-)
+from petiole.tasks.worker.completion.reports import Completed, Hopeless, Refused, Report
 from petiole.tasks.worker.completion.threads import THREADS, Completions, store_together
 from petiole.tasks.worker.delivery.messages import Messages
 from petiole.tasks.worker.output.outcomes import Outcome, Success, ended
@@ -62,15 +47,17 @@ class Ended:
 
         messages = Messages(delivery_of(app, trace, task_id=task_id))
         outcome = Outcome(result, finish_reason="length")
-        self.completion = Completion(task_id, messages, outcome, Trace(), self.hear)
+        self.completion = Completion(
+            task_id, messages, outcome, replay=False, hard_limit_s=None, tell=self.hear, hand_on=nothing
+        )
         self.task_id, self.together, self.parked, self.completed = task_id, together, False, threading.Event()
 
     def hear(self, report: Report) -> None:
         if isinstance(report, Refused):
             self.parked = True
-            self.together.run_later(partial(self.together.take, self.completion, report.step))
+            self.together.run_later(partial(self.together.take, self.completion))
         else:
-            assert report == Completed(False, None)
+            assert report == Completed(None)
             self.completed.set()
 
 
@@ -81,7 +68,7 @@ def complete_at_once(app: Celery, number: int) -> list[Ended]:
         together.run(busy.wait)
     tasks = [Ended(app, f"task-{i}", together) for i in range(number)]
     for task in tasks:
-        together.take(task.completion, Claim())
+        together.take(task.completion)
     busy.set()
     for task in tasks:
         assert task.completed.wait(30)
@@ -194,13 +181,16 @@ def test_nothing_is_completed_once_it_is_closed(app: Celery) -> None:
     together = Completions(app)
     together.close()
     task = Ended(app, "late", together)
-    together.take(task.completion, Claim())
+    together.take(task.completion)
     together.run(task.completed.set)
     assert not task.completed.is_set()
 
 
-def completion_of(app: Celery, outcome: Outcome, how: How | None = None, **options: Any) -> Completion:
-    return Completion("a", Messages(delivery_of(app, **options)), outcome, how or Trace(), nothing)
+def completion_of(
+    app: Celery, outcome: Outcome, hard_limit_s: float | None = None, tell: Any = nothing, **options: Any
+) -> Completion:
+    messages = Messages(delivery_of(app, **options))
+    return Completion("a", messages, outcome, replay=False, hard_limit_s=hard_limit_s, tell=tell, hand_on=nothing)
 
 
 def test_a_success_alone_is_plain(app: Celery) -> None:
@@ -231,7 +221,7 @@ def test_a_result_that_may_be_large_is_not(app: Celery) -> None:
 
 def test_a_failure_or_a_revocation_is_not(app: Celery) -> None:
     assert not completion_of(app, Outcome(error=ValueError())).plain
-    assert not completion_of(app, ended("revoked"), Announce()).plain
+    assert not completion_of(app, ended("revoked")).plain
 
 
 @pytest.mark.parametrize("outcome", [Outcome(error=ValueError()), SUCCESS])
@@ -246,18 +236,16 @@ def test_what_the_backend_refuses_is_reported_so(
         return False, None, 0.0
 
     monkeypatch.setattr(type(app.backend), "_set", refuse)
-    (report,) = reports_of(app, outcome, Claim(), target=trace)
+    (report,) = reports_of(app, outcome, target=trace)
     assert isinstance(report, Refused)
 
 
-def reports_of(
-    app: Celery, outcome: Outcome, *taken: Step, how: How | None = None, **options: Any
-) -> list[Report]:
-    """What these steps come to."""
+def reports_of(app: Celery, outcome: Outcome, turns: int = 1, **options: Any) -> list[Report]:
+    """What the completion comes to, if it is taken up so often."""
     heard: list[Report] = []
-    completion = dataclasses.replace(completion_of(app, outcome, how, **options), tell=heard.append)
-    for step in taken:
-        completion.take(step)
+    completion = completion_of(app, outcome, tell=heard.append, **options)
+    for _ in range(turns):
+        completion.take()
     return heard
 
 
@@ -283,7 +271,7 @@ def test_what_lies_in_place_of_a_result_is_written_anew(
         return False, None, 0.0
 
     outcome = Outcome(error=ValueError("no")) if failing else SUCCESS
-    (report,) = reports_of(app, outcome, Claim(), target=trace)
+    (report,) = reports_of(app, outcome, target=trace)
     assert isinstance(report, Completed)
     assert report.failed == failing
     assert app.AsyncResult("a").state == (states.FAILURE if failing else states.SUCCESS)
@@ -296,31 +284,29 @@ def test_what_cannot_be_reported_fails_the_task_and_does_not_come_again(app: Cel
         raise TypeError("cannot be sent")
 
     outcome = Outcome(error=ValueError())
-    (after,) = reports_of(app, outcome, TimeOut(5.0), how=TimeOut(5.0), timeout_callback=report)
-    assert isinstance(after, Next)
-    assert isinstance(after.step, Fail)
-    (last,) = reports_of(app, outcome, after.step, how=TimeOut(5.0))
+    (last,) = reports_of(app, outcome, turns=3, hard_limit_s=5.0, timeout_callback=report)
     assert isinstance(last, Completed)
     assert app.AsyncResult("a").state == states.FAILURE
 
 
 def test_a_revocation_that_cannot_be_announced_is_stored_as_one(app: Celery) -> None:
     """Its stream says that it was revoked. Celery's stock request, which this is, cannot announce it."""
-    (after,) = reports_of(app, ended("revoked"), Announce(), how=Announce())
-    assert isinstance(after, Next)
-    (last,) = reports_of(app, ended("revoked"), after.step, how=Announce())
+    (last,) = reports_of(app, ended("revoked"), turns=3)
     assert isinstance(last, Completed)
     assert app.AsyncResult("a").state == states.REVOKED
 
 
 def test_a_refused_success_is_stored_later(app: Celery) -> None:
+    states_met: list[str] = []
+
     def target(*_: object) -> None:
+        states_met.append(app.AsyncResult("a").state)
         raise redis.ConnectionError("away")
 
-    (refused,) = reports_of(app, SUCCESS, Claim(), target=target)
+    refused, completed = reports_of(app, SUCCESS, turns=2, target=target)
     assert isinstance(refused, Refused)
-    assert (type(refused.step), app.AsyncResult("a").state) == (Store, states.PENDING)
-    assert reports_of(app, SUCCESS, refused.step) == [Completed(False, RESULT)]
+    assert states_met == [states.PENDING], "what is linked is not sent again"
+    assert completed == Completed(RESULT)
     assert app.AsyncResult("a").result == RESULT
 
 
@@ -328,7 +314,7 @@ def test_a_success_that_nobody_could_store_fails(app: Celery) -> None:
     def target(*_: object) -> None:
         raise TypeError("cannot be encoded")
 
-    (report,) = reports_of(app, SUCCESS, Claim(), target=target)
+    (report,) = reports_of(app, SUCCESS, target=target)
     assert isinstance(report, Completed)
     assert report.failed
     assert app.AsyncResult("a").state == states.FAILURE
@@ -340,5 +326,5 @@ def test_what_cannot_even_fail_is_hopeless(app: Celery, monkeypatch: pytest.Monk
         raise TypeError("a mistake")
 
     monkeypatch.setattr(claims, "fail", broken)
-    (report,) = reports_of(app, SUCCESS, Claim(), target=broken)
+    (report,) = reports_of(app, SUCCESS, target=broken)
     assert isinstance(report, Hopeless)

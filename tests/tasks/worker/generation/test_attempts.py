@@ -27,24 +27,32 @@ def begun(**changes: Any) -> Begun:
 
 
 @pytest.mark.parametrize(
-    ("left", "verdict"),
+    ("left", "error"),
     [
-        ({}, "generate"),
-        ({"log": DELTAS}, "generate"),
-        ({"log": [*DELTAS, b"garbage"]}, "unreadable"),
-        ({"log": [*DELTAS, b"garbage"], "deaths": 3}, "unreadable"),
-        ({"attempt": 0, "done": b'{"finish_reason": "stop"}'}, "finished"),
-        ({"cancel": b"1"}, "cancelled"),
-        ({"deaths": 2}, "generate"),
-        ({"deaths": 3}, "poisoned"),
-        ({"model": b"other"}, "generate"),
-        ({"model": b"other", "log": DELTAS[:1]}, "model_changed"),
-        ({"deaths": 9, "attempt": 0, "done": b'{"finish_reason": "stop"}'}, "finished"),
-        ({"model": b"\xff", "adapter": b"\xff", "log": DELTAS[:1]}, "model_changed"),
+        ({}, None),
+        ({"log": DELTAS}, None),
+        ({"log": [*DELTAS, b"garbage"]}, errors.GenerationFailed),
+        ({"log": [*DELTAS, b"garbage"], "deaths": 3}, errors.GenerationFailed),
+        ({"deaths": 2}, None),
+        ({"deaths": 3}, errors.WorkersLost),
+        ({"model": b"other"}, None),
+        ({"model": b"other", "log": DELTAS[:1]}, errors.ModelChanged),
+        ({"model": b"\xff", "adapter": b"\xff", "log": DELTAS[:1]}, errors.ModelChanged),
     ],
 )
-def test_the_verdict(left: dict[str, Any], verdict: str) -> None:
-    assert begun(**left).verdict(model="m", max_attempts=3) == verdict
+def test_what_earlier_deliveries_left_may_fail_the_task(
+    left: dict[str, Any], error: type[Exception] | None
+) -> None:
+    outcome = begun(**left).outcome(model="m", max_attempts=3)
+    assert error is None if outcome is None else type(outcome.error) is error
+
+
+@pytest.mark.parametrize("deaths", [0, 9])
+def test_a_task_that_has_finished_ends_as_recorded(deaths: int) -> None:
+    finished = begun(attempt=0, deaths=deaths, done=b'{"finish_reason": "stop"}')
+    outcome = finished.outcome(model="other", max_attempts=3)
+    assert outcome is not None
+    assert (outcome.error, outcome.finish_reason) == (None, "stop")
 
 
 def test_the_log_gives_back_what_was_written() -> None:
@@ -76,9 +84,9 @@ def test_a_log_is_read_up_to_its_first_entry_that_is_no_delta(damage: bytes) -> 
 )
 def test_a_task_that_has_ended_somehow_has_failed(done: bytes) -> None:
     ended = begun(attempt=0, done=done)
-    assert ended.verdict(model="m", max_attempts=3) == "finished"
-    assert ended.record is not None
-    error = recorded(ended.record, ended.written).error
+    outcome = ended.outcome(model="m", max_attempts=3)
+    assert outcome is not None
+    error = outcome.error
     assert str(error) == "the record of its end in Redis cannot be read"
     assert isinstance(error, errors.GenerationFailed)
 

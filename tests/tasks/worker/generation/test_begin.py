@@ -6,6 +6,7 @@ import pytest
 import redis
 
 from petiole.gpu_worker.request import Delta
+from petiole.tasks.errors import ModelChanged
 from petiole.tasks.servers.masters import caused_by_call
 from petiole.tasks.worker.broker.quarantine import end_stream
 from petiole.tasks.worker.output.publisher import Publisher
@@ -19,7 +20,6 @@ def test_a_finished_task_stays_finished(publisher: Publisher, client: redis.Redi
     publisher.flush([stream])
     again = begin(client)
     assert again.attempt == 0
-    assert again.verdict(model="m", max_attempts=3) == "finished"
     assert again.record == END.record
 
 
@@ -106,8 +106,10 @@ def test_the_model_is_the_one_that_wrote_the_first_token(publisher: Publisher, c
     stream.push(Delta(0, (1,), "a"))
     publisher.flush([stream])
     begun = begin(client, model="other")
-    assert begun.verdict(model="other", max_attempts=3) == "model_changed"
-    assert begun.verdict(model="m", max_attempts=3) == "generate"
+    changed = begun.outcome(model="other", max_attempts=3)
+    assert changed is not None
+    assert isinstance(changed.error, ModelChanged)
+    assert begun.outcome(model="m", max_attempts=3) is None
 
 
 @pytest.mark.parametrize("marked", [False, True])

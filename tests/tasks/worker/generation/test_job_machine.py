@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from petiole.gpu_worker.request import Request
-from petiole.tasks.worker.completion import steps
+from petiole.tasks.worker.completion.reports import Completed, Found, Hopeless, Refused, Report
 from petiole.tasks.worker.generation import effects
-from petiole.tasks.worker.generation.effects import Effect, Effects
+from petiole.tasks.worker.generation.effects import Do, Effect, Effects
 from petiole.tasks.worker.generation.job import Job, State
 from petiole.tasks.worker.generation.limits import TimeLimits
 from petiole.tasks.worker.output.outcomes import Ending, Outcome, ended
@@ -28,19 +28,15 @@ RARELY_ENDING = st.sampled_from([None] * 5 + ["revoked", "expired"])
 LIMITS = st.sampled_from([TimeLimits(1, None, None), TimeLimits(None, None, 1), TimeLimits(None, None, None)])
 REPORTS = st.sampled_from(
     [
-        steps.Completed(False, None),
-        steps.Completed(True, None),
-        steps.Refused(steps.Trace(), ConnectionError()),
-        steps.Next(steps.Mark(False, None)),
-        steps.Wait(steps.Replay()),
-        steps.Elsewhere(),
-        steps.Left(),
-        steps.Answered(),
-        steps.Hopeless(ValueError()),
+        Completed(None),
+        Found.CLAIMED,
+        Found.COMPLETED,
+        Found.ANSWERED,
+        Hopeless(ValueError()),
     ]
-    + [steps.Refused(steps.Trace(), ConnectionError())] * 3
+    + [Refused(ConnectionError())] * 4
 )
-WATCHED = st.sampled_from([steps.Left(), steps.Silent(), steps.Answered()])
+WATCHED = st.sampled_from([Found.COMPLETED, Found.SILENT, Found.ANSWERED])
 
 
 def owed(who: str):  # type: ignore[no-untyped-def]
@@ -70,27 +66,30 @@ class JobMachine(RuleBasedStateMachine):
             case effects.Submit():
                 assert self.stop_first is None
                 self.owing |= {"engine", "admission", "publisher"}
-            case effects.Cancel() | effects.HandBack():
+            case Do.CANCEL | Do.HAND_BACK:
                 assert "engine" in self.owing, "J2: only what generates is ended"
-            case effects.Release():
+            case Do.RELEASE:
                 self.owing.add("publisher")
             case effects.WriteEnd(outcome):
                 assert self.to_write is None, "J1"
                 self.to_write = outcome
                 self.owing.add("publisher")
-            case effects.Accept(stopped=False):
+            case effects.Accept():
                 self.owing.add("acceptance")
-            case effects.StoreStarted():
+            case Do.STORE_STARTED:
                 self.owing.add("started")
-            case effects.Take(step):
+            case effects.Complete(replay):
                 assert not self.owing & {"step", "started"}, "J4"
-                assert self.in_log is not None or self.recorded or isinstance(step, steps.Replay), "J3"
+                assert self.in_log is not None or self.recorded or replay, "J3"
                 self.owing.add("step")
-            case effects.TakeLater():
+            case Do.GO_ON:
+                assert not self.owing & {"step", "started"}, "J4"
+                self.owing.add("step")
+            case effects.Park():
                 self.owing.add("timer")
-            case effects.StandBy():
+            case Do.STAND_BY:
                 self.owing.add("watch")
-            case effects.Settle() | effects.Leave() | effects.Requeue():
+            case effects.Settle() | Do.LEAVE | Do.REQUEUE:
                 self.answers += 1
 
     # ------------------------------------------------------------ intake
@@ -177,7 +176,7 @@ class JobMachine(RuleBasedStateMachine):
 
     @owed("step")
     @rule(report=REPORTS, late=st.sampled_from([0.1, 400.0]))
-    def report(self, report: steps.Report, late: float) -> None:
+    def report(self, report: Report, late: float) -> None:
         self.owing.discard("step")
         self.now += late
         self.follow(self.job.reported(report, self.now))
@@ -192,11 +191,11 @@ class JobMachine(RuleBasedStateMachine):
     @rule()
     def ring(self) -> None:
         self.owing.discard("timer")
-        self.follow(self.job.again(steps.Trace()))
+        self.follow(self.job.again())
 
     @owed("watch")
     @rule(report=WATCHED)
-    def watch(self, report: steps.Report) -> None:
+    def watch(self, report: Report) -> None:
         self.owing.discard("watch")
         self.follow(self.job.reported(report, self.now))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
-from petiole.tasks.worker.generation.limits import Limit, TimeLimits
+from petiole.tasks.worker.generation.limits import Kind, Limit, TimeLimits
 from petiole.tasks.worker.output.outcomes import Outcome
 
 DEADLINE = Outcome({}, finish_reason="deadline")
@@ -24,16 +26,14 @@ DEADLINE = Outcome({}, finish_reason="deadline")
 def test_the_earliest_limit_ends_it_and_of_equal_ones_the_milder(
     limits: TimeLimits, earliest: Limit | None
 ) -> None:
-    assert limits.earliest == limits.exceeded(DEADLINE) == earliest
-
-
-def test_only_the_hard_limit_fails_a_task() -> None:
-    assert TimeLimits(3, 3, 2).failed(DEADLINE)
-    assert not TimeLimits(2, 3, 2).failed(DEADLINE)
-    assert not TimeLimits(None, 2, 2).failed(DEADLINE)
+    assert limits.earliest == earliest
+    for kind in get_args(Kind):
+        assert limits.exceeded(kind, DEADLINE) == (
+            earliest.after_s if earliest and earliest.kind == kind else None
+        )
 
 
 def test_a_generation_that_ended_in_time_exceeded_none() -> None:
     ended = Outcome({}, finish_reason="length")
-    assert TimeLimits(1, 1, 1).exceeded(ended) is None
-    assert not TimeLimits(None, None, 1).failed(ended)
+    assert TimeLimits(1, 1, 1).exceeded("soft", ended) is None
+    assert TimeLimits(None, None, 1).exceeded("hard", ended) is None

@@ -1,9 +1,9 @@
-"""LoRA adapters: read from PEFT's format, held in device slots. Each kind of device applies them to mixed batches:
+"""LoRA adapters: read from PEFT's format, held in device slots, and applied to batches that mix adapters:
 
     y[t] += B[slot(t)] · (A[slot(t)] · x[t])          slot 0 is "no adapter" and stays zero
 
 A fused linear map has one A for all its parts, stacked, and one B for each part. The scale is folded into B, and
-ranks below the bank's are padded with zeros, so that a slot's shape does not depend on what lies in it.
+ranks below the bank's are padded with zeros, so that all slots have the same shape.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.errors import AdapterError, ModelError
+from petiole.gpu_worker.models.checkpoint.safetensors import SafetensorsFile
 from petiole.gpu_worker.models.config import ModelConfig, read_json
 from petiole.gpu_worker.models.decoder import LinearName
-from petiole.gpu_worker.models.safetensors import SafetensorsFile
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
@@ -52,8 +52,8 @@ _CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """weights[layer, part]: (A [r, in], B [out, r] with the scale in it), views of `flat`, which is copied to the
-    device as one."""
+    """weights[layer, part]: (A [r, in], B [out, r] with the scale in it). All are views of `flat`, which is copied
+    to the device in one piece."""
 
     name: str
     rank: int
@@ -196,8 +196,8 @@ class AdapterBank:
         self._versions = [0] * (n_slots + 1)
 
     def put(self, adapter: Adapter, slot: int) -> None:
-        """Replace the adapter in a slot. Called in stream order, because earlier steps still use the old one. One
-        copy to the device, whose parts are then spread over the layers; nothing waits for it."""
+        """Replace the adapter in a slot. Called in stream order, because earlier steps still use the old one.
+        Makes one copy to the device, which then spreads the parts over the layers. Nothing waits for the copy."""
         r, most = adapter.rank, self.max_rank
         flat = adapter.flat.to(self.device, non_blocking=True)
         self._ranks[slot] = r

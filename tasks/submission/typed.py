@@ -1,4 +1,8 @@
-"""The tasks for skills of vision models: what each takes, for type checkers."""
+"""The tasks: what each takes, for type checkers.
+
+No generic class can say it: the keyword arguments of a method cannot depend on a type variable. `python -m
+docs.render` writes this module: change the template there.
+"""
 # They take fewer options than their base:
 # mypy: disable-error-code="override"
 
@@ -10,10 +14,74 @@ from typing import TYPE_CHECKING, Any, Unpack
 from celery.canvas import Signature
 
 from petiole.tasks.requests import types
-from petiole.tasks.requests.schemas import StreamDelta
+from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.streams import readers
 from petiole.tasks.streams.readers import AsyncGeneration
 from petiole.tasks.submission.task import GenerationTask
+
+
+class GenerateTask(GenerationTask):
+    """`generate`."""
+
+    if TYPE_CHECKING:
+
+        def delay(self, **options: Unpack[types.GenerateCall]) -> AsyncGeneration: ...
+        async def adelay(self, **options: Unpack[types.GenerateCall]) -> AsyncGeneration: ...
+        def s(self, **options: Unpack[types.PartialGenerateOptions]) -> Signature: ...
+        def si(self, **options: Unpack[types.GenerateOptions]) -> Signature: ...
+        def apply_async(
+            self,
+            args: Sequence[object] | None = None,
+            kwargs: types.GenerateOptions = ...,
+            *more: Any,
+            **options: Any,
+        ) -> AsyncGeneration: ...
+        def stream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            **options: Unpack[types.GenerateCall],
+        ) -> readers.Stream: ...
+        def astream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            **options: Unpack[types.GenerateCall],
+        ) -> AsyncGenerator[StreamDelta, None]: ...
+
+
+class ChatTask(GenerationTask):
+    """`chat`."""
+
+    if TYPE_CHECKING:
+
+        def delay(self, **options: Unpack[types.ChatCall]) -> AsyncGeneration: ...
+        async def adelay(self, **options: Unpack[types.ChatCall]) -> AsyncGeneration: ...
+        def s(self, **options: Unpack[types.PartialChatOptions]) -> Signature: ...
+        def si(self, **options: Unpack[types.ChatOptions]) -> Signature: ...
+        def apply_async(
+            self,
+            args: Sequence[object] | None = None,
+            kwargs: types.ChatOptions = ...,
+            *more: Any,
+            **options: Any,
+        ) -> AsyncGeneration: ...
+        def stream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            **options: Unpack[types.ChatCall],
+        ) -> readers.Stream: ...
+        def astream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            **options: Unpack[types.ChatCall],
+        ) -> AsyncGenerator[StreamDelta, None]: ...
 
 
 class QueryTask(GenerationTask):

@@ -27,7 +27,7 @@ DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-"""Fewer bits mean scales beside them, which are not read."""
+"""Types of fewer bits need scales beside them, which are not read."""
 
 _MAX_HEADER_BYTES = 100 * 2**20
 _MAX_DIMENSIONS = 8
@@ -43,7 +43,8 @@ class Entry:
 
 
 def _entry(raw: Any, data: int) -> Entry:
-    """What a header says of a tensor; `data` is where its offsets count from. ValueError where that cannot be."""
+    """The header's entry for a tensor. `data`: the byte from which offsets count. Raises ValueError for an
+    impossible entry."""
     shape, offsets = raw["shape"], raw["data_offsets"]
     if not _are_sizes(shape) or len(shape) > _MAX_DIMENSIONS:
         limit = f"at most {_MAX_DIMENSIONS} whole numbers from 0 to {_MAX_SIZE}"
@@ -69,7 +70,7 @@ def _shown(value: object) -> str:
 
 
 def _check_disjoint(entries: dict[str, Entry]) -> None:
-    """Raises ValueError where two tensors lie in the same bytes."""
+    """Raises ValueError if two tensors share bytes."""
     inside = sorted((entry.start, entry.end, name) for name, entry in entries.items() if entry.end > entry.start)
     for (_, end, name), (start, _, other) in pairwise(inside):
         if start < end:
@@ -100,7 +101,7 @@ class SafetensorsFile:
         size = len(self._map)
         length = int.from_bytes(self._map[:8], "little") if size >= 8 else -1
         if not 0 < length <= min(_MAX_HEADER_BYTES, size - 8):
-            raise ModelError(f"{self.path} is no safetensors file or is truncated ({size} bytes)")
+            raise ModelError(f"{self.path} is not a safetensors file, or is truncated ({size} bytes)")
         at = ""
         try:
             header: dict[str, Any] = json.loads(self._map[8 : 8 + length])

@@ -1,4 +1,4 @@
-"""Checkpoints in formats that are not read, named as what they are, with what to take in their place."""
+"""Recognises checkpoints in formats that are not read. The refusal names the format, and what to use instead."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def refuse_file(path: Path) -> None:
 
 
 def refuse(folder: Path) -> None:
-    """Raises `ModelError` if the folder's checkpoint has a format that is known and not read."""
+    """Raises `ModelError` if the folder's checkpoint has a known format that is not read."""
     weights = sorted(folder.glob("*.safetensors"))
     if not weights and (found := sorted(folder.glob("*.gguf"))):
         raise ModelError(

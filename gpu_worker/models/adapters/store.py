@@ -16,24 +16,25 @@ from typing import TypeVar
 import torch
 
 from petiole.gpu_worker.errors import AdapterError, ModelError
+from petiole.gpu_worker.models.adapters.lora import ADAPTER_FILES, Adapter, read_adapter
+from petiole.gpu_worker.models.checkpoint.loading import resolve_model
 from petiole.gpu_worker.models.config import ModelConfig
-from petiole.gpu_worker.models.loading import resolve_model
-from petiole.gpu_worker.models.lora import ADAPTER_FILES, Adapter, read_adapter
 
 K = TypeVar("K")
 V = TypeVar("V")
 Signature = tuple[tuple[int, int, int], ...]
 
 _REMEMBERED = 20_000
-"""Names, folders and keys: more than may wait (`max_waiting`), so that none is forgotten that a request needs."""
+"""How many names, folders and keys to remember: more than `max_waiting`, so that none is forgotten while a request
+needs it."""
 
 
 class AdapterStore:
     """The adapters named by requests. Thread-safe; reading one does not block other threads.
 
     `kept`: maximum number of adapters in host memory, least recently used ones dropped first. A hub id is resolved
-    once; a folder is checked for changes each time. What is known of adapters is kept for the `_REMEMBERED` that
-    were used last. `dtype`, `pinned`: as the device wants to copy them.
+    once; a folder is checked for changes each time. The store remembers the names, folders and keys of the
+    `_REMEMBERED` adapters that were used last. `dtype`, `pinned`: as the device copies adapters.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class AdapterStore:
 
 
 def _put(into: OrderedDict[K, V], key: K, value: V, limit: int) -> None:
-    """As the one used last. What is above the limit goes, least recently used first."""
+    """Insert an entry as the one used last. Entries above the limit go, least recently used first."""
     into[key] = value
     into.move_to_end(key)
     while len(into) > limit:

@@ -1,0 +1,169 @@
+"""The answers of a task: the deltas of its stream, and its result.
+
+Each field is declared only here: its type, and its meaning below it. `python -m docs.render` writes
+`GenerationDict` and the tables of docs/streams.md and docs/requests.md from these declarations."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
+
+
+class Received(BaseModel):
+    """Base of the models that a reader receives. Later versions may add fields, which an older reader ignores."""
+
+    model_config = ConfigDict(defer_build=True, extra="ignore", frozen=True)
+
+
+class TokenLogprobs(Received):
+    """Natural-log probabilities of one position; `top` are pairs of token id and log probability."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]] = Field(default_factory=list)
+
+
+class StreamDelta(Received):
+    """A piece of a task's stream. Only the last delta has a `finish_reason`."""
+
+    task_id: str
+    """The id of the task."""
+    attempt: int
+    """The delivery that generated the delta: 1, and higher after a worker was lost or has handed the task back."""
+    index: int
+    """The position of `token_ids[0]` in the output."""
+    token_ids: list[int]
+    """One or more tokens; the last delta may have none."""
+    text: str
+    """The text of these tokens. It may lag behind them: an incomplete character or a possible stop string is held
+    back. The last delta has the rest."""
+    finish_reason: FinishReason | None = None
+    """Null; in the last delta only, `stop`, `length`, `cancelled`, `deadline` or `error`."""
+    stop_reason: str | int | None = None
+    """In the last delta: which condition ended the output."""
+    values: list[float | list[float] | None] | None = None
+    """For tokens that stand for coordinates or sizes: their values, null for text tokens."""
+    bins: list[list[int] | None] | None = None
+    """For the same tokens: the whole numbers that the model decoded (one for a coordinate, two for a size), from
+    which the values follow. A resumed request continues from these."""
+    items: list[dict[str, float] | None] | None = None
+    """For skills: the point or box that each token completes, or null; missing if no token completes any. See
+    docs/vision.md."""
+    logprobs: list[TokenLogprobs] | None = None
+    """If `logprobs` was given: one `{"token_id", "logprob", "top": [[id, logprob], …]}` for each token."""
+    error: dict[str, Any] | None = None
+    """In the last delta of a failed task: `{"type", "message", "args"}`."""
+
+    @property
+    def end(self) -> int:
+        """The index at which the next delta begins."""
+        return self.index + len(self.token_ids)
+
+    @property
+    def points(self) -> list[dict[str, float]]:
+        """The points that this delta completes."""
+        return [item for item in self.items or () if item is not None and "x" in item]
+
+    @property
+    def objects(self) -> list[dict[str, float]]:
+        """The boxes that this delta completes."""
+        return [item for item in self.items or () if item is not None and "x_min" in item]
+
+    @property
+    def is_heartbeat(self) -> bool:
+        """Whether this is a sign of life that a reader asked for by `heartbeat_s`, and not a delta of the task."""
+        return not self.token_ids and self.finish_reason is None
+
+
+class Usage(Received):
+    """Numbers of tokens. `cached_prompt_tokens`: how many of the prompt's tokens were in the prefix cache."""
+
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    completion_tokens: int
+
+
+class Timing(Received):
+    """Milliseconds since arrival in the engine; `prefill_ms` is a duration."""
+
+    queue_ms: float
+    prefill_ms: float
+    ttft_ms: float | None
+    total_ms: float
+
+
+class Point(Received):
+    """As shares of the picture's width and height, from its upper left corner."""
+
+    x: float
+    y: float
+
+
+class Box(Received):
+    """As shares of the picture's width and height, from its upper left corner."""
+
+    x_min: float
+    y_min: float
+    x_max: float
+    y_max: float
+
+
+class Grounding(Received):
+    """The part of a reasoning's text, from `start_idx` to before `end_idx`, that is about `points`, pairs of x and
+    y."""
+
+    start_idx: int
+    end_idx: int
+    points: list[list[float]]
+
+
+class Reasoning(Received):
+    """The model's thoughts before its answer, and which parts of them are about which points of the picture."""
+
+    text: str
+    grounding: list[Grounding]
+
+
+class GenerationResult(Received):
+    """A task's result. `AsyncResult.get()` returns it as a dictionary:
+    `GenerationResult.model_validate(result.get())`.
+
+    `tasks.requests.types.GenerationDict` is the type of that dictionary.
+    """
+
+    text: str
+    """The output, without the end token, stop strings and (unless `skip_special_tokens` is false) special
+    tokens."""
+    token_ids: list[int]
+    """The output, with the end token or the tokens of the stop string."""
+    finish_reason: FinishReason
+    """`stop` (end token or stop condition), `length` (`max_tokens` or the model's context) or `deadline`.
+    Cancelled tasks have no result: their state is REVOKED."""
+    stop_reason: str | int | None
+    """`"eos"`, `"max_tokens"`, `"max_model_len"`, `"constraint"` (nothing can follow), or the stop string, id or
+    sequence."""
+    usage: Usage
+    """`prompt_tokens`, how many of them were found in the prefix cache (`cached_prompt_tokens`), and
+    `completion_tokens`."""
+    timing: Timing
+    """Milliseconds since arrival in the engine: `queue_ms` until admission, `ttft_ms` until the first token,
+    `total_ms`. `prefill_ms` is a duration."""
+    model: str
+    """The name in the worker's `PETIOLE_MODEL`."""
+    attempt: int
+    """1, or more after a worker was lost or handed the task on."""
+    logprobs: list[TokenLogprobs] | None = None
+    """If `logprobs` was given: one `{"token_id", "logprob", "top": [[id, logprob], ...]}` for each token."""
+    answer: str | None = None
+    """The answer of `query`."""
+    reasoning: Reasoning | None = None
+    """The model's reasoning before the answer of `query`, if `reasoning` was given."""
+    caption: str | None = None
+    """The caption of `caption`."""
+    points: list[Point] | None = None
+    """The points of `point`: `[{"x": 0.5, "y": 0.25}, ...]`, as shares of the picture's width and height."""
+    objects: list[Box] | None = None
+    """The boxes of `detect`: `[{"x_min": 0.1, "y_min": 0.2, "x_max": 0.5, "y_max": 0.9}, ...]`."""

@@ -1,0 +1,216 @@
+"""The parallel block of Moondream in compiled code: what torch computes, with bidirectional regions and without;
+and the same bits alone, in chunks and among others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from petiole.gpu_worker.models.decoder import Forward
+from petiole.gpu_worker.models.layers import DenseLinear
+from petiole.gpu_worker.models.moondream.config import HEAD_DIM, MoondreamConfig, parse_moondream_config
+from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder, TextBlock, rotary_table_of
+from petiole.gpu_worker.models.moondream.encoder import Mlp
+from petiole.gpu_worker.runtime.cpu.attention import PagedAttention
+from petiole.gpu_worker.runtime.cpu.native.build import load_library
+from petiole.gpu_worker.runtime.cpu.native.forward import NativeDecoder, native_decoder
+from petiole.gpu_worker.runtime.memory.kv import KVCache
+from tests.gpu_worker.runtime.cpu.test_native_attention import MAX_LENGTH, scattered_cache
+from tests.support.dtypes import widened
+
+pytestmark = pytest.mark.skipif(load_library() is None, reason="no C compiler")
+
+VOCAB = 41
+CPU = torch.device("cpu")
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt: positions [begin, end) of it see each other."""
+
+    length: int
+    begin: int = 0
+    end: int = 0
+
+    @property
+    def limits(self) -> Tensor:
+        limits = torch.arange(1, self.length + 1)
+        limits[self.begin : self.end] = self.end
+        return limits
+
+
+def sequences(draw: Any) -> Prompt:
+    length = draw(st.sampled_from([127, 128, 129, 256, 257]) | st.integers(1, 300))
+    begin = draw(st.integers(0, length - 1))
+    return Prompt(length, begin, draw(st.integers(begin, length)))
+
+
+PROMPTS = st.lists(st.composite(sequences)(), min_size=1, max_size=3)
+CONFIGS = st.builds(
+    lambda heads, ff, layers: parse_moondream_config(
+        {"config": {"text": {"dim": HEAD_DIM * heads, "n_heads": heads, "ff_dim": ff, "n_layers": layers,
+                             "vocab_size": VOCAB, "max_context": MAX_LENGTH}}}
+    ),
+    heads=st.integers(1, 3),
+    ff=st.sampled_from([18, 64, 130, 320]),
+    layers=st.integers(1, 3),
+)  # fmt: skip
+
+
+def random_decoder(config: MoondreamConfig, dtype: torch.dtype) -> MoondreamDecoder:
+    generator = torch.Generator().manual_seed(0)
+    hidden, inner = config.hidden_size, config.intermediate_size
+
+    def weights(*shape: int) -> Tensor:
+        return (torch.randn(*shape, generator=generator) * shape[-1] ** -0.5).to(dtype)
+
+    def linear(outputs: int, inputs: int) -> DenseLinear:
+        return DenseLinear(1.5 * weights(outputs, inputs), 3 * weights(outputs))
+
+    def norm() -> tuple[Tensor, Tensor]:
+        return 1 + weights(hidden), 3 * weights(hidden)
+
+    blocks = tuple(
+        TextBlock(
+            norm(),
+            linear(3 * hidden, hidden),
+            linear(hidden, hidden),
+            Mlp(linear(inner, hidden), linear(hidden, inner)),
+        )
+        for _ in range(config.n_layers)
+    )
+    absent: Any = None
+    return MoondreamDecoder(
+        config=config,
+        embedding=8 * weights(VOCAB, hidden),
+        blocks=blocks,
+        norm=norm(),
+        head=linear(VOCAB, hidden),
+        rotary=rotary_table_of(MAX_LENGTH, 10_000.0, CPU),
+        vision=absent,
+        region=absent,
+        value_tokens=absent,
+        images=absent,
+        processor=absent,
+    )
+
+
+@dataclass(frozen=True)
+class Step:
+    """Chunks of several prompts: [start, start + n) of row i's."""
+
+    prompts: Sequence[Prompt]
+    rows: Sequence[int]
+    starts: Sequence[int]
+    lengths: Sequence[int]
+
+    def of(self, each: Any) -> Tensor:
+        return torch.cat(
+            [each(row)[s : s + n] for row, s, n in zip(self.rows, self.starts, self.lengths, strict=True)]
+        )
+
+    @property
+    def positions(self) -> Tensor:
+        return self.of(lambda row: torch.arange(MAX_LENGTH))
+
+    @property
+    def at(self) -> Tensor:
+        return self.of(lambda row: torch.full((MAX_LENGTH,), row))
+
+    @property
+    def limits(self) -> Tensor:
+        return self.of(lambda row: self.prompts[row].limits)
+
+    @property
+    def token_ids(self) -> Tensor:
+        return (self.positions * 7 + self.at * 11) % VOCAB
+
+
+def whole(prompts: Sequence[Prompt]) -> Step:
+    return Step(prompts, range(len(prompts)), [0] * len(prompts), [one.length for one in prompts])
+
+
+def by_torch(decoder: MoondreamDecoder, cache: KVCache, step: Step) -> tuple[Tensor, Tensor]:
+    """Hidden states before the final norm, and logits."""
+    attention = PagedAttention(
+        cache=cache,
+        windows=decoder.config.windows,
+        rows=torch.tensor(step.rows),
+        starts=np.array(step.starts, np.int32),
+        lengths=np.array(step.lengths, np.int32),
+        slots=cache.slots(step.at, step.positions),
+        scale=HEAD_DIM**-0.5,
+        limits=step.limits,
+    )
+    hidden = decoder.forward(decoder.embed(step.token_ids), Forward(step.positions, attention))
+    return hidden, decoder.head_output(hidden)
+
+
+def by_native(native: NativeDecoder, decoder: MoondreamDecoder, step: Step) -> tuple[Tensor, Tensor]:
+    hidden = decoder.embed(step.token_ids).float()
+    outputs = torch.arange(len(hidden))
+    logits = native.forward(
+        0, step.token_ids, step.positions, step.at, outputs, hidden=hidden, limits=step.limits
+    ).clone()
+    return hidden, logits
+
+
+def opened(decoder: MoondreamDecoder, cache: KVCache) -> NativeDecoder:
+    native = native_decoder(decoder, cache)
+    assert native is not None
+    return native
+
+
+@settings(max_examples=40)
+@given(config=CONFIGS, page_size=st.sampled_from([1, 16]), prompts=PROMPTS)
+def test_it_computes_what_torch_computes(config: MoondreamConfig, page_size: int, prompts: list[Prompt]) -> None:
+    decoder, cache = random_decoder(config, torch.float32), scattered_cache(config, page_size, 3, torch.float32)
+    hidden, logits = by_torch(decoder, cache, whole(prompts))
+    found = by_native(opened(decoder, cache), decoder, whole(prompts))
+    torch.testing.assert_close(found[0], hidden, rtol=0, atol=1e-3)
+    torch.testing.assert_close(found[1], logits, rtol=0, atol=1e-3)
+
+
+@settings(max_examples=15)
+@given(config=CONFIGS, prompts=PROMPTS)
+def test_in_half_precision_it_is_nearer_to_the_exact_numbers_than_torch(
+    config: MoondreamConfig, prompts: list[Prompt]
+) -> None:
+    decoder, step = random_decoder(config, torch.bfloat16), whole(prompts)
+    exact = by_torch(widened(decoder), scattered_cache(config, 1, 3, torch.float32), step)[1]
+    cache = scattered_cache(config, 1, 3, torch.bfloat16)
+    torchs = by_torch(decoder, cache, step)[1].float()
+    found = by_native(opened(decoder, cache), decoder, step)[1]
+    assert (found - exact).norm() < 1.2 * (torchs - exact).norm()
+
+
+@DTYPES
+@settings(max_examples=20)
+@given(config=CONFIGS, page_size=st.sampled_from([1, 16]), prompts=PROMPTS, chunk=st.sampled_from([1, 5, 64]))
+def test_a_prompt_gets_the_same_bits_alone_in_a_batch_and_in_chunks(
+    dtype: torch.dtype, config: MoondreamConfig, page_size: int, prompts: list[Prompt], chunk: int
+) -> None:
+    decoder, cache = random_decoder(config, dtype), scattered_cache(config, page_size, 3, dtype)
+    native = opened(decoder, cache)
+    together = by_native(native, decoder, whole(prompts))[1]
+    assert together.isfinite().all()
+    pieces = []
+    for row, one in enumerate(prompts):
+        at = 0
+        while at < one.length:
+            end = min(at + chunk, one.length)
+            if one.begin < end < one.end:
+                end = max(at, one.begin) if one.begin > at else one.end  # a region is computed in one step
+            step = Step(prompts, [row], [at], [end - at])
+            pieces.append(by_native(native, decoder, step)[1])
+            at = end
+    assert torch.equal(torch.cat(pieces), together)
