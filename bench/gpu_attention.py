@@ -1,5 +1,5 @@
-"""The attention of a decode step alone, by each of the two kernels that could do it, against the time to read the
-keys and values."""
+"""The attention of a decode step alone, by each of its two possible kernels, against the time to read the keys and
+values."""
 
 from __future__ import annotations
 

@@ -106,6 +106,7 @@ class Engine:
         self._loop = EngineLoop(
             self.scheduler, pipeline, self._text.post, self._on_device_lost, tracer, config.debug
         )
+        self.runtime.progress = self._loop.beat
         self._thread = threading.Thread(target=self._loop.run, name="engine", daemon=True)
         self._intake = Intake(
             preparer, self.runtime.adapter_at_hand, self._accept_later, self._text.refuse, tracer
@@ -225,7 +226,7 @@ class Engine:
     def _accept(self, seq: ScheduledSequence, output: RequestOutput) -> None:
         output.seq = seq
         state = self.scheduler.state
-        state.waiting.push(seq)
+        state.enqueue(seq)
         end = output.requested_end
         if end is None and seq.generated:  # resumed tokens may already satisfy a stop condition
             end = seq.rules.cut((), seq.generated)[1]

@@ -20,18 +20,17 @@ from petiole.gpu_worker.config import BATCHING, EngineConfig
 from petiole.gpu_worker.errors import AdapterError, ModelError
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.adapters.store import AdapterStore
-from petiole.gpu_worker.models.config import ModelConfig, end_token_ids
-from petiole.gpu_worker.models.decoder import CropDecoder, Decoder
-from petiole.gpu_worker.models.layers import TorchKernels
-from petiole.gpu_worker.models.loading import (
+from petiole.gpu_worker.models.checkpoint.loading import (
     LoadOptions,
     Storage,
     TensorSource,
     fingerprint,
-    read_decoder,
     resolve_model,
     stored_dtype,
 )
+from petiole.gpu_worker.models.config import ModelConfig, end_token_ids
+from petiole.gpu_worker.models.decoder import CropDecoder, Decoder
+from petiole.gpu_worker.models.layers import TorchKernels
 from petiole.gpu_worker.models.registry import Architecture, architecture
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import N_BINS
@@ -95,7 +94,7 @@ class _NoWeights:
 
     @property
     def _lost(self) -> ModelError:
-        return ModelError("the weights were lost when others were to replace them; start a new engine")
+        return ModelError("the weights were lost because a reload failed; start a new engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +128,7 @@ class ModelRuntime:
     ) -> None:
         """`source` replaces the weight files of the model's folder, which then needs only its config.json."""
         self.config = config
+        self.progress: Progress = nothing
         self._source = source
         self._device = device or open_device(config.device)
         self._torch_device = torch.device("cuda", 0) if self._device.kind == "cuda" else torch.device("cpu")
@@ -192,7 +192,7 @@ class ModelRuntime:
             storage=storage,
         )
         if self._source is not None:
-            return read_decoder(self._source, info.config, options)
+            return info.architecture.read(self._source, info.config, options)
         return info.architecture.load(info.folder, info.config, options)
 
     def _decided(self, config: EngineConfig) -> EngineConfig:
@@ -266,7 +266,7 @@ class ModelRuntime:
         pending = (self._states.pending, self._states.pending_bins)
         parts = (self._decoder, self._cache, self._bank, *pending)
         if not isinstance(self._stream, CudaStream):
-            return CpuExecutor(*parts)
+            return CpuExecutor(*parts, lambda: self.progress())
         capture = cuda_capture(self._stream) if self.config.cuda_graphs == "on" else eager
 
         def capture_one(work: Callable[[], None], *, kept: bool = True) -> Callable[[], object]:
