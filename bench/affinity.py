@@ -1,9 +1,8 @@
-"""Conversations on a fleet: how much of a prompt the worker that gets it has in its prefix cache.
+"""Conversations on a fleet: how much of a prompt is in the prefix cache of the worker that gets it.
 
-Several workers on one queue, and clients that each hold a conversation: every turn sends all messages so far, as a
-chat application does, and waits for the answer. Beside it the same fleet with `PETIOLE_AFFINITY_WAIT_MS=0`, where
-any worker takes any turn. First turns, of which nothing can be cached, do not count.
-"""
+Several workers serve one queue, and each client holds a conversation: every turn sends all messages so far, as a
+chat application does, and waits for the answer. The peer is the same fleet with `PETIOLE_AFFINITY_WAIT_MS=0`,
+where any worker takes any turn. First turns do not count, because nothing of them can be cached."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ names, openings = count(), count()
 
 
 class Turn(NamedTuple):
-    """`ttft_ms`: from its submission to the first delta in its client's hands."""
+    """`ttft_ms`: from its submission until its client has the first delta."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -68,7 +67,7 @@ def fleet(size: int, **settings: str) -> Iterator[None]:
 
 
 def load(conversations: int, turns: int) -> list[Turn]:
-    """All conversations at once; none is like one that was held before."""
+    """All conversations at once. None repeats an earlier one."""
     numbers = [next(openings) for _ in range(conversations)]
     with ThreadPoolExecutor(conversations) as clients:
         return list(chain.from_iterable(clients.map(lambda number: converse(number, turns), numbers)))

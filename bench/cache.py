@@ -1,10 +1,9 @@
-"""Prefix caches and the page table: what reuse costs, beside a plain radix cache of one object a token.
+"""Prefix caches and the page table: the cost of reuse, beside a plain radix cache with one object for each token.
 
     python -m bench.cache --json cache.json
 
-Each figure is the best of several rounds, ours and the peer's in turn in the same run; the figures without a
-peer are what the engine pays in every step.
-"""
+Each figure is the best of several rounds, in which ours and the peer's take turns. The figures without a peer are
+costs that the engine pays in every step."""
 
 from __future__ import annotations
 
@@ -141,7 +140,7 @@ def evict(report: Report, rounds: int, leaves: int) -> None:
 
 
 def memory(report: Report, sequences: int) -> None:
-    """Python memory of a tree of so many sequences of 100 tokens that share nothing."""
+    """Python memory of a tree of `n` sequences of 100 tokens that share nothing."""
     rng = np.random.default_rng(2)
     cache = radix(100 * sequences + 1)
     tracemalloc.start()

@@ -1,9 +1,9 @@
-"""The peer for `bench.cache`: a plain radix cache with one Python object a token.
+"""The peer for `bench.cache`: a plain radix cache with one Python object for each token.
 
-It is what one writes first: tokens are named tuples compared by their keys one after the other, segments and
-pages are tuples, page offsets are sums of the tokens' KV lengths, victims come from a heap of (time, counter,
-node, version).  No compact arrays, no coalescing, no page states; the free list is a Python list.
-"""
+It is the design that one writes first. Tokens are named tuples, compared by their keys one after the other.
+Segments and pages are tuples. Page offsets are sums of the tokens' KV lengths. Victims come from a heap of (time,
+counter, node, version). There are no compact arrays, no coalescing and no page states; the free list is a Python
+list."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class PeerCache:
         return freed
 
     def _common(self, child: PeerNode, tokens: list[PeerToken], at: int) -> PeerNode:
-        """The part of `child` that the tokens share, splitting it if that is not all of it."""
+        """The part of `child` that the tokens share. Splits `child` if they share only a part."""
         n = 0
         for i, token in enumerate(child.tokens):
             if at + i >= len(tokens) or tokens[at + i].cache_key() != token.cache_key():

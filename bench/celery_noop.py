@@ -1,7 +1,7 @@
 """One-token generations through the whole worker, beside a no-op task on Celery's own `threads` pool.
 
-Both workers run in turn on the same embedded Redis and are fed by the same producer: what is compared is what
-Petiole's pool, transport and streams cost a task.
+Both workers run in turn on the same embedded Redis, with the same producer. The difference is the cost of
+Petiole's pool, transport and streams for a task.
 
     python -m bench.celery_noop [--quick] [--json PATH]
 """
@@ -40,7 +40,7 @@ def noop(): return {"text": "", "token_ids": [1], "finish_reason": "length"}
 
 @contextmanager
 def worker(folder: Path, name: str, *command: str, **environment: str) -> Iterator[None]:
-    """A worker process that is ready."""
+    """Run a worker process. Yields it when it is ready."""
     log = folder / f"{name}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -58,7 +58,8 @@ def worker(folder: Path, name: str, *command: str, **environment: str) -> Iterat
 
 
 def throughput(app: Celery, node: str, task: str, options: dict[str, Any], tasks: int) -> float:
-    """Tasks a second: the queue is filled while the worker does not consume, then the clock runs to the last."""
+    """Tasks a second. The queue is filled while the worker does not consume; then the clock runs until the last
+    task has ended."""
     queue = app.conf.task_default_queue
     app.send_task(task, kwargs=options).get(timeout=120)  # it is ready, and warm
     while not app.control.cancel_consumer(queue, destination=[node], reply=True, timeout=5):

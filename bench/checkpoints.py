@@ -1,8 +1,7 @@
-"""Shapes with random weights, written on the fly: for speed, what the weights say does not matter.
+"""Shapes with random weights, written on the fly: the values of the weights do not change the speed.
 
-A `Shape` also counts what a step needs at least: the bytes that it reads and the operations that it does. Its
-floor on a machine follows from these and from two measured rates; see `bench.floors`.
-"""
+A `Shape` also counts the bytes that a step must read and the operations that it must do. These, and two measured
+rates, give its floor on a machine; see `bench.floors`."""
 
 from __future__ import annotations
 
@@ -69,7 +68,7 @@ TINY = Shape("petiole-tiny", "float32", 512, 256, 512, 4, 4, 2, 64)
 
 @contextmanager
 def checkpoint(shape: Shape) -> Iterator[str]:
-    """A folder with the shape's random checkpoint, which is removed afterwards; petiole-tiny is itself."""
+    """A folder with the shape's random checkpoint, removed afterwards. petiole-tiny has its own weights."""
     if shape is TINY:
         yield "petiole-tiny"
         return
@@ -167,7 +166,8 @@ def config(shape: Shape) -> dict[str, object]:
 
 
 def write_tokenizer(vocab_size: int, folder: Path) -> None:
-    """Byte-level, every token a word: what random weights say can be read, and costs what text does."""
+    """Write a byte-level tokenizer in which every token is a word. So the output of random weights is text, and
+    costs as much as text."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 

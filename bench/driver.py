@@ -1,8 +1,7 @@
-"""A minimal scheduler over the `Runtime` protocol: what tests and benchmarks of models need, and no more.
+"""A minimal scheduler over the `Runtime` protocol, for tests and benchmarks of models.
 
-Rows are taken from 1 up, pages one after another; a batch lives until all its sequences have what they asked for.
-It runs steps one at a time (`depth=1`) or keeps two in flight, as the engine does.
-"""
+Rows are taken from 1 up, pages one after another. A batch lives until all its sequences have their tokens. The
+driver runs steps one at a time (`depth=1`) or keeps two in flight, as the engine does."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from petiole.gpu_worker.runtime.interface import (
 
 @dataclass(slots=True)
 class Stream:
-    """One prompt and what came of it. `length`: positions in the KV cache, by the device's progress."""
+    """One prompt and its output. `length`: positions in the KV cache, by the device's progress."""
 
     row: int
     prompt: list[int]
@@ -93,7 +92,7 @@ class Driver:
         return self.finish_step(*self.launch("decode", sequences, inputs, [1] * len(sequences), mask))
 
     def verify(self, sequences: Sequence[Stream], drafts: Sequence[Sequence[int]]) -> StepOutput:
-        """Drafts behind each pending token; the KV of those that did not hold is forgotten."""
+        """Verify drafts behind each pending token. The KV of rejected drafts is forgotten."""
         inputs = [[PENDING, *d] for d in drafts]
         before = [s.length for s in sequences]
         step = self.launch("verify", sequences, inputs, [len(i) for i in inputs])
@@ -134,7 +133,7 @@ class Driver:
         chunk: int = 0,
         depth: int = 1,
     ) -> list[list[int]]:
-        """`n_tokens` tokens for every prompt, all prompts in one batch."""
+        """Generate `n_tokens` tokens for every prompt, all prompts in one batch."""
         sequences = [self.sequence(p, sampling, seeds[i] if seeds else 0) for i, p in enumerate(prompts)]
         for sequence in sequences:
             while chunk and len(sequence.prompt) - sequence.length > chunk:
@@ -146,7 +145,7 @@ class Driver:
         return [s.output for s in sequences]
 
     def decode_many(self, sequences: Sequence[Stream], n_steps: int, depth: int = 2) -> None:
-        """Decode steps with up to `depth` in flight."""
+        """Run decode steps, up to `depth` of them in flight."""
         flying: deque[tuple[list[Stream], list[int], Transfer]] = deque()
         ones = [1] * len(sequences)
         inputs = [[PENDING]] * len(sequences)

@@ -1,9 +1,8 @@
-"""The engine driven directly, without Celery: what it makes of a model, and where its features pay.
+"""The engine driven directly, without Celery: its speed on a model, and the gain of its features.
 
-Random weights in the shapes of Qwen3-0.6B and of a 6.8 M-parameter model, and petiole-tiny itself. Sides that
-are compared (cache on and off, pipelined and blocking) are two engines in this process that take turns. A floor is
-what the shape's bytes and operations need at the rates measured at the start.
-"""
+The models are random weights in the shapes of Qwen3-0.6B and of a 6.8 M-parameter model, and petiole-tiny itself.
+Compared sides (cache on and off, pipelined and blocking) are two engines in this process that take turns. A floor
+is the time that the shape's bytes and operations need at the rates measured at the start."""
 
 from __future__ import annotations
 
@@ -94,7 +93,7 @@ def add(bench: Bench, name: str, milliseconds: float, samples: list[float] | Non
 
 
 def pipelining(bench: Bench) -> None:
-    """Pipelined against blocking on the tiny model: the pipeline must cost nothing where nothing overlaps."""
+    """Pipelined against blocking on the tiny model, where nothing overlaps: the pipeline must cost nothing."""
     with ExitStack() as stack:
         model = stack.enter_context(checkpoint(TINY))
         engines = {
@@ -140,7 +139,7 @@ def shared_prefixes(bench: Bench) -> None:
 
 
 def sharing(engine: Engine, *, n: int, length: int, output: int, seeds: Iterator[int]) -> float:
-    """Requests a second, the first of which computes what the others share."""
+    """Requests a second. The first request computes the prefix that the others share."""
     shared = load.prompts(1, int(SHARED * length), seed=next(seeds))[0]
     tails = load.prompts(n, length - len(shared), seed=next(seeds))
     asked = [Request(prompt=shared + tail, sampling=load.greedy(output)) for tail in tails]
@@ -148,7 +147,7 @@ def sharing(engine: Engine, *, n: int, length: int, output: int, seeds: Iterator
 
 
 def chat(bench: Bench) -> None:
-    """Conversations that grow: each turn's prompt is all that was said before and a question."""
+    """Conversations that grow: each turn's prompt is the conversation so far and a question."""
     conversations, turns = bench.pick(2, 8), bench.pick(2, 6)
     system = load.prompts(1, bench.pick(32, 256))[0]
     uncached: float | None = None
@@ -190,7 +189,7 @@ def chat(bench: Bench) -> None:
 
 
 def long_among_short(bench: Bench) -> None:
-    """Short prompts arrive while a long one is prefilled: how much longer they wait for their first token."""
+    """Short prompts arrive while a long one is prefilled: how much longer do they wait for their first token?"""
     length, chunk = bench.pick(512, 16_384), bench.pick(128, 512)
     shape = SMALL_LONG
     tracer = Tracer()
@@ -218,7 +217,7 @@ def long_among_short(bench: Bench) -> None:
 
 
 def constrained(bench: Bench) -> None:
-    """JSON by schema, a list that goes on for as long as there are tokens, against as many free tokens."""
+    """JSON by schema (a list that goes on while there are tokens), against the same number of free tokens."""
     n, output = bench.pick(2, 32), bench.pick(8, 96)
     constraint = Constraint("json_schema", {"type": "array", "items": SCHEMA, "minItems": output})
     options = SamplingParams(max_tokens=output, temperature=0, ignore_eos=True)

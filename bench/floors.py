@@ -1,8 +1,7 @@
-"""The least that the hardware needs: measured rates, and what they make of a shape's bytes and operations.
+"""The least time that the hardware needs: from measured rates, and from a shape's bytes and operations.
 
-Bandwidth depends on how much is read: weights that fit the processor's cache never come from memory. So it is
-measured over a working set of the model's own size, with the threads that the engine uses.
-"""
+Bandwidth depends on how much is read: weights that fit into the processor's cache never come from memory. So
+bandwidth is measured over a working set of the model's own size, with the threads that the engine uses."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ class Machine:
     rate: float
 
     def decode_step_s(self, shape: Shape, batch: int, context: int) -> float:
-        """Whatever is slower: reading weights and KV, or the arithmetic."""
+        """The slower of reading weights and KV, and the arithmetic."""
         reading = shape.decode_bytes(batch, context) / self.bandwidth
         return max(reading, shape.operations(batch, context, batch) / self.rate)
 
@@ -59,7 +58,7 @@ def read_bandwidth(n_bytes: int) -> float:
 
 
 def matrix_rate(dtype: str) -> float:
-    """The better of torch's products in `dtype` and in float32: without units for bfloat16, whoever is fast
-    widens it."""
+    """The better of torch's products in `dtype` and in float32. On a processor without units for bfloat16,
+    widening to float32 is faster."""
     sides = [torch.randn(_SIDE, _SIDE).to(kind) for kind in {getattr(torch, dtype), torch.float32}]
     return 2.0 * _SIDE**3 / min(best_of(partial(torch.matmul, a, a), rounds=12) for a in sides)

@@ -1,13 +1,12 @@
 """Decode on a CUDA device against the time to read its bytes, and prefill against the matrix rate.
 
-Also what the device waits for between two steps, where a step's time goes, and a workload of many sequences beside
-transformers' own continuous batching and vLLM, where that is installed.
+Also measured: the time that the device waits between two steps, where a step's time goes, and a workload of many
+sequences, beside transformers' own continuous batching and, if it is installed, vLLM.
 
 Floors come from two rates measured at the start of the call: a large copy on the device (bytes read plus written)
-and a large bf16 matrix product. Weights are random. `--only` picks parts; what the same commit has measured of the
-others on the same card stays in the file (`bench.parts`). With PETIOLE_CUDA_GRAPHS=off decodes run eagerly, and
-these figures stand beside the others.
-"""
+and a large bf16 matrix product. Weights are random. `--only` picks parts. Figures of other parts that the same
+commit has measured on the same card stay in the file (`bench.parts`). With PETIOLE_CUDA_GRAPHS=off decodes run
+eagerly, and these figures stand beside the others."""
 
 from __future__ import annotations
 
@@ -27,6 +26,7 @@ from bench.driver import Driver, Stream
 from bench.gpu_attention import attending
 from bench.gpu_layers import layering
 from bench.gpu_serving import beside_transformers, beside_vllm, workload
+from bench.gpu_vision import images, questions
 from bench.parts import Parts, apart, failed, measured, read
 from bench.report import Report, arguments, table
 from petiole.gpu_worker.engine import Engine
@@ -114,7 +114,7 @@ def prefilled(runtime: ModelRuntime, batch: int, longest: int = CONTEXT) -> tupl
 def decode(
     report: Report, runtime: ModelRuntime, shape: Shape, card: Card, targets: dict[int, float | None]
 ) -> None:
-    """Wall time of a step with two in flight, as the engine runs it; and what the device alone takes."""
+    """Wall time of a step with two in flight, as the engine runs it; and the time that the device alone takes."""
     for batch, target in targets.items():
         driver, sequences = prefilled(runtime, batch)
         rounds, begin = [], sequences[0].length
@@ -142,7 +142,7 @@ def fused_products(runtime: ModelRuntime, batch: int) -> str:
 
 
 def device_seconds(runtime: ModelRuntime, driver: Driver, sequences: list[Stream], rounds: int = 10) -> float:
-    """A step as the device runs it when the host is far ahead: two are enqueued while the device is kept busy."""
+    """Seconds of a step when the host is far ahead: two steps are enqueued while the device is kept busy."""
     raw, ones = runtime._stream.raw, [1] * len(sequences)  # type: ignore[attr-defined]
     times = []
     for _ in range(rounds):
@@ -226,7 +226,8 @@ def waits(report: Report, mode: str, batch: int = 64) -> None:
 
 
 def generation_seconds(engine: Engine, batch: int, n_tokens: int) -> float:
-    """For prompts that the prefix cache knows: next to no prefill. Their context is that of `prefilled`."""
+    """Seconds to generate for prompts that the prefix cache has, with hardly any prefill. Their context is that of
+    `prefilled`."""
     sampling = SamplingParams(max_tokens=n_tokens, temperature=0, ignore_eos=True)
     prompts = [[i, *tokens(CONTEXT - 100)] for i in range(batch)]
     engine.generate([Request(prompt=p, sampling=SamplingParams(max_tokens=1, temperature=0)) for p in prompts])
@@ -236,8 +237,8 @@ def generation_seconds(engine: Engine, batch: int, n_tokens: int) -> float:
 
 
 def sampling(report: Report, card: Card) -> None:
-    """Drawing tokens on the device, against one read of the logits, which are rounded as a model's are: many are
-    equal."""
+    """Drawing tokens on the device, against one read of the logits. The logits are rounded like a model's, so many
+    are equal."""
     from petiole.gpu_worker.runtime.cuda.executor import choose
     from petiole.gpu_worker.runtime.step.sampling import Choice
 
@@ -284,7 +285,7 @@ def idle(report: Report, card: Card) -> None:
 
 
 def large_fp8(report: Report, card: Card) -> None:
-    """Weights of eight bits: the floor is theirs."""
+    """Weights of eight bits, with their own floor."""
     settings: dict[str, Any] = {"max_num_seqs": 64, "max_model_len": 4096, "weight_quantization": "fp8"}
     shape = dataclasses.replace(QWEN3_8B, name="Qwen3-8B shape, fp8 weights")
     with opened(shape, graph_batch_sizes=(1, 64), **settings) as runtime:
@@ -301,6 +302,8 @@ PARTS: dict[str, Callable[[Report, Card], None]] = {
     "8b": large,
     "0.6b": small,
     "workload": workload,
+    "questions": questions,
+    "images": lambda report, card: images(report, card, profile=kernels),
     "transformers": beside_transformers,
     "idle": idle,
     "attention": attending,

@@ -1,5 +1,5 @@
-"""The attention of a decode step alone, by each of the two kernels that could do it, against the time to read the
-keys and values."""
+"""The attention of a decode step alone, by each of its two possible kernels, against the time to read the keys and
+values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.cuda import QWEN3_8B, SMALL, Card, release, seconds
 from bench.report import Report
 from petiole.gpu_worker.models.config import parse_decoder_config
 from petiole.gpu_worker.runtime.cuda.attention import flashinfer as attention
-from petiole.gpu_worker.runtime.cuda.graphs import cuda_capture
+from petiole.gpu_worker.runtime.cuda.capture import cuda_capture
 from petiole.gpu_worker.runtime.device.cuda import CudaDevice
 from petiole.gpu_worker.runtime.device.interface import staged, upload
 from petiole.gpu_worker.runtime.memory.kv import new_kv_cache

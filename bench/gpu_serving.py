@@ -63,7 +63,7 @@ def workload(report: Report, card: Card) -> None:
 
 
 FIRST = [Request(prompt=tokens(64), sampling=SamplingParams(max_tokens=8, ignore_eos=True))]
-"""What is computed once, by whoever serves first."""
+"""Figures that are computed once, by the side that serves first."""
 
 
 def beside_vllm(report: Report, card: Card, memory: float = 0.4) -> None:
@@ -92,7 +92,7 @@ def beside_vllm(report: Report, card: Card, memory: float = 0.4) -> None:
 
 
 def equal_lengths() -> list[Request]:
-    """The same prompts, 256 tokens out of each: what a peer without a limit for each request can be given too."""
+    """The same prompts with 256 output tokens each, for a peer that has no limit for each request."""
     sampling = SamplingParams(temperature=0, ignore_eos=True, max_tokens=256)
     return [dataclasses.replace(request, sampling=sampling) for request in published()]
 
@@ -107,7 +107,7 @@ def beside_transformers(report: Report, card: Card) -> None:
 
 
 def peer(prompts: list[list[int]], n_tokens: int) -> float:
-    """Output tokens a second, its own warm-up not counted."""
+    """Output tokens a second, without the peer's own warm-up."""
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
     shape = {k: v for k, v in config(SMALL).items() if k not in ("architectures", "model_type", "torch_dtype")}

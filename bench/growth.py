@@ -1,10 +1,10 @@
-"""What one more costs, as there are more of them: nothing may grow faster than what it is counted by.
+"""How costs grow with numbers: no cost may grow faster than in proportion.
 
-Sequences side by side, tokens of a prompt, tokens in the prefix cache, tasks in the queue, readers of a stream.
-Each is measured where it is paid, with everything else held small. The exponent of a curve is its slope on
-logarithmic axes over the larger half of the sizes, where what is constant no longer hides what grows: 1 is linear.
-A prompt in a model is counted by its operations, since attention makes those grow with the square of its length.
-"""
+The numbers are those of sequences side by side, tokens of a prompt, tokens in the prefix cache, tasks in the
+queue, and readers of a stream. Each cost is measured where it arises, with everything else held small. The
+exponent of a curve is its slope on logarithmic axes over the larger half of the sizes, where constant costs no
+longer hide the growth: 1 is linear. A prompt in a model is counted by its operations, because attention makes
+these grow with the square of its length."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def prefill(bench: Bench, lengths: Sequence[int]) -> Iterator[Point]:
 
 
 def operations(length: float) -> float:
-    """Of the prefill of one prompt."""
+    """The operations of the prefill of one prompt."""
     return SHAPE.operations(int(length), length / 2, 1)
 
 
@@ -160,7 +160,7 @@ def with_redis(sizes: Sequence[int]) -> Iterator[Point]:
 
 
 def exponent(points: Sequence[Point], counted: Count | None) -> float:
-    """How the cost of all together grows with their number: 1 is linear."""
+    """The exponent with which the total cost grows with the number: 1 is linear."""
     larger = points[len(points) // 2 - 1 :] if len(points) > 3 else points
     sizes = [(counted or float)(size) for size, _ in larger]
     costs = [cost if counted else cost * size for size, cost in larger]

@@ -1,13 +1,13 @@
-"""FlashInfer's kernels compiled ahead, for a machine that should not spend its first minutes on that.
+"""Compiles FlashInfer's kernels ahead, for a machine that should not spend its first minutes on compiling.
 
-`bench.wheelhouse` runs this with FlashInfer, and the two packages that it needs to compile, on its path; any build
-of torch will do, and no GPU is needed:
+`bench.wheelhouse` runs this module with FlashInfer, and the two packages that FlashInfer needs to compile, on its
+path. Any build of torch will do, and no GPU is needed:
 
     python -m bench.kernels FOLDER --arch 9.0a --head-dim 64 --head-dim 128 [--adopt aot.tar.xz]
 
-FOLDER then holds NAME/NAME.so for each module that Petiole calls, as FlashInfer looks for them in `data/aot`. What
-does not compile here (FlashInfer's norms want the headers of cuBLAS) is named, and left to the machine that runs.
-"""
+FOLDER then holds NAME/NAME.so for each module that Petiole calls, as FlashInfer looks for them in `data/aot`.
+Modules that do not compile here (FlashInfer's norms need the headers of cuBLAS) are named, and left to the target
+machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from typing import Any
 
 EQUAL_STRIDES = "_kv_stride_equal"
 """Ends the name of a prefill module for caches whose keys and values have equal strides, as ours have. The module
-without it has the same functions and kernels, and those for other strides beside them."""
+without this ending has the same functions and kernels, and more for other strides."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -48,7 +48,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def prepare(folder: Path, arch: str) -> None:
-    """Before FlashInfer is imported: where it compiles to, what for, and a driver to link where there is none."""
+    """Set, before FlashInfer is imported, where and for which card it compiles; and a driver to link, if there is
+    none."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "libcuda.a").write_bytes(b"!<arch>\n")  # an empty archive: the driver's symbols are the target's
     home = cuda_home()
@@ -61,7 +62,7 @@ def prepare(folder: Path, arch: str) -> None:
 
 
 def cuda_home() -> Path | None:
-    """Where nvcc and its headers lie."""
+    """The folder with nvcc and its headers."""
     nvcc = shutil.which("nvcc")
     places = [os.environ.get("CUDA_HOME"), nvcc and Path(nvcc).parent.parent, "/usr/local/cuda"]
     homes = [Path(place) for place in places if place]
@@ -69,7 +70,7 @@ def cuda_home() -> Path | None:
 
 
 def wanted(head_dims: list[int]) -> Iterator[Any]:
-    """What a bfloat16 model without sliding windows calls; see `runtime.attention.flashinfer`."""
+    """The modules that a bfloat16 model without sliding windows calls; see `runtime.cuda.attention.flashinfer`."""
     import torch
     from flashinfer.jit.activation import gen_act_and_mul_module
     from flashinfer.jit.attention import modules
@@ -84,7 +85,7 @@ def wanted(head_dims: list[int]) -> Iterator[Any]:
 
 
 def take(spec: Any, adopted: Mapping[str, bytes], target: Path) -> str:
-    """Put the module where it belongs; says where it came from. Raises RuntimeError."""
+    """Put the module in its place. Returns where it came from. Raises RuntimeError."""
     target.parent.mkdir(exist_ok=True)
     for name in (spec.name, spec.name.removesuffix(EQUAL_STRIDES)):
         if name in adopted:

@@ -1,12 +1,11 @@
-"""From `delay()` to the first delta in a reader's hands, on an idle machine and behind a full worker; and what a
-reader costs.
+"""The time from `delay()` until a reader has the first delta, on an idle worker and on a full one; and the cost of
+a reader.
 
-A real worker with the tiny model, the embedded Redis, and one client that submits, waits for its first delta, and
-begins again only when that task has ended. Then many at once, in turns with nothing else to do for the worker and
-with all of its slots taken by tasks of a lower priority. The readers are measured without a worker: a process
-writes a stream as fast as Redis takes it, and one reader follows, beside a bare redis-py subscription that only
-receives.
-"""
+A real worker runs the tiny model on the embedded Redis. One client submits a task, waits for its first delta, and
+begins again when that task has ended. Then many tasks come at once: in turns to an idle worker, and to a worker
+whose places are all taken by tasks of a lower priority. Readers are measured without a worker: a process writes a
+stream as fast as Redis takes it, and one reader follows it, beside a bare redis-py subscription that only
+receives."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from bench.writer import writing
 TARGET_MS = 15.0
 PROMPT = "What is 17 + 25?"
 FULL = 64
-"""The worker's slots."""
+"""The worker's places."""
 
 TOGETHER = 100
 """Deltas that the writer sends at once: it must be faster than any reader."""

@@ -1,7 +1,7 @@
-"""Load on an engine: requests at a fixed concurrency or as a Poisson process, and what their streams saw.
+"""Load on an engine: requests at a fixed concurrency or as a Poisson process, and the times of their deltas.
 
-Times are taken on the engine's text thread, as the deltas come: what a reader in the same process would see.
-"""
+Times are taken on the engine's text thread, as the deltas come, so a reader in the same process would see the
+same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from petiole.gpu_worker.request import Delta, Result
 
 
 def settle() -> None:
-    """Once models are loaded: garbage collections leave them alone from now on, as a worker sees to."""
+    """Exclude loaded models from garbage collections from now on, as a worker does."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, *gc.get_threshold()[1:])
@@ -30,7 +30,7 @@ def settle() -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A load to compare: `n` requests, `concurrency` of them open at a time, in so many rounds."""
+    """A load to compare: `n` requests, `concurrency` of them open at a time, in `rounds` rounds."""
 
     shape: Shape
     n: int
@@ -53,7 +53,7 @@ class Case:
 
 @dataclass
 class Stream:
-    """When a request was submitted, and when which tokens came."""
+    """When a request was submitted, and when its tokens came."""
 
     submitted: float
     stamps: list[float] = field(default_factory=list)
@@ -154,9 +154,8 @@ def poisson(engine: Engine, requests: Sequence[Request], per_second: float, seed
 def while_prefilled(engine: Engine, length: int, n: int, per_second: float) -> Run:
     """At least `n` short requests, each submitted before the first token of a long prompt ahead of it.
 
-    The first comes right behind the long prompt, the others as Poisson arrivals for as long as it is prefilled; on
-    a machine that is done with it sooner than `n` have come, another long prompt follows.
-    """
+    The first comes right behind the long prompt, the others as Poisson arrivals while the long prompt is
+    prefilled. If the machine has prefilled it before `n` have come, another long prompt follows."""
     caught: list[Stream] = []
     while len(caught) < n:
         long = submit(engine, requests(1, length, 2, seed=len(caught))[0])
@@ -177,7 +176,7 @@ def arrival_gaps(n: int, per_second: float, seed: int = 0) -> list[float]:
 
 
 def prompts(n: int, length: int, *, seed: int = 0, high: int = 500) -> list[list[int]]:
-    """Token ids that every shape here has."""
+    """Prompts of token ids that every shape here has."""
     ids: list[list[int]] = np.random.default_rng(seed).integers(3, high, (n, length)).tolist()
     return ids
 

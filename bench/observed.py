@@ -3,10 +3,9 @@
 It obeys the lines of a named pipe, `BENCH_PIPE`: `begin SECONDS` starts to count, with this switch interval of the
 interpreter; `end PATH` writes what was seen meanwhile, as JSON.
 
-What a thread waits for the interpreter's lock cannot be asked. So a probe sleeps, again and again, and notes how
-late it runs: what that is beyond a core's being taken (which Linux counts for each thread) it has waited for the
-lock, as the publisher and the completion threads do when they are woken.
-"""
+Python does not say how long a thread waits for the interpreter's lock. So a probe sleeps, again and again, and
+notes how late it runs. Linux counts how much of that it waited for a core. The rest it has waited for the lock, as
+the publisher and the completion threads do when they are woken."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ def engine(config: EngineConfig) -> Engine:
 
 @dataclass
 class Watch:
-    """What has been seen since `begin`. Seconds; those of threads by their names."""
+    """The seconds counted since `begin`; those of threads by their names."""
 
     tracer: Tracer
     began: float = 0.0

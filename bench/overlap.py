@@ -1,13 +1,13 @@
 """Does the host work while the device works? A device that only keeps time, pipelined and blocking.
 
-The device takes a fixed time a step, as a GPU looks from the host; the host adds a fixed time to each launch.
-Blocking, a step takes their sum; pipelined, the longer of the two. The engine is the real one, with all of its
-threads. The floor of each figure is that ideal, with the engine's own host time (what a blocking step takes
-beyond the device's, with nothing added to its launch) counted to the host.
+The device takes a fixed time for a step, as a GPU seems to for the host. The host adds a fixed time to each
+launch. A blocking step takes the sum of both times; a pipelined step takes the longer one. The engine is the real
+one, with all of its threads. The floor of each figure is that ideal. The engine's own host time counts as the
+host's: it is the time that a blocking step takes beyond the device's, with nothing added to its launch.
 
-Where nothing overlaps, on a CPU that is busy with the model, pipelining must cost nothing: petiole-tiny, pipelined
-and blocking, in many short rounds in turns. What counts is the median of the rounds' ratios, beside the processor
-time that each engine takes for a step.
+On a CPU that is busy with the model nothing overlaps, and pipelining must cost nothing. So petiole-tiny runs
+pipelined and blocking, in many short rounds in turns. The figure is the median of the rounds' ratios, beside the
+processor time that each engine takes for a step.
 
 `--traces FOLDER` keeps a trace of each engine over such a device, as Chrome JSON (chrome://tracing,
 ui.perfetto.dev).
@@ -34,7 +34,7 @@ BATCHES = (1, 8, 32)
 
 
 def step_s(pipeline: str, device_s: float, host_s: float, steps: int, tracer: Tracer = NO_TRACE) -> float:
-    """Seconds a step in the steady state, as the device sees it: from one decode to the next."""
+    """Seconds of a step in the steady state, on the device: from one decode to the next."""
     starts: list[float] = []
 
     def on_span(stream: str, label: str, start: float, end: float) -> None:
@@ -53,7 +53,7 @@ def step_s(pipeline: str, device_s: float, host_s: float, steps: int, tracer: Tr
 
 
 def on_the_cpu(result: report.Report, batch: int, engines: Mapping[str, Engine], rounds: int, tokens: int) -> None:
-    """Steps a second and processor time a step, each engine's against the other's of the same round."""
+    """Steps a second, and processor time of a step: each engine's against the other's of the same round."""
     wall: dict[str, list[float]] = {"on": [], "off": []}
     busy: dict[str, list[float]] = {"on": [], "off": []}
     for i in range(rounds):
@@ -81,7 +81,7 @@ def on_the_cpu(result: report.Report, batch: int, engines: Mapping[str, Engine],
 
 
 def slept(seconds: float, rounds: int = 50) -> float:
-    """What a sleep of so long really takes here."""
+    """The time that a sleep of this length really takes here."""
     start = time.perf_counter()
     for _ in range(rounds):
         time.sleep(seconds)

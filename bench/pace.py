@@ -1,12 +1,12 @@
 """Does a worker keep up with a GPU? The whole way from Redis to the readers, around a device that only keeps time.
 
-A real worker, as `celery -A tasks worker` starts it, on a real Redis, with a reader for each stream. Its engine is
-the real one, with scheduler, prefix cache, tokenizer and text thread. In place of the model is a device that takes
-a fixed time a step and computes nothing, and each launch keeps the interpreter as long as one of the CUDA path
-does. The floor is what the device alone allows: a token of each sequence a step. What is missing from it is the
-host's: steps before all sequences run, and time in which the device waits for its next step.
+A real worker, as `celery -A tasks worker` starts it, runs on a real Redis, with a reader for each stream. Its
+engine is the real one, with scheduler, prefix cache, tokenizer and text thread. A device takes the place of the
+model: it takes a fixed time for a step and computes nothing, and each launch keeps the interpreter as long as a
+launch on the CUDA path. The floor is the device's limit: a token of each sequence in each step. The host causes
+the difference to the floor: steps before all sequences run, and times in which the device waits for its next step.
 
-Beside it, in turns, the same engine driven directly. Nothing here measures a GPU.
+The peer, in turns, is the same engine driven directly. Nothing here measures a GPU.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SWITCH_INTERVAL_S = 0.005
 
 @dataclass(frozen=True)
 class Pace:
-    """So many sequences at a time, of `output` tokens each, on a device that takes `device_ms` a step."""
+    """`sequences` at a time, of `output` tokens each, on a device that takes `device_ms` for a step."""
 
     rows: int
     device_ms: float
@@ -52,8 +52,8 @@ class Pace:
 
     @property
     def launch_s(self) -> float:
-        """What a decode step of the Qwen3-0.6B shape takes to launch, on the processor that this was written on:
-        copies, plan, replay, sampling, over a pretended card (`tests/gpu/pretend`)."""
+        """Seconds to launch a decode step of the Qwen3-0.6B shape (copies, plan, replay, sampling), measured over
+        a pretended card (`tests/gpu/pretend`) on the author's processor."""
         return 0.4e-3 + 2.5e-6 * self.rows
 
     @property
@@ -62,7 +62,7 @@ class Pace:
 
     @property
     def most(self) -> float:
-        """Tokens a second."""
+        """The most tokens a second that the device allows."""
         return self.rows / self.device_ms * 1e3
 
 
@@ -74,7 +74,7 @@ PACES = [Pace(64, 5, 600, 3), Pace(64, 2, 1200, 3), Pace(256, 7, 600, 3)]
 
 
 def busy(seconds: float) -> None:
-    """Keep the interpreter for so long."""
+    """Keep the interpreter for `seconds`."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass

@@ -1,9 +1,8 @@
-"""A benchmark in parts, each in a process of its own: what fails, hangs or breaks the device ends with its part.
+"""A benchmark in parts, each in a process of its own: a part that fails, hangs or breaks the device ends alone.
 
-Every figure is in the file as soon as it is measured, under its part, so that a run that is cut off still tells
-something, and a later call measures the parts that are missing. A file holds one commit on one card: what it had
-of another lies beside it from then on, under that card's name.
-"""
+Every figure is written into the file as soon as it is measured, under its part. So a run that is cut off is not
+lost, and a later call measures the missing parts. A file holds figures of one commit on one card. Figures of
+another commit or card are moved to a file beside it, under the card's name."""
 
 from __future__ import annotations
 
@@ -31,9 +30,9 @@ TARGET_CARD = "H200"
 
 @dataclass
 class Parts(Report):
-    """What is known of all parts, and figures for one of them, each written to `path` when it is added. Targets
-    hold on a card with the word `TARGET_CARD` in its name; another's figures stand without a verdict. A `variant`
-    ends the names of parts and figures: those of another way to run the same parts stay beside them."""
+    """The figures of all parts. A figure is added to one part, and written to `path` at once. Targets apply to a
+    card with the word `TARGET_CARD` in its name; figures of other cards have no verdict. A `variant` is another
+    way to run the same parts: it ends their names and those of their figures, which stand beside the others."""
 
     path: str = ""
     part: str = ""
@@ -52,7 +51,7 @@ class Parts(Report):
 
     @property
     def new(self) -> list[Measurement]:
-        """What was measured of this part."""
+        """The figures measured for this part."""
         names = self.names.get(self.part + self.variant, [])
         return [result for result in self.results if result.name in names]
 
@@ -60,7 +59,7 @@ class Parts(Report):
         return {**super().as_json(), "parts": self.names}
 
     def resume(self, without: Sequence[str]) -> None:
-        """Take over what is known of this commit on this card, but for the parts that are measured now."""
+        """Take over the figures of this commit on this card, except for the parts that are measured now."""
         record = read(self.path)
         if record and measured_on(record) != (commit(), card_name()):
             Path(self.path).replace(beside(self.path, *measured_on(record)))
@@ -91,13 +90,13 @@ def measured_on(record: dict[str, Any]) -> tuple[str, str]:
 
 
 def beside(path: str, commit: str, card: str) -> str:
-    """Where a file's figures of this commit and card lie once it has others."""
+    """The path for a file's figures of this commit and card, once the file has others."""
     place = Path(path)
     return str(place.with_stem("-".join([place.stem, *re.findall(r"[\w.]+", f"{card} {commit}")])))
 
 
 def read(path: str) -> dict[str, Any]:
-    """A record; empty where there is none, or only half of one."""
+    """A record; empty if there is none, or only half of one."""
     try:
         found: dict[str, Any] = json.loads(Path(path).read_text())
     except (OSError, ValueError):
@@ -121,7 +120,7 @@ def failed(path: str, part: str, why: str) -> None:
 
 
 def apart(limit_s: float, work: Callable[..., None], *arguments: object) -> str:
-    """Do `work` in a new process, for `limit_s` at most; says why it failed, or nothing. One that is
+    """Do `work` in a new process, for `limit_s` at most. Returns why it failed, or nothing. A process that is
     stopped prints where it was."""
     process = multiprocessing.get_context("spawn").Process(target=_watched, args=(work, *arguments))
     process.start()

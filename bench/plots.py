@@ -1,4 +1,4 @@
-"""The pictures of docs/performance.md, drawn by the benchmarks that measured what they show."""
+"""The pictures of docs/performance.md. The benchmarks that measure the figures draw them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def throughput(path: Path, curves: Mapping[str, Sequence[tuple[int, float, float
 
 
 def latency(path: Path, loads: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> None:
-    """loads: what was asked for -> (TTFTs, gaps between deltas), in ms."""
+    """loads: name of the load -> (TTFTs, gaps between deltas), in ms."""
     figure, panels = pyplot.subplots(1, 2, figsize=(8.4, 3.6), sharey=True)
     for axes, which, title in zip(panels, (0, 1), ("TTFT", "between deltas"), strict=True):
         for name, samples in loads.items():
@@ -82,7 +82,8 @@ def hit_rate(path: Path, rates: Mapping[str, Sequence[float]]) -> None:
 
 
 def overlap(path: Path, ratios: Sequence[float], steps: Mapping[str, Sequence[float]]) -> None:
-    """steps: "on" and "off" -> how long a step took at each ratio of host to device time, in the device's time."""
+    """steps: "on" and "off" -> the time of a step at each ratio of host to device time, in units of device
+    time."""
     figure, axes = pyplot.subplots(figsize=(6.4, 4))
     axes.plot(ratios, steps["off"], "o-", color="tab:gray", label="blocking")
     axes.plot(ratios, steps["on"], "o-", color="tab:green", label="pipelined")
@@ -115,7 +116,8 @@ def timeline(path: Path, traces: Mapping[str, Sequence[Span]]) -> None:
 
 
 def _window(spans: Iterable[Span]) -> tuple[float, float]:
-    """The quickest run of a few steps in a row, in the trace's microseconds: what else ran only adds to a step."""
+    """The quickest run of a few steps in a row, in the trace's microseconds: other processes only make steps
+    longer."""
     starts = [span["ts"] for span in spans if span["line"] == "compute" and span["name"] == "decode"]
     long = min(SHOWN_STEPS, len(starts) - 1)
     return min(zip(starts, starts[long:], strict=False), key=lambda window: window[1] - window[0])
@@ -124,9 +126,9 @@ def _window(spans: Iterable[Span]) -> tuple[float, float]:
 def growth(
     path: Path, curves: Mapping[str, tuple[str, Callable[[float], float] | None, Sequence[tuple[float, float]]]]
 ) -> None:
-    """curves: what grows -> (unit, what the cost of all together is counted by, (size, cost)).
+    """curves: name -> (unit, the count to which the total cost should be proportional, (size, cost)).
 
-    The dotted line is what is allowed: proportional to the count, or level where the cost is that of one.
+    The dotted line is the limit: proportional to the count, or level for the cost of one.
     """
     columns = 3
     rows = -(-len(curves) // columns)

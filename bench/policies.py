@@ -1,12 +1,11 @@
 """Prefill policies on paper: the real scheduler, with the time that an H200 would take for each step.
 
-A step takes as long as its bytes or its arithmetic, whichever is more: all weights are read once, and the KV of
-all positions that are attended to; every token costs two operations a parameter. Nothing else: no host, no
-launches, no kernel that is slower than the card. So the figures compare policies, and predict no card.
+A step takes the longer of the times for its bytes and for its arithmetic. It reads all weights once, and the KV of
+all attended positions. Every token costs two operations for each parameter. The model has nothing else: no host,
+no launches, no kernel that is slower than the card. So the figures compare policies, and predict no card.
 
-Poisson arrivals at 75 % of what today's policy can do, the same for all. A gap is the time between two tokens of a
-stream as its reader sees them.
-"""
+Requests are Poisson arrivals at 75 % of the rate that today's default policy can serve, the same for all policies.
+A gap is the time between two tokens of a stream, as its reader sees them."""
 
 from __future__ import annotations
 
@@ -25,10 +24,10 @@ from bench.steps import Step
 from petiole.gpu_worker.config import BATCHING
 
 BYTES_PER_S, OPERATIONS_PER_S = 4.8e12, 990e12
-"""Of an H200: its memory, and bfloat16 without sparsity."""
+"""The peaks of an H200: of its memory, and of bfloat16 without sparsity."""
 
 REACHED = 0.7
-"""Of either, what good kernels come up to."""
+"""The share of either peak that good kernels reach."""
 
 SHARE = 0.75
 TODAY, MIXED = "pipelined", "mixed"
@@ -52,7 +51,8 @@ class Card:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Requests of `prompt` and `output` tokens on average; prompts are spread as people's are, a few very long."""
+    """Requests of `prompt` and `output` tokens on average. The lengths of prompts vary as people's do: a few are
+    very long."""
 
     name: str
     prompt: int
@@ -73,7 +73,7 @@ CURVE = ((TODAY, 2048), (TODAY, 512), (MIXED, 2048), (MIXED, 1024), (MIXED, 512)
 
 @dataclass(frozen=True)
 class Seen:
-    """Milliseconds, and tokens a second, of the middle of a load: without its beginning and its end."""
+    """Milliseconds, and tokens a second, from the middle of a load, without its beginning and end."""
 
     ttft: float
     ttft_99: float

@@ -1,10 +1,9 @@
-"""Where the time of a decode step goes: host and device by phase, and who waited for the interpreter.
+"""Where the time of a decode step goes: host and device by phase, and which threads waited for the interpreter.
 
-First the engine alone, then a whole worker with its readers. The engine's own tracer gives the spans. The host's
-phases are those of the engine thread; `wait` is its wait for the device, so what is not `wait` is work. A thread
-that works for longer than its processor time has been waiting: for Python's interpreter lock, which all threads of
-a worker share, or for a core.
-"""
+First the engine runs alone, then a whole worker with its readers. The engine's own tracer gives the spans. The
+host's phases are those of the engine thread. `wait` is its wait for the device; all other phases are work. A
+thread that works for longer than its processor time has been waiting: for Python's interpreter lock, which all
+threads of a worker share, or for a core."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ def cpu_seconds() -> dict[str, float]:
 
 
 def steady(spans: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The spans between the tenth and the last but tenth decode forward: no prefill, no tail."""
+    """The spans from the tenth decode forward to the tenth before the last: without prefill and tail."""
     starts = [span["ts"] for span in spans if span["line"] == "compute" and span["name"] == "decode"]
     if len(starts) < 24:
         return list(spans)
@@ -51,7 +50,8 @@ def steady(spans: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def phases(spans: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Microseconds a step: the host's phases, the device's tasks, how long it idled, and the whole step."""
+    """Microseconds of a step: the host's phases, the device's tasks, the device's idle time, and the whole
+    step."""
     chosen = steady(spans)
     decodes = [span for span in chosen if span["line"] == "compute" and span["name"] == "decode"]
     steps = max(1, len(decodes))
@@ -103,8 +103,9 @@ def profile(bench: Bench, shape: Shape, batch: int, output: int) -> None:
 
 
 def in_a_worker(bench: Bench) -> None:
-    """Engine, text, publisher and completion threads of a real worker share one interpreter: who waits for it, and
-    does handing it over sooner help? Python's default is 5 ms. Tasks and readers as in bench/serving.py."""
+    """The engine, text, publisher and completion threads of a real worker share one interpreter. Which of them
+    wait for it, and does handing it over sooner help? Python's default is 5 ms. Tasks and readers are those of
+    bench/serving.py."""
     from bench import serving
 
     case = bench.pick(load.Case(TINY, 4, 16, 8, 4, 1), load.Case(TINY, 192, 32, 96, 64, 3))
@@ -142,7 +143,7 @@ def in_a_worker(bench: Bench) -> None:
 
 
 def threads_of(rounds: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Shares of the time, round by round, of what takes any of it."""
+    """The share of the time that each thread takes, round by round. Threads that take none are left out."""
     shares: dict[str, list[float]] = defaultdict(list)
     for seen in rounds:
         seconds, cpu, queued = seen["seconds"], dict(seen["cpu_s"]), seen["queued_s"]
@@ -157,7 +158,7 @@ def threads_of(rounds: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 
 def grouped(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Threads of a pool together: their names differ by a number alone."""
+    """The threads of a pool together: their names differ only by a number."""
     together: dict[str, float] = defaultdict(float)
     for name, cost in seconds.items():
         together[name.rstrip("0123456789").rstrip("_-")] += cost
@@ -165,7 +166,7 @@ def grouped(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def taken(path: Path) -> dict[str, Any]:
-    """What the worker wrote there, once it has."""
+    """Wait for the worker's file, and return its content."""
     while not path.exists():
         time.sleep(0.01)
     seen: dict[str, Any] = json.loads(path.read_text())

@@ -1,13 +1,13 @@
-"""A worker dies, or is deployed, in mid-sentence: how long its readers wait for the next delta.
+"""A worker dies, or is deployed, in mid-sentence: how long do its readers wait for the next delta?
 
-Two real workers on an embedded Redis. The first takes all tasks, since the second does not consume yet; when every
-reader has its first delta the second begins to consume and the first gets its signal. What counts is the time from
-the signal to the first delta of the next attempt, in the hands of the reader that waits longest. Every stream must
+Two real workers run on an embedded Redis. The first takes all tasks, because the second does not consume yet. When
+every reader has its first delta, the second begins to consume and the first gets its signal. The figure is the
+time from the signal until the reader that waits longest has the first delta of the next attempt. Every stream must
 then be whole.
 
-Then kills of a worker whom the others know, one stream each: a fleet of two that goes on, in which the dead are
-replaced. `--kills N` says how many. `--rabbitmq URL` kills ten on that broker, too, in a process of its own.
-"""
+Then workers that the others have seen are killed, with one stream each: a fleet of two goes on, in which each dead
+worker is replaced. `--kills N` is the number of kills. `--rabbitmq URL` kills ten workers on that broker, too, in
+a process of its own."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def measure(report: Report, case: Case, rounds: int, n: int, tokens: int) -> Non
 
 KILLED_MEDIAN_S, KILLED_MOST_S = 1.5, 2.5
 SEEN_S = 3.0
-"""How long a worker lives before it is killed, so that the other one knows it."""
+"""How long a worker lives before it is killed, so that the other one has seen it."""
 
 
 def killed(report: Report, broker: str, kills: int, tokens: int) -> None:
@@ -159,7 +159,7 @@ def killed(report: Report, broker: str, kills: int, tokens: int) -> None:
 
 
 def who_streams(fleet: list[str]) -> str:
-    """The worker that has the only task."""
+    """The worker that runs the only task."""
     from petiole.tasks import celery_app
 
     while True:

@@ -1,9 +1,8 @@
-"""What a task and a delta cost Redis: commands, bytes in and out, processor time.
+"""The cost of a task and of a delta for Redis: commands, bytes in and out, processor time.
 
-Redis counts for itself (`INFO`). The same number of tasks runs with one token and with many, with readers and
-without: the difference of the first two is what deltas cost, the rest is what a task costs however short it is.
-What an idle fleet costs (leases, reports, heartbeats) is measured first and taken off.
-"""
+Redis itself counts (`INFO`). The same number of tasks runs with one token and with many, with readers and without.
+The difference between one token and many is the cost of deltas; the rest is the cost of a task of any length. The
+cost of an idle fleet (leases, reports, heartbeats) is measured first and subtracted."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ UNITS = {"commands": "", "bytes in": "bytes", "bytes out": "bytes", "processor u
 
 @dataclass
 class Cost:
-    """What Redis has counted, and when."""
+    """The counts of Redis, and their time."""
 
     at: float
     figures: dict[str, float]
@@ -52,13 +51,13 @@ def now(client: Any) -> Cost:
 
 
 def streamed(case: Case) -> int:
-    """Tasks with a reader each; returns the number of deltas."""
+    """Run tasks with a reader each. Returns the number of deltas."""
     seen: Seen = asyncio.run(read_all(case, 0))
     return seen.deltas
 
 
 def unread(case: Case) -> int:
-    """Tasks whose results are fetched, and whose streams nobody reads."""
+    """Run tasks whose results are fetched, and whose streams nobody reads."""
     from petiole.tasks import generate
 
     results = [generate.delay(**request) for request in requests(case)]

@@ -1,9 +1,9 @@
-"""What the log, fencing and leases cost: the same engine, once with all of them and once with none.
+"""The cost of the log, fencing and leases: the same engine, once with all of them and once with none.
 
-One process, one engine, 64 requests at a time on the tiny model. With: every request is a message that is taken
-under a lease, begins an attempt, publishes through the script that checks the fencing number and writes the log,
-and is acknowledged after its end. Without: the deltas go to a function that drops them. Celery is in neither.
-"""
+One process runs one engine, with 64 requests at a time on the tiny model. With: every request is a message that is
+taken under a lease, begins an attempt, publishes through the script that checks the fencing number and writes the
+log, and is acknowledged after its end. Without: the deltas go to a function that drops them. Neither side has
+Celery."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUEUE = "petiole-bench"
 
 
 class Held:
-    """One request with its stream and its message: what a `JobDriver` does, without Celery."""
+    """One request with its stream and its message: the work of a `JobDriver`, without Celery."""
 
     def __init__(self, bench: Bench, task_id: str, tag: str, begun: Begun) -> None:
         self.bench, self.tag, self.begun = bench, tag, begun
@@ -63,7 +63,7 @@ class Held:
 
 
 class Bench:
-    """An engine and, beside it, what makes it reliable."""
+    """An engine, and the parts that make it reliable."""
 
     def __init__(self, client: redis.Redis, url: str, tokens: int) -> None:
         settings = Settings(device="cpu", dtype="float32", max_num_seqs=BATCH, num_threads=1)

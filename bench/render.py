@@ -1,11 +1,12 @@
-"""docs/performance.md, and the tables of docs/scaling.md, from what was measured: `python -m bench.render`.
+"""Writes docs/performance.md, and the tables of docs/scaling.md, from recorded figures: `python -m bench.render`.
 
-    bench/results/DEVICE/WORKLOAD.json   what a workload wrote with --json; DEVICE is cpu, cuda, or cpu-NAME for a
-                                         further processor
-    bench/results/notes.toml             what each workload shows, its pictures, why a target was missed, and which
-                                         targets need a machine that has not measured them
+    bench/results/DEVICE/WORKLOAD.json   the file that a workload wrote with --json; DEVICE is cpu, cuda, or
+    cpu-NAME
+                                         for another processor
+    bench/results/notes.toml             a description of each workload, its pictures, why a target was missed, and
+                                         which targets need a machine that has not measured them
 
-Nothing in the first is written by hand: a figure without a JSON file behind it cannot be in it.
+Nobody edits docs/performance.md by hand: each of its figures comes from a JSON file.
 """
 
 from __future__ import annotations
@@ -85,13 +86,14 @@ def page(results: Path = RESULTS) -> str:
 
 
 def devices(results: Path) -> dict[str, str]:
-    """Their titles, by folder: further processors follow the first."""
+    """The devices' titles, by folder: other processors follow the first."""
     further = {folder.name: f"On the CPU: {folder.name[4:]}" for folder in sorted(results.glob("cpu-*"))}
     return {"cpu": DEVICES["cpu"], **further, "cuda": DEVICES["cuda"]}
 
 
 def side_by_side(results: Path) -> str:
-    """What each processor reached, and how far it is from the best peer there; nothing where there is only one."""
+    """The figure of each processor, and its ratio to the best peer there; nothing if there is only one
+    processor."""
     measured = {device: load(results / device) for device in devices(results) if device != "cuda"}
     measured = {device: runs for device, runs in measured.items() if not runs.keys().isdisjoint(BY_PROCESSOR)}
     if len(measured) < 2:
@@ -109,20 +111,20 @@ def side_by_side(results: Path) -> str:
 
 
 def load(folder: Path) -> dict[str, dict[str, Any]]:
-    """In the order in which the workloads are listed."""
+    """The recorded results, in the order in which the workloads are listed."""
     known = [*WORKLOADS, *sorted(path.stem for path in folder.glob("*.json") if path.stem not in WORKLOADS)]
     paths = {name: folder / f"{name}.json" for name in known}
     return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
 
 
 def machine(runs: Mapping[str, Run]) -> str:
-    """Where most of them were recorded, and with which software."""
+    """The machine and the software with which most results were recorded."""
     usual = usual_run(runs)
     return f"{hardware(usual)}; {', '.join(software(usual))}."
 
 
 def usual_run(runs: Mapping[str, Run]) -> Run:
-    """One of those on the machine that most of them share, with all the software that there was on it."""
+    """A run on the machine that most runs share, with all the software of that machine."""
     common = Counter(map(hardware, runs.values())).most_common(1)[0][0]
     return max((run for run in runs.values() if hardware(run) == common), key=lambda run: len(run["versions"]))
 
@@ -138,7 +140,7 @@ def software(run: Run) -> list[str]:
 
 
 def elsewhere(run: Run, usual: Run) -> str:
-    """What was different when it was recorded: the machine, and versions of what both had."""
+    """The differences when a result was recorded: the machine, and versions of software that both runs had."""
     both = run["versions"].keys() & usual["versions"].keys()
     others = [each for each in software(run) if each not in software(usual) and each.split()[0] in both]
     return ", ".join(([] if hardware(run) == hardware(usual) else [hardware(run)]) + others)
@@ -148,7 +150,7 @@ TARGETS = ("", "", "measured", "ratio", "target", "")
 
 
 def targets(runs: Mapping[str, Run], notes: Mapping[str, Any], waiting: Sequence[Row]) -> str:
-    """Each target, what was measured, and the gap where one remains. `waiting`: what was not measured."""
+    """Each target, its figure, and the gap if it was missed. `waiting`: targets without a figure."""
     rows: list[Row] = []
     usual = usual_run(runs)
     for name, run in runs.items():
@@ -165,10 +167,10 @@ def targets(runs: Mapping[str, Run], notes: Mapping[str, Any], waiting: Sequence
 
 
 def unmeasured(runs: Sequence[Mapping[str, Run]], notes: Mapping[str, Any], device: str) -> list[Row]:
-    """The targets of notes.toml for `device` that no result with a target stands for, with the reason.
+    """The targets of notes.toml for `device` that no result has, with the reason.
 
-    `runs`: of all devices of its kind. What one processor has measured no other one has to.
-    """
+    `runs`: the runs of all devices of the same kind. A target that one processor has measured need not be measured
+    on another."""
     rows: list[Row] = []
     for workload, about in notes.items():
         for wanted in about.get("wanted", ()) if isinstance(about, Mapping) else ():
@@ -230,7 +232,7 @@ def ratio(result: Mapping[str, Any]) -> str:
 
 
 def cause(result: Mapping[str, Any], notes: Mapping[str, Any]) -> str:
-    """Why it was missed, as far as it is known: the first gap whose pattern is in the name."""
+    """Why a target was missed, if that is known: the first gap whose pattern is in the name."""
     for gap in notes.get("gap", ()):
         if re.search(gap["match"], result["name"]):
             return str(gap["cause"]).strip()
@@ -238,7 +240,7 @@ def cause(result: Mapping[str, Any], notes: Mapping[str, Any]) -> str:
 
 
 def unexplained(results: Path = RESULTS) -> Iterator[str]:
-    """Missed targets without a cause: the page must not have any."""
+    """Missed targets without a cause. The page must not have any."""
     with (results / "notes.toml").open("rb") as file:
         notes = tomllib.load(file)
     for device in devices(results):
@@ -263,7 +265,7 @@ TOKENS_A_DELTA = (1, 5)
 
 
 def scaling(text: str, results: Path = RESULTS) -> str:
-    """`docs/scaling.md` with its tables made anew, as far as they are recorded; the prose is by hand."""
+    """`docs/scaling.md` with new tables from the recorded figures. Its prose is written by hand."""
     runs = load(results / "cpu")
     blocks: dict[str, str] = {}
     if "redis_cost" in runs:
@@ -279,7 +281,7 @@ def scaling(text: str, results: Path = RESULTS) -> str:
 
 
 def fleet(results: Sequence[Mapping[str, Any]]) -> str:
-    """What the simulation says of so many workers: a row for each, from the figures listed under it."""
+    """The simulation's figures: a row for each number of workers."""
     rows: list[list[str]] = []
     for result in results:
         if workers := re.match(r"(\d+) workers", result["name"]):
@@ -291,7 +293,7 @@ def fleet(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def costs(figures: Mapping[str, float]) -> str:
-    """What Redis counted, side by side."""
+    """The counts of Redis, side by side."""
     names = [name.partition(": ")[2] for name in figures if name.startswith("commands: ")]
     kinds = ("commands", "bytes in", "bytes out", "processor us")
     rows = [(name, *(number(figures[f"{kind}: {name}"]) for kind in kinds)) for name in names]
@@ -299,7 +301,8 @@ def costs(figures: Mapping[str, float]) -> str:
 
 
 def full(figures: Mapping[str, float]) -> str:
-    """Tasks and tokens a second at which one Redis is busy for `BUSY` of its time, with one reader a task."""
+    """Tasks and tokens a second at which one Redis is busy for `BUSY` of its time, with one reader for each
+    task."""
     task = figures["processor us: a task with one reader, without its deltas"]
     delta = figures["processor us: a delta with one reader"]
     rows = []

@@ -1,9 +1,8 @@
-"""What every benchmark shares: samples become ratios, ratios become a table and a JSON file.
+"""Shared by all benchmarks: turns samples into ratios, and ratios into a table and a JSON file.
 
-Machines are shared and noisy, so an absolute figure says little. A figure here stands beside a *peer* (somebody
-else's way to do the same work) or a *floor* (the least that the hardware needs), measured in turn in the same run;
-`compare` alternates the two sides and reports the median of the rounds' ratios with its spread.
-"""
+Machines are shared and noisy, so an absolute figure says little. Each figure stands beside a *peer* (another
+program that does the same work) or a *floor* (the least that the hardware needs), measured in turns in the same
+run. `compare` alternates the two sides and reports the median of the rounds' ratios with its spread."""
 
 from __future__ import annotations
 
@@ -41,9 +40,10 @@ PACKAGES = (
 
 @dataclass
 class Measurement:
-    """One figure. `ratio` is value / peer, or value / floor where there is no peer; `better` says which way is up.
+    """One figure. `ratio` is value / peer, or value / floor without a peer. `better`: whether more or less is
+    better.
 
-    `met` follows from `target`, which is a bound on `ratio` when there is one and on `value` otherwise.
+    `met` follows from `target`, which limits `ratio` if there is a ratio, and `value` otherwise.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Measurement:
 
 
 class NotFiniteError(ValueError):
-    """A figure that is no number: its samples are missing, or something was divided by nothing."""
+    """A figure that is not a finite number: its samples are missing, or something was divided by zero."""
 
 
 class NotAvailableError(RuntimeError):
@@ -83,7 +83,7 @@ class NotAvailableError(RuntimeError):
 
 @dataclass
 class Report:
-    """The results of one run, with all that is needed to repeat it. `absent`: peers it lacked, and why."""
+    """The results of one run, with everything that is needed to repeat it. `absent`: missing peers, and why."""
 
     title: str
     results: list[Measurement] = field(default_factory=list)
@@ -127,27 +127,27 @@ class Report:
         }
 
     def finish(self, json_path: str | None) -> None:
-        """Print the table and, when asked, write the JSON."""
+        """Print the table and, if asked, write the JSON."""
         print(f"\n{self.title}\n{table(self.results)}")
         for peer, why in self.absent.items():
             print(f"{peer}: {why}")
         self.save(json_path)
 
     def save(self, json_path: str | None) -> None:
-        """Write the JSON, when asked: what was measured is kept, whatever becomes of the rest of a long run."""
+        """Write the JSON, if asked. The figures so far are kept even if the rest of a long run fails."""
         if json_path:
             write(json_path, self.as_json())
 
 
 def command(argv: Sequence[str]) -> str:
-    """What was called, without the places that it wrote to, and servers that it was told of."""
+    """The command line, without output paths and addresses of servers."""
     places = {"--json", "--plots", "--rabbitmq", "--broker"}
     options = [option for before, option in pairwise(argv) if not places & {before, option.partition("=")[0]}]
     return " ".join([Path(argv[0]).name, *options])
 
 
 def write(path: str, record: dict[str, Any]) -> None:
-    """All of it or nothing: who is killed here leaves the file that was there before."""
+    """Write a whole file or nothing: a process that is killed here leaves the old file."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     half = Path(f"{path}.part")
     half.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
@@ -205,7 +205,7 @@ def compare(
 
 
 def best_of(work: Callable[[], object], *, rounds: int = 5, number: int = 1) -> float:
-    """Seconds for one call of `work`: the least over the rounds, since noise only adds."""
+    """Seconds for one call of `work`: the least over the rounds, because noise only makes calls longer."""
     best = float("inf")
     for _ in range(rounds):
         start = time.perf_counter()
@@ -216,13 +216,13 @@ def best_of(work: Callable[[], object], *, rounds: int = 5, number: int = 1) -> 
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
-    """The sample below which `share` of them lie; nan where there are none."""
+    """The sample below which `share` of the samples lie; nan if there are none."""
     ordered = sorted(samples)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
 
 
 def progress(items: Sequence[T], what: str) -> Iterator[T]:
-    """`items`, with a bar on a terminal where rich is installed."""
+    """`items`, with a progress bar on a terminal if rich is installed."""
     try:
         from rich.progress import track
     except ImportError:
@@ -277,8 +277,8 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The checked-out commit, with a plus sign when the working tree differs from it; in a copy without
-    its history what GIT_COMMIT says."""
+    """The checked-out commit, with a plus sign if the working tree differs from it. In a copy without history, the
+    value of GIT_COMMIT."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)

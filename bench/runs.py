@@ -1,4 +1,4 @@
-"""One run of a benchmark that drives engines: how big it is, what it runs on, and where its figures go."""
+"""One run of a benchmark that drives engines: its size, its device, and the report for its figures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 @dataclass
 class Bench:
-    """`large`: with the Qwen3-0.6B shape; `curves`: what the plots show."""
+    """`large`: with the Qwen3-0.6B shape; `curves`: the data of the plots."""
 
     report: Report
     device: str = "cpu"
@@ -47,7 +47,7 @@ class Bench:
 
 
 def arguments(description: str | None, *devices: str) -> argparse.ArgumentParser:
-    """The options of a run, `devices` being those that it may choose among."""
+    """The options of a run, which may choose among `devices`."""
     parser = report.arguments(description)
     if devices:
         parser.add_argument("--device", default=devices[0], choices=devices)

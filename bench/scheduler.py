@@ -1,9 +1,8 @@
-"""What the scheduler costs: plan, launch bookkeeping and commit, over a runtime that computes nothing.
+"""The cost of the scheduler: plan, launch bookkeeping and commit, over a runtime that computes nothing.
 
 Sequences decode side by side with the radix cache on, two steps deep, through the same four verbs as in the
-engine; tokenization, text and device are not in it. The mark to beat is 4 µs a sequence and step; the target for
-256 sequences is 1.0 ms a step.
-"""
+engine, without tokenization, text and device. The target is 4 µs for each sequence and step, and 1.0 ms for a step
+of 256 sequences."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ class Harness:
         self._arrivals = itertools.count()
 
     def submit(self, prompt: np.ndarray, max_tokens: int) -> None:
-        """Its request's id is its number, from 0."""
+        """Submit a request. Its id is its number, from 0."""
         limits, arrival = self.scheduler.state.limits, next(self._arrivals)
         sampling = SamplingParams(max_tokens=max_tokens)
         request = Request(prompt=prompt.tolist(), sampling=sampling, request_id=str(arrival))
@@ -61,7 +60,7 @@ class Harness:
         pipeline.on_pending_commit(scheduler.finalize_sampling(handle, scheduler.compute_mask(handle)))
 
     def commit(self) -> None:
-        """The oldest step, if there is one."""
+        """Commit the oldest step, if there is one."""
         step = self.pipeline.pop_oldest()
         if step is not None:
             self.scheduler.commit_step(step)
@@ -89,8 +88,8 @@ def decoding(n: int, cache: str = "radix") -> Harness:
 
 
 def step_samples(n: int, cache: str, rounds: int, steps: int) -> list[float]:
-    """Seconds a step, one figure for each round, of the engine thread's own time: what a neighbour on the machine
-    takes is not the scheduler's cost."""
+    """Seconds of a step, one figure for each round, in the engine thread's own time: time that other processes
+    take is not the scheduler's cost."""
     harness = decoding(n, cache)
     samples = []
     for _ in range(rounds):

@@ -1,9 +1,9 @@
 """End to end through Celery: a real worker, an embedded Redis, a producer, and readers of every stream.
 
-Two questions. What does the way through the broker cost: tokens a second with streaming readers, against the same
-engine driven directly in this process, in turns. And what does it gain: against a Celery worker as people write it
-today, with all tasks submitted at once. Redis, producer and readers share the processor with the engine.
-"""
+It asks two questions. What does the way through the broker cost? Tokens a second with streaming readers are
+compared with those of the same engine driven directly in this process, in turns. And what does it gain? It is
+compared with a Celery worker as people write it today, with all tasks submitted at once. Redis, producer and
+readers share the processor with the engine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def requests(case: Case, seed: int = 0) -> list[dict[str, Any]]:
 
 @dataclass
 class Seen:
-    """What the readers of one round saw."""
+    """The figures of the readers of one round."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -97,7 +97,7 @@ async def read_all(case: Case, seed: int) -> Seen:
 
 
 def read_in_threads(case: Case, seed: int) -> Seen:
-    """The same from as many threads as there are open streams."""
+    """Submit and stream every task, with a thread for each open stream."""
     from petiole.tasks import generate
 
     seen, lock, waiting = Seen(), threading.Lock(), iter(requests(case, seed))
@@ -189,7 +189,7 @@ Round = tuple[float, list[float]]
 
 
 def all_at_once(submit: Callable[[dict[str, Any]], Any], case: Case) -> Round:
-    """As a caller that only waits for results sees it."""
+    """All tasks at once, as a caller that only waits for results sees them."""
     began = time.perf_counter()
     results = [submit(request) for request in requests(case)]
     completions = []
@@ -200,7 +200,8 @@ def all_at_once(submit: Callable[[dict[str, Any]], Any], case: Case) -> Round:
 
 
 def against_others(report: Report, case: Case, threads: int) -> None:
-    """In turns, on the same Redis; whoever does not have the turn is idle. The target is for the plain worker."""
+    """Compare with other workers in turns, on the same Redis; the other sides are idle. The target is for the
+    plain worker."""
     from petiole.tasks import generate
 
     with ExitStack() as stack:

@@ -1,13 +1,14 @@
 """A fleet on paper: the real scheduler and its admission, with a model that only says how long a step would take.
 
-    check       a closed loop and Poisson arrivals, on paper beside what the engine did; how long a step takes
-                (bench/steps.py) is measured in the same loads, and in others in turns with them
+    check       a closed loop and Poisson arrivals, simulated and on the engine; the times of steps
+    (bench/steps.py)
+                are measured in the same loads, and in other loads in turns with them
     fleet       workers that take tasks from one queue, as Celery's do: throughput, TTFT, and the load on Redis
 
 Everything happens in virtual time. A worker is the loop of `gpu_worker.threads.loop` over the real `Scheduler`,
-two steps deep; its device is a queue of steps that begin one after the other. Only the figures of a single worker
-can be checked here; those of fleets follow from them as long as Redis keeps up, so its share stands beside them.
-"""
+two steps deep. Its device is a queue of steps that begin one after the other. Only the figures of a single worker
+can be checked. The figures of fleets follow from them while Redis keeps up, so the share of Redis stands beside
+them."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ class Task:
 
 @dataclass
 class Worker:
-    """An engine in virtual time. `now`: how far its loop has got; `free_at`: when its device will be idle."""
+    """An engine in virtual time. `now`: the time of its loop; `free_at`: when its device will be idle."""
 
     model: StepTime
     slots: int = SLOTS
@@ -128,8 +129,8 @@ def run(
     slots: int = SLOTS,
     **settings: Any,
 ) -> list[Task]:
-    """All tasks through one queue. With `concurrency` one arrives when another has ended, as in a closed loop.
-    `slots`, `settings`: of each engine."""
+    """Run all tasks through one queue. With `concurrency`, a task arrives when another has ended, as in a closed
+    loop. `slots`, `settings`: those of each engine."""
     fleet = [Worker(model, slots, settings) for _ in range(workers)]
     ordered, done = deque(sorted(tasks, key=lambda task: task.arrived)), list[Task]()
     queue = deque(ordered.popleft() for _ in range(min(concurrency or len(tasks), len(tasks))))
@@ -164,7 +165,7 @@ OTHERS = ", from the steps of other loads alone"
 
 
 def outputs(n: int, seed: int) -> list[int]:
-    """Tokens of `n` answers, `OUTPUT` on average, so that sequences come and go one by one."""
+    """The lengths of `n` answers in tokens, `OUTPUT` on average, so that sequences come and go one by one."""
     drawn: list[int] = np.random.default_rng(seed).integers(OUTPUT // 2, OUTPUT * 3 // 2 + 1, n).tolist()
     return drawn
 
@@ -183,12 +184,12 @@ class Observed:
 
     @property
     def in_s(self) -> float:
-        """From the submission to the scheduler's choice: the way in, where nobody else is there to wait for."""
+        """Seconds from the submission until the scheduler chooses the request, on an idle engine."""
         return statistics.fmean(stream.result.timing.queue_ms for stream in self.run.streams) / 1e3
 
     @property
     def out_s(self) -> float:
-        """From the commit of a first token to its reader."""
+        """Seconds from the commit of a first token until its reader has it."""
         return statistics.fmean(
             stream.ttft_s - (stream.result.timing.ttft_ms or 0.0) / 1e3 for stream in self.run.streams
         )
@@ -196,12 +197,11 @@ class Observed:
 
 @dataclass
 class Measured:
-    """petiole-tiny on this machine, whose speed drifts with what else runs.
+    """petiole-tiny on this machine, whose speed changes with the other processes on it.
 
-    So seconds of steps of each kind and size come from the very load to reproduce, and from other loads, right
-    before it, for the sizes that it may miss. Which steps there are, and who waits for which, is the simulation's
-    to say.
-    """
+    So the seconds of steps of each kind and size come from the load to reproduce. For sizes that this load may
+    lack, they come from other loads right before it. The simulation decides which steps there are, and who waits
+    for which."""
 
     bench: Bench
     engine: Engine
@@ -222,7 +222,7 @@ class Measured:
         return self.observe(lambda: load.at_concurrency(self.engine, asked, concurrency))
 
     def others(self) -> TimedModel:
-        """From closed loops of each size."""
+        """The seconds of steps from closed loops of each size."""
         loops = [
             self.closed(outputs(max(4, 3 * concurrency // 2), next(self.seeds)), concurrency)
             for concurrency in self.bench.pick((1, 4), CONCURRENCIES)
@@ -263,7 +263,7 @@ def mean_ms(seconds: Sequence[float]) -> float:
 
 
 def check(bench: Bench) -> TimedModel:
-    """The same loads on the engine and on paper; the middle round counts. Returns a model of all rounds."""
+    """Run the same loads on the engine and simulated. The middle round counts. Returns a model of all rounds."""
     tracer = Tracer()
     with checkpoint(TINY) as folder, bench.engine(folder, TINY, tracer, prefix_cache="off") as engine:
         measured = Measured(bench, engine, tracer)

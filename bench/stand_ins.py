@@ -1,8 +1,7 @@
 """Runtimes that stand in for a model, to measure the engine around it.
 
-`NullRuntime` computes nothing: what is left is the scheduler's own cost. `TimedRuntime` takes its time instead of
-computing, as a GPU looks to the host: it shows what overlaps with what.
-"""
+`NullRuntime` computes nothing, so only the scheduler's own cost is left. `TimedRuntime` only takes time, as a GPU
+seems to for the host, so it shows what overlaps."""
 
 from __future__ import annotations
 
@@ -12,7 +11,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from petiole.gpu_worker.runtime.device.interface import SpanHook
-from petiole.gpu_worker.runtime.interface import Load, ModelLimits, StepBatch, StepOutput, TokenMask, Transfer
+from petiole.gpu_worker.runtime.interface import (
+    Load,
+    ModelLimits,
+    Progress,
+    StepBatch,
+    StepOutput,
+    TokenMask,
+    Transfer,
+    nothing,
+)
 
 
 class _Due:
@@ -56,6 +64,7 @@ class NullRuntime:
             eos_token_ids=frozenset({0}),
         )
         self._token_id = token_id
+        self.progress: Progress = nothing
 
     def launch_forward(self, slot_id: int, batch: StepBatch) -> None:
         pass
@@ -90,10 +99,10 @@ class NullRuntime:
 
 
 class TimedRuntime(NullRuntime):
-    """A device that keeps time and does nothing else: step after step takes `device_s`, whatever the host does
-    meanwhile. Like a GPU, and unlike a thread that sleeps, it waits for neither interpreter nor processor.
+    """A device that only keeps time: each step takes `device_s`, whatever the host does meanwhile. Like a GPU, and
+    unlike a thread that sleeps, it waits for neither the interpreter nor a processor.
 
-    `launch` is what a launch costs the host. The tokens go round `token_ids`. `on_span`: see `Device.on_span`.
+    `launch` does the host's work of a launch. The tokens repeat `token_ids`. `on_span`: see `Device.on_span`.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
 """How long the steps of an engine take under load, and a model of it.
 
-A step takes as long as the loop notices: from the commit before it, or from its own launch where nothing was in
-flight, to its commit. So the model's work, the host's, and how they get in each other's way are all in it, and the
-steps of a busy engine add up to the time that passed.
-"""
+The time of a step is the time between two commits in the loop: from the previous commit (or from its own launch,
+if nothing was in flight) to its own commit. So it includes the model's work, the host's work, and how they delay
+each other, and the steps of a busy engine add up to the time that passed."""
 
 from __future__ import annotations
 
@@ -23,9 +22,9 @@ PREFILL_KNOTS = (64, 512, 2048)
 
 @dataclass(frozen=True)
 class Step:
-    """What one step held, beside `running` sequences that had their first token, and its seconds.
+    """The content of one step, beside `running` sequences that had their first token, and its seconds.
 
-    `context`: positions that its sequences had before it, where somebody counts them.
+    `context`: positions that its sequences had before the step, if they were counted.
     `delayed`: a prefill was launched behind it while it was in flight, which takes the host longer than a decode.
     """
 
@@ -39,7 +38,7 @@ class Step:
 
 
 class Recorder:
-    """Stands before the runtime of an engine and notes what each step holds; the engine's tracer knows when."""
+    """Wraps the runtime of an engine and notes the content of each step. The engine's tracer has the times."""
 
     def __init__(self, engine: Engine, tracer: Tracer) -> None:
         self._scheduler, self._runtime, self._tracer = engine.scheduler, engine.scheduler.runtime, tracer
@@ -61,7 +60,7 @@ class Recorder:
         self._held.clear()
 
     def steps(self) -> list[Step]:
-        """Those committed since the last reset, in order."""
+        """The steps committed since the last reset, in order."""
         launched: dict[int, float] = {}
         committed: dict[int, float] = {}
         for span in self._tracer.spans():
@@ -82,8 +81,8 @@ class Recorder:
 
 
 class StepTime(Protocol):
-    """How long steps take. `in_s`, `out_s`: from a submission to the scheduler, and from a commit to the reader.
-    `delay_s`: how much later a decode step is noticed behind which a prefill is launched."""
+    """The times of steps. `in_s`, `out_s`: from a submission to the scheduler, and from a commit to the reader.
+    `delay_s`: how much longer a decode step seems to take if a prefill is launched behind it."""
 
     @property
     def in_s(self) -> float: ...
@@ -124,8 +123,8 @@ class TimedModel:
         return cls(tuple(decode.tolist()), tuple(prefill.tolist()), *ways.tolist())
 
     def adjusted(self, steps: Sequence[Step], out_s: float) -> TimedModel:
-        """Least squares: what all of `steps` took together is kept, hiccups of the machine included. Sizes that
-        are not among them stay as they were."""
+        """The model adjusted to `steps` by least squares. It keeps their total time, with all hiccups of the
+        machine. Sizes that are not among `steps` stay as they were."""
         decode = [step for step in steps if step.kind == "decode"]
         prefill = [step for step in steps if step.kind == "prefill"]
         return TimedModel(
@@ -142,13 +141,13 @@ class TimedModel:
         return self.decode_s[-1]
 
     def seconds(self, step: Step) -> float:
-        """What such a step would take."""
+        """The seconds of such a step."""
         fitted = self.decode_s if step.kind == "decode" else self.prefill_s
         return max(0.0, float(features(step) @ np.array(fitted)))
 
 
 def features(step: Step) -> np.ndarray:
-    """What the seconds of a step are linear in."""
+    """The features in which the seconds of a step are linear."""
     if step.kind == "decode":
         return np.append(hats(step.sequences, DECODE_KNOTS), step.delayed)
     return np.append(hats(step.tokens, PREFILL_KNOTS), step.running)

@@ -1,8 +1,8 @@
 """How fast Petiole's transport hands out and acknowledges messages, beside kombu's own.
 
-Both consume the same messages from the same embedded Redis, in turn, in this process, through kombu's event
-loop as a worker does. And how many deltas a second go through the script that publishes, and what one costs the
-publisher.
+Both consume the same messages from the same embedded Redis, in turns, in this process, through kombu's event loop
+as a worker does. Also measured: how many deltas a second go through the script that publishes, and what a delta
+costs the publisher.
 
     python -m bench.transport [--quick] [--json PATH]
 """
@@ -37,7 +37,7 @@ BODY = {"prompt": "Count from 1 to 100.", "max_tokens": 64}
 
 
 def consume(url: str, transport: type, messages: int) -> float:
-    """Messages a second: put, then take and acknowledge them through an event loop."""
+    """Messages a second, taken and acknowledged through an event loop."""
     transports.TRANSPORT_ALIASES["redis"] = f"{transport.__module__}:{transport.__name__}"
     transports._transport_cache.clear()
     queue = Queue("bench-transport", Exchange("bench-transport"), routing_key="bench-transport")
@@ -74,7 +74,7 @@ def consume(url: str, transport: type, messages: int) -> float:
 
 
 class Nobody:
-    """Listens to all streams, and hears nothing: none of them ends."""
+    """The listener of all streams. It is never called, because no stream ends."""
 
     def on_finished(self) -> None:
         raise AssertionError("nobody ends it")
@@ -90,7 +90,7 @@ def open_outboxes(publisher: Publisher, streams: int) -> list[Outbox]:
 
 
 def published(client: redis.Redis, streams: int, flushes: int, samples: list[float]) -> float:
-    """Deltas a second: in each flush one of every stream, as the publisher's own thread writes them."""
+    """Deltas a second. Each flush has one delta of every stream, as the publisher's own thread writes them."""
     publisher = Publisher(client, ttl_s=60)
     opened = open_outboxes(publisher, streams)
     elapsed = 0.0
@@ -119,7 +119,7 @@ SAME = '{"task_id":"bench-63","attempt":1,"index":1000,"token_ids":[1234],"text"
 
 
 def bare(client: redis.Redis, streams: int, flushes: int) -> float:
-    """What a prototype does: check, append, expire, publish. Its delta is always the same, and is ready."""
+    """A prototype's script: check, append, expire, publish. Its delta is always the same, made beforehand."""
     run = client.register_script(BARE)
     keys = [key for i in range(streams) for key in stream_keys(f"bench-{i}")[0:3:2]]
     payloads = [SAME] * streams
@@ -132,8 +132,9 @@ def bare(client: redis.Redis, streams: int, flushes: int) -> float:
 
 
 def cpu_a_delta(client: redis.Redis, streams: int, steps: int) -> tuple[float, float]:
-    """Processor time of a delta of one token, in us: its text and its way to the publisher, and publishing it."""
-    from petiole.gpu_worker.models.loading import resolve_model
+    """Processor time of a delta of one token, in us: making its text, passing it to the publisher, publishing
+    it."""
+    from petiole.gpu_worker.models.checkpoint.loading import resolve_model
     from petiole.gpu_worker.text import TextAssembler, load_tokenizer
 
     tokenizer = load_tokenizer(resolve_model("petiole-tiny"))

@@ -1,13 +1,13 @@
-"""Collect the wheels that a bare CUDA machine without internet needs: `python -m bench.wheelhouse FOLDER`.
+"""Collects the wheels that a bare CUDA machine without internet needs: `python -m bench.wheelhouse FOLDER`.
 
 The machine is expected to have a CUDA build of torch, with numpy, safetensors, tokenizers, transformers and, for
-kernels that are not compiled ahead, nvcc and ninja. What is missing beside them is downloaded for that machine's
-Python and written to FOLDER. There, `. FOLDER/setup.sh` in the project's root installs it, once, and names it to
-Python and FlashInfer.
+kernels that are not compiled ahead, nvcc and ninja. All other packages are downloaded for that machine's Python
+and written to FOLDER. On that machine, `. FOLDER/setup.sh` in the project's root installs them, once, and tells
+Python and FlashInfer where they are.
 
-FlashInfer's wheel is trimmed to the kernels that Petiole calls. Where nvcc and ninja are, the wheel gets them
-compiled as well (`bench.kernels`), which takes some minutes; a second run compiles only what has changed.
-"""
+FlashInfer's wheel is trimmed to the kernels that Petiole calls. If nvcc and ninja are installed here, the kernels
+in the wheel are compiled as well (`bench.kernels`), which takes some minutes. A second run compiles only changed
+kernels."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ PACKAGES = (
     "vine",
     "llguidance",
     "nvidia-ml-py",
+    "pillow",
     "prompt-toolkit",
     "wcwidth",
     "pydantic",
@@ -59,10 +60,11 @@ PACKAGES = (
 PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in (31, 28, 27, 24, 17)))
 LIMIT_MIB = 64
 _WHOLE = ("flashinfer/data/csrc/", "flashinfer/data/cutlass/")
-"""Source trees of which only the top level (csrc) or the headers (cutlass) are compiled for the kernels in use."""
+"""Source trees of which only the top level (csrc) or the headers (cutlass) are needed to compile the used
+kernels."""
 _UNUSED = ("flashinfer/moe_ep/", "flashinfer/data/aot/")
 _TO_COMPILE = ("apache-tvm-ffi", "nvidia-ml-py")
-"""What importing FlashInfer needs beside torch; of the first, the build for the Python that compiles."""
+"""The packages beside torch that importing FlashInfer needs. The first must be built for the compiling Python."""
 _BUILD = Path("build/wheelhouse")
 _SETUP = """\
 # Source this in the project's root, on a machine with CUDA and torch: . wheelhouse/setup.sh
@@ -111,7 +113,7 @@ def download(package: str, folder: Path, python: str) -> None:
 
 
 def add_kernels(wheel: Path, arch: str, adopt: Path | None) -> None:
-    """Compile what can be compiled here, and put it where FlashInfer looks first."""
+    """Compile the kernels that can be compiled here, and put them where FlashInfer looks first."""
     site, kernels = _BUILD / "-".join(wheel.name.split("-")[:2]), _BUILD / f"kernels-{arch}"
     if not site.exists():  # newer sources would all be compiled anew
         install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site)]
@@ -127,7 +129,7 @@ def add_kernels(wheel: Path, arch: str, adopt: Path | None) -> None:
 
 
 def trim(wheel: Path) -> None:
-    """Drop what Petiole never calls; the wheel stays installable (its record lists more than there is)."""
+    """Drop files that Petiole never uses. The wheel stays installable, although its record lists more files."""
     slim = wheel.with_suffix(".slim")
     with (
         zipfile.ZipFile(wheel) as source,

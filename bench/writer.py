@@ -1,6 +1,6 @@
 """A stream as a worker writes it, without a worker: `python -m bench.writer TASK_ID DELTAS TOGETHER`.
 
-A process of its own, so that what readers cost is measured where nothing else is done.
+It is a process of its own, so that a reader's cost is measured in a process that does nothing else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from petiole.tasks.servers import connections
 
 
 def writing(task_id: str, deltas: int, together: int = 1) -> subprocess.Popen[bytes]:
-    """The process, begun: it writes so many deltas of one token, `together` in each round trip."""
+    """Start the process. It writes `n` deltas of one token, `together` of them in each round trip."""
     return subprocess.Popen([sys.executable, "-m", "bench.writer", task_id, str(deltas), str(together)])
 
 

@@ -275,7 +275,7 @@ class CacheTokens:
     def prefix(self, kv_length: int) -> CacheTokens:
         """The tokens of the first `kv_length` positions, sharing memory. MisalignedError if that splits one."""
         if not 0 <= kv_length <= self._kv_length:
-            raise MisalignedError(f"prefix of {kv_length} positions asked of {self._kv_length}")
+            raise MisalignedError(f"prefix of {kv_length} positions requested of {self._kv_length}")
         if self._images and boundary(self.codes, kv_length) != kv_length:
             raise MisalignedError(f"position {kv_length} lies inside an image")
         return CacheTokens(self._buffer[:kv_length], self._images)

@@ -64,7 +64,8 @@ class ResultTooLarge(PetioleError, ValueError):  # noqa: N818
         self.size, self.limit = size, limit
 
     def __str__(self) -> str:
-        return f"the result has {self.size} bytes as JSON, and the limit is {self.limit}; its stream has all of it"
+        sizes = f"the result has {self.size} bytes as JSON, and the limit is {self.limit}"
+        return f"{sizes}; the stream has the whole output"
 
 
 class WorkersLost(PetioleError, RuntimeError):  # noqa: N818

@@ -276,11 +276,11 @@ def misspelt() -> list[str]:
     return lines
 
 
-def not_heeded(*, unless_set: bool = False) -> list[str]:
+def ignored_urls(*, unless_set: bool = False) -> list[str]:
     """A warning for each of Celery's own variables for URLs. They may be meant for another app of the process:
     with `unless_set`, a variable is only warned of if Petiole's own is missing."""
     return [
-        f"{theirs} is not heeded, set here or on the command line: use {ours}"
+        f"{theirs} is ignored, in the environment and on the command line: use {ours}"
         for theirs, ours in NOT_HEEDED.items()
         if theirs in os.environ and not (unless_set and ours in os.environ)
     ]
@@ -289,7 +289,7 @@ def not_heeded(*, unless_set: bool = False) -> list[str]:
 @cache
 def warn_a_producer() -> None:
     """Log, once, the variables of a producer's environment that have no effect. A worker logs its own later."""
-    for line in [*misspelt(), *not_heeded(unless_set=True)]:
+    for line in [*misspelt(), *ignored_urls(unless_set=True)]:
         logger.warning(line)
 
 

@@ -1,1 +1,1 @@
-"""What Petiole is measured against, written as its users write it."""
+"""The peers of Petiole, each used as its own users would use it."""

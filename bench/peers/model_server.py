@@ -1,4 +1,4 @@
-"""A model behind HTTP, as people run one beside their Celery workers: one prompt at a time, the others wait.
+"""A model behind HTTP, as people run it beside their Celery workers: one prompt at a time, while the others wait.
 
     python -m bench.peers.model_server --model FOLDER [--dtype bfloat16] [--threads N]
 

@@ -1,10 +1,9 @@
-"""Peers with packages of their own: a child process under another Python, which computes loads that it is told of.
+"""Peers with packages of their own: a child process under another Python computes the loads.
 
-OpenVINO GenAI and vLLM for CPUs want versions of torch and transformers that are not those here. So each may have
-a virtual environment of its own, named by `BENCH_OPENVINO_PYTHON` or `BENCH_VLLM_PYTHON` (the path of its Python);
-without one, this Python is tried. The child says when it is ready, or why it cannot be; then it answers each line
-of prompts with the seconds that they took. Between two loads it waits, so that sides can take turns.
-"""
+OpenVINO GenAI and vLLM for CPUs need other versions of torch and transformers than this project. So each may have
+a virtual environment of its own: `BENCH_OPENVINO_PYTHON` or `BENCH_VLLM_PYTHON` names the path of its Python.
+Without that variable, this Python is tried. The child says that it is ready, or why it cannot run. Then it answers
+each line of prompts with the seconds that they took. Between two loads it waits, so that sides can take turns."""
 
 from __future__ import annotations
 
@@ -27,10 +26,10 @@ NAMES = {"openvino": "OpenVINO GenAI", "vllm": "vLLM"}
 class Outside:
     """`kind`: a key of NAMES. Raises NotAvailableError where it does not run."""
 
-    def __init__(self, kind: str, folder: str, *, threads: int, most: tuple[int, int]) -> None:
-        """`most`: sequences at once, and tokens of one."""
+    def __init__(self, kind: str, folder: str, *, threads: int, most: tuple[int, int, int]) -> None:
+        """`most`: sequences at once, tokens of one, and tokens of all at once."""
         python = os.environ.get(f"BENCH_{kind.upper()}_PYTHON") or sys.executable
-        asked = {"folder": folder, "threads": threads, "sequences": most[0], "tokens": most[1]}
+        asked = {"folder": folder, "threads": threads, "sequences": most[0], "tokens": most[1], "all": most[2]}
         try:
             self._child = subprocess.Popen(
                 [python, str(_SCRIPT), kind, json.dumps(asked)],
@@ -57,7 +56,7 @@ class Outside:
         self._child.communicate()
 
     def _receive(self) -> dict[str, Any]:
-        """The next line that is an answer: libraries print what they like."""
+        """The next answer. Skips other lines, because libraries print whatever they like."""
         assert self._child.stdout is not None
         for line in self._child.stdout:
             if line.startswith("{"):

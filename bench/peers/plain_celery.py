@@ -1,7 +1,8 @@
 """A Celery worker for text generation as people write it today.
 
-One prompt a task, `worker_prefetch_multiplier=1`. Either with the model in a global of the worker process and
-transformers' `generate` inside, or with a task that only waits for a model server on the same machine:
+Each task has one prompt, and `worker_prefetch_multiplier` is 1. Either the model is a global of the worker
+process, and the task calls transformers' `generate`; or the task only waits for a model server on the same
+machine:
 
     PLAIN_MODEL=folder celery -A bench.peers.plain_celery worker --concurrency 1
     PLAIN_SERVER=http://localhost:PORT celery -A bench.peers.plain_celery worker --pool threads --concurrency 8

@@ -1,9 +1,8 @@
 """transformers over a whole load: `generate` on one padded batch, and its own continuous batching.
 
-Both take the same prompts, make as many tokens for each, and return output tokens a second. Continuous batching
-sizes its cache from the free memory of a GPU; here it gets what the load needs, since on a CPU every step attends
-to all of the cache.
-"""
+Both take the same prompts, make the same number of tokens for each, and return output tokens a second. By default
+continuous batching sizes its cache by the free memory of a GPU. Here the cache is as large as the load needs,
+because on a CPU every step attends to all of the cache."""
 
 from __future__ import annotations
 
@@ -82,7 +81,7 @@ class Transformers:
 
 
 def collect(manager: Any, prompts: Sequence[Sequence[int]], output: int) -> int:
-    """Tokens of all of them."""
+    """The tokens of all outputs."""
     waiting = set(manager.add_requests(inputs=[list(prompt) for prompt in prompts], max_new_tokens=output))
     tokens, last = 0, time.monotonic()
     while waiting:

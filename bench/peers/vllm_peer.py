@@ -1,6 +1,6 @@
 """vLLM as a peer on a CUDA device: its offline interface, token ids in and out, random weights of the same shape.
 
-Optional: found where `vllm` can be imported.
+Optional: used if `vllm` can be imported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def require() -> None:
 
 
 class Vllm:
-    """One model. It reads `config.json` of `folder` alone, and makes up the weights; its prefix cache is on, like
+    """One model. It reads only `config.json` of `folder`, and draws random weights. Its prefix cache is on, like
     ours. `memory`: the share of the card's memory that it may take, weights included."""
 
     def __init__(self, folder: str, *, dtype: str, max_model_len: int, max_num_seqs: int, memory: float) -> None:

@@ -110,7 +110,7 @@ class PageTable(PagePool):
         """A read-only copy of the row's pages [start, end)."""
         have = self._held_row_pages(batch_idx)
         if not 0 <= start <= end <= have:
-            raise MappingError(f"pages {start}..{end} asked of row {batch_idx}, which has {have}")
+            raise MappingError(f"pages {start}..{end} requested of row {batch_idx}, which has {have}")
         pages: Pages = self._matrix[batch_idx, start:end].astype(np.int64)
         pages.setflags(write=False)  # a tree node may share the array
         return pages

@@ -140,7 +140,7 @@ class PagePool:
         order = self._order[: len(pages)]
         self._scratch[pages] = order
         if self._scratch[pages].tobytes() != order.tobytes():
-            raise error(f"one is named twice among {len(pages)}")
+            raise error(f"one is listed twice among {len(pages)}")
 
     def _index(self, pages: Pages) -> Pages | slice:
         """A slice for many consecutive pages (about ten times faster in numpy), else the pages themselves."""

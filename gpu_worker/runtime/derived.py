@@ -6,8 +6,8 @@ import torch
 
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.checkpoint.loading import Quantization
 from petiole.gpu_worker.models.config import ModelConfig
-from petiole.gpu_worker.models.loading import Quantization
 from petiole.gpu_worker.runtime.memory.container import cpu_quota
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -23,7 +23,9 @@ def n_threads(config: EngineConfig) -> int:
 
 def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     if config.max_model_len > model.max_position:
-        raise ModelError(f"max_model_len: the model ends at {model.max_position}, got {config.max_model_len}")
+        raise ModelError(
+            f"max_model_len: must be at most {model.max_position}, the model's, got {config.max_model_len}"
+        )
     return config.max_model_len or model.max_position
 
 
@@ -41,7 +43,7 @@ def quantization(config: EngineConfig, device: torch.device) -> Quantization:
     if (wanted == "int8" and device.type != "cpu") or (wanted == "fp8" and device.type != "cuda"):
         raise ModelError(f"weight_quantization: {wanted} is not for {device.type} (int8: cpu, fp8: cuda)")
     if config.kv_dtype == "fp8" and device.type != "cuda":
-        raise ModelError("kv_dtype: fp8 is for cuda")
+        raise ModelError("kv_dtype: fp8 needs cuda")
     return wanted
 
 

@@ -160,9 +160,7 @@ def _with_text(field: str, message: dict[str, Any]) -> dict[str, Any]:
                 texts.append(text)
             case _:
                 kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-                raise InvalidRequest(
-                    f"{field}[{k}]", "must be a text part, which is all that this model reads", kind
-                )
+                raise InvalidRequest(f"{field}[{k}]", "must be a text part: this model reads no others", kind)
     return {**message, "content": "\n".join(texts)}
 
 

@@ -65,9 +65,9 @@ def _ask(question: list[Any]) -> str:
             _close(_process)
             _process = None
             limits = f"at most {CPU_S:g} s and {MEMORY_BYTES} bytes of memory"
-            raise TemplateFailed(f"the chat template must take {limits}: it took more and was ended") from None
+            raise TemplateFailed(f"the chat template must take {limits}: it took more and was stopped") from None
         except (ValueError, RecursionError) as error:  # a number too long for JSON; nothing was sent
-            raise TemplateFailed(f"the chat template cannot be given them: {error}") from error
+            raise TemplateFailed(f"they cannot be passed to the chat template: {error}") from error
     if "text" in answer:
         return str(answer["text"])
     raise TemplateFailed(str(answer.get("refused") or answer.get("failed")), refused="refused" in answer)

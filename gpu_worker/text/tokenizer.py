@@ -54,7 +54,7 @@ class Tokenizer:
             limit = f"must have token ids from 0 to {MAX_VOCAB - 1}"
             raise ModelError(f"tokenizer.json: model.vocab and added_tokens {limit}, got {self.vocab_size - 1}")
         if (missing := self.vocab_size - len(vocab)) > _MOST_MISSING:  # each takes time and memory
-            limit = f"must have at most {_MOST_MISSING} ids below the largest that no token has"
+            limit = f"must have at most {_MOST_MISSING} unused ids below the largest"
             raise ModelError(f"tokenizer.json: model.vocab and added_tokens {limit}, got {missing}")
         # Control tokens: no text stands for them in an output, unless a request wants to see them.
         added = backend.get_added_tokens_decoder()

@@ -228,7 +228,7 @@ def check_min_tokens(sampling: SamplingParams, end_ids: Collection[int], vocab_s
     allowed = range(vocab_size) if sampling.allowed_token_ids is None else sampling.allowed_token_ids
     excluded = {*sampling.banned_token_ids, *end_ids}
     left = low == 0 or not excluded.issuperset(allowed)
-    require(left, "min_tokens", "must be 0 where all tokens that are allowed and not banned end the output", low)
+    require(left, "min_tokens", "must be 0 if every token that may be drawn ends the output", low)
 
 
 def _check_token_sets(sampling: SamplingParams, vocab_size: int) -> None:

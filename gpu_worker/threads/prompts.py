@@ -56,7 +56,7 @@ def resumed_tokens(
     if values is None:
         return Tokens(ids)
     known = list(bins) if bins else [None] * len(ids)
-    require(len(known) == len(ids), "resume_bins", f"must have {len(ids)} entries, one a token", len(known))
+    require(len(known) == len(ids), "resume_bins", f"must have {len(ids)} entries, one for each token", len(known))
     found = {
         at: _checked(f"resume_bins[{at}]", token, of or (), values)
         for at, (token, of) in enumerate(zip(ids, known, strict=True))

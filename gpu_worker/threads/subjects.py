@@ -98,7 +98,12 @@ class Subjects:
             )
             return Subject(request, Tokens(tokens), "messages")
         for field in _ONLY_FOR_CHAT:
-            require(not getattr(request, field), field, "this model's conversations have none", "some")
+            require(
+                not getattr(request, field),
+                field,
+                "must not be given: this model's conversations have none",
+                "some",
+            )
         n, of = len(parts), len(request.images)
         require(n == of, "images", f"must be as many as the messages' parts of type image, {n}", of)
         call = processor.conversation(messages)
@@ -122,7 +127,12 @@ class Subjects:
         request = replace(request, sampling=sampling)
         if asked.steering == "none":
             return request
-        require(request.constraint is None, "constraint", "must be none: the skill has one", request.constraint)
+        require(
+            request.constraint is None,
+            "constraint",
+            "must be none: the skill has a constraint of its own",
+            request.constraint,
+        )
         rest = self.eos_token_ids, self.limits.vocab_size
         if asked.steering == "index":
             positional = cast(PositionalSkill, asked.state).fork()

@@ -204,5 +204,5 @@ def _become_a_worker(instance: Any = None, **_: object) -> None:
 def _warn_of_misspelt_settings(instance: Any = None, **_: object) -> None:
     """Runs after Celery has set up logging."""
     if instance is not None and instance.app is app:
-        for line in [*settings.misspelt(), *settings.not_heeded()]:
+        for line in [*settings.misspelt(), *settings.ignored_urls()]:
             logger.warning(line)

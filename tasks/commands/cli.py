@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser().print_help()
         return 0
     options = parser().parse_args(arguments)
-    for line in [*settings.misspelt(), *settings.not_heeded(unless_set=True)]:
+    for line in [*settings.misspelt(), *settings.ignored_urls(unless_set=True)]:
         print(f"petiole: {line}", file=sys.stderr)
     try:
         status: int = options.run(options)
@@ -89,7 +89,9 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument("--markdown", action="store_true", help="the defaults, as the table in docs/settings.md")
     demo = command("demo", run_demo, "eight prompts at once through an embedded Redis and a real worker")
     demo.add_argument("--plain", action="store_true", help="plain text, as when not on a terminal")
-    demo.add_argument("--vision", action="store_true", help="draw a picture, ask about it, draw in what is found")
+    demo.add_argument(
+        "--vision", action="store_true", help="draw a picture, ask about it, and draw the answers into it"
+    )
     demo.add_argument(
         "--save", type=Path, default=Path("petiole-vision.png"), help="with --vision: the picture's file"
     )
@@ -99,7 +101,9 @@ def parser() -> argparse.ArgumentParser:
     read = command("stream", read_stream, "print a task's stream, from its beginning to its end")
     read.add_argument("task_id")
     read.add_argument("--json", action="store_true", help="print every delta as JSON")
-    read.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after so long without a delta")
+    read.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="give up after this many seconds without a delta"
+    )
     conversation.add_options(
         command("chat", conversation.run, "a conversation in the terminal, through the queue")
     )
@@ -113,10 +117,10 @@ def parser() -> argparse.ArgumentParser:
     load = command("reload", reload_workers, "replace the weights of running workers; their tasks go on")
     load.add_argument("model", help="a folder on the worker's machine or a hub id, of the same shape")
     load.add_argument("worker", nargs="*", default=[], help="default: all")
-    drain = command("drain", drain_workers, "let workers finish or hand back what they have, and end")
+    drain = command("drain", drain_workers, "let workers finish their tasks or hand them back, and end")
     drain.add_argument("worker", nargs="+", help="its name, as `petiole status` shows it")
     drain.add_argument("--wait", type=float, metavar="SECONDS", default=0.0, help="wait until they are gone")
-    metrics = command("metrics", run_metrics, "serve the fleet's figures for Prometheus, until told to end")
+    metrics = command("metrics", run_metrics, "serve the fleet's figures for Prometheus, until stopped")
     metrics.add_argument("--host", default="0.0.0.0", help="address to listen on (default: %(default)s, all)")
     metrics.add_argument("--port", type=_port, default=METRICS_PORT, help="default: %(default)s; 0: a free one")
     trace = command("trace", run_trace, "run the model here for a moment, and write a timeline of its steps")
@@ -224,7 +228,7 @@ def _silent(workers: list[reports.WorkerReport], started: dict[str, lives.Life])
     """A line for each worker name whose last process failed and that does not report: perhaps a crash loop."""
     reporting = {worker.worker for worker in workers}
     return [
-        f"{name} has not reported; started {life.starts} times, the process before ended: {life.last_exit}"
+        f"{name} has not reported; started {life.starts} times, the previous process ended: {life.last_exit}"
         for name, life in started.items()
         if life.last_exit not in ("", "0") and name not in reporting
     ]
@@ -318,7 +322,7 @@ def cancel_tasks(options: argparse.Namespace) -> int:
             continue
         control.cancel(task_id)
         all_known &= state != PENDING
-        unknown = "not known to any worker; cancelled, should it wait in a queue"
+        unknown = "not known to any worker; cancelled if it waits in a queue"
         print(f"{task_id}: {unknown if state == PENDING else 'cancelled'}")
     return 0 if all_known else 1
 
@@ -355,7 +359,8 @@ def _steered(names: Sequence[str], answers: dict[str, control.Answer]) -> int:
         print(f"{name}: {answer.get('error') or answer['ok']}")
     silent = sorted({*names} - answers.keys())
     if silent or not answers:
-        print(f"petiole: no answer from {', '.join(silent) or 'any worker'}", file=sys.stderr)
+        who = ", ".join(silent) or "any worker; a worker takes commands once its model is loaded"
+        print(f"petiole: no answer from {who}", file=sys.stderr)
     return int(bool(silent) or not answers or any("error" in answer for answer in answers.values()))
 
 

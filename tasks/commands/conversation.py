@@ -95,13 +95,17 @@ class Answer:
 
 def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--system", metavar="TEXT", help="the system prompt")
-    command.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer")
+    command.add_argument("--max-tokens", type=int, metavar="N", help="maximum number of tokens of an answer")
     command.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
     command.add_argument("--seed", type=int, metavar="N", help="which draw")
     command.add_argument("--adapter", metavar="NAME", help="a LoRA adapter: folder or hub id")
-    command.add_argument("--queue", metavar="NAME", help="other workers, such as those of another model")
+    command.add_argument(
+        "--queue", metavar="NAME", help="the queue of other workers, such as those of another model"
+    )
     command.add_argument("--priority", type=int, metavar="N", help="0, the default, is served first")
-    command.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after so long without a delta")
+    command.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="give up after this many seconds without a delta"
+    )
     command.add_argument(
         "--option",
         type=_option,

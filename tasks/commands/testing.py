@@ -28,7 +28,7 @@ def worker(**changed: object) -> Iterator[None]:
     Raises RuntimeError if this process has connected before, because Celery keeps its connections. Settings that
     were only read are replaced: pytest causes that when it looks at the tasks of a module."""
     if celery_app._pool is not None or celery_app._backend_cache is not None:
-        raise RuntimeError("testing.worker: must be entered before the first task is submitted or read here")
+        raise RuntimeError("testing.worker: must be entered before this process submits or reads its first task")
     given = {f"{PREFIX}{name.upper()}": str(value) for name, value in changed.items()}
     temporary = {**demo.environment(), f"{PREFIX}QUEUE": f"petiole-test-{os.getpid()}", **given}
     before = {name: os.environ.get(name) for name in temporary}

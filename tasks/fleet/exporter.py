@@ -30,11 +30,14 @@ _GAUGES = {
     "num_slots": ("slots", "Requests that may generate at the same time."),
     "num_held_messages": ("held_messages", "Messages that the worker has taken and not acknowledged."),
     "num_pending_completions": ("pending_completions", "Generations that ended, whose outcome is not stored yet."),
-    "oldest_task_seconds": ("oldest_task_s", "Since the worker took its oldest task that is not completed."),
+    "oldest_task_seconds": (
+        "oldest_task_s",
+        "Seconds since the worker took its oldest task that is not completed.",
+    ),
     "streams_behind_seconds": ("streams_behind_s", "Seconds for which Redis has not taken the worker's streams."),
 }
 _COUNTERS = {
-    "prompt_tokens": ("prompt_tokens", "Prompt tokens computed, those found in the prefix cache not among them."),
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens computed, without those found in the prefix cache."),
     "generation_tokens": ("generated_tokens", "Tokens generated."),
     "prompt_tokens_cached": (
         "cached_prompt_tokens",
@@ -48,18 +51,24 @@ _COUNTERS = {
     "redeliveries": ("redeliveries", "Messages that came again."),
     "quarantined": ("quarantined", "Messages that the worker has refused."),
     "steps": ("steps", "Steps of the engine."),
-    "evicted_pages": ("evicted_pages", "Pages that the prefix cache has given up."),
+    "evicted_pages": ("evicted_pages", "Pages evicted from the prefix cache."),
     "zombie_outputs": ("zombie_outputs", "Tokens sampled after the end of their sequence, and dropped."),
     "encoded_images": ("encoded_images", "Images encoded."),
     "image_hits": ("image_hits", "Images found in the prefix cache: neither decoded nor encoded."),
     "encode_seconds": ("encode_s", "Seconds of encode steps, from launch to completion."),
-    "num_preemptions": ("preemptions", "Requests that gave place and pages to others and were computed again."),
+    "num_preemptions": ("preemptions", "Requests that were preempted, and computed again."),
 }
 _HISTOGRAMS = {
-    "request_queue_time_seconds": ("queue_s", "From a worker's taking a task to its place in the engine."),
-    "time_to_first_token_seconds": ("ttft_s", "From a worker's taking a task to its first token."),
-    "request_time_per_output_token_seconds": ("per_output_token_s", "A generation's mean time between tokens."),
-    "e2e_request_latency_seconds": ("total_s", "From a worker's taking a task to its end."),
+    "request_queue_time_seconds": (
+        "queue_s",
+        "Seconds from when a worker takes a task until the task has a place in the engine.",
+    ),
+    "time_to_first_token_seconds": ("ttft_s", "Seconds from when a worker takes a task until its first token."),
+    "request_time_per_output_token_seconds": (
+        "per_output_token_s",
+        "Mean time between the tokens of a generation, in seconds.",
+    ),
+    "e2e_request_latency_seconds": ("total_s", "Seconds from when a worker takes a task until its end."),
     "request_prompt_tokens": ("prompt_tokens", "Prompt tokens of a generation."),
     "request_generation_tokens": ("completion_tokens", "Tokens that a generation made."),
 }
@@ -108,9 +117,15 @@ class FleetCollector(Collector):
 def _lives(started: dict[str, Life]) -> Iterator[Metric]:
     """Metrics of all worker names of the last week, whether or not a worker has the name now."""
     starts = CounterMetricFamily("petiole_worker_starts", "Starts of workers of this name.", labels=("worker",))
-    since = GaugeMetricFamily("petiole_worker_start_time_seconds", "The last of them.", labels=("worker",))
+    since = GaugeMetricFamily(
+        "petiole_worker_start_time_seconds",
+        "Unix time of the last start of a worker of this name.",
+        labels=("worker",),
+    )
     exits = GaugeMetricFamily(
-        "petiole_worker_last_exit", "1; how the one before it ended.", labels=("worker", "reason")
+        "petiole_worker_last_exit",
+        "1; `reason` is how the previous process of this name ended.",
+        labels=("worker", "reason"),
     )
     for name, life in started.items():
         starts.add_metric((name,), life.starts)
@@ -122,7 +137,7 @@ def _lives(started: dict[str, Life]) -> Iterator[Metric]:
 
 def _states(workers: list[WorkerReport]) -> Iterator[Metric]:
     up = GaugeMetricFamily(
-        "petiole_worker_up", "Whether the worker reports, as every two seconds.", labels=_LABELS
+        "petiole_worker_up", "Whether the worker has reported within six seconds.", labels=_LABELS
     )
     ready = GaugeMetricFamily("petiole_worker_ready", "Whether it takes tasks: 0 while it drains.", labels=_LABELS)
     lease = GaugeMetricFamily(
@@ -152,7 +167,7 @@ def _figures(workers: list[WorkerReport]) -> Iterator[Metric]:
                 histogram.add_metric(_labels(worker), _buckets(distribution), distribution.sum)
         yield histogram
     labels = (*_LABELS, "priority")
-    what = "From a task's submission to a worker's taking it."
+    what = "Seconds from a task's submission until a worker takes it."
     waits = HistogramMetricFamily("petiole_broker_time_seconds", what, labels=labels)
     for worker in workers:
         for priority, distribution in worker.broker_s.items():

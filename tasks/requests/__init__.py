@@ -1,4 +1,4 @@
-"""What a task is asked, and what it answers: for all rooms of `tasks`.
+"""The requests and results of tasks: for all rooms of `tasks`.
 
 From `delay` to the engine a request passes four checks, and each alone checks something:
 

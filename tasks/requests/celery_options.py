@@ -1,4 +1,4 @@
-"""The options of Celery that `delay` and `stream` take, and one of Petiole's: those of a submission.
+"""The options of a submission: options of Celery that `delay` and `stream` take, and one of Petiole's.
 
 This is their only declaration. `python -m docs.render` writes their table in docs/requests.md from it.
 """

@@ -29,7 +29,7 @@ _ELSEWHERE = {
     "stream": "every task has a stream: generate.stream(...), or stream(result)",
     "stream_options": "the result has the usage: result.get()['usage']",
     "system": 'the first of the messages, {"role": "system", "content": ...}',
-    "timeout": "deadline_s for the generation, timeout_s for who reads its stream, timeout of get()",
+    "timeout": "deadline_s for the generation, timeout_s for a reader of its stream, timeout of get()",
     "tool_choice": "json_schema or regex, which force the output's form",
     "top_logprobs": "logprobs, the number of likeliest tokens",
     "typical_p": "min_p or top_p",

@@ -1,8 +1,7 @@
-"""What a task answers: the deltas of its stream, and its result.
+"""The answers of a task: the deltas of its stream, and its result.
 
-A field is its only declaration: its type, and below it what it means. `python -m docs.render` writes
-`GenerationDict` and the tables of docs/streams.md and docs/requests.md from that.
-"""
+Each field is declared only here: its type, and its meaning below it. `python -m docs.render` writes
+`GenerationDict` and the tables of docs/streams.md and docs/requests.md from these declarations."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
 
 
 class Received(BaseModel):
-    """Base of what a reader receives. Later versions may add fields, which an older reader ignores."""
+    """Base of the models that a reader receives. Later versions may add fields, which an older reader ignores."""
 
     model_config = ConfigDict(defer_build=True, extra="ignore", frozen=True)
 
@@ -33,7 +32,7 @@ class StreamDelta(Received):
     task_id: str
     """The id of the task."""
     attempt: int
-    """The delivery that generated it: 1, and higher after a worker was lost or has handed the task back."""
+    """The delivery that generated the delta: 1, and higher after a worker was lost or has handed the task back."""
     index: int
     """The position of `token_ids[0]` in the output."""
     token_ids: list[int]
@@ -51,10 +50,10 @@ class StreamDelta(Received):
     """For the same tokens: the whole numbers that the model decoded (one for a coordinate, two for a size), from
     which the values follow. A resumed request continues from these."""
     items: list[dict[str, float] | None] | None = None
-    """Of skills: what each token completes, a point or a box, or null; missing if none completes any. See
+    """For skills: the point or box that each token completes, or null; missing if no token completes any. See
     docs/vision.md."""
     logprobs: list[TokenLogprobs] | None = None
-    """Where asked for: one `{"token_id", "logprob", "top": [[id, logprob], …]}` a token."""
+    """If `logprobs` was given: one `{"token_id", "logprob", "top": [[id, logprob], …]}` for each token."""
     error: dict[str, Any] | None = None
     """In the last delta of a failed task: `{"type", "message", "args"}`."""
 
@@ -75,12 +74,12 @@ class StreamDelta(Received):
 
     @property
     def is_heartbeat(self) -> bool:
-        """Whether this is the sign of life that a reader asked for by `heartbeat_s`, and no delta of the task."""
+        """Whether this is a sign of life that a reader asked for by `heartbeat_s`, and not a delta of the task."""
         return not self.token_ids and self.finish_reason is None
 
 
 class Usage(Received):
-    """Numbers of tokens. `cached_prompt_tokens` of the prompt's were found in the prefix cache."""
+    """Numbers of tokens. `cached_prompt_tokens`: how many of the prompt's tokens were in the prefix cache."""
 
     prompt_tokens: int
     cached_prompt_tokens: int
@@ -122,14 +121,15 @@ class Grounding(Received):
 
 
 class Reasoning(Received):
-    """What the model said before its answer, and which parts of it are about which points of the picture."""
+    """The model's thoughts before its answer, and which parts of them are about which points of the picture."""
 
     text: str
     grounding: list[Grounding]
 
 
 class GenerationResult(Received):
-    """What `AsyncResult.get()` returns as a dictionary: `GenerationResult.model_validate(result.get())`.
+    """A task's result. `AsyncResult.get()` returns it as a dictionary:
+    `GenerationResult.model_validate(result.get())`.
 
     `tasks.requests.types.GenerationDict` is the type of that dictionary.
     """
@@ -158,12 +158,12 @@ class GenerationResult(Received):
     logprobs: list[TokenLogprobs] | None = None
     """If `logprobs` was given: one `{"token_id", "logprob", "top": [[id, logprob], ...]}` for each token."""
     answer: str | None = None
-    """Of `query`."""
+    """The answer of `query`."""
     reasoning: Reasoning | None = None
-    """Of `query`, if `reasoning` was given."""
+    """The model's reasoning before the answer of `query`, if `reasoning` was given."""
     caption: str | None = None
-    """Of `caption`."""
+    """The caption of `caption`."""
     points: list[Point] | None = None
-    """Of `point`: `[{"x": 0.5, "y": 0.25}, ...]`, as shares of the picture's width and height."""
+    """The points of `point`: `[{"x": 0.5, "y": 0.25}, ...]`, as shares of the picture's width and height."""
     objects: list[Box] | None = None
-    """Of `detect`: `[{"x_min": 0.1, "y_min": 0.2, "x_max": 0.5, "y_max": 0.9}, ...]`."""
+    """The boxes of `detect`: `[{"x_min": 0.1, "y_min": 0.2, "x_max": 0.5, "y_max": 0.9}, ...]`."""

@@ -266,7 +266,7 @@ class DetectCall(DetectOptions, Submission):
 
 
 class UsageDict(TypedDict):
-    """Numbers of tokens. `cached_prompt_tokens` of the prompt's were found in the prefix cache."""
+    """Numbers of tokens. `cached_prompt_tokens`: how many of the prompt's tokens were in the prefix cache."""
 
     prompt_tokens: int
     cached_prompt_tokens: int
@@ -300,7 +300,7 @@ class GroundingDict(TypedDict):
 
 
 class ReasoningDict(TypedDict):
-    """What the model said before its answer, and which parts of it are about which points of the picture."""
+    """The model's thoughts before its answer, and which parts of them are about which points of the picture."""
 
     text: str
     grounding: list[GroundingDict]
@@ -349,12 +349,12 @@ class GenerationDict(TypedDict):
     logprobs: NotRequired[list[TokenLogprobsDict]]
     """If `logprobs` was given: one `{"token_id", "logprob", "top": [[id, logprob], ...]}` for each token."""
     answer: NotRequired[str]
-    """Of `query`."""
+    """The answer of `query`."""
     reasoning: NotRequired[ReasoningDict]
-    """Of `query`, if `reasoning` was given."""
+    """The model's reasoning before the answer of `query`, if `reasoning` was given."""
     caption: NotRequired[str]
-    """Of `caption`."""
+    """The caption of `caption`."""
     points: NotRequired[list[PointDict]]
-    """Of `point`: `[{"x": 0.5, "y": 0.25}, ...]`, as shares of the picture's width and height."""
+    """The points of `point`: `[{"x": 0.5, "y": 0.25}, ...]`, as shares of the picture's width and height."""
     objects: NotRequired[list[BoxDict]]
-    """Of `detect`: `[{"x_min": 0.1, "y_min": 0.2, "x_max": 0.5, "y_max": 0.9}, ...]`."""
+    """The boxes of `detect`: `[{"x_min": 0.1, "y_min": 0.2, "x_max": 0.5, "y_max": 0.9}, ...]`."""

@@ -65,7 +65,7 @@ class AsyncAnswers:
 
 
 def no_reply(error: InvalidResponse) -> ConnectionError:
-    return ConnectionError(f"what answers is no Redis: {error}")
+    return ConnectionError(f"the server does not answer as Redis does: {error}")
 
 
 def named(error: ResponseError) -> ResponseError:

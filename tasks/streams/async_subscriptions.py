@@ -69,7 +69,7 @@ class Subscription:
     async def distrust(self) -> None:
         """Drop the shared connection after a missed message: workers may publish to another server now."""
         assert self._shared is not None
-        await self._shared.lose("something was published and not heard")
+        await self._shared.lose("a published message was missed")
 
     def deliver(self, delta: bytes) -> None:
         self._messages.append(delta)

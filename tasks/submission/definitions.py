@@ -66,7 +66,7 @@ def generate(self: GenerationTask, /, *given: object, **options: Any) -> dict[st
     """Continue `prompt`, text or token ids. The options are the fields of `schemas.GenerateRequest`.
 
     In a chain the text of the previous result is appended to `prompt`, which may be omitted; in the body of a
-    chord the texts of all results are appended, one a line.
+    chord the texts of all results are appended, a line for each.
     """
     return self.finished(given, options)
 

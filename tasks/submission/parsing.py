@@ -24,9 +24,7 @@ def parse(name: str, given: Sequence[object], options: Mapping[str, Any]) -> Com
     options = dict(options)
     if given:
         if len(given) > 1:
-            raise InvalidRequest(
-                "args", "must be empty, or the result of the task before", f"{len(given)} of them"
-            )
+            raise InvalidRequest("args", "must be empty, or the previous task's result", f"{len(given)} of them")
         if _is_conversation(given[0]):
             limit = "must be named: chat.delay(messages=[...])"
             raise InvalidRequest("messages", limit, given[0])
@@ -39,7 +37,7 @@ def parse(name: str, given: Sequence[object], options: Mapping[str, Any]) -> Com
             option = CONTINUED[name]
             before = options.get(option, "")
             if not isinstance(before, str):
-                raise InvalidRequest(option, "must be text where a result is put behind it", before)
+                raise InvalidRequest(option, "must be text if the previous task's result is appended", before)
             options[option] = before + text_of(given[0])
         else:
             raise InvalidRequest("args", "must be empty: this task takes no text", "a result")

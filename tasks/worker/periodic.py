@@ -1,4 +1,4 @@
-"""A thread that does the same thing again and again until it is stopped."""
+"""A thread that repeats one function until it is stopped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ JOIN_S = 2.0
 
 class Periodic:
     """Calls `work` on a daemon thread of its own, for the first time at once. Each call returns the seconds until
-    the next one. An exception ends the thread, so `work` handles those that it expects."""
+    the next call. An exception ends the thread, so `work` handles the exceptions that it expects."""
 
     def __init__(self, name: str, work: Callable[[], float]) -> None:
         self._work = work
@@ -28,7 +28,7 @@ class Periodic:
 
     @property
     def stopped(self) -> bool:
-        """Whether a call of `work` that goes on is to return."""
+        """Whether a call of `work` that is running should return."""
         return self._stopped.is_set()
 
     def _run(self) -> None:

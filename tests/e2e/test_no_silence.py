@@ -186,8 +186,10 @@ print(json.dumps(said))
     assert client(served, code) == [misspelt]  # PETIOLE_BROKER_URL is set: the other is the user's app's
     unset = Site.__new__(Site)
     unset.environment = {**site_of_the_default, "PETIOLE_REDIS_URL": served.url}
-    not_heeded = "CELERY_BROKER_URL is not heeded, set here or on the command line: use PETIOLE_BROKER_URL"
-    assert client(unset, code)[:2] == [misspelt, not_heeded]
+    ignored_urls = (
+        "CELERY_BROKER_URL is ignored, in the environment and on the command line: use PETIOLE_BROKER_URL"
+    )
+    assert client(unset, code)[:2] == [misspelt, ignored_urls]
 
 
 # ------------------------------------------------------------ the rule

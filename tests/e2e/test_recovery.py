@@ -412,7 +412,7 @@ def test_a_redis_that_answers_garbage_is_waited_for_like_one_that_is_away(
         assert site.get(site.generate("after", max_tokens=3, seed=1))["token_ids"] == expected("after", 1, 3)
     for i, result in enumerate(results):
         assert site.get(result)["token_ids"] == site.tokens(result) == expected(f"g{i}", i, LONG)
-    assert "what answers is no Redis" in worker.output
+    assert "the server does not answer as Redis does" in worker.output
     assert "Unrecoverable" not in worker.output
     eventually(lambda: site.unfinished() == 0, "acknowledged")
 

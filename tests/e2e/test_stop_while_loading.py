@@ -32,7 +32,7 @@ def test_a_signal_ends_a_load_at_once(own_site: Site, number: signal.Signals) ->
     worker = loading(own_site)
     worker.signal(number)
     assert worker.ended() == 0
-    assert worker.output.count("petiole-tiny was not loaded to the end") == 1
+    assert worker.output.count("petiole-tiny was still loading") == 1
     assert "Traceback" not in worker.output
     assert own_site.queued() == 1
     assert left_behind(own_site.folder) == []

@@ -249,8 +249,12 @@ def test_a_chain_ends_in_a_conversation() -> None:
     ("given", "options", "message"),
     [
         ([1], {}, "args[0]: must be text, a generation's result, or a list of these, got 1"),
-        (["a", "b"], {}, "args: must be empty, or the result of the task before, got 2 of them"),
-        ([RESULT], {"prompt": [1, 2]}, "prompt: must be text where a result is put behind it, got [1, 2]"),
+        (["a", "b"], {}, "args: must be empty, or the previous task's result, got 2 of them"),
+        (
+            [RESULT],
+            {"prompt": [1, 2]},
+            "prompt: must be text if the previous task's result is appended, got [1, 2]",
+        ),
     ],
 )
 def test_what_a_chain_cannot_pass_on(given: list[object], options: dict[str, object], message: str) -> None:

@@ -38,7 +38,12 @@ class MoondreamProcessor:
     def conversation(self, messages: Sequence[Mapping[str, Any]]) -> SkillCall:
         """One turn of the user is a query; an image may stand before or behind its text."""
         roles = [message.get("role") for message in messages]
-        require(roles == ["user"], "messages", "this model answers one message of the user", f"roles {roles}")
+        require(
+            roles == ["user"],
+            "messages",
+            "must be one message of the user: this model answers no others",
+            f"roles {roles}",
+        )
         content = messages[0].get("content")
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not isinstance(parts, Sequence):

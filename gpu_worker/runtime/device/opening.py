@@ -21,5 +21,5 @@ def open_device(kind: Literal["auto", "cpu", "cuda"]) -> Device:
         return CudaDevice()
     if kind == "cuda":
         why = "sees no GPU" if torch.version.cuda else "was built without CUDA"
-        raise ModelError(f"the device is to be cuda, but torch {torch.__version__} {why}")
+        raise ModelError(f"the device must be cuda, but torch {torch.__version__} {why}")
     return CpuDevice()

@@ -65,7 +65,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         pool = worker.pool
         if not isinstance(pool, EnginePool):
             named = type(pool).__module__
-            logger.critical("Petiole's tasks need its own pool, not %s: leave -P (--pool) away", named)
+            logger.critical("Petiole's tasks need its own pool, not %s: leave -P (--pool) out", named)
             raise WorkerShutdown(EX_USAGE)
         if isinstance(worker.concurrency, Undecided):
             worker.concurrency = pool.limit

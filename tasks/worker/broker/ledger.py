@@ -114,7 +114,7 @@ class Ledger:
         )
         if reply[0] != Take.TAKEN:
             if reply[0] == Take.DAMAGED:
-                damage.report(self.unacked, "a hash: what it held is lost")
+                damage.report(self.unacked, "a hash: its messages are lost")
             return None
         self.registered, self.left, taken = True, reply[1], []
         for tag, position, item in triples(reply[2:]):
@@ -146,7 +146,7 @@ class Ledger:
                 try:
                     client.hdel(self.unacked, *self._acknowledged)
                 except DamagedKey:
-                    damage.report(self.unacked, "a hash: what it held is lost")
+                    damage.report(self.unacked, "a hash: its messages are lost")
                     self.lost = True
                 self._acknowledged.clear()
             if self._rejected:
@@ -211,7 +211,7 @@ def _give_back(client: redis.Redis, names: LedgerKeys, *arguments: Any) -> Swept
         for key in damaged:
             damage.report(key, "a hash" if key.startswith(names.unacked.encode()) else "a list")
         for key, tag, entry in triples(strange):
-            damage.put_aside(entry, key, f"the entry {damage.text(tag)} is no message")
+            damage.put_aside(entry, key, f"the entry {damage.text(tag)} is not a message")
         total += restored
         dead += [name.decode() for name in deleted]
         if restored < RESTORED_A_CALL:

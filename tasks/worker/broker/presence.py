@@ -1,18 +1,19 @@
 """Presence: a killed process closes its connections at once, long before its lease expires.
 
-    owner    holds a subscription to a channel that is named after it: `Subscription`
-    Redis    counts subscribers (PUBSUB NUMSUB): none as soon as it has seen that connection close
-    sweeper  looks at these counts every half second: `Absences` says who may be dead, and the script that gives
-             messages back (`lua/restore.lua`) has the last word
+    owner    subscribes to a channel that is named after the owner: `Subscription` Redis    counts subscribers
+    (PUBSUB NUMSUB): none as soon as it has seen the owner's connection close sweeper  reads these counts every
+    half second. `Absences` names the owners that may be dead; the script that gives
+             messages back (`lua/restore.lua`) decides
 
-An owner is taken for dead before its lease has expired only if all of these hold:
+Before an owner's lease has expired, it is regarded as dead only if all of these are true:
 
 1. The sweeper has seen the channel with a subscriber, on the connection that it has now. After a restart of Redis
-   or a failover nobody has been seen, and an owner of a version without presence never is: their leases alone
-   decide.
-2. It sees no subscriber in two consecutive looks.
-3. The owner's last sign of life, whose time is the value of its lease, by Redis's clock, is older than `QUIET_MS`.
-   A live worker whose subscription alone was cut shows one every second.
+or
+   a failover, it has not yet seen any owner; and it never sees an owner of a version without presence. Then their
+   leases alone decide.
+2. The sweeper sees no subscriber in two consecutive looks. 3. The owner's last sign of life is older than
+`QUIET_MS`. The value of its lease is the time of that sign, by Redis's
+   clock. A live worker whose subscription alone was cut shows a sign every second.
 
 A wrong guess does no harm: the owner's next renewal is refused, and its attempts are fenced.
 """
@@ -37,17 +38,18 @@ logger = logging.getLogger(__name__)
 
 QUIET_MS = 1200
 CONFIRM_S = 5.0
-"""How long a new owner waits for its subscription. Without one, it is an owner whose lease alone decides."""
+"""How long a new owner waits for its subscription. If Redis has not confirmed it by then, the lease alone
+decides."""
 
 PING_AFTER_S = 15.0
-"""A subscription that is silent for so long is asked whether it lives; if it does not answer, it is made again."""
+"""After this much silence a subscription is pinged. If no answer comes, it is made again."""
 
 AGAIN_S = 0.25
 """Pause after an attempt to subscribe that failed."""
 
 
 class Absences:
-    """Who seems to be gone, as seen on one connection. It decides; the lease keeper does what it says."""
+    """The owners that seem to be gone, as seen on one connection. It only decides; the lease keeper acts."""
 
     def __init__(self) -> None:
         self.owners: tuple[str, ...] = ()
@@ -55,13 +57,14 @@ class Absences:
         self._absent: set[str] = set()
 
     def know(self, owners: Iterable[str]) -> None:
-        """These are all owners whose lease has not expired."""
+        """Take in the list of all owners whose lease has not expired."""
         self.owners = tuple(owners)
         self._seen.intersection_update(self.owners)
         self._absent.intersection_update(self.owners)
 
     def look(self, subscribers: Mapping[str, int]) -> list[str]:
-        """Take in the number of subscribers of each owner's channel. Returns who is absent for the second time."""
+        """Take in the number of subscribers of each owner's channel. Returns the owners that are absent for the
+        second time."""
         self._seen.update(owner for owner, count in subscribers.items() if count)
         before = self._absent
         self._absent = {owner for owner, count in subscribers.items() if not count and owner in self._seen}
@@ -71,7 +74,7 @@ class Absences:
 class Subscription:
     """Keeps `channel` subscribed until it is closed, on a thread and a connection of its own.
 
-    `pool` says how to connect. It must say RESP2: with RESP3 redis-py keeps the confirmation to itself.
+    `pool` has the connection's parameters. They must ask for RESP2: with RESP3, redis-py hides the confirmation.
     """
 
     def __init__(self, pool: redis.ConnectionPool, channel: str) -> None:
@@ -104,7 +107,7 @@ class Subscription:
                 sock.shutdown(socket.SHUT_RDWR)  # the thread, which waits for something to read, wakes up
 
     def leave_to_parent(self) -> None:
-        """In a forked process: close its copy of the socket, which would outlive the parent's."""
+        """In a forked process: close its copy of the socket, which would keep the parent's connection open."""
         if (sock := self._connection._sock) is not None:
             sock.close()
 

@@ -1,14 +1,15 @@
-"""Decides which delivery completes a task that has ended, and whether that is done.
+"""Decides which delivery completes a task that has ended, and knows whether the task is completed.
 
 To complete a task is to send what is linked to it (callbacks, error callbacks, the rest of its chain, the body of
-its chord) and to store its result. Two workers may find it to do: one that was disconnected after it had written
-the end, and the one that got its message. So a task that has something linked is claimed first:
+its chord) and to store its result. Two workers may try to complete one task: a worker that was disconnected after
+it had written the end, and the worker that got the message afterwards. So a task with anything linked is claimed
+first:
 
     ended ──claim──► claimed ──links, result──► completed
                         └──expires: its worker died──► claimed by another delivery, which does both again
 
-Who finds it claimed stands by (see `standby`). A claim is valid for one lease. A task with nothing linked needs no
-claim, because storing its result again changes nothing.
+A worker that finds the task claimed stands by (see `standby`). A claim is valid for one lease. A task with nothing
+linked needs no claim, because storing its result again changes nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def _embeds(request: Any, *names: str) -> bool:
 
 
 def claim(request: Any) -> bool:
-    """Whether the caller is to complete the task. False if another delivery does, or has done so."""
+    """Claim the task. Returns False if another delivery completes it or has completed it."""
     if not linked(request):
         return True
     if _shown(request):  # if the backend does not answer, nothing is claimed
@@ -66,7 +67,7 @@ def mark(request: Any) -> None:
 
 
 def completed(request: Any) -> bool:
-    """Whether nothing is left to do."""
+    """Whether the task is completed."""
     try:
         done = connections.streams().get(stream_keys(request.id).completion) == b"done"
     except DamagedKey:
@@ -102,7 +103,7 @@ def _ended(task_id: str) -> bool:
 
 
 def is_stored(request: Any) -> bool:
-    """Whether a final state is stored, or none is to be."""
+    """Whether a final state is stored, or the task stores none."""
     if request.ignore_result:
         return True
     return request.task.backend.get_task_meta(request.id, cache=False)["status"] in states.READY_STATES

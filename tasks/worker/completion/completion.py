@@ -28,11 +28,12 @@ from petiole.tasks.worker.output.outcomes import Outcome, Success, at_hand
 logger = logging.getLogger(__name__)
 
 FEW_LOGPROBS = 1_000
-"""Most positions with log probabilities of a result that is stored in a batch: larger ones would block Redis."""
+"""Maximum number of positions with log-probabilities in a result that is stored in a batch. Larger results would
+block Redis."""
 
 Step = Callable[["Completion"], Union["Step", Report]]
-"""A method: it returns the step that follows, or what the completion comes to. Unbound: a bound one would keep the
-completion, and its result, until a garbage collection."""
+"""A method of `Completion`. It returns the next step, or the outcome of the completion. The method is unbound,
+because a bound one would keep the completion, and its result, until a garbage collection."""
 
 
 class BeingReturnedError(Exception):
@@ -40,8 +41,8 @@ class BeingReturnedError(Exception):
 
 
 class Completion:
-    """One thread at a time takes its steps, and calls `tell` with what they come to, or `hand_on` if the next step
-    is for another thread.
+    """The completion of one task. One thread at a time takes its steps. It calls `tell` with the outcome, or
+    `hand_on` if the next step is for another thread.
 
     `replay`: another delivery may have completed the task. `hard_limit_s`: the hard limit, if it ended the
     generation.
@@ -83,7 +84,7 @@ class Completion:
 
     @property
     def storable(self) -> bool:
-        """Whether `success` is what to store next."""
+        """Whether the next step is to store `success`."""
         return self._next == Completion._claim and self.plain
 
     @property
@@ -165,8 +166,9 @@ class Completion:
         return partial(Completion._examine, failure=value) if failed else partial(Completion._mark, value=value)
 
     def _examine(self, failure: ExceptionInfo) -> Step | Report:
-        """The trace has reported a failure. Either Celery has stored it, such as of a callback that could not be
-        sent, or the backend has refused the outcome, or nobody could store it."""
+        """The trace has reported a failure. There are three cases: Celery has stored the failure (of a callback
+        that could not be sent, say); the backend has refused the outcome; or no backend could ever store the
+        outcome."""
         request, error = self.request, _error(failure)
         if not claims.is_stored(request):
             if refuses(error):  # a failure was not reported to anybody yet, but a success may have been

@@ -1,4 +1,4 @@
-"""What a completion tells its job, and what a job that stands by is told."""
+"""The messages of a completion to its job, and of a standby to its job."""
 
 from __future__ import annotations
 

@@ -1,16 +1,17 @@
 """Watches a task that another delivery generates or completes, while this worker still holds a message of it.
 
-That is a newer attempt, or one that has claimed the completion (see `claims`). Acknowledging the message could
-lose the task: the other may hold no message. It may have lost it (its connection was cut, or it paused for longer
-than its lease) just before it began the attempt. If it dies then, this message is the only one.
+The other delivery is a newer attempt, or one that has claimed the completion (see `claims`). To acknowledge the
+message here could lose the task, because the other delivery may hold no message: it may have lost its message (its
+connection was cut, or it paused for longer than its lease) just before it began the attempt. If it dies then, this
+message is the only one.
 
     stale, or claimed ──► standing by ──completed──────────► acknowledged
                              │  └──message lost, too───────► forgotten
                              └──the other shows no life────► requeued: another delivery resumes or completes it
 
-Life: an attempt that writes refreshes the TTL of the task's state. It is silent during a long prefill, so the
-patience grows with the number of attempts: two messages of one task do not take it from each other for ever.
-"""
+Signs of life: an attempt that writes refreshes the TTL of the task's state. During a long prefill an attempt is
+silent. So the patience grows with the number of attempts; otherwise two messages of one task could take it from
+each other for ever."""
 
 from __future__ import annotations
 
@@ -32,12 +33,12 @@ from petiole.tasks.worker.delivery.messages import Messages
 logger = logging.getLogger(__name__)
 
 JITTER_S = 0.25
-"""By how much the computed time of expiry may vary although the TTL was not refreshed."""
+"""How much the computed time of expiry may vary although the TTL was not refreshed."""
 
 
 @dataclass(slots=True)
 class Standby:
-    """One job that stands by. `tell` is called once, when the message is not to be held any longer.
+    """One job that stands by. `tell` is called once, when the message need not be held any longer.
 
     `_expires_at`: when the TTL of the task's state ends. `_alive_at`: the other delivery's last sign of life.
     """
@@ -79,8 +80,9 @@ class Standby:
             self.mailbox.post(self.watch)
 
     def _silent(self) -> bool:
-        """Whether the TTL of the task's state has not been refreshed for longer than one lease an attempt, or for
-        longer than one lease since the task ended: as long as a claim to complete it is valid."""
+        """Whether the other delivery shows no life: the TTL of the task's state has not been refreshed for longer
+        than one lease times the number of attempts. If the task has ended, one lease is enough: as long as a claim
+        is valid."""
         state = stream_keys(self.task_id).state
         try:
             with connections.streams().pipeline(transaction=False) as pipe:

@@ -1,10 +1,9 @@
 """Stores the state STARTED, but never over a final state.
 
-Celery checks for a stored SUCCESS and then writes, in two steps, and retries the second if the connection is lost.
-A worker that was paused or disconnected in between would overwrite the result of the worker that has finished the
-task meanwhile, and the result would be lost. Here one script checks and writes, without retries, because a late
-STARTED is useless.
-"""
+Celery checks for a stored SUCCESS and then writes, in two steps. It retries the second step if the connection is
+lost. If a worker was paused or disconnected between the two, another worker may have finished the task meanwhile,
+and its result would be overwritten. Here one script checks and writes, without retries, because a late STARTED is
+useless."""
 
 from __future__ import annotations
 

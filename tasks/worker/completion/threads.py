@@ -2,11 +2,11 @@
 
     publisher ──job──► queue ──batch──► one script call stores all results ──► Celery's trace, job by job
 
-Successes that are queued together are stored by one call, and the trace of each then skips its store. A task with
-callbacks, or in a chain or a chord, is stored by its own trace, because Celery sends callbacks before it stores
-the result. So is a task with a large result, and every task of a call that failed, unless the backend refused it.
+One call stores all successes that are queued together. The trace of each task then skips its store. Some tasks are
+stored by their own trace: tasks with callbacks, in a chain or in a chord, because Celery sends callbacks before it
+stores the result; tasks with a large result; and all tasks of a call that failed, unless the backend refused it.
 
-No thread waits for a backend that is away or full: what it refuses is parked, and tried again by a timer.
+No thread waits for a backend that is away or full: a refused outcome is parked, and a timer tries it again.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Completions:
         self._timer: threading.Timer | None = None
 
     def run(self, work: Callable[[], object]) -> None:
-        """Call `work` on one of the threads. After `close()` it is dropped: the task's message goes back to the
-        queue, and its next delivery completes it."""
+        """Call `work` on one of the threads. After `close()`, `work` is dropped: the task's message goes back to
+        the queue, and the next delivery completes the task."""
         self._threads.put(work)
 
     def take(self, completion: Completion) -> None:
@@ -62,7 +62,7 @@ class Completions:
             self.run(self._complete_together)
 
     def run_later(self, work: Callable[[], object]) -> None:
-        """Call `work` on one of the threads in `LATER_S`, with all that was put here meanwhile."""
+        """Call `work` on one of the threads in `LATER_S`, together with everything that was put here meanwhile."""
         with self._lock:
             self._later.append(work)
             if len(self._later) == 1:
@@ -77,7 +77,7 @@ class Completions:
             self.run(work)
 
     def close(self) -> None:
-        """Wait until all queued work is done. What is parked stays undone."""
+        """Wait until all queued work is done. Parked work stays undone."""
         if self._timer is not None:
             self._timer.cancel()
         self._threads.close()

@@ -1,4 +1,4 @@
-"""What Celery passes to the pool for one message, and the ways to settle it."""
+"""One message, as Celery passes it to the pool, and the ways to settle it."""
 
 from __future__ import annotations
 
@@ -49,17 +49,19 @@ class Delivery:
 
     @property
     def redelivered(self) -> bool:
-        """Whether the broker says that the message was given back to its queue before: on Redis, a hint."""
+        """Whether the broker says that the message was given back to its queue before. On Redis this is only a
+        hint."""
         return (self.message.get("delivery_info") or {}).get("redelivered") is True
 
     @property
     def message_name(self) -> str:
-        """Names the message, whoever takes it. Empty on RabbitMQ, which itself says what was delivered before."""
+        """A name of the message, the same at every delivery. Empty on RabbitMQ, which marks redelivered
+        messages."""
         return str((self.message.get("properties") or {}).get(NAME_PROPERTY, ""))
 
     @property
     def priority_step(self) -> int:
-        """The message's priority; on Redis, that of the list that it was in."""
+        """The message's priority; on Redis, the priority of the list that it was in."""
         priority = (self.message.get("delivery_info") or {}).get("priority")
         priority = priority if type(priority) is int else 0
         channel = self.request.message.channel
@@ -67,7 +69,7 @@ class Delivery:
 
     def broker_s(self, taken_at: float) -> float | None:
         """Seconds from submission to `taken_at` (of `time.monotonic`), by the producer's clock and this host's.
-        None for a task that was to wait, or whose message does not say when it was sent."""
+        None for a task with an eta, and for a message that does not say when it was sent."""
         sent = self.message.get(SENT_HEADER)
         if (
             not isinstance(sent, int | float)
@@ -79,7 +81,8 @@ class Delivery:
 
     @property
     def ending(self) -> Ending | None:
-        """Read-only: only the consumer's thread may change Celery's state. `revoked` has expired tasks, too."""
+        """Why the task ends, if it was revoked or has expired. Changes nothing: only the consumer's thread may
+        change Celery's state. (Celery's set `revoked` has expired tasks, too.)"""
         if self.request.ending is None and self.withdrawn:
             return "expired" if self._expired else "revoked"
         return self.request.ending  # type: ignore[no-any-return]
@@ -98,7 +101,7 @@ class Delivery:
 
     @property
     def held(self) -> bool:
-        """Whether the message is this worker's: it is not after a lost connection or a lost lease."""
+        """Whether the message is still this worker's. It is not after a lost connection or a lost lease."""
         message = self.request.message
         channel = message.channel
         return bool(channel.holds(message.delivery_tag) if isinstance(channel, Channel) else channel.is_open)

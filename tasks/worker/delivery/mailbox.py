@@ -1,10 +1,9 @@
 """A queue of callbacks for the consumer's thread.
 
-Only that thread may change Celery's request objects and its sets of active requests; the engine, publisher and
-completion threads post such changes here. A pipe wakes the event loop. The mailbox is read as a reader callback of
-the loop, not by `call_soon`: what a reader schedules with `call_soon` runs before the next poll, but a `call_soon`
-nested in another waits for that poll.
-"""
+Only that thread may change Celery's request objects and its sets of active requests. The engine, publisher and
+completion threads post such changes here. A pipe wakes the event loop. The loop reads the mailbox in a reader
+callback, not by `call_soon`. A callback that a reader schedules with `call_soon` runs before the next poll; a
+`call_soon` inside another `call_soon` would wait for that poll."""
 
 from __future__ import annotations
 
@@ -56,7 +55,8 @@ class Mailbox:
                 logger.exception("a callback of the pool raised")
 
     def wait(self, until: Callable[[], bool], timeout_s: float, between: Callback) -> bool:
-        """Without an event loop: read, and call `between`, until `until()` is true. False after the timeout."""
+        """Without an event loop: read, and call `between`, until `until()` is true. Returns False after the
+        timeout."""
         deadline = time.monotonic() + timeout_s
         while True:
             self.read()

@@ -11,7 +11,7 @@ from petiole.tasks.worker.delivery.delivery import Delivery
 
 
 class Messages:
-    """`current` is the delivery that is answered with how the task ended; the others are acknowledged."""
+    """`current` is the delivery that is answered with the task's outcome. The others are acknowledged."""
 
     def __init__(self, delivery: Delivery) -> None:
         self.current = delivery
@@ -19,11 +19,11 @@ class Messages:
         self._superseded: list[Delivery] = []
 
     def add(self, delivery: Delivery) -> bool:
-        """The message came again: keep the newer request, and accept it if the older one was accepted. False if
-        the newer one is not kept.
+        """The message came again: keep the newer request, and accept it if the older one was accepted. Returns
+        False if the newer one is not kept.
 
-        A request may also come after its message was lost: Celery holds it until its `eta`. If the message has
-        come again before that, its newer request is kept: if the job is requeued, that is what goes back.
+        Celery holds a request until its `eta`, so an old request may come after its message was lost. If the
+        message has come again before that, its newer request is kept: a job that is requeued gives that one back.
         """
         if not delivery.held:
             self._superseded.append(delivery)

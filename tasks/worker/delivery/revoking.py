@@ -1,12 +1,13 @@
 """Revoked and expired tasks. They end like others: first in their stream, then in Celery's result backend.
 
-Stock Celery stores REVOKED as soon as a worker learns of the revocation: the worker that has the task, and every
-other one that finds no stored state. But then the stream, possibly begun by another worker, has no last delta; the
-task may be about to succeed; and if its worker dies before the acknowledgement, the next one, which never received
-the revocation, completes the task as a success. So here a request only records the revocation. Its job writes the
-last delta, which only the attempt that owns the task can, and then lets Celery announce it. On `terminate`, a
-worker that does not have the task sets the cancel flag for the one that gets it.
-"""
+In stock Celery, every worker that learns of a revocation stores REVOKED: the worker that has the task, and each
+other worker that finds no stored state. That has three faults here. The stream, possibly begun by another worker,
+gets no last delta. The task may be about to succeed. And if its worker dies before the acknowledgement, the next
+worker, which never received the revocation, completes the task as a success.
+
+So here a request only records the revocation. Its job writes the last delta, which only the attempt that owns the
+task can do, and then lets Celery announce the revocation. On `terminate`, a worker that does not have the task
+sets the cancel flag for the worker that gets it."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class Request(StockRequest):  # type: ignore[misc]
     ending: Ending | None = None
 
     def revoked(self) -> bool:
-        """False: the task is taken even if revoked, and its job ends the stream."""
+        """Returns False: even a revoked task is taken, and its job ends the stream."""
         if self.ending is None:
             super().revoked()
         return False

@@ -1,8 +1,8 @@
-"""Where a worker sends the next link of a chain, a callback or a chord's body that is a task of another app.
+"""The queue for the next link of a chain, a callback or a chord's body that is a task of another app.
 
-A task that is in this worker's registry is one of Petiole's app, and goes to Petiole's queue. Any other can only
-be another app's: in Petiole's queue it would be lost. Producers, who need not import all tasks, send as ever.
-"""
+A task in this worker's registry belongs to Petiole's app, and goes to Petiole's queue. Any other task must be
+another app's: in Petiole's queue it would be lost. Producers need not import all tasks, so nothing changes for
+them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Route = Callable[..., dict[str, str] | None]
 
 
 def route_to(queue: str, app: Celery) -> Route:
-    """A router for tasks that `app` lacks. Celery asks routers only where no queue is named."""
+    """A router for tasks that `app` lacks. Celery asks routers only if no queue is named."""
 
     def route(
         name: str, args: object, kwargs: object, options: dict[str, Any], **_: object
@@ -27,6 +27,6 @@ def route_to(queue: str, app: Celery) -> Route:
 
 
 def add_route(app: Celery, queue: str) -> None:
-    """Ask it last, behind the routes that a user has set."""
+    """Add the router, behind the routes that a user has set."""
     routes = app.conf.task_routes or []
     app.conf.task_routes = [*(routes if isinstance(routes, list | tuple) else [routes]), route_to(queue, app)]

@@ -1,16 +1,16 @@
 """Foreign tasks, which are the app's tasks other than generations. They run on threads, as in Celery's
 `threads` pool.
 
-They share the worker's prefetch with the generations, so many long ones should have their own queue and worker.
-Their time limits are not enforced, and a running one cannot be terminated, because a thread cannot be killed:
-at shutdown it is cut off by the end of the process, and its message goes back to the queue.
+They share the worker's prefetch with the generations, so many long foreign tasks should have a queue and a worker
+of their own. Their time limits are not enforced, and a running foreign task cannot be terminated, because a thread
+cannot be killed: at shutdown the end of the process cuts it off, and its message goes back to the queue.
 
-A task that kills its process takes the engine with it, and its message comes back. So the deaths of each task are
-counted in Redis, as those of generations are:
+A task that kills its process takes the engine with it, and its message comes back. So Redis counts the deaths of
+each foreign task, as it counts those of generations:
 
     run begins       the count of unfinished runs goes up by one; for a message that is new it starts at one
     run ends         the count is deleted
-    worker shuts down    the count goes down by one: a deploy is no death
+    worker shuts down    the count goes down by one: a deploy does not count as a death
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ForeignTask:
     # ------------------------------------------------------------ consumer's thread
 
     def rebind(self, delivery: Delivery) -> None:
-        """The message came again after a lost connection: go on, for the new request object."""
+        """The message came again after a lost connection: go on, and answer the new request object."""
         self._messages.add(delivery)
 
     def _accept(self) -> None:
@@ -152,13 +152,13 @@ def _failure(error: Exception) -> ExceptionInfo:
 
 
 class Deaths:
-    """How many workers died while they ran a task. Without Redis none is counted, and the task runs."""
+    """How many workers died while they ran a task. Without Redis no death is counted, and the task runs."""
 
     def __init__(self, client: redis.Redis, limit: int) -> None:
         self._client, self.limit = client, limit
 
     def begin(self, delivery: Delivery) -> int:
-        """A run begins. Returns the earlier ones that neither ended nor were handed back."""
+        """A run begins. Returns the number of earlier runs that neither ended nor were handed back."""
         key = stream_keys(delivery.task_id).runs
         try:
             if not (self._begun_before(delivery) or delivery.redelivered):
@@ -184,7 +184,7 @@ class Deaths:
             logger.warning("this shutdown counts as a death of %s: %s", ", ".join(task_ids), error)
 
     def _begun_before(self, delivery: Delivery) -> bool:
-        """Whether a run of this message has begun. Notes that one does now."""
+        """Whether a run of this message has begun before. Notes that one begins now."""
         if not delivery.message_name:
             return False
         key = stream_keys(delivery.task_id).messages
@@ -194,7 +194,7 @@ class Deaths:
         return not pipe.execute()[0]
 
     def _add(self, keys: Sequence[str], number: int) -> int:
-        """One round trip, because a Redis that hangs must not hold up a shutdown once for each task."""
+        """Change the counts in one round trip: a Redis that hangs must not delay a shutdown once for each task."""
         pipe = self._client.pipeline()
         for key in keys:
             pipe.incrby(key, number)
@@ -203,8 +203,8 @@ class Deaths:
 
 
 class ForeignTasks:
-    """`running`: those that were taken and have not ended, whether a thread runs them yet or not. It changes on
-    the consumer's thread only."""
+    """The foreign tasks of a worker. `running`: tasks that were taken and have not ended, even if no thread runs
+    them yet. It changes on the consumer's thread only."""
 
     def __init__(self, mailbox: Mailbox, deaths: Deaths) -> None:
         self.mailbox, self.deaths = mailbox, deaths
@@ -224,7 +224,7 @@ class ForeignTasks:
         return task
 
     def close(self) -> int:
-        """Start no more tasks. Running ones are not waited for: their messages go back to the queue, and they end
+        """Start no more tasks, and do not wait for running ones: their messages go back to the queue, and they end
         with the process. Returns the number of tasks that have not ended."""
         with self.closing:
             again, self.closed = self.closed, True

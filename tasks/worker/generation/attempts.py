@@ -26,8 +26,8 @@ from petiole.tasks.worker.output.outcomes import Outcome, Written, failed, recor
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The reply of `begin.lua` for one task. `attempt` is 0 if the task is done. `adapter` identifies one by its
-    content; the engine compares it, because it reads the files."""
+    """The reply of `begin.lua` for one task. `attempt` is 0 if the task is finished. `adapter` identifies the
+    adapter by its content; the engine compares it, because the engine reads the files."""
 
     attempt: int
     deaths: int
@@ -39,7 +39,7 @@ class Begun:
 
     @classmethod
     def parse(cls, reply: Sequence[Any]) -> Begun | None:
-        """None: the task's keys are damaged."""
+        """Parse a reply. None: the task's keys are damaged."""
         if not reply:
             return None
         attempt, deaths, cancel, model, adapter, done, entries = reply
@@ -54,7 +54,8 @@ class Begun:
         )
 
     def outcome(self, *, model: str, max_attempts: int) -> Outcome | None:
-        """How the task ends without a generation; None: it is generated. `cancel` ends it whatever this says."""
+        """The outcome of a task that is not generated; None if it is generated. `cancel` ends the task in either
+        case."""
         written = self.written
         if self.record is not None:
             return recorded(self.record, written)

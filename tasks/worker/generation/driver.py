@@ -1,10 +1,9 @@
-"""Drives one job: passes on what happens to it, and carries out what it decides.
+"""Drives one job: passes events to it, and carries out its effects.
 
-Any thread may call `post`. The events of all jobs happen on one thread, in the order in which they were posted.
-An effect never waits: what waits for Redis runs on a completion thread, and what changes Celery's request is
+Any thread may call `post`. The events of all jobs happen on one thread, in the order in which they were posted. An
+effect never waits: work that waits for Redis runs on a completion thread, and changes of Celery's request are
 posted to the consumer's thread. The output itself does not pass through the job: the engine's text thread puts it
-into the outbox.
-"""
+into the outbox."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What the jobs of a worker share.
+    """The services that the jobs of a worker share.
 
     `result_max_bytes()`: the largest result that can be stored, as far as it is known. `events`: the thread on
     which the events of all jobs happen. `jobs`, by task id, is changed by the consumer's thread.
@@ -64,7 +63,7 @@ class Services:
 
 
 class JobDriver:
-    """Celery keeps it as the handle to terminate the task. Any thread may read what `job` says.
+    """The driver of one job. Celery keeps it as the handle to terminate the task. Any thread may read `job`.
 
     `begun` and `outbox` exist once the attempt has begun, `handle` once the engine has the request, `completion`
     while the task is completed.
@@ -90,14 +89,14 @@ class JobDriver:
 
     @property
     def busy(self) -> bool:
-        """Whether the task may still finish here. One whose outcome the result backend refuses need not: the next
-        worker stores it."""
+        """Whether the task may still finish here. A task whose outcome the result backend refuses need not: the
+        next worker stores the outcome."""
         return (self.outbox is not None or self.job.outcome is not None) and not (self.job.over or self.job.parked)
 
     # ------------------------------------------------------------ any thread
 
     def post(self, event: Callable[[], Effects]) -> None:
-        """Have `event` happen, and its effects be carried out."""
+        """Pass `event` to the job, and carry out the effects."""
         self.services.events.put(lambda: self._happen(event))
 
     def give_up(self, error: BaseException) -> None:
@@ -193,7 +192,7 @@ class JobDriver:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Take the next step of the completion, on a thread that may."""
+        """Take the next step of the completion, on a thread that may take it."""
         if (completion := self.completion) is None:  # the job was given up
             return
         if completion.for_consumer:
@@ -318,7 +317,7 @@ class JobDriver:
     # ------------------------------------------------------------ consumer's thread
 
     def rebind(self, delivery: Delivery) -> None:
-        """The message came again after a lost connection: keep generating, for the new request object."""
+        """The message came again after a lost connection: keep generating, and answer the new request object."""
         if self.messages.add(delivery):
             if self.messages.accepted_at is not None:
                 delivery.begun()

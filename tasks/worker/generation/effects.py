@@ -1,4 +1,4 @@
-"""What a job decides, for its driver to carry out."""
+"""The effects that a job decides on. Its driver carries them out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from petiole.tasks.worker.output.outcomes import Outcome
 
 
 class Do(Enum):
-    """What needs no more than to be done."""
+    """The effects without data."""
 
     CANCEL = "have the engine end the request"
     HAND_BACK = "have the engine hand the request back"
@@ -53,7 +53,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Complete the task. `replay`: unless another delivery has done so."""
+    """Complete the task. `replay`: but not if another delivery has completed it."""
 
     replay: bool
 

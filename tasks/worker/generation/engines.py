@@ -69,7 +69,8 @@ def make_engine(settings: Settings) -> EngineLike:
 
 
 def _in_full(module: str) -> str:
-    """`gpu_worker.engine` is Petiole's, however it is installed: settings of checkouts name it so."""
+    """The full name of a module. `gpu_worker.engine` always means Petiole's, because settings of checkouts name it
+    so."""
     if module.partition(".")[0] == gpu_worker.__name__.rpartition(".")[2]:
         with suppress(ModuleNotFoundError):
             if find_spec(f"petiole.{module}"):

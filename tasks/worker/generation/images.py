@@ -1,4 +1,4 @@
-"""The bytes of the images that tasks are about: out of their messages, or out of Redis by their handles."""
+"""The bytes of the images of tasks: from their messages, or from Redis by their handles."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from petiole.tasks.requests.schemas import Common
 
 
 def stored(client: redis.Redis, requests: Iterable[Common], ttl_s: int) -> dict[str, bytes]:
-    """The images that these requests have handles of, by handle; those that have expired are missing. The others
-    are kept for `ttl_s` from now on. Raises redis-py's errors."""
+    """The images to which these requests have handles, by handle. Expired images are missing. Redis keeps the
+    others for another `ttl_s`. Raises redis-py's errors."""
     handles = list(dict.fromkeys(image for one in requests for image in one.images() if is_handle(image)))
     if not handles:
         return {}
@@ -26,7 +26,7 @@ def stored(client: redis.Redis, requests: Iterable[Common], ttl_s: int) -> dict[
 
 
 def images_of(request: Common, known: Mapping[str, bytes]) -> list[bytes]:
-    """The request's images, in order. `known`: those of `stored`. Raises `InvalidRequest`."""
+    """The request's images, in order. `known`: the images that `stored` returned. Raises `InvalidRequest`."""
     return [_image(image, known) for image in request.images()]
 
 

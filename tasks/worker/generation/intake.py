@@ -115,7 +115,8 @@ class Intake:
                 job.give_up(error)
 
     def _read(self, job: JobDriver) -> Common | PetioleError:
-        """The gate has checked the message's form. Its options may be those of another version, or nobody's."""
+        """The request of a message. The gate has checked the message's form, but its options may be another
+        version's, or wrong."""
         delivery = job.messages.current
         try:
             return parse(delivery.task_name, delivery.message["args"], delivery.message["kwargs"])
@@ -125,7 +126,7 @@ class Intake:
             return InvalidRequest("kwargs", "must be the options of this task", repr(error))
 
     def _begin_each(self, batch: list[JobDriver], room: int, call: str) -> list[list[object] | Exception]:
-        """A reply for each job. If they cannot be begun together because of one, only that one fails."""
+        """A reply for each job. If the jobs cannot be begun together because of one, only that one fails."""
         try:
             return [*self._begin_all(batch, room, call)]
         except Exception as error:
@@ -148,7 +149,8 @@ class Intake:
         return replies or []
 
     def _patiently(self, call: Callable[[], T], n_tasks: int) -> T | None:
-        """What `call` returns once Redis answers; None if closed before. Raises what the call has caused."""
+        """The result of `call` once Redis answers; None if the intake is closed first. Raises errors that the call
+        itself causes."""
         while not self._closing.is_set():
             try:
                 value = call()
@@ -205,7 +207,7 @@ class Intake:
         begun: Begun,
         limits: TimeLimits,
     ) -> Request | Outcome:
-        """What the engine is asked for, or the failure of a task that nothing can be asked for."""
+        """The request to the engine, or the failure of a task for which there can be no request."""
         written = begun.written
         try:
             return engine_request(
@@ -225,7 +227,8 @@ class Intake:
             return failed(error)
 
     def _priority(self, job: JobDriver) -> int:
-        """The engine's priority: the lowest number runs first, as on Redis. On RabbitMQ the highest does."""
+        """The engine's priority, where the lowest number runs first, as on Redis. On RabbitMQ the highest comes
+        first."""
         priority = (job.messages.current.message.get("delivery_info") or {}).get("priority")
         if type(priority) is not int:
             return 0
@@ -238,7 +241,7 @@ def _keys(task_id: str) -> tuple[str, str, str]:
 
 
 def _facts(job: JobDriver) -> tuple[int, str, int]:
-    """What `begin.lua` is told of a job: Celery's retries, the message's name, whether it is redelivered."""
+    """The arguments of `begin.lua` for a job: Celery's retries, the message's name, whether it is redelivered."""
     delivery = job.messages.current
     retries = delivery.message.get("retries")
     return retries if type(retries) is int else 0, delivery.message_name, int(delivery.redelivered)

@@ -44,20 +44,21 @@ Who brings the events:
 
 Invariants:
 
-    J1  The outcome is decided once. Only a failure because the stream is damaged replaces an outcome, and only one
+    J1  The outcome is decided once, with one exception: a failure because the stream is damaged replaces an
+    outcome
         that is not written. So the stored state agrees with the last delta, whichever delivery stores it.
-    J2  The first of a stop and the end decides. A generation that ends after a stop is REVOKED, never a success.
-        A stop after the end changes nothing here.
+    J2  If both a stop and the end come, the first decides. A generation that ends after a stop is REVOKED, never a
+        success. A stop after the end changes nothing here.
     J3  Only an outcome that is written, recorded or impossible to write is completed. An attempt that has lost its
         task to a newer one completes nothing.
     J4  The completion takes one step at a time, and none while STARTED is being stored.
-    J5  The message is answered at most once, and never before the task is completed, by this delivery or another;
-        but what is given up is requeued.
-    J6  A job that was asked for its task back, and whose outcome is refused, is over: another worker stores it.
+    J5  The message is answered at most once, and never before the task is completed, by this delivery or another.
+        The exception is a job that is given up: its message is requeued.
+    J6  If the outcome of a job is refused after the job was told to hand its task back, the job is over: another
+        worker stores the outcome.
 
-An event that comes late, because its thread could not know what another had done, changes nothing. One that cannot
-come at all raises a `JobError`.
-"""
+An event that comes late, because its thread could not know what another thread had done, changes nothing. An event
+that is impossible in a state raises a `JobError`."""
 
 from __future__ import annotations
 
@@ -94,7 +95,7 @@ class State(Enum):
 WRITING = (State.GENERATING, State.RELEASING, State.ENDED)
 """An attempt is begun, and its stream has no last delta."""
 OVER = {State.STANDING_BY, State.SETTLED, State.HANDED_BACK, State.GIVEN_UP}
-"""Nothing of the task is to be done here any more."""
+"""Nothing is left to do for the task here."""
 
 
 class JobError(RuntimeError):
@@ -110,8 +111,8 @@ Event = Callable[Concatenate["Job", P], Effects]
 
 
 def during(*states: State) -> Callable[[Event[P]], Event[P]]:
-    """An event that leads on from these states. In later ones it comes late and changes nothing; it cannot come
-    while the job is queued."""
+    """Marks an event of these states. In a later state the event comes late and changes nothing. While the job is
+    queued, it cannot come."""
 
     def decorator(event: Event[P]) -> Event[P]:
         @wraps(event)
@@ -275,7 +276,7 @@ class Job:
 
     @during(State.COMPLETING, State.STANDING_BY)
     def reported(self, report: Report, at: float) -> Effects:
-        """What the completion has come to, or what a job that stands by has found."""
+        """The outcome of the completion, or the finding of a standby."""
         match report:
             case Refused(reason):
                 return self._park(reason, at)
@@ -298,7 +299,7 @@ class Job:
 
     @during(State.PARKED)
     def again(self) -> Effects:
-        """The time has come to try again what was refused."""
+        """It is time to try the refused outcome again."""
         self.state = State.COMPLETING
         return [Do.GO_ON]
 

@@ -1,6 +1,6 @@
 """The time limits of a generation, and `celery control time_limit`, which changes Celery's two.
 
-All count from admission. The engine ends a generation at the earliest, with the finish reason `deadline`:
+All count from admission. The engine ends a generation at the earliest limit, with the finish reason `deadline`:
 
     soft      Celery's `soft_time_limit`    a success with the output so far; Celery logs the limit
     request   its option `deadline_s`       a success with the output so far
@@ -35,7 +35,7 @@ class TimeLimits:
 
     @property
     def earliest(self) -> Limit | None:
-        """Of equal limits the first wins: soft, request, hard."""
+        """The earliest limit. Of equal limits the first wins, in the order soft, request, hard."""
         given: tuple[tuple[float | None, Kind], ...]
         given = (self.soft_s, "soft"), (self.request_s, "request"), (self.hard_s, "hard")
         return min((Limit(s, kind) for s, kind in given if s), key=lambda limit: limit.after_s, default=None)
@@ -55,7 +55,7 @@ def time_limit(
 ) -> Any:
     """Tell worker(s) to modify the time limit for task by type.
 
-    With effect: a stock worker replies that it did so, but keeps the old limits.
+    Unlike a stock worker, which replies that it did so but keeps the old limits, this worker changes them.
     """
     reply = control.time_limit(state, task_name, hard, soft)
     state.consumer.update_strategies()  # new requests read their limits from the strategies

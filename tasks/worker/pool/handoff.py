@@ -24,7 +24,7 @@ HANDBACK_S = 5.0
 
 @dataclass(slots=True)
 class Serving:
-    """What a pool has that serves."""
+    """The parts of a pool whose model is loaded."""
 
     services: Services
     intake: Intake
@@ -38,7 +38,7 @@ class Serving:
 
     @property
     def busy(self) -> bool:
-        """Whether a task may still finish here. One that the intake had not begun, now that it is closed, will
+        """Whether a task may still finish here. The intake is closed now, so a task that it had not begun will
         not."""
         return bool(self.foreign.running) or any(job.busy for job in self.services.jobs.values())
 

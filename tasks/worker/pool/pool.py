@@ -59,7 +59,7 @@ EX_SOFTWARE = 70
 
 
 class Undecided(int):
-    """A worker's concurrency that nobody has chosen: the engine's places and the look-ahead, once it is loaded."""
+    """The default concurrency of a worker: the engine's places and the look-ahead, once the model is loaded."""
 
 
 class EnginePool(BasePool):  # type: ignore[misc]
@@ -81,7 +81,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     @property
     def services(self) -> Services:
-        """Of a pool that has started."""
+        """The services of a pool that has started."""
         assert self.serving is not None
         return self.serving.services
 
@@ -134,7 +134,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
                 wait([engine], LOOK_S)
             return engine.result()
         except (WorkerShutdown, WorkerTerminate):
-            logger.warning("%s was not loaded to the end: this worker ends", self.settings.model)
+            logger.warning("%s was still loading: this worker ends", self.settings.model)
             self.load_abandoned = True
             raise
         except InvalidRequest as error:
@@ -194,7 +194,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         """Does nothing: there are no pool processes, and the handle's `terminate` ends a task."""
 
     def uncompleted(self) -> dict[str, Any]:
-        """What is taken and not completed, as fields of a `WorkerReport`."""
+        """The tasks that are taken and not completed, as fields of a `WorkerReport`."""
         jobs, now = [driver.job for driver in list(self.services.jobs.values())], time.monotonic()
         return {
             "pending_completions": sum(job.outcome is not None for job in jobs),
@@ -252,7 +252,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     @property
     def abandoned(self) -> bool:
-        """Whether threads are left that cannot be stopped: of an unfinished load or reload, or of the app's other
+        """Whether threads are left that cannot be stopped: those of an unfinished load or reload, or of foreign
         tasks."""
         serving = self.serving
         return self.load_abandoned or (

@@ -9,9 +9,8 @@ that of all tasks in hand, and lets the engine go on: the tasks continue at thei
 before the first token of the new weights, so no other worker continues a stream with a model that did not write
 its last token.
 
-A model that cannot replace the present one is refused before anything is changed. If reading the weights fails
-half way, the worker ends like after a failure of its device, and other workers continue its tasks.
-"""
+A model that cannot replace the current one is refused before anything is changed. If reading the weights fails
+half way, the worker ends as after a failure of its device, and other workers continue its tasks."""
 
 from __future__ import annotations
 
@@ -34,8 +33,8 @@ State = Literal["ready", "paused", "reloading"]
 
 
 class Steering:
-    """Carries out commands about the engine. `consumer` is Celery's; only its thread may use it. `fail` is called
-    with an error after which the engine has no weights."""
+    """Carries out commands about the engine. `consumer` is Celery's; only its own thread may use it. `fail` is
+    called with the error of a reload that has left the engine without weights."""
 
     def __init__(self, services: Services, intake: Intake, fail: Callable[[BaseException], None]) -> None:
         self._engine, self._mailbox = services.engine, services.mailbox
@@ -65,7 +64,8 @@ class Steering:
 
     @property
     def given_up(self) -> list[str]:
-        """Queues that the worker serves, and takes nothing from while it stands still."""
+        """The queues from which the worker takes nothing while it is paused or reloads, but which it still
+        serves."""
         return list(self._given_up)
 
     @property
@@ -123,7 +123,7 @@ class Steering:
             load = engine.prepare_reload(model)
         except ModelError as error:
             self.last_error = " ".join(str(error).split())
-            logger.error("%s is not loaded, and the present model serves on: %s", model, self.last_error)
+            logger.error("%s is refused, and the current model goes on serving: %s", model, self.last_error)
         else:
             logger.warning("loading %s in place of %s", model, engine.limits.model)
             self._mailbox.post(lambda: self._stop_consuming(consumer))

@@ -264,7 +264,7 @@ def test_several_text_parts_are_a_line_each(tmp_path: Path) -> None:
 def test_a_part_that_the_template_does_not_read_is_refused(tmp_path: Path, part: object, kind: str) -> None:
     """Left out without a word, it would be an answer to another question."""
     content = [{"type": "text", "text": "what is this?"}, part]
-    expected = rf"messages\[1\].content\[1\]: must be a text part, which is all that this model reads, got {kind}"
+    expected = rf"messages\[1\].content\[1\]: must be a text part: this model reads no others, got {kind}"
     with pytest.raises(InvalidRequest, match=expected):
         rendered(tmp_path, CHATML, [*QUESTION, {"role": "user", "content": content}])
 

@@ -56,7 +56,7 @@ def test_tokens_that_only_the_configuration_names_are_added(tmp_path: Path) -> N
 
 
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
-    "an id far away": ({"tokenizer": {"model": {"vocab": {"far": 2**24 - 1}}}}, "at most 262144 ids"),
+    "an id far away": ({"tokenizer": {"model": {"vocab": {"far": 2**24 - 1}}}}, "at most 262144 unused ids"),
     "an id beyond all": ({"tokenizer": {"model": {"vocab": {"far": 2**24}}}}, "must have token ids from 0 to"),
     "an id of 32 bits": ({"tokenizer": {"model": {"vocab": {"far": 2**31}}}}, "must have token ids from 0 to"),
     "an id of 33 bits": ({"tokenizer": {"model": {"vocab": {"far": 2**32}}}}, "not a readable tokenizer"),

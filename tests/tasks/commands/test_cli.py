@@ -141,7 +141,7 @@ def test_cancel_reaches_running_and_future_deliveries(
     client.hset(stream_keys("t1").state, "attempt", 1)
     assert run("cancel", "t1", "t2")[:2] == (
         1,
-        "t1: cancelled\nt2: not known to any worker; cancelled, should it wait in a queue\n",
+        "t1: cancelled\nt2: not known to any worker; cancelled if it waits in a queue\n",
     )
     assert revoked == [("t1", True), ("t2", True)]
     assert client.hget(stream_keys("t1").state, "cancel") == b"1"

@@ -12,7 +12,7 @@ MOST_OBJECTS = 1000
 
 def check_names(skill: str, options: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for name, value in options.items():
-        require(name in known, name, f"is no option of {skill}", value)
+        require(name in known, name, f"is not an option of {skill}", value)
 
 
 def text(options: Mapping[str, Any], name: str) -> str:
@@ -31,4 +31,4 @@ def max_objects(options: Mapping[str, Any]) -> int:
 
 
 def needs_image(skill: str, n_images: int) -> None:
-    require(n_images == 1, "image", f"{skill} is about one image", f"{n_images} images")
+    require(n_images == 1, "image", f"{skill} takes one image", f"{n_images} images")

@@ -30,7 +30,7 @@ def ask(options: Mapping[str, Any], config: MoondreamConfig, n_images: int, code
     checks.check_names("query", options, ("question", "reasoning"))
     reasoning = options.get("reasoning", False)
     require(isinstance(reasoning, bool), "reasoning", "must be true or false", reasoning)
-    require(n_images <= 1, "image", "query is about one image, or none", f"{n_images} images")
+    require(n_images <= 1, "image", "query takes one image, or none", f"{n_images} images")
     around = tokens.templates["query"]
     question = codec.encode(checks.text(options, "question"), field="question")
     start = [tokens.bos, ImagePlace(0)] if n_images else [tokens.bos]

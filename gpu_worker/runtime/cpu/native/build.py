@@ -51,7 +51,7 @@ def load_library() -> ctypes.CDLL | None:
         return ctypes.CDLL(str(_compiled(compiler)))
     except (OSError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or error
-        log.warning("%s does not build the CPU kernels, torch takes their place: %s", compiler, str(detail)[:500])
+        log.warning("%s cannot compile the CPU kernels, so torch is used: %s", compiler, str(detail)[:500])
         return None
 
 
@@ -61,7 +61,7 @@ def _compiled(compiler: str) -> Path:
     try:
         return _built(_cache_folder() / f"native-{key}.so", compiler)
     except _Untrusted as error:
-        log.warning("the CPU kernels are compiled elsewhere: %s", error)
+        log.warning("the CPU kernels are compiled in another folder: %s", error)
     except (OSError, RuntimeError):  # no home, or none to write to
         pass
     return _built(_private_folder() / f"native-{key}.so", compiler)

@@ -100,7 +100,7 @@ def open_library() -> Library | None:
         library = Library(ctypes.CDLL(str(path)))
         return library if library.takes(BLOCK, BLOCK) else None
     except (AttributeError, OSError, RuntimeError, ValueError) as error:
-        log.info("torch's packed products are out of reach on this machine: %s", str(error).split("\n")[0])
+        log.info("torch's packed products cannot be used on this machine: %s", str(error).split("\n")[0])
         return None
 
 

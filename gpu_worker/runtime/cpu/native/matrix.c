@@ -39,9 +39,16 @@ INLINE int64_t place(int kind, int64_t block, int64_t c, int64_t n) {
 
 /* rows [n <= block, k] -> one block [k][block], padded with zeros */
 static void pack_block(int kind, int64_t block, const char *rows, int n, int64_t k, char *out) {
-  const int64_t size = size_of(kind);
+  const int64_t size = size_of(kind), squares = kind == BF16 && n == block ? k / (2 * LANES) * 2 * LANES : 0;
   if (n < block) memset(out, 0, (size_t)(k * block * size));
-  for (int64_t from = 0; from < k; from += 64) { /* a few lines of each row at a time */
+  for (int64_t c = 0; c < squares; c += 2 * LANES) /* pairs of bfloat16 change place as one lane */
+    for (int i = 0; i < n; i += LANES) {
+      vu square[LANES];
+      for (int j = 0; j < LANES; j++) square[j] = *(const vu *)((const uint16_t *)rows + (i + j) * k + c);
+      transpose(square);
+      for (int j = 0; j < LANES; j++) *(vu *)((uint32_t *)out + (c / 2 + j) * block + i) = square[j];
+    }
+  for (int64_t from = squares; from < k; from += 64) { /* a few lines of each row at a time */
     const int64_t to = smaller(k, from + 64);
     for (int i = 0; i < n; i++)
       for (int64_t c = from; c < to; c++) {
@@ -373,15 +380,21 @@ static void block_of_outputs(const Linear *l, int64_t block, int m, const float 
     outputs(l, p, m, x, l->k, y, l->n, add, b);
 }
 
+/* Unit `i` of a map: a block of outputs, for ROWS inputs at most. */
+INLINE void unit_of(const Linear *l, int64_t i, int64_t m, const float *x, float *y, int add, Bench *b) {
+  const int64_t units = parts(l->n, l->block), first = i / units * ROWS;
+  block_of_outputs(l, i % units, (int)smaller(ROWS, m - first), x + first * l->k, y + first * l->n, add, b);
+}
+
 void linear(const Linear *l, int64_t m, const float *x, float *y, int add, Bench *b) {
-  const int64_t units = parts(l->n, l->block), blocks = parts(m, ROWS);
-  const int chunk = (int)(blocks > 1 ? 1 : units / (8 * omp_get_num_threads()) + 1);
+  const int64_t units = parts(l->n, l->block);
   b->held = NULL;
-#pragma omp for schedule(dynamic, chunk)
-  for (int64_t unit = 0; unit < blocks * units; unit++) {
-    const int64_t first = unit / units * ROWS;
-    const int rows = (int)smaller(ROWS, m - first);
-    block_of_outputs(l, unit % units, rows, x + first * l->k, y + first * l->n, add, b);
+  if (m > ROWS) {
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < parts(m, ROWS) * units; i++) unit_of(l, i, m, x, y, add, b);
+  } else { /* neighbours in memory one after the other, but the last few to whoever is free */
+#pragma omp for schedule(guided, 1)
+    for (int64_t i = 0; i < units; i++) unit_of(l, i, m, x, y, add, b);
   }
 }
 

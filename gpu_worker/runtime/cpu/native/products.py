@@ -18,7 +18,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes import c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,8 @@ from typing import Literal, get_args
 import torch
 
 from petiole.gpu_worker.errors import InvalidRequest
-from petiole.gpu_worker.models.decoder import LayeredDecoder, LinearName
+from petiole.gpu_worker.models.decoder import DecoderLayer, LinearName
+from petiole.gpu_worker.models.layered import GeluLayer
 from petiole.gpu_worker.models.layers import DenseLinear, Linear
 from petiole.gpu_worker.runtime.cpu.native.library import BLOCK, NEVER, Library, open_library
 from petiole.gpu_worker.runtime.cpu.native.weights import Weights
@@ -60,7 +61,7 @@ class Products:
         return self.thresholds.get(kind, NEVER) if self.library is not None else NEVER
 
     def give_up_library(self) -> None:
-        log.warning("torch's library failed at a product: from now on the CPU's own kernels make all of them")
+        log.warning("torch's library failed at a product: from now on the CPU's own kernels compute all products")
 
 
 @dataclass(frozen=True)
@@ -76,14 +77,26 @@ class _Map:
         return n, k
 
 
-def choose_products(native: ctypes.CDLL, decoder: LayeredDecoder) -> Products:
+def choose_products(
+    native: ctypes.CDLL,
+    layers: Sequence[DecoderLayer | GeluLayer],
+    head: Linear | None,
+    dtype: torch.dtype,
+    *,
+    in_part: bool = False,
+) -> Products:
+    """Who makes the products of these layers and of the head, if there is one, of a model in `dtype`. `in_part`:
+    the library may make the products of some maps where it does not take all of them."""
     forced, exact = _setting("products", ("auto", "own", "library")), _setting("exact")
-    maps = _maps(decoder)
-    usable = decoder.dtype == torch.bfloat16 and all(_is_dense(m) for m in maps.values())
+    maps = _maps(layers, head)
+    usable = dtype == torch.bfloat16 and all(_is_dense(m) for m in maps.values())
     if not usable or forced == "own" or exact == "on":
         return Products(None, {})
     library = open_library()
-    if library is None or not all(library.takes(*m.shape) for m in maps.values()):
+    if library is None:
+        return Products(None, {})
+    n_maps, maps = len(maps), {kind: m for kind, m in maps.items() if library.takes(*m.shape)}
+    if not maps or (len(maps) < n_maps and not in_part):
         return Products(None, {})
     if forced == "library":
         log.info("CPU products: torch's library for all rows, as PETIOLE_PRODUCTS says")
@@ -95,7 +108,7 @@ def choose_products(native: ctypes.CDLL, decoder: LayeredDecoder) -> Products:
     if times is None:
         times = _measure(native, library, maps)
         if times is None:
-            log.info("CPU products: own kernels for all rows, as the machine is too busy to measure others")
+            log.info("CPU products: own kernels for all rows, because the machine is too busy to measure others")
             return Products(None, {})
         _write(file, times)
     thresholds = decide(times, exact)
@@ -136,26 +149,27 @@ def describe(times: Times, thresholds: Mapping[str, int]) -> str:
         possible = gain(times, decide(times, "off"))
         return (
             "own kernels for all rows, the same bits in any batch "
-            f"(with torch's library a step would be {possible:.2f} times quicker, at most)"
+            f"(with torch's library a step would be {possible:.2f} times quicker at most)"
         )
     parts = [
         f"{kind} from {thresholds[kind]} row{'s' * (thresholds[kind] > 1)}" for kind in times if kind in thresholds
     ]
     return (
         f"torch's library for {', '.join(parts)}, own kernels for the rest: up to {gain(times, thresholds):.2f} "
-        "times quicker than these alone; bits depend on the batch (PETIOLE_EXACT=on: they do not)"
+        "times quicker than own kernels alone; bits depend on the batch (not with PETIOLE_EXACT=on)"
     )
 
 
 # -- what is measured
 
 
-def _maps(decoder: LayeredDecoder) -> dict[Kind, _Map]:
+def _maps(layers: Sequence[DecoderLayer | GeluLayer], head: Linear | None) -> dict[Kind, _Map]:
     names: tuple[LinearName, ...] = get_args(LinearName)
     maps: dict[Kind, _Map] = {
-        name: _Map(tuple(getattr(layer, name) for layer in decoder.layers), len(decoder.layers)) for name in names
+        name: _Map(tuple(getattr(layer, name) for layer in layers), len(layers)) for name in names
     }
-    maps["head"] = _Map((decoder.head,), 1)
+    if head is not None:
+        maps["head"] = _Map((head,), 1)
     return maps
 
 
@@ -172,7 +186,7 @@ def _measure(native: ctypes.CDLL, library: Library, maps: Mapping[Kind, _Map]) -
         for kind, m in maps.items():
             bench = _Bench(native, library, m)
             if not bench.agree():
-                log.warning("torch's library multiplies packed weights %s otherwise: it is not used", [*m.shape])
+                log.warning("torch's library multiplies packed weights %s differently: it is not used", [*m.shape])
                 return {}
             times[kind] = {}
             for rows in RUNGS:
@@ -272,7 +286,7 @@ def _write(file: Path, times: Times) -> None:
         scratch.write_text(json.dumps(times))
         scratch.replace(file)
     except OSError as error:
-        log.info("what was measured is not kept: %s", error)
+        log.info("the measured times cannot be saved: %s", error)
 
 
 def _setting(name: str, values: tuple[str, ...] = ("auto", "on", "off")) -> str:

@@ -177,7 +177,7 @@ def test_a_setting_that_only_the_engine_can_refuse_is_one_line_and_status_2(
 def test_another_pool_is_one_line_and_status_2(site: Site) -> None:
     worker = site.start_worker("-P", "solo")
     assert worker.ended() == 2
-    assert "need its own pool, not celery.concurrency.solo: leave -P (--pool) away" in worker.output
+    assert "need its own pool, not celery.concurrency.solo: leave -P (--pool) out" in worker.output
     assert "Traceback" not in worker.output
 
 

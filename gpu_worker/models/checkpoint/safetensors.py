@@ -101,7 +101,7 @@ class SafetensorsFile:
         size = len(self._map)
         length = int.from_bytes(self._map[:8], "little") if size >= 8 else -1
         if not 0 < length <= min(_MAX_HEADER_BYTES, size - 8):
-            raise ModelError(f"{self.path} is no safetensors file or is truncated ({size} bytes)")
+            raise ModelError(f"{self.path} is not a safetensors file, or is truncated ({size} bytes)")
         at = ""
         try:
             header: dict[str, Any] = json.loads(self._map[8 : 8 + length])
