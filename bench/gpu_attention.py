@@ -14,7 +14,7 @@ from bench.cuda import QWEN3_8B, SMALL, Card, release, seconds
 from bench.report import Report
 from petiole.gpu_worker.models.config import parse_decoder_config
 from petiole.gpu_worker.runtime.cuda.attention import flashinfer as attention
-from petiole.gpu_worker.runtime.cuda.graphs import cuda_capture
+from petiole.gpu_worker.runtime.cuda.capture import cuda_capture
 from petiole.gpu_worker.runtime.device.cuda import CudaDevice
 from petiole.gpu_worker.runtime.device.interface import staged, upload
 from petiole.gpu_worker.runtime.memory.kv import new_kv_cache

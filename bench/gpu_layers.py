@@ -17,7 +17,8 @@ from petiole.gpu_worker.models.decoder import Forward
 from petiole.gpu_worker.models.layers import Rotation
 from petiole.gpu_worker.models.loading import LoadOptions, read_decoder
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
-from petiole.gpu_worker.runtime.cuda.graphs import Layers, cuda_capture
+from petiole.gpu_worker.runtime.cuda.capture import cuda_capture
+from petiole.gpu_worker.runtime.cuda.graphs import Layers
 from petiole.gpu_worker.runtime.device.cuda import CudaDevice
 
 LAYERS = 8

@@ -9,10 +9,10 @@ Models import nothing from the runtime, which passes attention, kernels and adap
     formats        recognises checkpoints in formats that are not read, and refuses them by name
     safetensors    checkpoint files, mapped into memory
     decoder        the decoder of Llama, Mistral, Qwen2 and Qwen3
+    layered        decoders and encoders, as code that computes their layers itself sees them
     layers         linear layers for each weight format, and the element-wise kernels
     rotary         the table of rotary embeddings
-    lora           adapters in PEFT's format, and the device's slots for them
-    adapters       adapters in the host's memory
+    adapters/      small changes to the weights, chosen by each request
     moondream/     Moondream 2: encoder, decoder, coordinates and sizes
     petiole_tiny/  the small model that ships
     petiole_tiny_vision/  the small vision model that ships

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -21,8 +21,6 @@ from petiole.gpu_worker.request.skills import Processor
 from petiole.gpu_worker.request.values import ValueTokens
 
 LinearName = Literal["qkv", "out", "gate_up", "down"]
-LayerNorm = tuple[Tensor, Tensor]
-"""Weight and bias."""
 
 
 class ValueDecoder(Protocol):
@@ -73,7 +71,7 @@ class CropDecoder(ImageDecoder, Protocol):
         """uint8 [n, *crop_shape], of any images -> [n, ...]."""
         ...
 
-    def image_features(self, crops: Tensor, tiling: tuple[int, int]) -> Tensor:
+    def image_features(self, features: Tensor, tiling: tuple[int, int]) -> Tensor:
         """The features of one image's crops -> those of the image, as in `encode`, in memory of their own."""
         ...
 
@@ -103,39 +101,6 @@ class DecoderLayer:
     post_norm: Tensor
     gate_up: Linear
     down: Linear
-
-
-@dataclass(frozen=True, slots=True)
-class ParallelLayer:
-    """Attention and MLP side by side, both behind one LayerNorm. The MLP's first map, `gate_up`, has no gate: a
-    tanh-GELU takes all of it."""
-
-    norm: LayerNorm
-    qkv: Linear
-    out: Linear
-    gate_up: Linear
-    down: Linear
-
-
-@runtime_checkable
-class LayeredDecoder(Protocol):
-    """What compiled code needs of a decoder. norm: of an RMSNorm the weight."""
-
-    @property
-    def config(self) -> ModelConfig: ...
-    @property
-    def embedding(self) -> Tensor: ...
-    @property
-    def layers(self) -> Sequence[DecoderLayer | ParallelLayer]: ...
-    @property
-    def norm(self) -> Tensor | LayerNorm: ...
-    @property
-    def head(self) -> Linear: ...
-    @property
-    def rotary(self) -> Tensor: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-    def embed(self, token_ids: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from petiole.gpu_worker.config import BATCHING, EngineConfig
 from petiole.gpu_worker.errors import AdapterError, ModelError
-from petiole.gpu_worker.models.adapters import AdapterStore
+from petiole.gpu_worker.models.adapters.lora import AdapterBank
+from petiole.gpu_worker.models.adapters.store import AdapterStore
 from petiole.gpu_worker.models.config import ModelConfig, end_token_ids
 from petiole.gpu_worker.models.decoder import CropDecoder, Decoder
 from petiole.gpu_worker.models.layers import TorchKernels
@@ -31,7 +32,6 @@ from petiole.gpu_worker.models.loading import (
     resolve_model,
     stored_dtype,
 )
-from petiole.gpu_worker.models.lora import AdapterBank
 from petiole.gpu_worker.models.registry import Architecture, architecture
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import N_BINS
@@ -39,6 +39,7 @@ from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor
 from petiole.gpu_worker.runtime.cpu.executor import choose as choose_on_cpu
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.attention.installed import kernels_at_hand
+from petiole.gpu_worker.runtime.cuda.capture import cuda_capture, eager
 from petiole.gpu_worker.runtime.cuda.executor import (
     CudaExecutor,
     batching_that_fits,
@@ -46,7 +47,6 @@ from petiole.gpu_worker.runtime.cuda.executor import (
     working_bytes,
 )
 from petiole.gpu_worker.runtime.cuda.executor import choose as choose_on_cuda
-from petiole.gpu_worker.runtime.cuda.graphs import cuda_capture, eager
 from petiole.gpu_worker.runtime.derived import max_model_len, n_threads, quantization, same_shape, weights_dtype
 from petiole.gpu_worker.runtime.device.cuda import CudaStream
 from petiole.gpu_worker.runtime.device.interface import Device, upload, upload_together

@@ -20,8 +20,8 @@ from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.runtime.cuda import fused
 from petiole.gpu_worker.runtime.cuda.attention import installed
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
+from petiole.gpu_worker.runtime.cuda.capture import eager
 from petiole.gpu_worker.runtime.cuda.executor import CudaExecutor
-from petiole.gpu_worker.runtime.cuda.graphs import eager
 from petiole.gpu_worker.runtime.step.sampling import choose
 
 WORKSPACE_BYTES = 128 * 2**20
@@ -158,6 +158,10 @@ class _Wrapper:
         assert not workspace[::4096].any(), "it must be zero before its first use"
         self._copies = []
 
+    def reset_workspace_buffer(self, workspace, plan):
+        assert workspace.numel() >= WORKSPACE_BYTES
+        assert plan.dtype == torch.uint8
+
     def _copy_later(self, target, source):
         self._copies.append((target, source))
 
@@ -167,8 +171,9 @@ class _Wrapper:
         self._copies.clear()
 
     def _attend(self, q, pages, queries, out):
-        """queries: how many of the last positions each row asks from."""
+        """queries: how many of the last positions each row asks from; None: as its `bounds` say."""
         self._land()
+        queries = self.bounds.diff().tolist() if queries is None else queries
         check_dense_rows(q)
         assert out.is_contiguous()
         assert (out.shape, out.dtype) == (q.shape, self.q_dtype)
@@ -183,7 +188,9 @@ class _Wrapper:
         outputs, at = [], 0
         for row, n in enumerate(queries):
             first, end = int(self.indptr[row]), int(self.indptr[row + 1])
-            assert end > first, "every row, a padding one too, has a page"
+            if n == 0:
+                continue
+            assert end > first, "every row with a query has a page"
             length = (end - first - 1) * self.page_size + int(self.last_page_len[row])
             at_pages = self.indices[first:end].long()
             k, v = (p[at_pages].flatten(0, 1)[:length].to(q.dtype).transpose(0, 1) for p in pages)
@@ -202,7 +209,9 @@ class _Wrapper:
             )
             outputs.append(answer[0].transpose(0, 1))
             at += n
-        return out.copy_(torch.cat(outputs))
+        out[at:] = math.nan  # what nobody asked for may hold anything
+        out[:at] = torch.cat(outputs)
+        return out
 
     def _set(self, sizes, *, q_data_type, kv_data_type, sm_scale, window_left):
         self.n_heads, self.n_kv_heads, self.head_dim, self.page_size = sizes
@@ -261,27 +270,65 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
-    def __init__(self, workspace, layout, *, backend):
-        super().__init__(workspace, layout, backend)
+    """With fixed buffers, a captured one: its first plan says how many positions there may be, later ones may have
+    fewer, and rows without any. What lies behind them is not computed."""
 
-    def plan(self, lengths, indptr, indices, last_page_len, *sizes, causal, **settings):
+    def __init__(
+        self,
+        workspace,
+        layout,
+        *,
+        backend,
+        use_cuda_graph=False,
+        qo_indptr_buf=None,
+        paged_kv_indptr_buf=None,
+        paged_kv_indices_buf=None,
+        paged_kv_last_page_len_buf=None,
+    ):
+        super().__init__(workspace, layout, backend)
+        self.captured, self.most = use_cuda_graph, None
+        if use_cuda_graph:
+            check_int32(qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf)
+            rows = len(paged_kv_last_page_len_buf)
+            assert len(qo_indptr_buf) == len(paged_kv_indptr_buf) == rows + 1
+            self.bounds, self.indptr = qo_indptr_buf, paged_kv_indptr_buf
+            self.indices, self.last_page_len = paged_kv_indices_buf, paged_kv_last_page_len_buf
+
+    def plan(self, lengths, indptr, indices, last_page_len, *sizes, causal, disable_split_kv, **settings):
         check_int32(lengths, indptr, indices, last_page_len)
         self.causal = causal
         assert len(lengths) == len(indptr) == len(last_page_len) + 1
         assert len(indices) == int(indptr[-1])
-        self.queries = lengths.diff().tolist()
-        assert min(self.queries) >= 1
-        self.indptr, self.last_page_len = torch.empty_like(indptr), torch.empty_like(last_page_len)
-        self.indices = torch.empty_like(indices)
-        self._copies.clear()
+        queries, pages = lengths.diff(), indptr.diff()
+        if self.captured:
+            n = int(lengths[-1])
+            self.most = n if self.most is None else self.most
+            assert n <= self.most, "the first plan is the largest"
+            assert len(lengths) == len(self.bounds), "the batch size is fixed"
+            assert len(indices) <= len(self.indices)
+            assert disable_split_kv == (len(last_page_len) * sizes[1] >= 2 * PROCESSORS)
+            assert ((queries > 0) == (pages > 0)).all(), "a row of padding has nothing"
+            self._copy_later(self.bounds, lengths)
+            self._copy_later(self.indices[: len(indices)], indices)
+        else:
+            assert int(queries.min()) >= 1
+            assert not disable_split_kv
+            self.bounds, self.indices = torch.empty_like(lengths), torch.empty_like(indices)
+            self.indptr, self.last_page_len = torch.empty_like(indptr), torch.empty_like(last_page_len)
+            self._copies.clear()
+            self._copy_later(self.bounds, lengths)
+            self._copy_later(self.indices, indices)
+            self.most = int(lengths[-1])
+        used = (last_page_len >= 1) & (last_page_len <= sizes[-1])
+        assert (used | ((pages == 0) & (last_page_len == 0))).all()
+        assert ((pages - 1) * sizes[-1] + last_page_len >= queries)[pages > 0].all(), "each query has a position"
         self._copy_later(self.indptr, indptr)
         self._copy_later(self.last_page_len, last_page_len)
-        self._copy_later(self.indices, indices)
         self._set(sizes, **settings)
 
     def run(self, q, pages, *, out):
-        assert len(q) == sum(self.queries)
-        return self._attend(q, pages, self.queries, out)
+        assert len(q) == self.most
+        return self._attend(q, pages, None, out)
 
 
 # ---------------------------------------------------------------- gpu_worker.runtime.cuda.fused.products

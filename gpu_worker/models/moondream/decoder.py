@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.decoder import Forward, ParallelLayer
+from petiole.gpu_worker.models.decoder import Forward
+from petiole.gpu_worker.models.layered import GeluLayer
 from petiole.gpu_worker.models.layers import Linear, Rotation
 from petiole.gpu_worker.models.moondream.config import HEAD_DIM, ROTARY_DIM, MoondreamConfig
 from petiole.gpu_worker.models.moondream.encoder import Mlp, Norm, VisionEncoder, layer_norm
@@ -56,10 +57,11 @@ class MoondreamDecoder:
         return self.embedding.device
 
     @property
-    def layers(self) -> tuple[ParallelLayer, ...]:
+    def layers(self) -> tuple[GeluLayer, ...]:
         """The blocks, as compiled code reads them."""
         return tuple(
-            ParallelLayer(block.norm, block.qkv, block.proj, block.mlp.fc1, block.mlp.fc2) for block in self.blocks
+            GeluLayer(block.norm, block.qkv, block.proj, None, block.mlp.fc1, block.mlp.fc2)
+            for block in self.blocks
         )
 
     def encode(self, images: Sequence[tuple[Tensor, tuple[int, int]]]) -> Sequence[Tensor]:
@@ -76,8 +78,8 @@ class MoondreamDecoder:
     def crop_features(self, crops: Tensor) -> Tensor:
         return self.vision.features(crops)
 
-    def image_features(self, crops: Tensor, tiling: tuple[int, int]) -> Tensor:
-        return self.vision.projected(crops, tiling)[None]
+    def image_features(self, features: Tensor, tiling: tuple[int, int]) -> Tensor:
+        return self.vision.projected(features, tiling)[None]
 
     def embed(self, token_ids: Tensor) -> Tensor:
         return torch.nn.functional.embedding(token_ids, self.embedding)

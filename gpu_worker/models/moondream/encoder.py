@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from petiole.gpu_worker.models.layered import EncoderShape, GeluLayer
 from petiole.gpu_worker.models.layers import Linear
 from petiole.gpu_worker.models.moondream.config import EPS, VisionConfig
 from petiole.gpu_worker.models.moondream.crops import CropGeometry, Tiling
@@ -73,16 +74,38 @@ class VisionEncoder:
         at_end = 4 * config.dim + 3 * config.projection
         return positions * max(n_crops * in_block, at_end) * self.positions.element_size()
 
+    @property
+    def shape(self) -> EncoderShape:
+        config = self.config
+        return EncoderShape(config.geometry.grid**2, config.dim, config.ff, config.heads, EPS)
+
+    @property
+    def layers(self) -> tuple[GeluLayer, ...]:
+        """The blocks, as compiled code reads them."""
+        return tuple(GeluLayer(b.ln1, b.qkv, b.proj, b.ln2, b.mlp.fc1, b.mlp.fc2) for b in self.blocks)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.positions.dtype
+
     def features(self, crops: Tensor) -> Tensor:
         """uint8 [n, size, size, 3] -> [n, grid, grid, dim]."""
-        grid, heads = self.config.geometry.grid, self.config.heads
-        x = self.patches(patches_of(crops, self.config.geometry, self.positions.dtype)) + self.positions
+        heads, x = self.config.heads, self.embedded(crops)
         for block in self.blocks:
             qkv = block.qkv(layer_norm(x, block.ln1))
             q, k, v = qkv.view(*qkv.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4)
             x = x + block.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
             x = x + block.mlp(layer_norm(x, block.ln2))
-        return layer_norm(x, self.norm).view(len(x), grid, grid, -1)
+        return self.finished(x)
+
+    def embedded(self, crops: Tensor) -> Tensor:
+        """uint8 [n, size, size, 3] -> [n, grid², dim]."""
+        return self.patches(patches_of(crops, self.config.geometry, self.dtype)) + self.positions
+
+    def finished(self, hidden: Tensor) -> Tensor:
+        """[n, grid², dim] behind the last block -> [n, grid, grid, dim]."""
+        grid = self.config.geometry.grid
+        return layer_norm(hidden, self.norm).view(len(hidden), grid, grid, -1)
 
     def projected(self, features: Tensor, tiling: Tiling) -> Tensor:
         """Of one image, [crops, grid, grid, dim] -> [grid², hidden]."""

@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder, Forward, ImageDecoder
-from petiole.gpu_worker.models.lora import AdapterBank
+from petiole.gpu_worker.models.layered import LayeredVision
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import N_BINS, NO_BIN
 from petiole.gpu_worker.runtime.cpu.attention import PagedAttention
 from petiole.gpu_worker.runtime.cpu.native.draw import draw
+from petiole.gpu_worker.runtime.cpu.native.encoder import native_encoder
 from petiole.gpu_worker.runtime.cpu.native.forward import native_decoder
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from petiole.gpu_worker.runtime.step import sampling
@@ -40,6 +42,8 @@ class CpuExecutor:
         self._pending, self._pending_bins = pending.numpy(), pending_bins.numpy()
         self._text_only = decoder.value_tokens is None and decoder.images is None
         self._native = native_decoder(decoder, cache, bank)
+        self._seeing = decoder if isinstance(decoder, LayeredVision) else None
+        self._encoder = None if self._seeing is None else native_encoder(self._seeing.vision)
 
     def forward(self, slot_id: int, inputs: StepInputs, images: ImageInputs = ()) -> StepStates:
         self._cache.update(inputs.pages)
@@ -82,7 +86,9 @@ class CpuExecutor:
 
     def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
         crops = [(torch.from_numpy(image.pixels), image.tiling) for image in images]
-        return cast(ImageDecoder, self._decoder).encode(crops)
+        if self._encoder is None or self._seeing is None:
+            return cast(ImageDecoder, self._decoder).encode(crops)
+        return [self._seeing.image_features(self._encoder.features(pixels), tiling) for pixels, tiling in crops]
 
     def _embed(self, inputs: StepInputs, token_ids: Tensor, images: ImageInputs) -> Tensor:
         """[T, hidden] in the model's type."""

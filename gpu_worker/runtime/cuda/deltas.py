@@ -1,11 +1,11 @@
-"""What adapters add to the linear layers of a captured decode step. `models.lora` has the formula."""
+"""What adapters add to the linear layers of a captured decode step. `models.adapters.lora` has the formula."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import LinearName
-from petiole.gpu_worker.models.lora import AdapterBank
 
 
 class CapturedDeltas:

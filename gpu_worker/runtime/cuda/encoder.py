@@ -21,7 +21,7 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.decoder import CropDecoder
 from petiole.gpu_worker.request.images import PreparedImage
-from petiole.gpu_worker.runtime.cuda.graphs import Capture
+from petiole.gpu_worker.runtime.cuda.capture import Capture
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream
 
 

@@ -1,4 +1,4 @@
-"""The CUDA executor: captured graphs for decode, verify and encode steps, one eager pass for all others.
+"""The CUDA executor: captured graphs for encode steps and those up to some size, one eager pass for all others.
 
 In an eager pass the queries of bidirectional regions come first. They are attended to without a mask, all others
 causally (`step.segments`).
@@ -6,8 +6,9 @@ causally (`step.segments`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import cast
 
 import numpy as np
@@ -16,24 +17,26 @@ from torch import Tensor
 
 from petiole.gpu_worker.config import Batching, EngineConfig
 from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.config import ModelConfig
 from petiole.gpu_worker.models.decoder import CropDecoder, Decoder, Forward
-from petiole.gpu_worker.models.lora import AdapterBank
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import NO_BIN
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     HEAD_SIZES,
+    PLAN_BYTES,
     WORKSPACE_BYTES,
     AppendWrappers,
     FlashInferAttention,
     Geometry,
-    batch_ladder,
     host_page_counts,
     new_workspace,
 )
 from petiole.gpu_worker.runtime.cuda.attention.installed import require_version
+from petiole.gpu_worker.runtime.cuda.capture import Capture
 from petiole.gpu_worker.runtime.cuda.encoder import EncoderGraphs
-from petiole.gpu_worker.runtime.cuda.graphs import Capture, DecodeGraphs, new_decode_buffers
+from petiole.gpu_worker.runtime.cuda.graphs import Graphs, new_step_buffers, states_of
+from petiole.gpu_worker.runtime.cuda.shapes import Shape, append_shapes, uniform_shapes
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream, staged, upload
 from petiole.gpu_worker.runtime.interface import NO_UPDATES, StepBatch, StepKind
 from petiole.gpu_worker.runtime.memory.kv import KVCache
@@ -42,9 +45,10 @@ from petiole.gpu_worker.runtime.step.deltas import GroupedDeltas
 from petiole.gpu_worker.runtime.step.inputs import ImageInputs, StepInputs, StepStates, lay_out
 from petiole.gpu_worker.runtime.step.sampling import Choice, likeliest
 from petiole.gpu_worker.runtime.step.segments import Run, Segmented, segmented
-from petiole.gpu_worker.runtime.step.values import ValuedDecoder, bins_of, decode_all, embed_all
+from petiole.gpu_worker.runtime.step.values import ValuedDecoder, embed_all
 
 _WRAPPER_BYTES = 8 * 2**20
+_LENGTHS_BYTES = 2**18  # that a wrapper has beside its plan
 _SLACK_BYTES = 512 * 2**20
 
 WORKING_PART = 0.25
@@ -63,20 +67,34 @@ def require_flashinfer(model: ModelConfig) -> None:
 def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int, encode_bytes: int = 0) -> int:
     """Bytes needed beside weights, adapters and KV: workspaces, graphs, activations of a prefill and of an encode,
     logits and the rows' sampling states."""
-    ladder = batch_ladder(engine.graph_batch_sizes, engine.max_num_seqs)
+    longest = engine.max_model_len or model.max_position
+    shapes = captured_shapes(engine, longest)
     outputs = engine.max_num_seqs * (1 + engine.speculative_tokens)
     tokens = max(engine.max_num_batched_tokens, outputs)
     if engine.prefill_policy == "mixed":
         tokens = max(tokens, engine.chunk_size + outputs)
+    tokens += max((shape.positions for shape in shapes["append"]), default=0)  # of the graphs' pool
     widest = 3 * model.hidden_size + 2 * (model.q_size + 2 * model.kv_size) + 3 * model.intermediate_size
-    logits = 4 * model.vocab_size * (6 * outputs + 2 * ladder[-1])
-    kinds = 1 + (engine.speculative_tokens > 0)  # decode, verify
-    wrappers = 2 * (kinds * len(ladder) + 2) * len(set(model.windows)) * _WRAPPER_BYTES  # + causal, bidirectional
-    columns = -(-(engine.max_model_len or model.max_position) // engine.page_size)
-    page_lists = 4 * (2 * ladder[-1] + engine.max_num_seqs + 1) * columns  # each slot's, and the table
+    with_logits = max(shape.rows for shape in shapes["decode"]) * (1 + engine.speculative_tokens)
+    logits = 4 * model.vocab_size * (6 * outputs + 2 * with_logits)
+    n_captured, n_windows = sum(map(len, shapes.values())), len(set(model.windows))
+    plans = n_captured * (PLAN_BYTES + _LENGTHS_BYTES) + 2 * _WRAPPER_BYTES  # + causal, bidirectional
+    columns = -(-longest // engine.page_size)
+    page_lists = 4 * (3 * engine.max_num_seqs + 1) * columns  # each slot's, and the table
     states = (engine.max_num_seqs + 1) * state_bytes(model)
     activations = tokens * widest * itemsize + 2 * encode_bytes  # an encode is warmed up outside the graphs' pool
-    return WORKSPACE_BYTES + wrappers + page_lists + activations + logits + states + _SLACK_BYTES
+    kept = 2 * n_windows * plans + page_lists + logits + states
+    return WORKSPACE_BYTES + kept + activations + _SLACK_BYTES
+
+
+def captured_shapes(engine: EngineConfig, longest: int) -> dict[str, list[Shape]]:
+    """The steps that each slot captures, by layout. longest: positions that a row can have."""
+    queries = 1 + engine.speculative_tokens
+    return {
+        "decode": uniform_shapes(engine, 1),
+        "verify": uniform_shapes(engine, queries) if 1 < queries <= longest else [],
+        "append": append_shapes(engine, longest) if engine.cuda_graphs == "on" else [],
+    }
 
 
 def batching_that_fits(
@@ -98,12 +116,21 @@ def batching_that_fits(
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """A slot's graphs by kind of step, and the attention wrappers of its other steps. bidirectional: None if the
-    model has no such regions."""
+    """A slot's graphs by layout, and the attention wrappers of its other steps. bidirectional: None if the model
+    has no such regions."""
 
-    graphs: dict[StepKind, DecodeGraphs]
+    graphs: dict[str, Graphs]
     append: AppendWrappers
     bidirectional: AppendWrappers | None
+
+
+_LAYOUTS: dict[StepKind, tuple[str, ...]] = {
+    "decode": ("decode",),
+    "verify": ("verify", "append"),
+    "prefill": ("append",),
+    "mixed": ("append",),
+}
+"""The layouts that a step may be captured in, the best first."""
 
 
 def choose(logits: Tensor, choice: Choice | None) -> Tensor:
@@ -133,9 +160,9 @@ class CudaExecutor:
         self._decoder, self._cache, self._bank = decoder, cache, bank
         self._pending, self._pending_bins = pending, pending_bins
         self._geometry = Geometry(decoder.config, cache, decoder.dtype)
-        sizes = batch_ladder(config.graph_batch_sizes, config.max_num_seqs)
+        shapes = captured_shapes(config, cache.table.shape[1] * cache.page_size)
         workspace = new_workspace(cache.keys.device)
-        self._slots = [self._new_slot(sizes, 1 + config.speculative_tokens, workspace, device) for _ in range(2)]
+        self._slots = [self._new_slot(shapes, workspace, device) for _ in range(2)]
         device.synchronize()  # these tensors were created on another stream than the one that uses them
         self.fused: dict[int, bool] = {}
         for slot in self._slots:
@@ -150,12 +177,10 @@ class CudaExecutor:
         stream.enqueue(self._warm_up)
         stream.synchronize()
 
-    def _new_slot(self, sizes: list[int], queries: int, workspace: Tensor, device: Device) -> _Slot:
+    def _new_slot(self, shapes: dict[str, list[Shape]], workspace: Tensor, device: Device) -> _Slot:
         model = (self._decoder, self._geometry, self._pending, self._pending_bins, self._bank)
-        buffers = new_decode_buffers(sizes[-1], queries, self._decoder, self._geometry, device)
-        graphs: dict[StepKind, DecodeGraphs] = {"decode": DecodeGraphs(*model, sizes, workspace, buffers)}
-        if 1 < queries <= self._cache.table.shape[1] * self._cache.page_size:
-            graphs["verify"] = DecodeGraphs(*model, sizes, workspace, buffers, queries)
+        buffers = new_step_buffers([*chain(*shapes.values())], self._decoder, self._geometry, device)
+        graphs = {layout: Graphs(*model, workspace, buffers, some) for layout, some in shapes.items()}
         images, bidirectional = self._decoder.images, None
         if images is not None and images.bidirectional:
             bidirectional = AppendWrappers(self._geometry, workspace, causal=False)
@@ -167,9 +192,10 @@ class CudaExecutor:
 
     def forward(self, slot_id: int, inputs: StepInputs, images: ImageInputs = ()) -> StepStates:
         slot = self._slots[slot_id]
-        graphs = slot.graphs.get(inputs.kind)
-        if graphs is not None and graphs.fits(inputs):
-            return graphs.run(inputs)
+        for layout in _LAYOUTS[inputs.kind]:
+            graphs = slot.graphs[layout]
+            if not images and (shape := graphs.shape_for(inputs)) is not None:
+                return graphs.run(shape, inputs)
         self._cache.update(inputs.pages)
         return self._append(slot, segmented(inputs, images))
 
@@ -200,13 +226,7 @@ class CudaExecutor:
             embedded[begin : begin + features.shape[1]] = features[0]
         hidden = self._decoder.forward(embedded, Forward(rotary, attention, deltas))
         outputs = hidden[self._up(inputs.output_inputs)]
-        return StepStates(lambda: self._decoder.head_output(outputs), self._bins(outputs))
-
-    def _bins(self, outputs: Tensor) -> Callable[[Tensor], Tensor] | None:
-        decoder = cast(ValuedDecoder, self._decoder)
-        if self._decoder.value_tokens is None:
-            return None
-        return lambda token_ids: bins_of(decode_all(decoder, outputs), token_ids, decoder.value_tokens)
+        return states_of(self._decoder, outputs)
 
     def _embed(self, inputs: StepInputs, rows: Tensor) -> Tensor:
         given = self._up(inputs.token_ids)

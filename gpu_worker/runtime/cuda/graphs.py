@@ -1,16 +1,24 @@
-"""Decode and verify steps as CUDA graphs: one per slot, kind and batch size of a ladder, captured once.
+"""Steps as CUDA graphs: for each slot one for each shape of a ladder (`shapes`), captured once.
 
 A graph reads rows, positions, tokens and new entries of the page table from the slot's device buffer, and pending
 inputs and the page table at their fixed addresses. It writes the new entries into the page table. It writes the
-list of the batch's pages and the logits (and bins, for models that decode values) to the slot's buffers.
-The attention plan, which changes between replays, is written to the same memory before each replay. A batch
-between two sizes is padded with row 0, whose positions lie in page 0.
+list of the batch's pages and the step's results to the slot's buffers. The attention plan, which changes between
+replays, is written to the same memory before each replay. A step between two shapes is padded with row 0, whose
+positions lie in page 0.
 
-In a verify step every row has as many positions as a row with all its drafts. Rows with fewer drafts are padded in
-front. The padding writes to page 0 and attends to the cached positions of its row; its logits are not used.
+In a decode or verify step every row has as many positions as a row with all its drafts. Rows with fewer drafts are
+padded in front. The padding writes to page 0 and attends to the cached positions of its row; its logits are not
+used. The results are logits (and bins, for models that decode values).
 
     inputs    .  p  x  y     .  .  .  p     p  x  y  z          p: pending   x, y, z: drafts   .: padding
     outputs      1  2  3              7     8  9  10 11         the inputs whose logits are sampled, put together
+
+In a prefill or a mixed step, rows of any length lie one behind the other. The padding follows the last row, and
+belongs to no row of the attention: the padding's values are undefined, and reach nothing but page 0. The results
+are hidden states. The output head is applied to them after the graph, because most chunks sample nothing.
+
+    inputs    a  b  c  d  p  e  f  .  .                         a to f: of prompts
+    outputs            3  4     6                               hidden states, put together
 
 A small batch is captured twice, with the usual kernels and with `fused.products`. The quicker graph is kept; which
 one that is depends on the card and the shape.
@@ -23,29 +31,31 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from petiole.cache import ragged_arange
-from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder, Forward
-from petiole.gpu_worker.models.lora import AdapterBank
 from petiole.gpu_worker.request.values import N_BINS, NO_BIN
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
+    AppendWrappers,
     DecodeWrappers,
     FlashInferAttention,
     Geometry,
     host_page_counts,
 )
+from petiole.gpu_worker.runtime.cuda.capture import Capture
 from petiole.gpu_worker.runtime.cuda.deltas import CapturedDeltas
-from petiole.gpu_worker.runtime.device.cuda import CudaStream
+from petiole.gpu_worker.runtime.cuda.shapes import Shape
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream
+from petiole.gpu_worker.runtime.interface import NO_UPDATES, Int32Array
 from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates
 from petiole.gpu_worker.runtime.step.values import ValuedDecoder, bins_of, decode_all, embed_all
 
@@ -55,17 +65,18 @@ MARGIN = 0.02
 """The part of a step's time by which `fused.products` must be quicker, so that chance does not choose between
 equals."""
 
-_ROWS, _POSITIONS, _ROTARY, _TOKENS, _ADAPTERS, _OUTPUTS, _INDPTR, _LAST = range(8)
-_UPDATES = slice(8, 11)  # rows, columns and pages of new entries of the page table
-_FIELDS = 11
+_ROWS, _POSITIONS, _ROTARY, _TOKENS, _ADAPTERS, _OUTPUTS, _BATCH_ROWS, _QUERIES, _INDPTR, _LAST = range(10)
+_UPDATES = slice(10, 13)  # rows, columns and pages of new entries of the page table
+_FIELDS = 13
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeBuffers:
-    """A slot's inputs, int32 [fields, positions], pinned and on the device; its page list, int32; and its outputs.
+class StepBuffers:
+    """A slot's inputs, int32 [fields, positions], pinned and on the device; its page list, int32; and its results.
 
-    logits: [positions, vocab]; bins: int32 [positions, 1 + N_BINS], those of either kind of value (see
-    `step.values`), empty if the model decodes none.
+    logits: [positions, vocab], and bins: int32 [positions, 1 + N_BINS], those of either kind of value (see
+    `step.values`), empty if the model decodes none, of decodes and verifications. hidden: [positions, hidden], of
+    all others.
     """
 
     host: Tensor
@@ -73,6 +84,7 @@ class DecodeBuffers:
     indices: Tensor
     logits: Tensor
     bins: Tensor
+    hidden: Tensor
 
     def field(self, field: int, n: int) -> Tensor:
         return self.device[field, :n]
@@ -82,73 +94,29 @@ Layers = Callable[[Tensor, Forward], Tensor]
 """`Decoder.forward`, or another function that computes the same."""
 
 
-class Capture(Protocol):
-    """Captures the kernels that a task launches as a graph. Returns the function that replays them."""
-
-    def __call__(self, work: Callable[[], None], *, kept: bool = True) -> Callable[[], object]:
-        """`kept`: the graph stays, and shares the other graphs' memory. Otherwise it has memory of its own, which
-        is freed with it."""
-        ...
-
-
-def cuda_capture(stream: CudaStream) -> Capture:
-    """A `Capture` on CUDA. It raises ModelError, after which the process must exit: a failed capture leaves
-    torch's allocator and generators in capture mode. Ending a failed capture raises too, which must not hide the
-    cause."""
-    pool = torch.cuda.graph_pool_handle()
-
-    def capture(work: Callable[[], None], *, kept: bool = True) -> Callable[[], object]:
-        stream.synchronize()
-        graph, causes = torch.cuda.CUDAGraph(), list[Exception]()
-        try:
-            with torch.cuda.graph(
-                graph,
-                stream=stream.raw,
-                pool=pool if kept else None,
-                capture_error_mode="thread_local",  # others pin memory, for adapters, while weights are reloaded
-            ):
-                try:
-                    work()
-                except Exception as error:
-                    causes.append(error)
-                    raise
-        except Exception as error:
-            cause = (causes or [error])[0]
-            raise ModelError(
-                f"a decode step could not be captured as a CUDA graph ({type(cause).__name__}: {cause}); "
-                f"PETIOLE_CUDA_GRAPHS=off serves without graphs, more slowly"
-            ) from cause
-        return graph.replay
-
-    return capture
-
-
-def eager(work: Callable[[], None], *, kept: bool = True) -> Callable[[], object]:
-    """A `Capture` that captures nothing: the replay runs the task, which uses the same buffers."""
-    return work
-
-
-def new_decode_buffers(
-    rows: int, queries: int, decoder: Decoder, geometry: Geometry, host: Device
-) -> DecodeBuffers:
-    """For batches of up to `rows`, of `queries` positions each."""
-    config, device, most = decoder.config, geometry.device, rows * queries
-    shape = (_FIELDS, -(-(most + 1) // 4) * 4)  # each field begins at a multiple of 16 bytes
+def new_step_buffers(shapes: Sequence[Shape], decoder: Decoder, geometry: Geometry, host: Device) -> StepBuffers:
+    """For steps of all these shapes."""
+    config, device = decoder.config, geometry.device
+    rows, positions = max(shape.rows for shape in shapes), max(shape.positions for shape in shapes)
+    with_logits = max(shape.positions for shape in shapes if shape.queries)
+    with_hidden = max((shape.positions for shape in shapes if not shape.queries), default=0)
+    fields = (_FIELDS, -(-(positions + 1) // 4) * 4)  # each field begins at a multiple of 16 bytes
     n_indices = rows * geometry.cache.table.shape[1]  # shared pages count for every row that shares them
-    return DecodeBuffers(
-        host=host.host_buffer(shape, torch.int32),
-        device=torch.zeros(shape, dtype=torch.int32, device=device),
+    return StepBuffers(
+        host=host.host_buffer(fields, torch.int32),
+        device=torch.zeros(fields, dtype=torch.int32, device=device),
         indices=torch.zeros(n_indices, dtype=torch.int32, device=device),
-        logits=torch.zeros((most, config.vocab_size), dtype=decoder.dtype, device=device),
+        logits=torch.zeros((with_logits, config.vocab_size), dtype=decoder.dtype, device=device),
         bins=torch.zeros(
-            (0 if decoder.value_tokens is None else most, 1 + N_BINS), dtype=torch.int32, device=device
+            (0 if decoder.value_tokens is None else with_logits, 1 + N_BINS), dtype=torch.int32, device=device
         ),
+        hidden=torch.zeros((with_hidden, config.hidden_size), dtype=decoder.dtype, device=device),
     )
 
 
-class DecodeGraphs:
-    """The captured steps of one slot in which each row has `queries` positions. All graphs of a slot share its
-    `buffers`, which belong to one step at a time."""
+class Graphs:
+    """The captured steps of one slot and one layout. All graphs of a slot share its `buffers`, which belong to one
+    step at a time."""
 
     def __init__(
         self,
@@ -157,94 +125,98 @@ class DecodeGraphs:
         pending: Tensor,
         pending_bins: Tensor,
         bank: AdapterBank | None,
-        sizes: list[int],
         workspace: Tensor,
-        buffers: DecodeBuffers,
-        queries: int = 1,
+        buffers: StepBuffers,
+        shapes: Sequence[Shape],
     ) -> None:
+        """shapes: of one layout, the smallest first."""
         self._decoder, self._geometry, self._bank = decoder, geometry, bank
         self._pending, self._pending_bins = pending, pending_bins
-        self._sizes, self._buffers, self._queries = sizes, buffers, queries
-        self._wrappers = {
-            size: DecodeWrappers(geometry, size, workspace, buffers.indices, queries) for size in sizes
-        }
-        self._replays: dict[tuple[int, bool], Callable[[], object]] = {}
-
-    def fits(self, inputs: StepInputs) -> bool:
-        """Whether a step can be padded to a captured one. Each position must have a position to attend to."""
-        small = len(inputs.batch_rows) <= self._sizes[-1] and inputs.bins is None
-        return small and (self._queries == 1 or int((inputs.starts + inputs.lengths).min()) >= self._queries)
+        self._buffers, self._shapes = buffers, shapes
+        self._wrappers = {shape: new_wrappers(geometry, shape, workspace, buffers.indices) for shape in shapes}
+        self._replays: dict[tuple[Shape, bool], Callable[[], object]] = {}
 
     def capture(self, stream: DeviceStream, capture: Capture, fused: dict[int, bool]) -> None:
-        """Warm up and capture every size, the largest first, so that the memory pool grows only once.
+        """Warm up and capture every shape, the largest first, so that the memory pool grows only once.
 
         `fused`: number of positions -> whether `fused.products` is quicker. The first slot fills it in, so that
         both slots compute alike."""
         usual = self._decoder.forward
-        for size in reversed(self._sizes):
-            if self._bank is not None:
-                self._replays[size, True] = self._captured(size, True, usual, stream, capture)
-            n = size * self._queries
+        for shape in reversed(self._shapes):
+            if self._bank is not None and shape.queries:
+                self._replays[shape, True] = self._captured(shape, True, usual, stream, capture)
+            n = shape.positions
             other = fused_layers(self._decoder, n)
             if other is not None and n not in fused:
-                fused[n] = self._is_quicker(size, other, usual, stream, capture)
+                fused[n] = self._is_quicker(shape, other, usual, stream, capture)
             layers = other if other is not None and fused[n] else usual
-            self._replays[size, False] = self._captured(size, False, layers, stream, capture)
+            self._replays[shape, False] = self._captured(shape, False, layers, stream, capture)
 
     def _captured(
-        self, size: int, adapted: bool, layers: Layers, stream: DeviceStream, capture: Capture, kept: bool = True
+        self,
+        shape: Shape,
+        adapted: bool,
+        layers: Layers,
+        stream: DeviceStream,
+        capture: Capture,
+        kept: bool = True,
     ) -> Callable[[], object]:
-        work = partial(self._forward, size, adapted, layers)
-        stream.enqueue(partial(self._warm_up, size, work))
+        work = partial(self._forward, shape, adapted, layers)
+        stream.enqueue(partial(self._warm_up, shape, work))
         stream.synchronize()
         return capture(work, kept=kept)
 
-    def _is_quicker(self, size: int, other: Layers, usual: Layers, stream: DeviceStream, capture: Capture) -> bool:
+    def _is_quicker(
+        self, shape: Shape, other: Layers, usual: Layers, stream: DeviceStream, capture: Capture
+    ) -> bool:
         """Whether `other` compiles for this card and takes less time."""
         failures: list[Exception] = []
 
         def attempt() -> None:
             try:
-                self._warm_up(size, partial(self._forward, size, False, other))
+                self._warm_up(shape, partial(self._forward, shape, False, other))
             except Exception as error:
                 failures.append(error)
 
         stream.enqueue(attempt)
         stream.synchronize()
+        n = shape.positions
         if failures:
-            n = size * self._queries
             logger.warning("steps of %d positions are computed without fused products: %s", n, failures[0])
             return False
         fused_s, usual_s = (
-            _seconds(stream, self._captured(size, False, layers, stream, capture, kept=False))
+            _seconds(stream, self._captured(shape, False, layers, stream, capture, kept=False))
             for layers in (other, usual)
         )
-        n, usual_ms, fused_ms = size * self._queries, usual_s * 1e3, fused_s * 1e3
+        usual_ms, fused_ms = usual_s * 1e3, fused_s * 1e3
         logger.info("steps of %d positions: %.3f ms, with fused products %.3f ms", n, usual_ms, fused_ms)
         return fused_s < (1 - MARGIN) * usual_s
 
-    def _warm_up(self, size: int, work: Callable[[], None]) -> None:
+    def _warm_up(self, shape: Shape, work: Callable[[], None]) -> None:
         with torch.inference_mode():
-            self._prepare(size, None)
+            self._prepare(shape, None)
             work()
 
-    def _forward(self, size: int, adapted: bool, layers: Layers) -> None:
+    def _forward(self, shape: Shape, adapted: bool, layers: Layers) -> None:
         from petiole.gpu_worker.runtime.cuda.fused.layers import gather_pages, token_slots, write_pages
 
-        cache, n = self._geometry.cache, size * self._queries
-        rows, positions = self._buffers.field(_ROWS, n), self._buffers.field(_POSITIONS, n)
+        cache, n, field = self._geometry.cache, shape.positions, self._buffers.field
+        rows, positions = field(_ROWS, n), field(_POSITIONS, n)
         write_pages(cache.table, *self._buffers.device[_UPDATES, :n])
-        batch_rows = rows[self._queries - 1 :: self._queries]  # their last positions are never padding
-        gather_pages(cache.table, batch_rows, self._buffers.field(_INDPTR, size + 1), self._buffers.indices)
+        # Of a row with padding the last position is none.
+        batch_rows = rows[shape.queries - 1 :: shape.queries] if shape.queries else field(_BATCH_ROWS, shape.rows)
+        gather_pages(cache.table, batch_rows, field(_INDPTR, shape.rows + 1), self._buffers.indices)
         deltas = None
         if adapted and self._bank is not None:
-            deltas = CapturedDeltas(self._bank, self._buffers.field(_ADAPTERS, n))
+            deltas = CapturedDeltas(self._bank, field(_ADAPTERS, n))
         slots = token_slots(cache.table, rows, positions, cache.page_size)
-        attention = FlashInferAttention(self._geometry, slots, self._wrappers[size].wrappers)
-        rotary = self._buffers.field(_ROTARY, n)
-        hidden = layers(self._embed(n, rows.long()), Forward(rotary, attention, deltas))
-        if self._queries > 1:
-            hidden = hidden[self._buffers.field(_OUTPUTS, n)]
+        attention = FlashInferAttention(self._geometry, slots, self._wrappers[shape].wrappers)
+        hidden = layers(self._embed(n, rows.long()), Forward(field(_ROTARY, n), attention, deltas))
+        if shape.queries != 1:
+            hidden = hidden[field(_OUTPUTS, n)]
+        if not shape.queries:
+            self._buffers.hidden[:n].copy_(hidden)
+            return
         if self._decoder.value_tokens is not None:
             self._buffers.bins[:n].copy_(decode_all(cast(ValuedDecoder, self._decoder), hidden))
         self._buffers.logits[:n].copy_(self._decoder.head_output(hidden))
@@ -257,47 +229,112 @@ class DecodeGraphs:
         bins = torch.where((tokens < 0)[:, None], self._pending_bins[rows], NO_BIN)
         return embed_all(cast(ValuedDecoder, self._decoder), token_ids, bins)
 
-    def run(self, inputs: StepInputs) -> StepStates:
-        """Stage, plan and replay one step that `fits`. Called in stream order."""
-        size, n = next(s for s in self._sizes if s >= len(inputs.batch_rows)), len(inputs.output_inputs)
-        self._prepare(size, inputs)
-        self._replays[size, self._bank is not None and bool(inputs.adapters.any())]()
-        buffers, tokens = self._buffers, self._decoder.value_tokens
+    def shape_for(self, inputs: StepInputs) -> Shape | None:
+        """The smallest captured step that this one can be padded to, or None."""
+        several_axes = inputs.rotary is not None and inputs.rotary.ndim > 1
+        if inputs.bins is not None or inputs.limits is not None or several_axes:
+            return None
+        rows, positions = len(inputs.batch_rows), len(inputs.positions)
+        shape = next((s for s in self._shapes if s.rows >= rows and s.positions >= positions), None)
+        if shape is None or (shape, self._adapted(inputs)) not in self._replays:
+            return None
+        if shape.queries > 1 and int((inputs.starts + inputs.lengths).min()) < shape.queries:
+            return None  # each position, those of padding too, must have a position to attend to
+        return shape
+
+    def _adapted(self, inputs: StepInputs) -> bool:
+        return self._bank is not None and bool(inputs.adapters.any())
+
+    def run(self, shape: Shape, inputs: StepInputs) -> StepStates:
+        """Stage, plan and replay one step whose `shape_for` this is. Called in stream order."""
+        self._prepare(shape, inputs)
+        self._replays[shape, self._adapted(inputs)]()
+        n, buffers, tokens = len(inputs.output_inputs), self._buffers, self._decoder.value_tokens
+        if not shape.queries:
+            return states_of(self._decoder, buffers.hidden[:n])
         bins = None if tokens is None else partial(bins_of, buffers.bins[:n], tokens=tokens)
         return StepStates(lambda: buffers.logits[:n], bins)
 
-    def _prepare(self, size: int, inputs: StepInputs | None) -> None:
-        """Fill the slot's buffers with a step padded to `size` rows, or with padding alone, and plan the attention
+    def _prepare(self, shape: Shape, inputs: StepInputs | None) -> None:
+        """Fill the slot's buffers with a step padded to this shape, or with padding alone, and plan the attention
         over them."""
-        host, queries = self._buffers.host.numpy(), self._queries
-        lengths = np.full(size, queries, dtype=np.int32)
-        host[:_INDPTR, : size * queries] = 0
-        host[_UPDATES, : size * queries] = 0  # row 0, column 0, page 0: what is there
+        host, rows, n = self._buffers.host.numpy(), shape.rows, shape.positions
+        host[:_QUERIES, :n] = 0
+        host[_UPDATES, :n] = 0  # row 0, column 0, page 0: what is there
         if inputs is not None:
-            lengths[: len(inputs.starts)] = inputs.starts + inputs.lengths
-            self._stage(host, inputs)
+            self._stage(shape, host, inputs)
+        queries, lengths = step_lengths(shape, inputs)
         indptr, last = host_page_counts(lengths, self._geometry.cache.page_size)
-        host[_INDPTR, : size + 1] = indptr
-        host[_LAST, :size] = last
+        host[_INDPTR, : rows + 1] = indptr
+        host[_LAST, :rows] = last
         self._buffers.device.copy_(self._buffers.host, non_blocking=True)
         pinned, indices = self._buffers.host, self._buffers.indices[: int(indptr[-1])]
-        self._wrappers[size].plan(pinned[_INDPTR, : size + 1], indices, pinned[_LAST, :size])
+        planned = pinned[_INDPTR, : rows + 1], indices, pinned[_LAST, :rows]
+        wrappers = self._wrappers[shape]
+        if isinstance(wrappers, DecodeWrappers):
+            wrappers.plan(*planned)
+        else:
+            np.cumsum(queries, out=host[_QUERIES, 1 : rows + 1])
+            wrappers.plan(pinned[_QUERIES, : rows + 1], *planned)
 
-    def _stage(self, host: np.ndarray, inputs: StepInputs) -> None:
-        n = len(inputs.batch_rows)
-        at: slice | np.ndarray = slice(n)
+    def _stage(self, shape: Shape, host: np.ndarray, inputs: StepInputs) -> None:
+        n, positions = len(inputs.batch_rows), len(inputs.positions)
+        at: slice | np.ndarray = slice(positions)
         adapters, updates = inputs.adapters, inputs.pages
-        if self._queries > 1:
-            at = ragged_arange(np.arange(1, n + 1) * self._queries - inputs.lengths, inputs.lengths)
+        if shape.queries > 1:
+            at = ragged_arange(np.arange(1, n + 1) * shape.queries - inputs.lengths, inputs.lengths)
+        if shape.queries != 1:
             adapters = np.repeat(adapters, inputs.lengths)
-            host[_OUTPUTS, : len(inputs.output_inputs)] = at[inputs.output_inputs]
+            outputs = inputs.output_inputs
+            host[_OUTPUTS, : len(outputs)] = outputs if isinstance(at, slice) else at[outputs]
+        if not shape.queries:
+            host[_BATCH_ROWS, :n] = inputs.batch_rows
+            if len(updates.rows) > shape.positions:  # the pages of a cached prefix, too
+                self._geometry.cache.update(updates)
+                updates = NO_UPDATES
         host[_ROWS, at] = inputs.rows
         host[_POSITIONS, at] = inputs.positions
         host[_ROTARY, at] = inputs.positions if inputs.rotary is None else inputs.rotary
         host[_TOKENS, at] = inputs.token_ids
         host[_ADAPTERS, at] = adapters
-        assert len(updates.rows) <= n * self._queries, "one more position needs at most one more page"
+        assert len(updates.rows) <= shape.positions, "one more position needs at most one more page"
         host[_UPDATES, : len(updates.rows)] = updates.rows, updates.columns, updates.pages
+
+
+def new_wrappers(
+    geometry: Geometry, shape: Shape, workspace: Tensor, indices: Tensor
+) -> DecodeWrappers | AppendWrappers:
+    if shape.queries:
+        return DecodeWrappers(geometry, shape.rows, workspace, indices, shape.queries)
+    return AppendWrappers(geometry, workspace, shape.rows, indices)
+
+
+def step_lengths(shape: Shape, inputs: StepInputs | None) -> tuple[Int32Array, Int32Array]:
+    """int32 [rows] each: how many positions a row has in the step, and how many are cached after it. A step with
+    rows of any number that only warms up is full: nothing larger may be planned later."""
+    rows, n = shape.rows, 0 if inputs is None else len(inputs.starts)
+    if shape.queries or inputs is None:
+        shorter, longer = divmod(shape.positions, rows)
+        queries = np.full(rows, shorter, np.int32)
+        queries[:longer] += 1
+    else:
+        queries = np.zeros(rows, np.int32)
+        queries[:n] = inputs.lengths
+    lengths = queries.copy()
+    if inputs is not None:
+        lengths[:n] = inputs.starts + inputs.lengths
+    return queries, lengths
+
+
+def states_of(decoder: Decoder, outputs: Tensor) -> StepStates:
+    """The results of a step with these hidden states: [O, hidden]."""
+    valued, tokens = cast(ValuedDecoder, decoder), decoder.value_tokens
+
+    def bins(token_ids: Tensor) -> Tensor:
+        assert tokens is not None
+        return bins_of(decode_all(valued, outputs), token_ids, tokens)
+
+    return StepStates(lambda: decoder.head_output(outputs), None if tokens is None else bins)
 
 
 def fused_layers(decoder: Decoder, n: int) -> Layers | None:

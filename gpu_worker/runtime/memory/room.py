@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.models.adapters.lora import rank_bytes
 from petiole.gpu_worker.models.config import ModelConfig
-from petiole.gpu_worker.models.lora import rank_bytes
 
 
 def require_rows_and_adapters(

@@ -1,4 +1,4 @@
-"""What adapters add to the linear layers of a step, in plain torch. `models.lora` has the formula."""
+"""What adapters add to the linear layers of a step, in plain torch. `models.adapters.lora` has the formula."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import LinearName
-from petiole.gpu_worker.models.lora import AdapterBank
 from petiole.gpu_worker.runtime.device.interface import upload
 
 

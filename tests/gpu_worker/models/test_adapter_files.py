@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from petiole.gpu_worker import AdapterError, Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.errors import AdapterChanged
 from petiole.gpu_worker.models import adapters as store
-from petiole.gpu_worker.models.adapters import AdapterStore
-from petiole.gpu_worker.models.lora import read_adapter
+from petiole.gpu_worker.models.adapters.lora import read_adapter
+from petiole.gpu_worker.models.adapters.store import AdapterStore
 from petiole.gpu_worker.models.registry import architecture
 from petiole.gpu_worker.models.safetensors import SafetensorsFile
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
@@ -137,7 +137,7 @@ def test_an_adapter_is_read_beside_the_engine_thread(
         readers.append(threading.current_thread().name)
         return read_adapter(*args)
 
-    monkeypatch.setattr("petiole.gpu_worker.models.adapters.read_adapter", watched)
+    monkeypatch.setattr("petiole.gpu_worker.models.adapters.store.read_adapter", watched)
     engine = open_engine()
     adapter = write_adapter(tmp_path / "adapter", seed=1)
     assert ask(engine, adapter) == ask(engine, adapter)
@@ -173,7 +173,7 @@ def test_files_that_go_while_they_are_read_end_the_request_alone(
         return file
 
     engine = open_engine()
-    monkeypatch.setattr("petiole.gpu_worker.models.lora.SafetensorsFile", damaged)
+    monkeypatch.setattr("petiole.gpu_worker.models.adapters.lora.SafetensorsFile", damaged)
     with pytest.raises(AdapterError, match=re.escape(str(tmp_path))):
         ask(engine, write_adapter(tmp_path / "adapter", seed=1))
     monkeypatch.undo()

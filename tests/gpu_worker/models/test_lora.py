@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from bench.driver import Driver
 from petiole.gpu_worker.errors import AdapterError
-from petiole.gpu_worker.models.lora import AdapterBank, read_adapter
+from petiole.gpu_worker.models.adapters.lora import AdapterBank, read_adapter
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
 from tests.support.families import write_adapter
 

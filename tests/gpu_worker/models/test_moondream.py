@@ -50,7 +50,7 @@ class Listening:
     """An executor that keeps the hidden states and logits of every output."""
 
     def __init__(self, executor: Executor) -> None:
-        self.executor = executor
+        self.executor, self.encode = executor, executor.encode
         self.heard: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def forward(self, *args: Any) -> StepStates:

@@ -1,7 +1,9 @@
 """The CPU's own forward: C, compiled on the machine that runs it, and optional everywhere. Called by `executor`.
 
 build     compiles the C files, once on each machine
-forward   a decoder's weights and KV pool as `decoder.c` sees them
+forward   a decoder over a KV pool, computed by `decoder.c`
+encoder   the encoder of crops, computed by the same code
+stack     layers, and their memory of keys and values, as `decoder.c` sees them
 products  measures whether the C kernels or torch's library multiply
 library   torch's own products, as `library.c` calls them
 weights   tensors as `matrix.c` reads them

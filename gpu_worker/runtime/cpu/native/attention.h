@@ -6,7 +6,7 @@ typedef struct {
   int32_t heads, kv_heads, head_dim, kv_kind, page_size;
   float scale;
   const char *keys, *values; /* [layers, slots, kv_heads, head_dim] */
-  int64_t n_slots, columns;
+  int64_t n_slots, columns; /* n_slots 0: all layers use the same ones */
   const int32_t *table; /* [rows, columns] */
 } Cache;
 

@@ -35,7 +35,7 @@ typedef struct {
 typedef struct {
   int32_t n_layers, hidden, inner;
   float eps;
-  const float *rotary; /* [positions, head_dim]: cos | sin */
+  const float *rotary; /* [positions, head_dim]: cos | sin; or null */
   Norm norm;
   Layer *layers;
   Linear head;
@@ -149,7 +149,7 @@ static void rotate_and_keep(const Model *m, const Layer *l, int64_t i, const Ste
     for (int h = 0; h < cache->heads + cache->kv_heads; h++) {
       const float *weight = h < cache->heads ? l->q_norm : l->k_norm;
       if (weight) rms_norm(q + h * d, weight, q + h * d, d, m->eps);
-      rotate(q + h * d, m->rotary + s->rotary[t] * d, d);
+      if (m->rotary) rotate(q + h * d, m->rotary + s->rotary[t] * d, d);
     }
     keep(cache->kv_kind, cache->keys, at, k, (int)token);
     keep(cache->kv_kind, cache->values, at, v, (int)token);

@@ -18,7 +18,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes import c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,8 @@ from typing import Literal, get_args
 import torch
 
 from petiole.gpu_worker.errors import InvalidRequest
-from petiole.gpu_worker.models.decoder import LayeredDecoder, LinearName
+from petiole.gpu_worker.models.decoder import DecoderLayer, LinearName
+from petiole.gpu_worker.models.layered import GeluLayer
 from petiole.gpu_worker.models.layers import DenseLinear, Linear
 from petiole.gpu_worker.runtime.cpu.native.library import BLOCK, NEVER, Library, open_library
 from petiole.gpu_worker.runtime.cpu.native.weights import Weights
@@ -76,10 +77,13 @@ class _Map:
         return n, k
 
 
-def choose_products(native: ctypes.CDLL, decoder: LayeredDecoder) -> Products:
+def choose_products(
+    native: ctypes.CDLL, layers: Sequence[DecoderLayer | GeluLayer], head: Linear | None, dtype: torch.dtype
+) -> Products:
+    """Who makes the products of these layers and of the head, if there is one, of a model in `dtype`."""
     forced, exact = _setting("products", ("auto", "own", "library")), _setting("exact")
-    maps = _maps(decoder)
-    usable = decoder.dtype == torch.bfloat16 and all(_is_dense(m) for m in maps.values())
+    maps = _maps(layers, head)
+    usable = dtype == torch.bfloat16 and all(_is_dense(m) for m in maps.values())
     if not usable or forced == "own" or exact == "on":
         return Products(None, {})
     library = open_library()
@@ -150,12 +154,13 @@ def describe(times: Times, thresholds: Mapping[str, int]) -> str:
 # -- what is measured
 
 
-def _maps(decoder: LayeredDecoder) -> dict[Kind, _Map]:
+def _maps(layers: Sequence[DecoderLayer | GeluLayer], head: Linear | None) -> dict[Kind, _Map]:
     names: tuple[LinearName, ...] = get_args(LinearName)
     maps: dict[Kind, _Map] = {
-        name: _Map(tuple(getattr(layer, name) for layer in decoder.layers), len(decoder.layers)) for name in names
+        name: _Map(tuple(getattr(layer, name) for layer in layers), len(layers)) for name in names
     }
-    maps["head"] = _Map((decoder.head,), 1)
+    if head is not None:
+        maps["head"] = _Map((head,), 1)
     return maps
 
 

@@ -31,6 +31,10 @@ class LinearStruct(ctypes.Structure):
     ]
 
 
+EMPTY = LinearStruct(block=_PANEL)
+"""A map without outputs."""
+
+
 class Weights:
     """`other`: the library that may read the same weights."""
 
@@ -78,6 +82,7 @@ class Weights:
         return KINDS[linear.weight.dtype]
 
     def floats(self, tensor: Tensor | None) -> int | None:
+        """The address of a copy in float32, which lives as long as this does."""
         return None if tensor is None else self.pointer(tensor.float())
 
     def pointer(self, tensor: Tensor) -> int:

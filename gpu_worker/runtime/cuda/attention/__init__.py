@@ -1,6 +1,6 @@
 """Paged attention on CUDA, behind `models.decoder.Attention`. A new attention kernel goes here.
 
-The kernel in use is named in `graphs` (decode steps), `executor` (all other steps) and `runtime` (norms,
+The kernel in use is named in `graphs` (captured steps), `executor` (all other steps) and `runtime` (norms,
 activation). `executor` also has the kernel's requirements of a model, and the memory that it needs.
 
 flashinfer  the parts of FlashInfer that are used: attention, and a layer's norms and activation

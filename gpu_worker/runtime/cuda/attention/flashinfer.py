@@ -9,7 +9,7 @@ without waiting, and only committing the slot's step proves that the copy has ha
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,10 @@ norms in CuTe, which nobody has tried with this path."""
 WORKSPACE_BYTES = 128 * 2**20
 """For the partial sums of all wrappers of one stream. A row of queries is split among no more blocks than the card
 has, so for every model the sums take a fraction of this memory."""
+
+PLAN_BYTES = 2**20
+"""For the plan of a captured step, and as much pinned memory. The plan says which block gets which part of which
+row, in some twenty bytes for each block, row and position. FlashInfer's own default is 8 MB."""
 
 _CUDA_CORE_GROUPS = frozenset({1, 2, 3, 4, 6, 8, 16})
 
@@ -106,11 +110,11 @@ class Geometry:
 
 
 def host_page_counts(lengths: Int32Array, page_size: int) -> tuple[Int32Array, Int32Array]:
-    """(indptr [B + 1], tokens in the last page [B]) of rows with `lengths` cached tokens, all above 0."""
+    """(indptr [B + 1], tokens in the last page [B]) of rows with `lengths` cached tokens."""
     counts = (lengths + page_size - 1) // page_size
     indptr = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(counts, out=indptr[1:])
-    return indptr, (lengths - (counts - 1) * page_size).astype(np.int32)
+    return indptr, (lengths - np.maximum(counts - 1, 0) * page_size).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +146,9 @@ class DecodeWrappers:
     """The captured decodes of one slot at one batch size, of `queries` positions for each row: fixed buffers and a
     wrapper for each window. If rows have several positions, attention always runs on tensor cores.
 
-    By default a graph has a merge kernel in each layer, for rows that are split among blocks. If rows times heads
-    of keys are as many as the blocks that the card runs (two on each processor), no row is split, and the wrapper
-    is told to leave the merge out. The kernel without tensor cores finds that out itself."""
+    By default a graph has a merge kernel in each layer, for rows that are split among blocks. If a batch fills the
+    card, no row is split, and the wrapper is told to leave the merge out. The kernel without tensor cores finds
+    that out itself."""
 
     def __init__(
         self, geometry: Geometry, size: int, workspace: Tensor, indices: Tensor, queries: int = 1
@@ -156,8 +160,7 @@ class DecodeWrappers:
         n_kv_heads = geometry.config.n_kv_heads
         group = geometry.config.n_heads // n_kv_heads
         tensor_cores = queries > 1 or group not in _CUDA_CORE_GROUPS or group >= TENSOR_CORES_FROM
-        processors = torch.cuda.get_device_properties(geometry.device).multi_processor_count
-        self.whole = tensor_cores and size * n_kv_heads >= 2 * processors
+        self.whole = tensor_cores and fills_the_card(geometry, size)
         self.indices = indices
         self.indptr = torch.zeros(size + 1, dtype=torch.int32, device=geometry.device)
         self.last_page_len = torch.ones(size, dtype=torch.int32, device=geometry.device)
@@ -174,6 +177,7 @@ class DecodeWrappers:
             )
             for window in geometry.windows
         }
+        _shrink_plans(self.wrappers, workspace)
 
     def plan(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
         """Plan a step. indptr, last_page_len: pinned; indices: on the device. Nothing waits."""
@@ -188,34 +192,64 @@ class AppendWrappers:
     """Prefill and verify of one slot: any number of positions for each row, in one pass. If it is not `causal`,
     each query sees all keys of its row.
 
+    rows: those of a captured step, whose first plan says how many positions there may be; 0: a step is launched.
+    indices: the page list that a captured step reads.
+
     The backend is named, because "auto" takes another kernel on Hopper. Few installations have that kernel
     compiled, compiling it takes minutes, and its sums differ from those of the decode."""
 
-    def __init__(self, geometry: Geometry, workspace: Tensor, *, causal: bool = True) -> None:
+    def __init__(
+        self,
+        geometry: Geometry,
+        workspace: Tensor,
+        rows: int = 0,
+        indices: Tensor | None = None,
+        *,
+        causal: bool = True,
+    ) -> None:
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
         self.geometry, self._causal = geometry, causal
+        fixed: dict[str, Any] = {}
+        if rows:
+            bounds, starts, last = (
+                torch.zeros(n, dtype=torch.int32, device=geometry.device) for n in (rows + 1, rows + 1, rows)
+            )
+            fixed = {
+                "use_cuda_graph": True,
+                "qo_indptr_buf": bounds,
+                "paged_kv_indptr_buf": starts,
+                "paged_kv_indices_buf": indices,
+                "paged_kv_last_page_len_buf": last,
+            }
+        self.whole = fills_the_card(geometry, rows)
         self.wrappers = {
-            window: BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
+            window: BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2", **fixed)
             for window in geometry.windows
         }
+        if rows:
+            _shrink_plans(self.wrappers, workspace)
 
     def plan(self, lengths: Tensor, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
         """Plan a step. lengths: appended positions, as an indptr. All arrays are pinned, except `indices`."""
         for window, wrapper in self.wrappers.items():
             settings = self.geometry.plan_settings(window)
-            settings["causal"] = self._causal
+            settings |= {"causal": self._causal, "disable_split_kv": self.whole}
             wrapper.plan(lengths, indptr, indices, last_page_len, *self.geometry.sizes, **settings)
+
+
+def _shrink_plans(wrappers: Mapping[int, Any], workspace: Tensor) -> None:
+    for wrapper in wrappers.values():
+        plan = torch.empty(PLAN_BYTES, dtype=torch.uint8, device=workspace.device)
+        wrapper.reset_workspace_buffer(workspace, plan)
+
+
+def fills_the_card(geometry: Geometry, rows: int) -> bool:
+    """Whether rows times heads of keys are as many as the blocks that the card runs, two on each processor."""
+    processors = torch.cuda.get_device_properties(geometry.device).multi_processor_count
+    return rows * geometry.config.n_kv_heads >= 2 * processors
 
 
 def new_workspace(device: torch.device) -> Tensor:
     """Shared by all wrappers of one stream; must be zero before its first use."""
     return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-
-
-def batch_ladder(asked: Sequence[int], most: int) -> list[int]:
-    """Batch sizes to capture graphs for: the configured ones, or 1, 2, 4, every 8th to 64, every 16th to 256, …"""
-    if asked:
-        return sorted({min(size, most) for size in asked})
-    steps = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most + 64, 64)]
-    return sorted({min(size, most) for size in steps})

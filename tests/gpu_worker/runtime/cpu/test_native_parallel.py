@@ -24,6 +24,7 @@ from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.forward import NativeDecoder, native_decoder
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from tests.gpu_worker.runtime.cpu.test_native_attention import MAX_LENGTH, scattered_cache
+from tests.support.dtypes import widened
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="no C compiler")
 
@@ -185,26 +186,11 @@ def test_in_half_precision_it_is_nearer_to_the_exact_numbers_than_torch(
     config: MoondreamConfig, prompts: list[Prompt]
 ) -> None:
     decoder, step = random_decoder(config, torch.bfloat16), whole(prompts)
-    exact = by_torch(as_float(decoder), scattered_cache(config, 1, 3, torch.float32), step)[1]
+    exact = by_torch(widened(decoder), scattered_cache(config, 1, 3, torch.float32), step)[1]
     cache = scattered_cache(config, 1, 3, torch.bfloat16)
     torchs = by_torch(decoder, cache, step)[1].float()
     found = by_native(opened(decoder, cache), decoder, step)[1]
     assert (found - exact).norm() < 1.2 * (torchs - exact).norm()
-
-
-def as_float(decoder: MoondreamDecoder) -> MoondreamDecoder:
-    def widened(x: Any) -> Any:
-        if isinstance(x, Tensor):
-            return x.float()
-        if isinstance(x, tuple):
-            return tuple(map(widened, x))
-        if isinstance(x, DenseLinear | TextBlock | Mlp | MoondreamDecoder):
-            fields = {name: widened(getattr(x, name)) for name in type(x).__dataclass_fields__}
-            return type(x)(**fields)
-        return x
-
-    wide: MoondreamDecoder = widened(decoder)
-    return wide
 
 
 @DTYPES

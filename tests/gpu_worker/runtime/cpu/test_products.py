@@ -90,13 +90,13 @@ def test_the_librarys_products_serve_adapters_too(checkpoint, open_runtime, by_l
 def test_each_side_gets_its_rows_of_the_same_weights(checkpoint, open_runtime, by_library, monkeypatch):
     monkeypatch.setattr(products, "choose_products", None)
     choice = products.Products(open_library(), {"qkv": 8, "gate_up": 1, "down": 8})
-    monkeypatch.setattr(forward, "choose_products", lambda native, decoder: choice)
+    monkeypatch.setattr(forward, "choose_products", lambda *_: choice)
     test_a_prompt_of_several_blocks_of_keys("bfloat16", checkpoint, open_runtime)
-    monkeypatch.setattr(forward, "choose_products", lambda native, decoder: products.Products(None, {}))
+    monkeypatch.setattr(forward, "choose_products", lambda *_: products.Products(None, {}))
     own = some_steps(open_runtime(checkpoint("qwen3")[0], dtype="bfloat16"))
     for thresholds in ({"qkv": 8, "down": NEVER}, dict.fromkeys(KINDS, 1000)):
         choice = products.Products(open_library(), thresholds)
-        monkeypatch.setattr(forward, "choose_products", lambda native, decoder, choice=choice: choice)
+        monkeypatch.setattr(forward, "choose_products", lambda *_, choice=choice: choice)
         mixed = some_steps(open_runtime(checkpoint("qwen3")[0], dtype="bfloat16"))
         assert np.array_equal(mixed, own) is (min(thresholds.values()) == 1000)
         assert np.linalg.norm(mixed - own) < 2e-2 * np.linalg.norm(own)

@@ -28,12 +28,13 @@ from petiole.gpu_worker.runtime.cuda import fused, graphs
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     DecodeWrappers,
     Geometry,
-    batch_ladder,
     host_page_counts,
     new_workspace,
 )
+from petiole.gpu_worker.runtime.cuda.capture import cuda_capture, eager
 from petiole.gpu_worker.runtime.cuda.executor import batching_that_fits, require_flashinfer, working_bytes
-from petiole.gpu_worker.runtime.cuda.graphs import DecodeGraphs, cuda_capture, eager
+from petiole.gpu_worker.runtime.cuda.graphs import Graphs
+from petiole.gpu_worker.runtime.cuda.shapes import Shape, append_shapes, batch_ladder, token_ladder
 from petiole.gpu_worker.runtime.interface import RowBinding
 from petiole.gpu_worker.runtime.memory.room import state_bytes
 from petiole.gpu_worker.runtime.step.rows import RowStates
@@ -154,9 +155,11 @@ def test_an_append_after_a_shared_prefix_and_a_verify(checkpoint, open_cuda):
 @pytest.mark.parametrize("setting", [{}, {"frequency_penalty": 0.4}], ids=["plain", "penalised"])
 def test_captured_verify_steps_give_the_tokens_of_plain_decoding(setting, checkpoint, open_cuda, monkeypatch):
     """Rows with all drafts, with some and with none, padded to a size of the ladder; right drafts and wrong. A
-    row that is too short for padding has an eager step."""
-    replayed, run = [], DecodeGraphs.run
-    monkeypatch.setattr(DecodeGraphs, "run", lambda self, i: replayed.append(i.kind) or run(self, i))
+    row that is too short for padding has a step without."""
+    replayed, run = [], Graphs.run
+    monkeypatch.setattr(
+        Graphs, "run", lambda self, shape, i: replayed.append(shape.queries) or run(self, shape, i)
+    )
     runtime = open_cuda(checkpoint("qwen3")[0], speculative_tokens=3, graph_batch_sizes=(1, 4))
     sampling = SamplingParams(temperature=0.7, **setting)
     prompts, n = [tokens(3), tokens(21, 1), tokens(9, 2), tokens(16, 3)], 12
@@ -174,12 +177,86 @@ def test_captured_verify_steps_give_the_tokens_of_plain_decoding(setting, checkp
             draft[wrong_at:] = [(token + 1) % 320 for token in draft[wrong_at:]]
         accepted = driver.verify(sequences, drafts).accepted.tolist()
         assert accepted == [1 + min(len(d), wrong_at) for d in drafts]
-        assert replayed == ["verify"]
+        assert replayed == [4]
     assert [s.output for s in sequences] == [p[: len(s.output)] for p, s in zip(plain, sequences, strict=True)]
     short = driver.sequence(tokens(1))
     driver.prefill([short])
     replayed.clear()
     driver.verify([short], [[5]])
+    assert replayed == [0]
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    """The shapes of the captured steps that are replayed."""
+    shapes, run = [], Graphs.run
+    monkeypatch.setattr(
+        Graphs, "run", lambda self, shape, inputs: shapes.append(shape) or run(self, shape, inputs)
+    )
+    return shapes
+
+
+@pytest.mark.parametrize("policy", ["pipelined", "mixed"])
+def test_captured_prefills_and_mixed_steps_give_the_tokens_of_transformers(
+    policy, checkpoint, open_cuda, replayed
+):
+    """Chunks, a prompt behind a cached prefix, decodes and a verification in steps of their own and together; what
+    no graph has room for is launched."""
+    folder, model = checkpoint("qwen3")
+    settings = {"prefill_policy": policy, "chunk_size": 16, "speculative_tokens": 2, "max_num_seqs": 10}
+    runtime = open_cuda(folder, graph_batch_sizes=(4,), **settings)
+    driver, most = Driver(runtime), 26 if policy == "mixed" else 16
+    prompts = [tokens(n, n) for n in (3, 40, 9, 1, 5)]
+    first, long, *others = (driver.sequence(prompt) for prompt in prompts)
+    driver.prefill([first, long], [3, 13])
+    assert replayed == [Shape(8, 16)]
+    step = driver.launch("mixed", [first, long], [[-1], long.prompt[13:25]], [1, 0])
+    driver.finish_step(*step)
+    right = oracle(model, first.prompt, 4)[2:]
+    step = driver.launch("mixed", [first, *others], [[-1, *right], *(s.prompt for s in others)], [3, 1, 1, 1])
+    output = driver.finish_step(*step)
+    assert output.accepted.tolist() == [3, 1, 1, 1]
+    assert replayed[1:] == [Shape(8, 16), *([Shape(8, 26)] if most == 26 else [])]
+    assert len(replayed) == 2 + (most == 26), "15 rows and positions, then 18"
+    replayed.clear()
+    behind = driver.fork(long, [*long.prompt[:16], *tokens(9, 3)], 16)
+    driver.prefill([long, behind], [40, 25])
+    assert replayed == ([Shape(8, 26)] if most == 26 else [])
+    sequences = [first, long, *others, behind]
+    driver.decode_many(sequences, 6)
+    for sequence in sequences:
+        assert sequence.output == oracle(model, sequence.prompt, len(sequence.output))
+
+
+def test_a_prompt_whose_prefix_has_more_pages_than_the_step_has_tokens(checkpoint, open_cuda, replayed):
+    folder, model = checkpoint("qwen3")
+    driver = Driver(open_cuda(folder, chunk_size=64))
+    shared = tokens(160)
+    first = driver.sequence([*shared, 9])
+    driver.prefill([first])
+    assert replayed == [], "no graph has so much room"
+    second = driver.fork(first, [*shared, 7, 8], 160)
+    driver.prefill([second])
+    driver.decode_many([first, second], 4)
+    assert replayed[0] == Shape(8, 16)
+    for sequence in (first, second):
+        assert sequence.output == oracle(model, sequence.prompt, 5)
+
+
+def test_prefills_that_no_graph_knows_are_launched(checkpoint, open_cuda, tmp_path, replayed):
+    """Adapters, and without graphs all of them."""
+    folder, base = checkpoint("qwen3")
+    model = write_adapter(base, tmp_path)
+    runtime = open_cuda(folder, lora_slots=1, lora_max_rank=8)
+    runtime.load_adapter(str(tmp_path), 1)
+    driver = Driver(runtime)
+    plain, adapted = driver.sequence(tokens(6), ALL), driver.sequence(tokens(6), ALL, adapter_slot=1)
+    got = table(driver.prefill([plain, adapted]))
+    expected = [reference(base, plain.prompt)[-1], reference(model, adapted.prompt)[-1]]
+    assert relative_error(got, np.array(expected)) < 1e-4
+    assert replayed == []
+    driver = Driver(open_cuda(folder, cuda_graphs="off"))
+    driver.prefill([driver.sequence(tokens(6))])
     assert replayed == []
 
 
@@ -255,7 +332,7 @@ def test_captures_that_are_only_compared_leave_the_memory_of_the_others_alone(mo
 
 
 def test_what_is_compared_is_not_kept(checkpoint, open_cuda, monkeypatch):
-    """Two ways for each size that fused products know; then each slot's graphs."""
+    """Two ways for each size that fused products know; then each slot's graphs: three decodes, and prefills."""
     captured = []
 
     def capture(work, *, kept=True):
@@ -263,8 +340,10 @@ def test_what_is_compared_is_not_kept(checkpoint, open_cuda, monkeypatch):
         return eager(work)
 
     monkeypatch.setattr(fake_flashinfer, "eager", capture)
-    open_cuda(checkpoint("qwen3")[0], graph_batch_sizes=(1, 2, 4))
-    assert (captured.count(False), captured.count(True)) == (4, 6)
+    runtime = open_cuda(checkpoint("qwen3")[0], graph_batch_sizes=(1, 2, 4))
+    n_prefills = len(append_shapes(runtime.config, runtime.limits.max_model_len))
+    assert n_prefills > 0
+    assert (captured.count(False), captured.count(True)) == (4, 2 * (3 + n_prefills))
 
 
 @pytest.mark.parametrize("width", [32, 80, 96, 192])
@@ -286,6 +365,23 @@ def test_the_ladder_ends_at_the_largest_batch():
     assert batch_ladder((), 64) == [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
     assert batch_ladder((), 100)[-1] == 100
     assert batch_ladder((3, 500), 64) == [3, 64]
+
+
+def test_prefills_are_captured_up_to_a_chunk_and_mixed_steps_with_all_decodes_beside_it():
+    config = EngineConfig(max_num_seqs=20, chunk_size=200)
+    assert token_ladder(config) == [16, 32, 64, 128, 200]
+    assert token_ladder(dataclasses.replace(config, prefill_policy="mixed")) == [16, 32, 64, 128, 220]
+    assert token_ladder(dataclasses.replace(config, chunk_size=8192))[-3:] == [256, 384, 512]
+    assert token_ladder(dataclasses.replace(config, chunk_size=3)) == [3]
+    few, many = (
+        [Shape(8, n) for n in (16, 32, 64, 128, 200)],
+        [Shape(min(20, n), n) for n in (16, 32, 64, 128, 200)],
+    )
+    shapes = append_shapes(config, 4096)
+    assert shapes[::2] == few
+    assert shapes[1::2] == many
+    assert append_shapes(config, 10)[-1] == Shape(20, 200), "of ten positions each"
+    assert Shape(8, 128) not in append_shapes(config, 10)
 
 
 @pytest.mark.parametrize(("heads", "whole"), [(4, [False] * 4), (8, [False, False, True, True])])

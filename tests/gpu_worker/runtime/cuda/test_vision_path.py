@@ -23,7 +23,7 @@ from petiole.gpu_worker.request.skills import SkillCall
 from petiole.gpu_worker.runtime.cuda import encoder
 from petiole.gpu_worker.runtime.cuda.encoder import crop_ladder
 from petiole.gpu_worker.runtime.cuda.executor import CudaExecutor, batching_that_fits
-from petiole.gpu_worker.runtime.cuda.graphs import DecodeGraphs
+from petiole.gpu_worker.runtime.cuda.graphs import Graphs
 from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 from petiole.gpu_worker.text import load_tokenizer
@@ -106,8 +106,8 @@ def test_answers_are_those_of_the_cpu(
 def test_steps_with_values_are_captured(open_late: OpenEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decodes of every skill; the embedding of what was decoded is part of them."""
     replayed, eager = list[str](), list[str]()
-    run, append = DecodeGraphs.run, CudaExecutor._append
-    monkeypatch.setattr(DecodeGraphs, "run", lambda self, i: replayed.append(i.kind) or run(self, i))
+    run, append = Graphs.run, CudaExecutor._append
+    monkeypatch.setattr(Graphs, "run", lambda self, shape, i: replayed.append(i.kind) or run(self, shape, i))
     monkeypatch.setattr(
         CudaExecutor,
         "_append",

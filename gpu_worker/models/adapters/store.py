@@ -16,9 +16,9 @@ from typing import TypeVar
 import torch
 
 from petiole.gpu_worker.errors import AdapterError, ModelError
+from petiole.gpu_worker.models.adapters.lora import ADAPTER_FILES, Adapter, read_adapter
 from petiole.gpu_worker.models.config import ModelConfig
 from petiole.gpu_worker.models.loading import resolve_model
-from petiole.gpu_worker.models.lora import ADAPTER_FILES, Adapter, read_adapter
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -1,0 +1,5 @@
+"""Adapters: small changes to a model's weights, chosen by each request.
+
+store  adapters in the host's memory
+lora   reads PEFT's format, and keeps the device's slots for adapters
+"""

@@ -1,0 +1,79 @@
+"""`NativeEncoder`: the layers of an encoder of crops, computed by `decoder.c` as if each crop were a prompt.
+
+All positions of a crop see each other, nothing is rotated, and nothing is sampled. The keys and values of a layer
+overwrite those of the one before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from petiole.gpu_worker.models.layered import LayeredEncoder
+from petiole.gpu_worker.runtime.cpu.native.build import load_library, wanted
+from petiole.gpu_worker.runtime.cpu.native.products import choose_products
+from petiole.gpu_worker.runtime.cpu.native.stack import CacheStruct, Shape, Stack
+from petiole.gpu_worker.runtime.cpu.native.weights import KINDS
+
+_MAX_HEAD = 256
+_ROWS = 1024
+"""Positions at a time, as far as crops have no more: many take much memory, and are no faster."""
+_BEHIND = 64
+"""Elements behind the last value of a head, which vectors read and nobody uses."""
+
+
+class NativeEncoder:
+    """Takes the weights of the layers over. Make it with `native_encoder`."""
+
+    def __init__(self, library: ctypes.CDLL, encoder: LayeredEncoder) -> None:
+        self._encoder, shape, dtype = encoder, encoder.shape, encoder.dtype
+        n = shape.positions
+        self._n_crops = max(1, _ROWS // n)
+        at = torch.arange(self._n_crops * n)
+        self._positions, self._rows, self._limits = at % n, at // n, torch.full_like(at, n)
+        self._table = torch.arange(self._n_crops, dtype=torch.int32)
+        self._keys, self._values = (
+            torch.zeros(len(at) * shape.hidden + _BEHIND, dtype=dtype) for _ in ("keys", "values")
+        )
+        head_dim = shape.hidden // shape.heads
+        self._stack = Stack(
+            library,
+            choose_products(library, encoder.layers, None, dtype),
+            encoder.layers,
+            Shape(shape.hidden, shape.inner, (shape.hidden, shape.hidden), shape.eps),
+            CacheStruct(
+                heads=shape.heads,
+                kv_heads=shape.heads,
+                head_dim=head_dim,
+                kv_kind=KINDS[dtype],
+                page_size=n,
+                scale=head_dim**-0.5,
+                keys=self._keys.data_ptr(),
+                values=self._values.data_ptr(),
+                n_slots=0,
+                columns=1,
+                table=self._table.data_ptr(),
+            ),
+        )
+
+    def features(self, crops: Tensor) -> Tensor:
+        """uint8 [n, height, width, 3] -> [n, ...]."""
+        return torch.cat([self._few(some) for some in torch.split(crops, self._n_crops)])
+
+    def _few(self, crops: Tensor) -> Tensor:
+        hidden = self._encoder.embedded(crops).float().flatten(0, 1)
+        t = len(hidden)
+        self._stack.run(hidden, self._positions[:t], self._rows[:t], limits=self._limits[:t])
+        return self._encoder.finished(hidden.view(len(crops), -1, hidden.shape[1]).to(self._encoder.dtype))
+
+
+def native_encoder(encoder: LayeredEncoder) -> NativeEncoder | None:
+    """The fast CPU path for the layers of an encoder, or None where torch must do. Their weights are rearranged
+    where they lie: after this only the fast path can use them."""
+    shape = encoder.shape
+    head_dim, even = shape.hidden // shape.heads, shape.hidden % 2 == shape.inner % 2 == 0
+    usual = encoder.dtype in (torch.float32, torch.bfloat16) and head_dim % 8 == 0 and head_dim <= _MAX_HEAD
+    library = load_library() if usual and even and wanted() else None
+    return None if library is None else NativeEncoder(library, encoder)

@@ -1,0 +1,239 @@
+"""`Stack`: the layers of a model over a memory of keys and values, as `decoder.c` sees them.
+
+The structures mirror those in the C files, field by field.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from petiole.gpu_worker.models.decoder import DecoderLayer
+from petiole.gpu_worker.models.layered import GeluLayer, LayerNorm
+from petiole.gpu_worker.models.layers import Linear
+from petiole.gpu_worker.runtime.cpu.native.products import Products
+from petiole.gpu_worker.runtime.cpu.native.weights import EMPTY, LinearStruct, Weights
+
+
+class NormStruct(ctypes.Structure):
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p)]
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        ("input_norm", NormStruct),
+        ("post_norm", NormStruct),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("qkv", LinearStruct),
+        ("out", LinearStruct),
+        ("gate_up", LinearStruct),
+        ("down", LinearStruct),
+        ("window", c_int64),
+    ]
+
+
+class CacheStruct(ctypes.Structure):
+    _fields_ = [
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("kv_kind", c_int32),
+        ("page_size", c_int32),
+        ("scale", c_float),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("n_slots", c_int64),
+        ("columns", c_int64),
+        ("table", c_void_p),
+    ]
+
+
+class _Model(ctypes.Structure):
+    _fields_ = [
+        ("n_layers", c_int32),
+        ("hidden", c_int32),
+        ("inner", c_int32),
+        ("eps", c_float),
+        ("rotary", c_void_p),
+        ("norm", NormStruct),
+        ("layers", c_void_p),
+        ("head", LinearStruct),
+        ("cache", CacheStruct),
+        ("library", c_void_p),
+    ]
+
+
+class _Step(ctypes.Structure):
+    _fields_ = [
+        ("t", c_int64),
+        ("from", c_int64),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("rotary", c_void_p),
+        ("limits", c_void_p),
+        ("rows", c_void_p),
+        ("hidden", c_void_p),
+        ("normed", c_void_p),
+        ("qkv", c_void_p),
+        ("mixed", c_void_p),
+        ("gates", c_void_p),
+        ("acted", c_void_p),
+        ("adapters", c_void_p),
+        ("reduced", c_void_p),
+        ("reduced_stride", c_int64),
+        ("halves", c_void_p),
+        ("o", c_int64),
+        ("outputs", c_void_p),
+        ("logits", c_void_p),
+        ("n_threads", c_int32),
+        ("scratch", c_void_p),
+        ("scratch_stride", c_int64),
+    ]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """hidden: of a position; inner: of an MLP; attention: of all queries, and of all keys; reduced: of A x, where
+    there are adapters."""
+
+    hidden: int
+    inner: int
+    attention: tuple[int, int]
+    eps: float
+    reduced: int = 0
+
+
+class Stack:
+    """Takes the weights over: they are rearranged where they lie. norm, head: what makes logits of hidden states;
+    None: nothing does. rotary: see `rotary_table`; None: queries and keys are not rotated."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        products: Products,
+        layers: Sequence[DecoderLayer | GeluLayer],
+        shape: Shape,
+        cache: CacheStruct,
+        *,
+        windows: Sequence[int] = (),
+        norm: Tensor | LayerNorm | None = None,
+        head: Linear | None = None,
+        rotary: Tensor | None = None,
+    ) -> None:
+        self._library, self._products = library, products
+        library.petiole_scratch.restype = c_int64
+        self._weights = Weights(library, products.library)
+        windows = windows or [0] * len(layers)
+        self._layers = (_Layer * len(layers))(
+            *(self._layer(layer, window) for layer, window in zip(layers, windows, strict=True))
+        )
+        self.model = _Model(
+            n_layers=len(layers),
+            hidden=shape.hidden,
+            inner=shape.inner,
+            eps=shape.eps,
+            rotary=self._weights.floats(rotary),
+            norm=self._norm(norm),
+            layers=ctypes.addressof(self._layers),
+            head=EMPTY if head is None else self._weights.linear(head, products.library_from("head")),
+            cache=cache,
+            library=None if products.library is None else products.library.address,
+        )
+        queries, keys = shape.attention
+        self._reduced = shape.reduced
+        self._widths = (
+            shape.hidden,
+            queries + 2 * keys,
+            queries,
+            self._layers[0].gate_up.n,
+            shape.inner,
+            shape.reduced,
+            0 if products.library is None else max(shape.inner, queries, shape.hidden),
+        )
+        self._activations, self._scratch = torch.empty(0), torch.empty(0)
+
+    def run(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        rows: Tensor,
+        *,
+        token_ids: Tensor | None = None,
+        rotary: Tensor | None = None,
+        limits: Tensor | None = None,
+        outputs: Tensor | None = None,
+        logits: Tensor | None = None,
+        adapters: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        """All layers.
+
+        hidden: float32 [T, hidden], before and after them; token_ids: int64 [T], if it is to begin with the
+        embeddings of these, which are the head. positions, rows, rotary, limits: int64 [T]. outputs: int64 [O],
+        those whose logits, [O, vocab], are wanted. adapters: [T], see `NativeAdapters`."""
+        t = len(hidden)
+        self._activations = at_least(self._activations, t * sum(self._widths))
+        at, parts = self._activations.data_ptr(), []
+        for part in self._widths:
+            parts.append(at)
+            at += 4 * t * part
+        n_threads = torch.get_num_threads()
+        step = _Step(
+            t,
+            0,
+            _address(token_ids),
+            positions.data_ptr(),
+            (positions if rotary is None else rotary).data_ptr(),
+            _address(limits),
+            rows.data_ptr(),
+            hidden.data_ptr(),
+            *parts[:-2],
+            None if adapters is None else adapters.ctypes.data,
+            parts[-2],
+            self._reduced,
+            parts[-1],
+            0 if outputs is None else len(outputs),
+            _address(outputs),
+            _address(logits),
+            n_threads,
+        )
+        arguments = ctypes.byref(self.model), ctypes.byref(step)
+        step.scratch_stride = self._library.petiole_scratch(*arguments)
+        self._scratch = at_least(self._scratch, n_threads * step.scratch_stride // 4)
+        step.scratch = self._scratch.data_ptr()
+        if self._library.petiole_forward(*arguments):
+            self._products.give_up_library()
+            self.model.library = None
+
+    def _layer(self, layer: DecoderLayer | GeluLayer, window: int) -> _Layer:
+        q_norm, k_norm = (layer.q_norm, layer.k_norm) if isinstance(layer, DecoderLayer) else (None, None)
+        return _Layer(
+            input_norm=self._norm(layer.input_norm),
+            post_norm=self._norm(layer.post_norm),
+            q_norm=self._weights.floats(q_norm),
+            k_norm=self._weights.floats(k_norm),
+            qkv=self._weights.linear(layer.qkv, self._products.library_from("qkv")),
+            out=self._weights.linear(layer.out, self._products.library_from("out")),
+            gate_up=self._weights.linear(layer.gate_up, self._products.library_from("gate_up")),
+            down=self._weights.linear(layer.down, self._products.library_from("down")),
+            window=window,
+        )
+
+    def _norm(self, norm: Tensor | LayerNorm | None) -> NormStruct:
+        weight, bias = norm if isinstance(norm, tuple) else (norm, None)
+        return NormStruct(self._weights.floats(weight), self._weights.floats(bias))
+
+
+def at_least(memory: Tensor | None, n: int) -> Tensor:
+    return memory if memory is not None and memory.numel() >= n else torch.empty(n)
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
