@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import random
+import re
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from bench.checkpoints import QWEN3_06B, Shape, config
 from bench.load import settle
+from bench.moondream import Seeing
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 
@@ -35,10 +37,11 @@ class Card:
 
 
 class RandomWeights:
-    """See `gpu_worker.models.loading.TensorSource`."""
+    """See `gpu_worker.models.checkpoint.loading.TensorSource`."""
 
     def copy(self, name: str, into: Tensor) -> int:
-        into.fill_(1.0) if "norm" in name else into.normal_(0, 0.02)
+        is_norm = "norm" in name or re.search(r"ln\d?\.weight$", name)
+        into.fill_(1.0) if is_norm else into.normal_(0, 0.02)
         return into.nbytes
 
 
@@ -52,10 +55,11 @@ def release() -> None:
 class opened:  # noqa: N801 - reads as what it is, a context
     """A runtime of random weights, closed at the end; and the folder with its `config.json`."""
 
-    def __init__(self, shape: Shape, device: str = "cuda", **settings: object) -> None:
+    def __init__(self, shape: Shape | Seeing, device: str = "cuda", **settings: object) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self.folder = self._folder.name
-        (Path(self.folder) / "config.json").write_text(json.dumps(config(shape)))
+        raw = config(shape) if isinstance(shape, Shape) else shape.raw
+        (Path(self.folder) / "config.json").write_text(json.dumps(raw))
         fixed = {"model": self.folder, "device": device, "dtype": shape.dtype, "cuda_graphs": GRAPHS}
         engine = EngineConfig(**fixed, **settings)  # type: ignore[arg-type]
         self._runtime = ModelRuntime(engine, source=RandomWeights())

@@ -39,6 +39,7 @@ class Stream:
     output: list[int] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
     bound: bool = False
+    remapped: bool = False
 
 
 class Driver:
@@ -68,6 +69,14 @@ class Driver:
         child.length = shared
         child.pages = sequence.pages[: shared // self._page_size]
         return child
+
+    def remap(self, sequence: Stream, other: Stream, shared: int) -> None:
+        """From its next step on, the sequence reads its first `shared` tokens from the other's pages. Its own
+        pages are the next to be given out."""
+        n = shared // self._page_size
+        self._free.extendleft(sequence.pages[:n])
+        sequence.pages[:n] = other.pages[:n]
+        sequence.remapped = True
 
     # -- steps
 
@@ -163,6 +172,9 @@ class Driver:
         for sequence, tokens in zip(sequences, inputs, strict=True):
             if not sequence.bound:
                 bindings.append(self._binding(sequence))
+                sequence.remapped = True
+            if sequence.remapped:
+                sequence.remapped = False
                 updates += [(sequence.row, column, page) for column, page in enumerate(sequence.pages)]
             sequence.length += len(tokens)
             updates += self._grow(sequence)

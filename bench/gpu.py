@@ -26,6 +26,7 @@ from bench.driver import Driver, Stream
 from bench.gpu_attention import attending
 from bench.gpu_layers import layering
 from bench.gpu_serving import beside_transformers, beside_vllm, workload
+from bench.gpu_vision import images, questions
 from bench.parts import Parts, apart, failed, measured, read
 from bench.report import Report, arguments, table
 from petiole.gpu_worker.engine import Engine
@@ -301,6 +302,8 @@ PARTS: dict[str, Callable[[Report, Card], None]] = {
     "8b": large,
     "0.6b": small,
     "workload": workload,
+    "questions": questions,
+    "images": lambda report, card: images(report, card, profile=kernels),
     "transformers": beside_transformers,
     "idle": idle,
     "attention": attending,

@@ -12,10 +12,10 @@ from torch import Tensor
 from bench.checkpoints import config
 from bench.cuda import QWEN3_8B, SMALL, Card, RandomWeights, release, seconds
 from bench.report import Report
+from petiole.gpu_worker.models.checkpoint.loading import LoadOptions, read_decoder
 from petiole.gpu_worker.models.config import parse_decoder_config
 from petiole.gpu_worker.models.decoder import Forward
 from petiole.gpu_worker.models.layers import Rotation
-from petiole.gpu_worker.models.loading import LoadOptions, read_decoder
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.capture import cuda_capture
 from petiole.gpu_worker.runtime.cuda.graphs import Layers

@@ -10,10 +10,12 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.checkpoints import write_tokenizer
+from petiole.gpu_worker.models.moondream.config import MoondreamConfig, parse_moondream_config
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -30,6 +32,38 @@ FULL: dict[str, dict[str, int]] = {
     "region": {"dim": 2048, "coord_feat_dim": 256, "size_feat_dim": 512, "inner_dim": 8192},
 }
 _PATCH = 14
+
+
+@dataclass(frozen=True)
+class Seeing:
+    """A Moondream 2 by its `config.json`. Counts the operations that a picture needs at least."""
+
+    name: str
+    dtype: str
+    raw: dict[str, Any]
+
+    @property
+    def config(self) -> MoondreamConfig:
+        return parse_moondream_config(self.raw)
+
+    def encode_operations(self, n_crops: int) -> float:
+        """Of one image."""
+        vision, hidden = self.config.vision, self.config.hidden_size
+        positions, dim = vision.geometry.grid**2, vision.dim
+        block = 2 * positions * dim * (4 * dim + 2 * vision.ff) + 4 * positions**2 * dim
+        crop = 2 * positions * 3 * vision.geometry.patch**2 * dim + vision.layers * block
+        return n_crops * crop + 2 * positions * vision.projection * (2 * dim + hidden)
+
+    def prefill_operations(self, n_tokens: int) -> float:
+        """Of an image and a text behind it, and of the first token."""
+        c = self.config
+        image = 1 + c.vision.geometry.grid**2
+        seen = image**2 + n_tokens * (image + n_tokens / 2)
+        layer = 2 * (image + n_tokens) * c.hidden_size * (4 * c.hidden_size + 2 * c.intermediate_size)
+        return c.n_layers * (layer + 4 * seen * c.hidden_size) + 2 * c.vocab_size * c.hidden_size
+
+
+FULL_BF16 = Seeing("Moondream 2 shape, bf16", "bfloat16", {"architectures": ["HfMoondream"], "config": FULL})
 
 
 def shapes(config: Mapping[str, Mapping[str, int]]) -> Shapes:

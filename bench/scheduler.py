@@ -46,7 +46,7 @@ class Harness:
         sampling = SamplingParams(max_tokens=max_tokens)
         request = Request(prompt=prompt.tolist(), sampling=sampling, request_id=str(arrival))
         rules = StopRules.of(sampling, limits.eos_token_ids, len(prompt), limits.max_model_len)
-        self.scheduler.state.waiting.push(ScheduledSequence(request, prompt, rules, arrival=arrival))
+        self.scheduler.state.enqueue(ScheduledSequence(request, prompt, rules, arrival=arrival))
 
     def plan(self) -> StepPlan | None:
         return None if self.pipeline.is_full else self.scheduler.schedule_step(self.pipeline)

@@ -11,7 +11,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from petiole.gpu_worker.runtime.device.interface import SpanHook
-from petiole.gpu_worker.runtime.interface import Load, ModelLimits, StepBatch, StepOutput, TokenMask, Transfer
+from petiole.gpu_worker.runtime.interface import (
+    Load,
+    ModelLimits,
+    Progress,
+    StepBatch,
+    StepOutput,
+    TokenMask,
+    Transfer,
+    nothing,
+)
 
 
 class _Due:
@@ -55,6 +64,7 @@ class NullRuntime:
             eos_token_ids=frozenset({0}),
         )
         self._token_id = token_id
+        self.progress: Progress = nothing
 
     def launch_forward(self, slot_id: int, batch: StepBatch) -> None:
         pass

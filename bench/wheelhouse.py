@@ -37,6 +37,7 @@ PACKAGES = (
     "vine",
     "llguidance",
     "nvidia-ml-py",
+    "pillow",
     "prompt-toolkit",
     "wcwidth",
     "pydantic",

@@ -6,12 +6,13 @@ Ownership of the pages of a running row:
 
     position   0            reused          published              capacity
                |--- cached ---|- cached or private --|--- private ---|
-               matched by start published: matchable;   not yet launched
+               matched by start published: matchable;   not published
                                 private where the cache
                                 had equal pages already
 
-`published` grows at each launch (`publish`): KV is matchable as soon as its kernels are enqueued, because later
-steps run after them on the stream. A row frees exactly the pages that it owns.
+`published` grows by `publish`: KV is matchable as soon as its kernels are enqueued, because later steps run after
+them on the stream. Once the positions are committed, `share` replaces the row's own copies of what the cache had
+already by the cache's pages. A row frees exactly the pages that it owns.
 
 Not thread-safe: one thread owns the manager and all allocations.
 """
@@ -127,15 +128,32 @@ class KVAllocation:
         self.published = max(start, result.end)
         return Published(result.start, result.end)
 
-    def unpublish(self, keep_kv: int | None = None) -> bool:
-        """Withdraw the positions published beyond `keep_kv` (default: all) after a launch failed before dispatch.
+    def share(self, kv_length: int) -> int:
+        """Use the cache's pages for the published positions before `kv_length`, and free the row's own copies of
+        them. Returns the number of pages freed.
+
+        There are copies where another sequence published equal positions first. The positions must be committed:
+        a launch that may still fail has pages of its own to go back to.
+        """
+        self._require_running()
+        table = self._manager.table
+        first, end = self.reused // table.page_size, min(kv_length, self.published) // table.page_size
+        copies = table.owns(self.row, table.get_pages(self.row, first, max(first, end)))
+        if not copies.any() or self.stale:
+            return 0
+        start = first + int(copies.argmax())
+        return table.remap(self.row, start, self._manager.cache.pages_of(self._node)[start:end])
+
+    def unpublish(self, keep_kv: int) -> bool:
+        """Withdraw the positions published beyond `keep_kv` after a launch failed before dispatch. None of them
+        may have been passed to `share`.
 
         Returns True if their pages are private again; the row may then be launched again. Returns False if
         another running sequence has matched them. They are no longer matchable, but this allocation and the
         others are `stale`: their KV was never computed, so they must be discarded and restarted.
         """
         self._require_running()
-        keep = self.reused if keep_kv is None else max(keep_kv, self.reused)
+        keep = max(keep_kv, self.reused)
         if self.published <= keep or self._node is None:
             return True
         if self.stale:

@@ -27,7 +27,7 @@ from petiole.cache.prefix.factory import build_prefix_cache
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.errors import EngineBusy, EngineClosed, EngineError, HandedBack, ModelError
 from petiole.gpu_worker.handle import Handle
-from petiole.gpu_worker.loading import load_parts, memory_that_suffices, warm_up
+from petiole.gpu_worker.loading import load_parts, memory_that_suffices, reload_text, warm_up
 from petiole.gpu_worker.request import Delta, FinishReason, Request, Result
 from petiole.gpu_worker.request.images import PreparedImage, RequestImage
 from petiole.gpu_worker.runtime.interface import ModelLimits, Runtime
@@ -80,6 +80,7 @@ class Engine:
         self.tracer = tracer
         self.runtime, self.tokenizer = parts.runtime, parts.tokenizer
         self._warms_up = runtime is None
+        self._own_text = tokenizer is None and compile_constraint is None
         self._open: dict[Handle, RequestOutput] = {}
         self._lock = threading.Lock()
         self._closed = True  # not started yet, or shut down
@@ -105,6 +106,7 @@ class Engine:
         self._loop = EngineLoop(
             self.scheduler, pipeline, self._text.post, self._on_device_lost, tracer, config.debug
         )
+        self.runtime.progress = self._loop.beat
         self._thread = threading.Thread(target=self._loop.run, name="engine", daemon=True)
         self._intake = Intake(
             preparer, self.runtime.adapter_at_hand, self._accept_later, self._text.refuse, tracer
@@ -224,7 +226,7 @@ class Engine:
     def _accept(self, seq: ScheduledSequence, output: RequestOutput) -> None:
         output.seq = seq
         state = self.scheduler.state
-        state.waiting.push(seq)
+        state.enqueue(seq)
         end = output.requested_end
         if end is None and seq.generated:  # resumed tokens may already satisfy a stop condition
             end = seq.rules.cut((), seq.generated)[1]
@@ -320,6 +322,7 @@ class Engine:
         one."""
         try:
             load = self.runtime.prepare_reload(model)
+            text = reload_text(self.config, self.tokenizer, model) if self._own_text and self.tokenizer else None
         except ModelError:
             raise
         except Exception as error:  # of numbers in a configuration that no tensor can have, for example
@@ -329,7 +332,11 @@ class Engine:
             self._loop.drain()
             self.scheduler.requeue_all()
             load(self._loop.beat)
-            self.scheduler.state.limits = self._intake.preparer.limits = self.runtime.limits
+            preparer = self._intake.preparer
+            self.scheduler.state.limits = preparer.limits = self.runtime.limits
+            if text is not None:
+                self.tokenizer, preparer.compile_constraint = text
+                preparer.tokenizer = self.tokenizer
             self._text.model = self.runtime.limits.model
 
         return lambda: self._call(reload)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Thread
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,17 +14,23 @@ from petiole.gpu_worker import constraints
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.errors import InvalidRequest, ModelError
 from petiole.gpu_worker.request import Constraint, SamplingParams
+from petiole.gpu_worker.request.images import IMAGE, ImageLimits, RequestImage, rotary_positions
+from petiole.gpu_worker.request.skills import Processor
 from petiole.gpu_worker.runtime.device.opening import open_device
 from petiole.gpu_worker.runtime.interface import (
     NO_UPDATES,
     PENDING,
+    EmbeddingInput,
+    EncodeInput,
     Int32Array,
     PageUpdates,
     RowBinding,
     Runtime,
     StepBatch,
 )
+from petiole.gpu_worker.scheduling.batching import encode_batch
 from petiole.gpu_worker.text import Tokenizer, load_tokenizer
+from petiole.gpu_worker.threads import pictures
 from petiole.gpu_worker.threads.preparation import ConstraintCompiler
 from petiole.gpu_worker.tracing import Tracer
 
@@ -50,10 +56,28 @@ def load_runtime(config: EngineConfig, tracer: Tracer) -> Runtime:
 
 def load_text(config: EngineConfig) -> tuple[Tokenizer, ConstraintCompiler]:
     """The model's tokenizer and constraint compiler. A thread warms up the compiler while the weights load."""
-    from petiole.gpu_worker.models.loading import resolve_model
+    from petiole.gpu_worker.models.checkpoint.loading import resolve_model
 
     tokenizer = load_tokenizer(resolve_model(config.model, config.revision))
     Thread(target=constraints.warm_up, args=(tokenizer,), name="constraints").start()
+    return tokenizer, partial(constraints.compile_constraint, tokenizer=tokenizer)
+
+
+def reload_text(
+    config: EngineConfig, present: Tokenizer, model: str
+) -> tuple[Tokenizer, ConstraintCompiler] | None:
+    """Those of a checkpoint that replaces the weights; None if it brings none, and the present ones stay. Raises
+    ModelError if they give a token of the present tokenizer another text: prompts and outputs at hand consist of
+    them."""
+    from petiole.gpu_worker.models.checkpoint.loading import resolve_model
+
+    folder = resolve_model(model, config.revision)
+    if not (folder / "tokenizer.json").is_file():
+        return None
+    tokenizer = load_tokenizer(folder)
+    known, new = (one.backend.get_vocab(with_added_tokens=True) for one in (present, tokenizer))
+    if not known.items() <= new.items():
+        raise ModelError(f"{model} has another tokenizer than the model served; start a new engine for it")
     return tokenizer, partial(constraints.compile_constraint, tokenizer=tokenizer)
 
 
@@ -96,15 +120,37 @@ def warm_up(runtime: Runtime, prompt_tokens: int = 16, decodes: int = 3) -> None
     if n < 1:
         return
     for logprobs in (0, None):
-        _run(runtime, n, decodes, SamplingParams(temperature=1.0, top_p=0.9, logprobs=logprobs))
+        sampling = SamplingParams(temperature=1.0, top_p=0.9, logprobs=logprobs)
+        _run(runtime, np.ones(n, np.int32), decodes, sampling)
+    if limits.images is not None and limits.processor is not None:
+        _run_image(runtime, limits.images, limits.processor)
     runtime.synchronize()
 
 
-def _run(runtime: Runtime, n: int, decodes: int, sampling: SamplingParams) -> None:
-    limits = runtime.limits
+def _run_image(runtime: Runtime, limits: ImageLimits, processor: Processor) -> None:
+    """Encode a white picture, then run a prefill that ends behind the image, and a decode. The libraries that read
+    files are loaded, too. An image that has no room in the KV cache is left out."""
+    prepared = processor.prepared(pictures.warm_up(), 0)
+    image, begin = RequestImage.of(prepared), limits.lead
+    prompt = np.full(begin + image.n_positions, IMAGE, np.int32)
+    prompt[:begin] = 1
+    if len(prompt) >= (runtime.limits.n_pages - 1) * runtime.limits.page_size:
+        return
+    encode = encode_batch([EncodeInput(0, prepared)])
+    runtime.launch_forward(0, encode)
+    runtime.launch_sampling(0, encode, None).wait()
+    region, rotary = limits.region(begin, image), rotary_positions(len(prompt), {begin: image})
+    regions = np.array([(0, region.begin, region.end)], np.int32) if region.bidirectional else None
+    first = {"embeddings": [EmbeddingInput(0, begin, image.n_positions)], "regions": regions, "rotary": rotary}
+    _run(runtime, prompt, 1, SamplingParams(temperature=1.0), **first)
+
+
+def _run(runtime: Runtime, prompt: Int32Array, decodes: int, sampling: SamplingParams, **first: Any) -> None:
+    """`first`: more of the first step."""
+    limits, n = runtime.limits, len(prompt)
     pages = np.arange(-(-(n + decodes) // limits.page_size), dtype=np.int32)
     updates = PageUpdates(np.full_like(pages, 1), pages, pages + 1)
-    binding = RowBinding(1, sampling, 1, np.ones(n, np.int32), np.empty(0, np.int32))
+    binding = RowBinding(1, sampling, 1, prompt, np.empty(0, np.int32))
     for step in range(1 + decodes):
         start, length = (0, n) if step == 0 else (n + step - 1, 1)
         batch = StepBatch(
@@ -112,11 +158,12 @@ def _run(runtime: Runtime, n: int, decodes: int, sampling: SamplingParams) -> No
             rows=_one(1),
             starts=_one(start),
             lengths=_one(length),
-            token_ids=np.ones(n, np.int32) if step == 0 else _one(PENDING),
+            token_ids=prompt if step == 0 else _one(PENDING),
             outputs=_one(1),
             pending=_one(PENDING),
             bindings=[binding] if step == 0 else [],
             pages=updates if step == 0 else NO_UPDATES,
+            **(first if step == 0 else {}),
         )
         runtime.launch_forward(step % 2, batch)
         logprobs = runtime.launch_sampling(step % 2, batch, None).wait().logprobs

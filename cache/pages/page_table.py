@@ -3,8 +3,9 @@
 `PagePool` records the owner of every page, so erasing a row frees exactly the pages that the row owns. The table
 needs no count of leading cached pages, and the cache may own pages in the middle of a row.
 
-The table is one int32 matrix [max_batch_size, max_pages_per_row]. A row changes only at its end, so a step that
-appends to it knows which entries the device's copy lacks. Row 0 and page 0 pad batches and are never allocated.
+The table is one int32 matrix [max_batch_size, max_pages_per_row]. A row grows and shrinks at its end, so a step
+that appends to it knows which entries the device's copy lacks. Entries below the end change only by `remap`, which
+records them for the row's next step. Row 0 and page 0 pad batches and are never allocated.
 
 Not thread-safe: one thread owns a page table and its cache.
 """
@@ -52,6 +53,7 @@ class PageTable(PagePool):
         self._row_pages: Ints = np.zeros(max_batch_size, dtype=np.int64)
         self._row_held = np.zeros(max_batch_size, dtype=np.bool_)
         self._free_rows = list(range(max_batch_size - 1, 0, -1))
+        self._remapped: dict[int, int] = {}  # row -> first page that `take_remapped` has not named yet
 
     @property
     def num_allocated(self) -> int:
@@ -170,10 +172,38 @@ class PageTable(PagePool):
         self._row_pages[batch_idx] = keep
         return have - keep
 
+    def remap(self, batch_idx: int, start: int, pages: Pages) -> int:
+        """Replace the row's pages from `start` on by these cached ones, and free those that were private to it.
+        Returns their number.
+
+        Steps in flight may still read the freed pages. That is safe: whoever gets such a page writes to it in a
+        later step, and all steps run in order on one device stream.
+        """
+        old = self.get_pages(batch_idx, start, start + len(pages))
+        if not (self._owner[pages] == CACHED).all():
+            raise OwnershipError(f"row {batch_idx} can only be remapped to cached pages")
+        own = old[self._owner[old] == batch_idx]
+        self._matrix[batch_idx, start : start + len(pages)] = pages
+        self.release_pages(own)
+        self._remapped[batch_idx] = min(start, self._remapped.get(batch_idx, start))
+        return len(own)
+
+    @property
+    def has_remapped(self) -> bool:
+        """Whether `take_remapped` would name any row."""
+        return bool(self._remapped)
+
+    def take_remapped(self, rows: NDArray[np.integer]) -> list[tuple[int, int]]:
+        """(index in `rows`, first page) of the rows with entries that were remapped since they were last named
+        here. The caller sends their entries from that page on to the device."""
+        held = self._remapped
+        return [(i, held.pop(row)) for i, row in enumerate(rows.tolist()) if row in held]
+
     def erase(self, batch_idx: int) -> None:
         """Free a row and exactly the pages that are private to it."""
         pages = self.get_pages(batch_idx, 0, self._held_row_pages(batch_idx))
         self.release_pages(pages[self._owner[pages] == batch_idx])
+        self._remapped.pop(batch_idx, None)
         self._row_pages[batch_idx] = 0
         self._row_held[batch_idx] = False
         self._free_rows.append(batch_idx)

@@ -207,6 +207,9 @@ class BlockCache(CountingCache[int, Pages]):
             (self._state[node.pages] == _INDEXED).all() and (self._hashes[last] == np.uint64(node.hash)).all()
         )
 
+    def pages_of(self, node: BlockChain) -> Pages:
+        return node.pages
+
     def lock(self, node: BlockChain | None) -> None:
         if node is None:
             return

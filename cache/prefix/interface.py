@@ -146,6 +146,9 @@ class PrefixCache(Protocol[Node]):
     def is_attached(self, node: Node) -> bool:
         """Whether a match can reach the node."""
 
+    def pages_of(self, node: Node) -> Pages:
+        """The pages of the prefix that the node represents, from its first position. Do not modify them."""
+
     def lock(self, node: Node | None) -> None:
         """Protect the node and its whole prefix from eviction. Locks are counted."""
 
@@ -205,6 +208,9 @@ class NoPrefixCache:
 
     def is_attached(self, node: None) -> bool:
         return True
+
+    def pages_of(self, node: None) -> Pages:
+        return NO_PAGES
 
     def lock(self, node: None) -> None:
         return None

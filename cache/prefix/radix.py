@@ -149,6 +149,9 @@ class RadixPrefixCache(CountingCache[TreeNode, TreeNode | None]):
     def is_attached(self, node: TreeNode) -> bool:
         return self._attached_end(node) >= 0
 
+    def pages_of(self, node: TreeNode) -> Pages:
+        return path_pages(node)
+
     def _attached_end(self, node: TreeNode) -> int:
         """The position at which a node ends, or -1 if a match cannot reach it."""
         end = 0

@@ -5,9 +5,8 @@ Models import nothing from the runtime, which passes attention, kernels and adap
     registry       which loader an architecture has; a family with a decoder of its own begins here
     config         a checkpoint's config.json as the decoder's parameters. A family that the decoder can
                    compute is a row of FAMILIES here
-    loading        finds a checkpoint, in a folder or on the hub, and reads its weights onto the device
-    formats        recognises checkpoints in formats that are not read, and refuses them by name
-    safetensors    checkpoint files, mapped into memory
+    checkpoint/    reading a checkpoint: files, formats, weights
+    host_memory    large tensors on the host, in large pages
     decoder        the decoder of Llama, Mistral, Qwen2 and Qwen3
     layered        decoders and encoders, as code that computes their layers itself sees them
     layers         linear layers for each weight format, and the element-wise kernels

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.checkpoint.loading import LoadOptions, TensorSource, load_decoder, read_decoder
 from petiole.gpu_worker.models.config import (
     FAMILIES,
     ModelConfig,
@@ -16,21 +17,25 @@ from petiole.gpu_worker.models.config import (
     read_json,
 )
 from petiole.gpu_worker.models.decoder import Decoder
-from petiole.gpu_worker.models.loading import LoadOptions, load_decoder
 from petiole.gpu_worker.models.moondream import config as moondream
 from petiole.gpu_worker.models.moondream.config import parse_moondream_config
-from petiole.gpu_worker.models.moondream.loading import load_moondream
+from petiole.gpu_worker.models.moondream.loading import load_moondream, read_moondream
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
+    """`load` reads a checkpoint's folder, `read` takes the tensors from anywhere."""
+
     parse: Callable[[Mapping[str, Any]], ModelConfig]
     load: Callable[[Path, ModelConfig, LoadOptions], Decoder]
+    read: Callable[[TensorSource, ModelConfig, LoadOptions], Decoder] = read_decoder
 
 
 ARCHITECTURES: dict[str, Architecture] = {
     name: Architecture(parse_decoder_config, load_decoder) for name in FAMILIES
-} | {name: Architecture(parse_moondream_config, load_moondream) for name in moondream.ARCHITECTURES}
+} | {
+    name: Architecture(parse_moondream_config, load_moondream, read_moondream) for name in moondream.ARCHITECTURES
+}
 
 
 def architecture(folder: Path) -> tuple[Architecture, ModelConfig]:

@@ -6,8 +6,8 @@ import torch
 
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.checkpoint.loading import Quantization
 from petiole.gpu_worker.models.config import ModelConfig
-from petiole.gpu_worker.models.loading import Quantization
 from petiole.gpu_worker.runtime.memory.container import cpu_quota
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -203,7 +203,7 @@ class ModelLimits:
 
 
 Progress = Callable[[], None]
-"""To be called by what takes long on the engine thread, whenever it has made a step forward."""
+"""To be called by what takes long, whenever it has made a step forward."""
 
 
 def nothing() -> None:
@@ -223,7 +223,12 @@ class Runtime(Protocol):
     `launch_forward` and `launch_sampling` enqueue work and return without waiting for the device. A slot's buffers
     belong to a step from `launch_forward` until its transfer has been waited for. The slots are 0 and 1; both
     accept any kind of step.
+
+    `progress`: set by the engine. Called on any thread by a step that takes long, such as many crops on a CPU: the
+    engine waits for it and is not hung.
     """
+
+    progress: Progress
 
     @property
     def limits(self) -> ModelLimits: ...

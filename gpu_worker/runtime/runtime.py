@@ -20,18 +20,17 @@ from petiole.gpu_worker.config import BATCHING, EngineConfig
 from petiole.gpu_worker.errors import AdapterError, ModelError
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.adapters.store import AdapterStore
-from petiole.gpu_worker.models.config import ModelConfig, end_token_ids
-from petiole.gpu_worker.models.decoder import CropDecoder, Decoder
-from petiole.gpu_worker.models.layers import TorchKernels
-from petiole.gpu_worker.models.loading import (
+from petiole.gpu_worker.models.checkpoint.loading import (
     LoadOptions,
     Storage,
     TensorSource,
     fingerprint,
-    read_decoder,
     resolve_model,
     stored_dtype,
 )
+from petiole.gpu_worker.models.config import ModelConfig, end_token_ids
+from petiole.gpu_worker.models.decoder import CropDecoder, Decoder
+from petiole.gpu_worker.models.layers import TorchKernels
 from petiole.gpu_worker.models.registry import Architecture, architecture
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import N_BINS
@@ -129,6 +128,7 @@ class ModelRuntime:
     ) -> None:
         """`source` replaces the weight files of the model's folder, which then needs only its config.json."""
         self.config = config
+        self.progress: Progress = nothing
         self._source = source
         self._device = device or open_device(config.device)
         self._torch_device = torch.device("cuda", 0) if self._device.kind == "cuda" else torch.device("cpu")
@@ -136,14 +136,34 @@ class ModelRuntime:
             torch.set_num_threads(threads)
         with torch.no_grad():  # not inference mode: buffers are also written by copies outside it
             self._storage = Storage()
-            self._load(self._find(config.model))
+            self._info = self._find(config.model)
+            self._decoder: Decoder = self._load(self._info)
             self.config = config = self._decided(config)
             self._stream = self._device.new_stream("compute")
             on_cuda = self._device.kind == "cuda"  # on a CPU, copies need no thread of their own
             self._copy_stream = self._device.new_stream("copy") if on_cuda else self._stream
-            self._allocate()
+            self._require_room()
+            self._n_rows = config.max_num_seqs + 1
+            self._bank = self._new_bank() if config.lora_slots else None
+            self._adapters = self._new_adapters()
+            place, vocab_size = self._torch_device, self._info.config.vocab_size
+            self._states = RowStates(self._n_rows, vocab_size, place, self._n_bins)
+            choose = choose_on_cuda if on_cuda else choose_on_cpu
+            self._sampler = OutputSampler(self._states, lambda arrays: upload_together(arrays, place), choose)
+            self._features: dict[int, Tensor] = {}  # of encoded images, by key; used in stream order
+            self._slots = tuple(self._new_slot(slot_id) for slot_id in range(N_SLOTS))
+            check_shared_stream(self._slots)
+            self._cache = self._new_cache()
             self._device.synchronize()  # tensors created on other streams are complete
             self._executor: Executor = self._new_executor(nothing)
+
+    @property
+    def _model_config(self) -> ModelConfig:
+        return self._info.config
+
+    @property
+    def _max_model_len(self) -> int:
+        return max_model_len(self.config, self._info.config)
 
     # -- construction
 
@@ -156,13 +176,11 @@ class ModelRuntime:
         ends = end_token_ids(folder) or frozenset(config.eos_token_ids)
         return _ModelInfo(folder, family, config, (model, digest, ends))
 
-    def _load(self, info: _ModelInfo) -> None:
+    def _load(self, info: _ModelInfo) -> Decoder:
         if self._device.kind == "cuda":
             require_flashinfer(info.config)
         dtype = weights_dtype(self.config, info.config, self._torch_device)
-        self._max_model_len = max_model_len(self.config, info.config)
-        self._decoder: Decoder = self._read(info, dtype, self._torch_device, self._storage)
-        self._model_config, self._identity = info.config, info.identity
+        return self._read(info, dtype, self._torch_device, self._storage)
 
     def _read(self, info: _ModelInfo, dtype: torch.dtype, device: torch.device, storage: Storage) -> Decoder:
         options = LoadOptions(
@@ -174,7 +192,7 @@ class ModelRuntime:
             storage=storage,
         )
         if self._source is not None:
-            return read_decoder(self._source, info.config, options)
+            return info.architecture.read(self._source, info.config, options)
         return info.architecture.load(info.folder, info.config, options)
 
     def _decided(self, config: EngineConfig) -> EngineConfig:
@@ -195,44 +213,33 @@ class ModelRuntime:
         images = self._decoder.images
         return cast(CropDecoder, self._decoder).encode_bytes(images.max_crops) if images else 0
 
-    def _allocate(self) -> None:
+    def _new_bank(self) -> AdapterBank:
+        slots, rank, dtype = self.config.lora_slots, self.config.lora_max_rank, self._decoder.dtype
+        return AdapterBank(self._model_config, slots, rank, dtype, self._torch_device)
+
+    def _new_adapters(self) -> AdapterStore:
+        config, dtype, pinned = self.config, self._decoder.dtype, self._torch_device.type == "cuda"
+        kept = 2 * config.lora_slots
+        return AdapterStore(self._model_config, config.lora_max_rank, kept=kept, dtype=dtype, pinned=pinned)
+
+    def _new_cache(self) -> KVCache:
         config, model, device = self.config, self._model_config, self._torch_device
-        kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else self._decoder.dtype
-        self._require_room()
-        self._n_rows = config.max_num_seqs + 1
-        self._bank = (
-            AdapterBank(model, config.lora_slots, config.lora_max_rank, self._decoder.dtype, device)
-            if config.lora_slots
-            else None
-        )
-        self._adapters = AdapterStore(
-            model,
-            config.lora_max_rank,
-            kept=2 * config.lora_slots,
-            dtype=self._decoder.dtype,
-            pinned=device.type == "cuda",
-        )
-        self._states = RowStates(self._n_rows, model.vocab_size, device, self._n_bins)
-        choose = choose_on_cuda if device.type == "cuda" else choose_on_cpu
-        self._sampler = OutputSampler(self._states, lambda arrays: upload_together(arrays, device), choose)
-        self._features: dict[int, Tensor] = {}  # of encoded images, by key; used in stream order
-        self._slots = tuple(self._new_slot(slot_id) for slot_id in range(N_SLOTS))
-        check_shared_stream(self._slots)
+        dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else self._decoder.dtype
         n_pages = decide_n_pages(
             config,
             model,
             max_model_len=self._max_model_len,
-            bytes_per_element=kv_dtype.itemsize,
+            bytes_per_element=dtype.itemsize,
             free_bytes=self._free_bytes(),
             on_cuda=device.type == "cuda",
         )
-        self._cache: KVCache = new_kv_cache(
+        return new_kv_cache(
             model,
             n_pages=n_pages,
             page_size=config.page_size,
             rows=self._n_rows,
             max_model_len=self._max_model_len,
-            dtype=kv_dtype,
+            dtype=dtype,
             device=device,
         )
 
@@ -259,7 +266,7 @@ class ModelRuntime:
         pending = (self._states.pending, self._states.pending_bins)
         parts = (self._decoder, self._cache, self._bank, *pending)
         if not isinstance(self._stream, CudaStream):
-            return CpuExecutor(*parts)
+            return CpuExecutor(*parts, lambda: self.progress())
         capture = cuda_capture(self._stream) if self.config.cuda_graphs == "on" else eager
 
         def capture_one(work: Callable[[], None], *, kept: bool = True) -> Callable[[], object]:
@@ -281,7 +288,7 @@ class ModelRuntime:
 
     @property
     def limits(self) -> ModelLimits:
-        model, digest, ends = self._identity
+        model, digest, ends = self._info.identity
         return ModelLimits(
             model=model,
             fingerprint=digest,
@@ -424,7 +431,7 @@ class ModelRuntime:
             self._release_memory()
             self._storage.rewind()
             self._storage.progress = progress
-            self._load(info)
+            self._decoder, self._info = self._load(info), info
             self._device.synchronize()
             self._executor = self._new_executor(progress)
 
@@ -434,7 +441,7 @@ class ModelRuntime:
             dtype = weights_dtype(self.config, info.config, self._torch_device)
             self._read(info, dtype, torch.device("meta"), new)
         if new.layout != self._storage.layout:
-            model, served = info.identity[0], self._identity[0]
+            model, served = info.identity[0], self._info.identity[0]
             raise ModelError(f"{model} has another shape or type than {served}; start a new engine for it")
 
     def _release_memory(self) -> None:

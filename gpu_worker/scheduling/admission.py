@@ -1,4 +1,4 @@
-"""Admission: the waiting queue, the delay gate, common prefixes, and images on their way to crops.
+"""Admission: the waiting queue, the delay gate, common prefixes, forks, and images on their way to crops.
 
 An image is cut into crops when a prefill needs it soon and the prefix cache does not have it:
 
@@ -9,7 +9,7 @@ An image is cut into crops when a prefill needs it soon and the prefix cache doe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -20,6 +20,9 @@ from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 
 AHEAD = 16
 """How many images may have crops at a time: the crops of one image take some megabytes."""
+
+RUN_TOKENS = 64
+"""A running sequence publishes nothing for a fork that would reuse less than this."""
 
 Cut = Callable[[RequestImage, Callable[[PreparedImage | Exception], None]], None]
 """Cut an image on another thread, then call the function with the outcome on the engine's."""
@@ -83,6 +86,32 @@ def can_reuse(seq: ScheduledSequence, other: ScheduledSequence, n_positions: int
         and left[n_positions - 1] == right[n_positions - 1]  # mostly settles it without comparing all
         and seq.namespace == other.namespace
         and bool((left[:n_positions] == right[:n_positions]).all())
+    )
+
+
+def forked(seq: ScheduledSequence, running: Iterable[ScheduledSequence], n_cached: int) -> list[ScheduledSequence]:
+    """The running sequences of which `seq` is a fork: it begins with all that they have published, and goes on
+    with a run of positions that they have committed and not published. `n_cached`: its cached positions.
+
+    A fork holds a part of an answer that somebody has read, so the part was committed before the fork arrived.
+    Therefore one look at its arrival suffices, and a sequence that nobody forks costs nothing while it decodes.
+    """
+    most = seq.prefill_target - RUN_TOKENS
+    if most < n_cached:
+        return []
+    candidates = [other for other in running if other.published <= n_cached]
+    return [other for other in candidates if _continues(seq, other, other.published + RUN_TOKENS)]
+
+
+def _continues(seq: ScheduledSequence, other: ScheduledSequence, n_positions: int) -> bool:
+    """Whether the other has committed so many positions, and `seq` begins with them."""
+    if min(seq.prefill_target, other.kv_position) < n_positions:
+        return False
+    last = n_positions - 1  # mostly settles it without comparing all
+    return (
+        seq.tokens(last, n_positions)[0] == other.tokens(last, n_positions)[0]
+        and seq.namespace == other.namespace
+        and bool((seq.cache_tokens.codes[:n_positions] == other.cached_as(n_positions).codes).all())
     )
 
 

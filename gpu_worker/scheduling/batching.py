@@ -3,9 +3,10 @@
 A sequence's newest operation says what it contributes to the step. The kind of the step does not, because a step
 may hold chunks of prompts, decodes and verifications together.
 
-Page-table updates are derived, not recorded: a step sends the table columns that its positions are the first to
-use, `ceil(start / page_size) .. ceil(end / page_size)`. The first step of a row sends all columns from 0. Earlier
-steps of the same row have sent the other columns, in stream order.
+Page-table updates are mostly derived: a step sends the table columns that its positions are the first to use,
+`ceil(start / page_size) .. ceil(end / page_size)`. The first step of a row sends all columns from 0. Earlier steps
+of the same row have sent the other columns, in stream order. Only columns that were remapped since then are
+recorded, by the page table; the row's next step sends all from the first of these on.
 """
 
 from __future__ import annotations
@@ -227,13 +228,16 @@ def _binding(seq: ScheduledSequence) -> RowBinding:
 def page_updates(
     table: PageTable, rows: Int32Array, starts: Int32Array, lengths: Int32Array, bound_rows: Int32Array
 ) -> PageUpdates:
-    """The page-table entries that this step is the first to use."""
+    """The page-table entries that this step is the first to use, and those that were remapped."""
     size = table.page_size
-    if size == 1 and lengths is _constant(len(rows), 1):  # decode on pages of one token
+    if size == 1 and lengths is _constant(len(rows), 1) and not table.has_remapped:  # decode on pages of one token
         return PageUpdates(rows, starts, table.matrix[rows, starts])
     first = -(-starts // size)
     if len(bound_rows):
         first = np.where(np.isin(rows, bound_rows), 0, first)
+    if table.has_remapped:
+        for i, column in table.take_remapped(rows):
+            first[i] = min(first[i], column)
     count = -(-(starts + lengths) // size) - first
     entries, columns = np.repeat(rows, count), ragged_arange(first, count).astype(np.int32)
     return PageUpdates(entries, columns, table.matrix[entries, columns])

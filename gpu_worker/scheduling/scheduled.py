@@ -129,6 +129,12 @@ class ScheduledSequence(SchedulableSequence):
         return self.blocks if isinstance(self.blocks, KVAllocation) else None
 
     @property
+    def published(self) -> int:
+        """Number of positions that others can match now."""
+        assert self.blocks is not None, "a sequence without a row"
+        return self.blocks.published  # type: ignore[attr-defined, no-any-return]
+
+    @property
     def row(self) -> int:
         assert self.blocks is not None, "a sequence without a row"
         return self.blocks.row  # type: ignore[attr-defined, no-any-return]
@@ -148,6 +154,13 @@ class ScheduledSequence(SchedulableSequence):
         self.preempting = False
         self.expected_reuse = None
         self.cache_tokens = self.cached_as(self.prefill_target)
+
+    def publish_committed(self) -> None:
+        """Make the committed positions matchable. Those that another published first are shared with it."""
+        allocation = self.allocation
+        assert allocation is not None
+        allocation.publish(self.cached_as(self.kv_position), self.kv_position)
+        allocation.share(self.kv_position)
 
     def cached_as(self, n_positions: int) -> CacheTokens:
         """The first positions, as prefix cache tokens."""

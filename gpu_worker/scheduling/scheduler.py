@@ -206,6 +206,9 @@ class Scheduler:
             self.state.counters.encode_s += now - payload.launched_s
         with self.tracer.span("commit", payload.slot_id, payload.step_id):
             self._apply_all(step, payload, output, now)
+            for seq in payload.plan.chunks if payload.plan.n_chunks else ():
+                if seq.allocation is not None:
+                    seq.allocation.share(seq.kv_position)
 
     def _apply_all(self, step: Pending, payload: StepPayload, output: StepOutput, now: float) -> None:
         """Apply a step's outputs in batch order.

@@ -25,7 +25,7 @@ from petiole.gpu_worker.request import TokenLogprobs
 from petiole.gpu_worker.request.values import Bins
 from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.scheduling.adapters import AdapterSlots
-from petiole.gpu_worker.scheduling.admission import Cut, Cutting, DelayGate, WaitingQueue
+from petiole.gpu_worker.scheduling.admission import Cut, Cutting, DelayGate, WaitingQueue, forked
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.scheduling.stopping import End
 from petiole.gpu_worker.speculation import SpeculationStats
@@ -131,6 +131,14 @@ class SchedulerState:
         return self.num_allocated > 0 or len(self.waiting) > 0
 
     # ------------------------------------------------------------ admission
+
+    def enqueue(self, seq: ScheduledSequence) -> None:
+        """Queue an accepted request. The running sequences of which it is a fork publish what they committed."""
+        self.waiting.push(seq)
+        if self.running and self.config.prefix_cache != "off":
+            n_cached = self.manager.match_length(seq.cache_tokens, seq.namespace)
+            for origin in forked(seq, self.running, n_cached):
+                origin.publish_committed()
 
     def start(self, seq: ScheduledSequence, first_chunk: int, now: float) -> bool:
         """Give a waiting sequence a row, its first pages and an adapter slot. Returns False if one of them is not

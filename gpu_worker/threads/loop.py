@@ -71,7 +71,7 @@ class EngineLoop:
             self._wake.notify()
 
     def beat(self) -> None:
-        """A sign of life, from a command that takes long: the engine makes progress."""
+        """A sign of life, from a command or a step that takes long: the engine makes progress. Any thread."""
         self.last_round_s = time.monotonic()
 
     def stop_when_done(self) -> None:

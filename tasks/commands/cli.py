@@ -359,7 +359,8 @@ def _steered(names: Sequence[str], answers: dict[str, control.Answer]) -> int:
         print(f"{name}: {answer.get('error') or answer['ok']}")
     silent = sorted({*names} - answers.keys())
     if silent or not answers:
-        print(f"petiole: no answer from {', '.join(silent) or 'any worker'}", file=sys.stderr)
+        who = ", ".join(silent) or "any worker; a worker takes commands once its model is loaded"
+        print(f"petiole: no answer from {who}", file=sys.stderr)
     return int(bool(silent) or not answers or any("error" in answer for answer in answers.values()))
 
 

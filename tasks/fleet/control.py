@@ -3,6 +3,8 @@ worker."""
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,8 +19,10 @@ if TYPE_CHECKING:
     from celery.result import AsyncResult
 
     from petiole.tasks import settings
+    from petiole.tasks.fleet import reports
     from petiole.tasks.servers import connections
 else:  # `cancel` is among what a web app imports
+    reports = _lazy.module("petiole.tasks.fleet.reports")
     settings = _lazy.module("petiole.tasks.settings")
     connections = _lazy.module("petiole.tasks.servers.connections")
 
@@ -77,16 +81,20 @@ def flag_cancel(*task_ids: str) -> None:
 ANSWER_S = 2.0
 """How long to wait for the answers of workers to a command about their engines."""
 
+BEGIN_S = 10.0
+"""For how long a worker that reports, and does not answer, is asked again to pause or to go on. Workers report
+before they listen to commands."""
+
 
 def pause(workers: Sequence[str] = (), app: Celery = celery_app) -> dict[str, Answer]:
     """Stop the engines of these workers, or of all. The workers keep the tasks that they have, and take no
     more."""
-    return _ask("pause_engine", workers, app)
+    return _ask_again("pause_engine", workers, app)
 
 
 def resume(workers: Sequence[str] = (), app: Celery = celery_app) -> dict[str, Answer]:
     """Let paused engines go on."""
-    return _ask("resume_engine", workers, app)
+    return _ask_again("resume_engine", workers, app)
 
 
 def reload(model: str, workers: Sequence[str] = (), app: Celery = celery_app) -> dict[str, Answer]:
@@ -99,6 +107,22 @@ def engines(workers: Sequence[str] = (), app: Celery = celery_app) -> dict[str, 
     """By worker: `state` (ready, paused, reloading, draining), `model`, `fingerprint`, and the `error` of the last
     reload, if it was refused."""
     return _ask("engine_state", workers, app)
+
+
+def _ask_again(command: str, workers: Sequence[str], app: Celery) -> dict[str, Answer]:
+    """`_ask`, until all that report have answered. For a command that may be given twice."""
+    answers, give_up_at = _ask(command, workers, app), time.monotonic() + BEGIN_S
+    while (silent := _reporting(workers) - answers.keys()) and time.monotonic() < give_up_at:
+        answers |= _ask(command, sorted(silent), app)
+    return answers
+
+
+def _reporting(workers: Sequence[str]) -> set[str]:
+    """Of these workers, or of all, those that report. None where the reports cannot be read."""
+    with contextlib.suppress(Exception):
+        live = {worker.worker for worker in reports.workers() if not worker.lost}
+        return live & {*workers} if workers else live
+    return set()
 
 
 def _ask(command: str, workers: Sequence[str], app: Celery, **arguments: str) -> dict[str, Answer]:

@@ -1,5 +1,6 @@
 """A sequence's KV through the manager, with each cache: what an engine may rely on."""
 
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -127,7 +128,7 @@ def test_a_failed_launch_that_somebody_has_matched_is_no_longer_matchable(engine
     one = engine.start(prompt(48))
     one.kv.publish(one.tokens, 48)
     two = engine.start(prompt(60))
-    assert not one.kv.unpublish()
+    assert not one.kv.unpublish(keep_kv=0)
     assert (one.kv.stale, two.kv.stale) == (True, True)
     assert engine.manager.match_length(prompt(60)) == 0
     assert two.kv.publish(two.tokens, 60) == Published(48, 48)
@@ -142,11 +143,75 @@ def test_taking_back_leaves_what_others_had_inserted(engine: ToyEngine) -> None:
     one, two = engine.start(prompt(32)), engine.start(prompt(48))
     one.launch()
     two.kv.publish(two.tokens, 48)  # the first 32 are the other's
-    assert two.kv.unpublish()
+    assert two.kv.unpublish(keep_kv=0)
     assert engine.manager.match_length(prompt(48)) == 32
     two.kv.discard()
     one.finish()
     engine.manager.check()
+
+
+def test_copies_of_what_another_published_first_are_freed_once_they_are_committed(engine: ToyEngine) -> None:
+    one, two = engine.start(prompt(48)), engine.start(prompt(64))
+    one.launch()
+    two.launch()
+    size, free = engine.table.page_size, engine.table.pages_available
+    assert one.kv.share(48) == 0  # nobody else published these
+    assert two.kv.share(40) == 40 // size
+    assert two.kv.share(64) == 48 // size - 40 // size
+    assert engine.table.pages_available == free + 48 // size
+    assert two.slots(0, 48) == one.slots(0, 48)
+    assert two.logits() == two.expected_logits()
+    one.finish()
+    engine.cache.evict(engine.cache.evictable_page_count())  # what the other row still reads is locked
+    engine.run(prompt(30, 900))
+    assert two.logits() == two.expected_logits()
+    two.finish()
+    engine.manager.check()
+
+
+def test_a_running_sequence_that_publishes_its_answer_is_matched(engine: ToyEngine) -> None:
+    one = engine.start(prompt(20))
+    one.launch()
+    for token in prompt(44, 300):
+        assert one.append(token)
+    one.kv.publish(one.tokens, 64)
+    fork = engine.start([*prompt(20), *prompt(44, 300), *texts(7)])
+    assert fork.kv.reused == 64
+    assert one.append(TextToken(9))
+    one.finish()
+    fork.launch()
+    assert fork.logits() == fork.expected_logits()
+    fork.finish()
+    engine.manager.check()
+
+
+def test_two_rows_with_one_answer_keep_one_copy_of_it(engine: ToyEngine) -> None:
+    one, two = engine.start(prompt(20)), engine.start(prompt(20))
+    for sequence in (one, two):
+        sequence.launch()
+        for token in prompt(44, 300):
+            assert sequence.append(token)
+    for sequence in (one, two):
+        sequence.kv.publish(sequence.tokens, 64)
+        sequence.kv.share(64)
+    assert two.slots(0, 64) == one.slots(0, 64)
+    assert engine.manager.usage().pages_private == 0
+    one.kv.discard()
+    two.kv.discard()
+    engine.manager.check()
+
+
+def test_a_stale_row_keeps_its_own_pages(engine: ToyEngine) -> None:
+    one, two = engine.start(prompt(48)), engine.start(prompt(48))
+    one.launch()
+    two.launch()
+    before = two.slots(0, 48)
+    engine.manager.flush()
+    assert two.kv.share(48) == 0
+    assert two.slots(0, 48) == before
+    one.kv.discard()
+    two.kv.discard()
+    assert engine.table.pages_available == engine.table.total_pages
 
 
 def test_equal_sequences_that_ran_side_by_side_leak_nothing(engine: ToyEngine) -> None:
@@ -217,7 +282,7 @@ def test_without_caching_the_same_calls_work() -> None:
     engine = ToyEngine("off")
     one = engine.start(prompt(30))
     one.launch()
-    assert one.kv.unpublish()
+    assert one.kv.unpublish(keep_kv=0)
     assert one.append(TextToken(5))
     one.finish()
     assert engine.table.pages_available == engine.table.total_pages
@@ -245,7 +310,8 @@ def test_misuse_is_named_and_changes_nothing(engine: ToyEngine) -> None:
     with pytest.raises(MisalignedError, match="at least one token"):
         engine.manager.start(CacheTokens())
     one.finish()
-    for call in (one.kv.discard, one.kv.unpublish, lambda: one.kv.reserve(1), lambda: one.kv.trim(0)):
+    with_length = (one.kv.unpublish, one.kv.share, one.kv.reserve, one.kv.trim)
+    for call in (one.kv.discard, *(partial(call, 0) for call in with_length)):
         with pytest.raises(ReleasedError):
             call()
     assert one.kv.released

@@ -208,15 +208,26 @@ class CacheMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running)
     @rule(dice=DICE)
-    def take_back_everything(self, dice: random.Random) -> None:
+    def share(self, dice: random.Random) -> None:
+        sequence, free = self.pick(dice), self.table.pages_available
+        committed = page_boundary(sequence.tokens.codes, dice.randint(0, sequence.computed), self.page)
+        sequence.shared = max(sequence.shared, committed)
+        freed = sequence.kv.share(sequence.shared)
+        assert self.table.pages_available == free + freed
+        pages = self.table.get_pages(sequence.kv.row, 0, min(sequence.shared, sequence.kv.published) // self.page)
+        assert sequence.kv.stale or all(self.table.owner(page) == CACHED for page in pages.tolist())
+
+    @precondition(lambda self: self.running)
+    @rule(dice=DICE)
+    def take_back_all_that_may_be(self, dice: random.Random) -> None:
         sequence = self.pick(dice)
         pages = self.table.get_pages(sequence.kv.row, 0, sequence.kv.published // self.page).tolist()
         ends = self.page_ends(sequence.fingerprints)
-        first = sequence.kv.reused // self.page
+        first = self.table.pages_for(max(sequence.kv.reused, sequence.shared))
         mine = [ends[i] for i in range(first, len(pages)) if self.content.get(pages[i]) == ends[i]]
         if sequence.kv.stale:
             return
-        if sequence.kv.unpublish():
+        if sequence.kv.unpublish(sequence.shared):
             self.forget_evicted()
         else:
             assert sequence.kv.stale
@@ -332,7 +343,7 @@ def test_a_long_walk_under_load(machine: type[CacheMachine], cap: int | None) ->
     places = ["cache.lock", "table.allocate", "table.map_pages", "table.reserve", "cache.match_prefix"]
     busy = [
         *[walk.launch_chunk] * 4, *[walk.decode] * 2, *[walk.finish] * 3, walk.trim, walk.reserve_for_all,
-        walk.discard, walk.launch_fails_after_publishing, walk.take_back_everything,
+        walk.discard, walk.launch_fails_after_publishing, walk.take_back_all_that_may_be, *[walk.share] * 2,
     ]  # fmt: skip
     for step in range(1000):
         always = [walk.run_a_prompt, walk.hold_a_match, *[walk.start_one] * 5]

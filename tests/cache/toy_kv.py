@@ -57,6 +57,7 @@ class ToySequence:
             raise MemoryError("no room")
         self.kv: KVAllocation = allocation
         self.computed = allocation.reused
+        self.shared = 0  # the most that `share` was called with
 
     @property
     def fingerprints(self) -> list[int]:

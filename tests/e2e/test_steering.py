@@ -40,6 +40,16 @@ def test_a_paused_worker_keeps_its_tasks_and_takes_no_more(own_site: Site) -> No
     assert site.get(site.generate("next", max_tokens=3, seed=3))["token_ids"] == expected("next", 3, 3)
 
 
+def test_a_worker_that_has_just_begun_is_paused_too(own_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reports before it listens to commands: first it asks other workers what they know."""
+    site, known = own_site, reports.workers
+    monkeypatch.setattr(reports, "workers", lambda client=None: known(site.redis))
+    worker = site.start_worker(gossip=True)
+    eventually(reports.workers, "its first report")
+    assert control.pause(app=site.app) == {worker.node: {"ok": "pause begins"}}
+    eventually(lambda: states(site)[worker.node][0] == "paused", "it is paused")
+
+
 def test_a_reload_of_three_leases_under_load_loses_and_repeats_nothing(own_site: Site) -> None:
     site = own_site
     site.worker(**OPTIONS)

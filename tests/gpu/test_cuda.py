@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from bench.driver import Driver
+from petiole.gpu_worker.models.checkpoint.loading import load_decoder
 from petiole.gpu_worker.models.config import parse_decoder_config
-from petiole.gpu_worker.models.loading import load_decoder
 from petiole.gpu_worker.models.registry import ARCHITECTURES, Architecture
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.cuda import graphs as decode_graphs

@@ -1,4 +1,9 @@
-"""An engine that dies: a task named "die-K-..." kills its worker, once, when K of its tokens are in its log."""
+"""Engines that die.
+
+`MortalEngine`: a task named "die-K-..." kills its worker, once, when K of its tokens are in its log.
+`FallingEngine`: its worker dies when every task of PETIOLE_FALLS, as many as it says, named "fall-...", has three
+tokens in its log.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +39,27 @@ class MortalEngine(Engine):
                 os.kill(os.getpid(), signal.SIGKILL)
 
         return super().submit(request, on_delta=dying, **callbacks)
+
+
+class FallingEngine(Engine):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._lengths: dict[str, int] = {}
+
+    def submit(self, request: Request, *, on_delta: Any = None, **callbacks: Any) -> Handle:
+        if not request.request_id.startswith("fall-"):
+            return super().submit(request, on_delta=on_delta, **callbacks)
+
+        def falling(handle: Handle, delta: Delta) -> None:
+            on_delta(handle, delta)
+            self._lengths[request.request_id] = delta.index + len(delta.token_ids)
+            lengths = self._lengths.values()
+            if len(lengths) == int(os.environ["PETIOLE_FALLS"]) and min(lengths) >= 3:
+                for task_id in self._lengths:
+                    written(task_id, 3)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return super().submit(request, on_delta=falling, **callbacks)
 
 
 def written(task_id: str, n_tokens: int) -> None:

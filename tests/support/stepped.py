@@ -24,23 +24,33 @@ def sequence(prompt: list[int], arrival: int = 0, max_tokens: int = 8, **request
 
 
 class Bench:
-    """A scheduler and its pipeline. `plans` is what was launched, `batches` what the runtime was given."""
+    """A scheduler and its pipeline. `plans` is what was launched, `batches` what the runtime was given, `device`
+    the runtime's copy of the page table."""
 
-    def __init__(self, n_pages: int = 1000, slots: int = 2, **config: Any) -> None:
-        settings = EngineConfig(**{"max_num_seqs": 4, **config}).decided(BATCHING["cpu"])
+    def __init__(self, n_pages: int = 1000, slots: int = 2, page_size: int = 1, **config: Any) -> None:
+        settings = EngineConfig(**{"max_num_seqs": 4, "page_size": page_size, **config}).decided(BATCHING["cpu"])
         rows = settings.max_num_seqs
-        runtime = NullRuntime(rows=rows, n_pages=n_pages, max_model_len=64)
+        runtime = NullRuntime(rows=rows, n_pages=n_pages, page_size=page_size, max_model_len=64)
         self.plans: list[StepPlan] = []
         self.batches: list[StepBatch] = []
-        runtime.launch_forward = lambda slot_id, batch: self.batches.append(batch)  # type: ignore[method-assign]
-        table = PageTable(n_pages, 1, rows + 1, 64)
+        runtime.launch_forward = self._forward  # type: ignore[method-assign]
+        table = PageTable(n_pages, page_size, rows + 1, 64)
+        self.device = table.matrix.copy()
         manager = KVCacheManager(table, build_prefix_cache(settings.prefix_cache, table))
         self.scheduler = Scheduler(settings, runtime, manager)
         self.pipeline = PipelineState[ScheduledSequence](slots)
 
     def submit(self, *sequences: ScheduledSequence) -> None:
         for seq in sequences:
-            self.scheduler.state.waiting.push(seq)
+            self.scheduler.state.enqueue(seq)
+
+    def _forward(self, slot_id: int, batch: StepBatch) -> None:
+        self.batches.append(batch)
+        table, updates = self.scheduler.manager.table, batch.pages
+        self.device[updates.rows, updates.columns] = updates.pages
+        for row, end in zip(batch.rows.tolist(), (batch.starts + batch.lengths).tolist(), strict=True):
+            n = table.pages_for(end)
+            assert (self.device[row, :n] == table.matrix[row, :n]).all(), f"row {row} reads wrong pages"
 
     def launch(self) -> str | None:
         slot_id = self.pipeline.free_slot_id()

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 from random import Random
+from threading import Event
 
 import pytest
 import torch
@@ -111,15 +112,20 @@ def test_a_stopped_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
         log_every_s=1000,
         seed=1,
     )
-    train(args)
+    train(args, Event())
     model, state = load_model(args.checkpoint)
     steps = state["progress"]["step"]
     assert steps
     published = ("model.vision.", "model.text.", "model.region.")
     assert all(name.startswith((*published, "cells.", "places.")) for name in model.state_dict())
     args.minutes = state["progress"]["elapsed_s"] / 60 + 0.001
-    train(args)
-    assert load_model(args.checkpoint)[1]["progress"]["step"] > steps
+    train(args, Event())
+    steps_then = load_model(args.checkpoint)[1]["progress"]["step"]
+    assert steps_then > steps
+    args.minutes, stopped = 1000, Event()
+    stopped.set()
+    train(args, stopped)
+    assert load_model(args.checkpoint)[1]["progress"]["step"] == steps_then
 
 
 def test_an_exported_model_answers_in_the_engine_as_in_training(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ other, in either order.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -31,6 +32,9 @@ LENGTH = 200
 
 OF_WHO_LISTENS = ("_kombu.binding.celery", "_kombu.binding.reply", "petiole:lease:")
 """Prefixes of keys that belong to live workers: kombu's for control commands and events, and leases."""
+
+IMAGES = "petiole:image:"
+"""The prefix of keys that hold files. A recording has these in base64."""
 
 OPTIONS: dict[str, Any] = {
     "max_tokens": 5,
@@ -141,7 +145,10 @@ def dump(client: redis.Redis) -> Recording:
         if key.startswith(tuple(map(str.encode, OF_WHO_LISTENS))):
             continue
         kind = client.type(key).decode()
-        entry = {"key": key, "type": kind, "value": _value(client, key, kind), "expires": client.ttl(key) > 0}
+        value = _value(client, key, kind)
+        if kind == "string" and key.startswith(IMAGES.encode()):
+            kind, value = "file", base64.b64encode(value)
+        entry = {"key": key, "type": kind, "value": value, "expires": client.ttl(key) > 0}
         entries.append(_anonymous(entry))
     return entries
 
@@ -183,6 +190,8 @@ def load(client: redis.Redis, recording: Recording) -> None:
         match entry["type"]:
             case "string":
                 client.set(key, value)
+            case "file":
+                client.set(key, base64.b64decode(value))
             case "list":
                 client.rpush(key, *value)
             case "hash":

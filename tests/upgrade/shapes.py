@@ -26,6 +26,9 @@ def paths(recording: Recording) -> set[str]:
     found = set()
     for entry in recording:
         key = f"{OF_ONE_TASK.sub('ID', _without_names(entry['key']))}  {entry['type']}"
+        if entry["type"] == "file":
+            found.add(key)
+            continue
         found.update(f"{key}{path}" for path in _of_value(entry["value"], fields=entry["key"].endswith(":state")))
     return found
 

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
+from typing import Any
 
+import pytest
+from celery.result import AsyncResult
+
+from petiole.gpu_worker.models.checkpoint.loading import fingerprint
+from petiole.tasks.keys import AFFINITY_HEADER
 from petiole.tasks.requests import affinity, images
-from petiole.tasks.requests.results import StreamDelta
+from petiole.tasks.requests.results import GenerationResult, StreamDelta
 from petiole.tasks.submission.parsing import parse
 from petiole.tasks.worker.output.outcomes import Written
+from tests.support.site import Site, eventually
+from tests.upgrade import pictures
+from tests.upgrade.recording import Recording, load
+from tests.upgrade.shapes import messages, paths
 
+FINGERPRINT = "a8b603ba116d4a0b"
+IMAGE_HANDLE = "petiole-image:038f4d5eb9937c01139fab9e8841498c"
 DATA = b"some image"
 HANDLE = "petiole-image:db16f7898bb435e0a14504cc903a7805"
 OPTIONS = {
@@ -58,3 +71,89 @@ def test_a_log_with_and_without_items_is_resumed_bin_for_bin() -> None:
     assert [list(bins or ()) for bins in written.bins] == [[512], [256], [686, 788], [768]]
     deltas = [StreamDelta.model_validate_json(entry) for entry in LOG]
     assert [delta.objects for delta in deltas] == [[], [json.loads(LOG[1])["items"][0]]]
+
+
+# ------------------------------------------------------------ a fleet that dies in the middle of pictures
+
+PREVIOUS = sorted((Path(__file__).parent / "recorded" / "pictures").glob("*.json"))
+ANSWERS = {"query": "answer", "caption": "caption", "point": "points", "detect": "objects"}
+ENGINE = "petiole.gpu_worker.engine:Engine"
+
+
+@pytest.fixture(scope="module", params=PREVIOUS, ids=lambda path: path.stem)
+def left(request: pytest.FixtureRequest) -> Recording:
+    recording: Recording = json.loads(request.param.read_text())
+    return recording
+
+
+@pytest.mark.e2e
+def test_this_version_goes_on_bin_for_bin(left: Recording, tmp_path: Path) -> None:
+    """Tasks in the middle, and queued ones. What was finished is read as this version would have written it."""
+    with pictures.seeing_site(tmp_path, PETIOLE_ENGINE_FACTORY=ENGINE, PETIOLE_VISIBILITY_TIMEOUT_S=2) as site:
+        load(site.redis, left)
+        before = {name: site.log(f"fall-{name}") for name in pictures.CALLS}
+        worker = site.worker()
+        pictures.send(site, "whole")
+        eventually(lambda: site.unfinished("petiole") == 0, "all work is done")
+        for name, deltas in before.items():
+            values = {one: result_of(site, f"{one}-{name}") for one in ("fall", "queued", "whole", "finished")}
+            assert len([token for delta in deltas for token in delta["token_ids"]]) >= 3, name
+            assert site.log(f"fall-{name}")[: len(deltas)] == deltas, f"{name} was begun anew"
+            assert values["fall"]["attempt"] == 2
+            for one in ("fall", "queued"):
+                assert values[one]["token_ids"] == values["whole"]["token_ids"], (one, name)
+                assert values[one][ANSWERS[name]] == values["whole"][ANSWERS[name]], (one, name)
+                assert together(site, f"{one}-{name}", "bins") == together(site, f"whole-{name}", "bins")
+                assert together(site, f"{one}-{name}", "items") == together(site, f"whole-{name}", "items")
+            first = values["finished"]["token_ids"]
+            assert first[:4] == values["whole"]["token_ids"][:4], name
+        assert "Traceback" not in worker.output
+
+
+def result_of(site: Site, task_id: str) -> dict[str, Any]:
+    """A task's result, which its log agrees with."""
+    result = AsyncResult(task_id, app=site.app)
+    assert result.state == "SUCCESS", f"{task_id}: {result.state} {result.result!r}"
+    value: dict[str, Any] = GenerationResult.model_validate(result.result).model_dump()
+    deltas = [StreamDelta.model_validate(delta) for delta in site.log(task_id)]
+    assert [token for delta in deltas for token in delta.token_ids] == list(value["token_ids"])
+    found = [item for delta in deltas for item in (*delta.points, *delta.objects)]
+    name = task_id.rpartition("-")[2]
+    assert found == (value[ANSWERS[name]] if name in ("point", "detect") else [])
+    return value
+
+
+def together(site: Site, task_id: str, field: str) -> list[Any]:
+    found: list[Any] = []
+    for delta in site.log(task_id):
+        found += delta.get(field) or [None] * len(delta["token_ids"])
+    return found
+
+
+@pytest.fixture(scope="module")
+def current(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    """What this version leaves."""
+    with pictures.seeing_site(tmp_path_factory.mktemp("current")) as site:
+        return pictures.record(site)
+
+
+@pytest.mark.e2e
+def test_this_version_leaves_all_that_the_previous_one_reads(left: Recording, current: Recording) -> None:
+    missing = sorted(paths(left) - paths(current))
+    assert not missing, "\n".join(["no longer written, or otherwise:", *missing])
+
+
+@pytest.mark.e2e
+def test_messages_about_images_have_what_the_previous_version_reads(left: Recording, current: Recording) -> None:
+    before, now = messages(left), messages(current)
+    assert {f"{one}-{name}" for one in ("fall", "queued") for name in pictures.CALLS} == set(before)
+    for task_id, message in before.items():
+        assert now[task_id]["body"] == message["body"], task_id
+        assert now[task_id]["headers"]["task"] == message["headers"]["task"]
+        assert now[task_id]["headers"][AFFINITY_HEADER] == message["headers"][AFFINITY_HEADER]
+
+
+def test_a_model_that_sees_is_the_one_that_it_was(tmp_path: Path) -> None:
+    """Its configuration and tensors decide, and the same image has the same handle."""
+    assert fingerprint(pictures.write_model(tmp_path / "model")) == FINGERPRINT
+    assert images.handle_of(pictures.image()) == IMAGE_HANDLE

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from training.vision.pictures import APART, SMALLEST
+
 TARGETS = {
     "caption": (0.95, "caption", "texts right to the letter"),
     "count": (0.95, "query", "texts right to the letter"),
@@ -28,7 +30,8 @@ crops beside the whole picture, bfloat16 weights, a context of 512 tokens.
 
 It knows pictures of one to four coloured shapes (circles, squares and triangles; red, green, blue, yellow, black)
 on a plain light background, and what `training/vision/pictures.py` asks about them. It knows nothing else, and has
-not learnt to reason.
+not learnt to reason. The shapes do not overlap. Each is at least {smallest:.0%} of the picture's shorter side. From
+left to right, their centres are at least {apart:.0%} of the width apart, so that a person sees their order.
 
 ## Asking it
 
@@ -58,4 +61,4 @@ def card(figures: Mapping[str, Sequence[float]], parameters: int) -> str:
         figure, number = figures[kind]
         met = "met" if figure >= target else "missed"
         rows.append(f"| {kind} | `{skill}` | {figure:.3f} | {number:.0f} | {what} | {target:.2f} | {met} |")
-    return CARD.format(parameters=parameters / 1e6, rows="\n".join(rows))
+    return CARD.format(parameters=parameters / 1e6, smallest=SMALLEST, apart=APART, rows="\n".join(rows))

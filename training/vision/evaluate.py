@@ -20,8 +20,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from petiole.gpu_worker import Delta, Engine, EngineConfig, Request, SamplingParams
+from petiole.gpu_worker.models.checkpoint.safetensors import Checkpoint
 from petiole.gpu_worker.models.moondream.crops import CropGeometry, Crops, cropped
-from petiole.gpu_worker.models.safetensors import Checkpoint
 from petiole.gpu_worker.request.images import ImagePlace, PreparedImage
 from training.vision import tokens
 from training.vision.card import card

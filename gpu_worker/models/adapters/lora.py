@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.errors import AdapterError, ModelError
+from petiole.gpu_worker.models.checkpoint.safetensors import SafetensorsFile
 from petiole.gpu_worker.models.config import ModelConfig, read_json
 from petiole.gpu_worker.models.decoder import LinearName
-from petiole.gpu_worker.models.safetensors import SafetensorsFile
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 

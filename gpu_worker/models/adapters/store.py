@@ -17,8 +17,8 @@ import torch
 
 from petiole.gpu_worker.errors import AdapterError, ModelError
 from petiole.gpu_worker.models.adapters.lora import ADAPTER_FILES, Adapter, read_adapter
+from petiole.gpu_worker.models.checkpoint.loading import resolve_model
 from petiole.gpu_worker.models.config import ModelConfig
-from petiole.gpu_worker.models.loading import resolve_model
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.checkpoint.loading import LoadOptions, TensorSource
+from petiole.gpu_worker.models.checkpoint.safetensors import Checkpoint
 from petiole.gpu_worker.models.config import ModelConfig
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.layers import DenseLinear
-from petiole.gpu_worker.models.loading import LoadOptions, TensorSource
 from petiole.gpu_worker.models.moondream.config import MoondreamConfig
 from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder, TextBlock, permuted, rotary_table_of
 from petiole.gpu_worker.models.moondream.encoder import EncoderBlock, Mlp, Norm, VisionEncoder
 from petiole.gpu_worker.models.moondream.processor import MoondreamProcessor
 from petiole.gpu_worker.models.moondream.region import Region, coordinate_table, size_table
-from petiole.gpu_worker.models.safetensors import Checkpoint
 from petiole.gpu_worker.request.images import ImageLimits
 from petiole.gpu_worker.request.values import ValueTokens
 
@@ -32,12 +32,18 @@ def load_moondream(folder: Path, config: ModelConfig, options: LoadOptions) -> D
     """The decoder of a model folder. Raises ModelError for missing tensors and wrong shapes."""
     if options.quantization != "none":
         raise ModelError(f"weight_quantization: must be none for Moondream, got {options.quantization}")
-    with Checkpoint(folder) as checkpoint, torch.no_grad():
+    with Checkpoint(folder) as checkpoint:
         if "text_model.lm_head.linear.weight" in checkpoint:
             raise ModelError(f"{folder}: a checkpoint with names of training (text_model.*) is not read")
         prefix = "model." if "model.text.wte" in checkpoint else ""
-        reader = _Reader(checkpoint, cast(MoondreamConfig, config), options, prefix)
-        return cast(Decoder, reader.decoder())
+        return read_moondream(checkpoint, config, options, prefix)
+
+
+def read_moondream(
+    source: TensorSource, config: ModelConfig, options: LoadOptions, prefix: str = "model."
+) -> Decoder:
+    with torch.no_grad():
+        return cast(Decoder, _Reader(source, cast(MoondreamConfig, config), options, prefix).decoder())
 
 
 @dataclass(frozen=True, slots=True)

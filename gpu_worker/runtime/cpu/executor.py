@@ -19,6 +19,7 @@ from petiole.gpu_worker.runtime.cpu.attention import PagedAttention
 from petiole.gpu_worker.runtime.cpu.native.draw import draw
 from petiole.gpu_worker.runtime.cpu.native.encoder import native_encoder
 from petiole.gpu_worker.runtime.cpu.native.forward import native_decoder
+from petiole.gpu_worker.runtime.interface import Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from petiole.gpu_worker.runtime.step import sampling
 from petiole.gpu_worker.runtime.step.deltas import GroupedDeltas
@@ -33,12 +34,19 @@ def choose(logits: Tensor, choice: Choice | None) -> Tensor:
 
 
 class CpuExecutor:
-    """Forward and logits of one decoder over one KV pool. See `runtime.Executor`."""
+    """Forward and logits of one decoder over one KV pool. See `runtime.Executor`. `progress` is called between the
+    crops of an encode."""
 
     def __init__(
-        self, decoder: Decoder, cache: KVCache, bank: AdapterBank | None, pending: Tensor, pending_bins: Tensor
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        bank: AdapterBank | None,
+        pending: Tensor,
+        pending_bins: Tensor,
+        progress: Progress = nothing,
     ) -> None:
-        self._decoder, self._cache, self._bank = decoder, cache, bank
+        self._decoder, self._cache, self._bank, self._progress = decoder, cache, bank, progress
         self._pending, self._pending_bins = pending.numpy(), pending_bins.numpy()
         self._text_only = decoder.value_tokens is None and decoder.images is None
         self._native = native_decoder(decoder, cache, bank)
@@ -86,9 +94,10 @@ class CpuExecutor:
 
     def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
         crops = [(torch.from_numpy(image.pixels), image.tiling) for image in images]
-        if self._encoder is None or self._seeing is None:
+        encoder, seeing = self._encoder, self._seeing
+        if encoder is None or seeing is None:
             return cast(ImageDecoder, self._decoder).encode(crops)
-        return [self._seeing.image_features(self._encoder.features(pixels), tiling) for pixels, tiling in crops]
+        return [seeing.image_features(encoder.features(pixels, self._progress), at) for pixels, at in crops]
 
     def _embed(self, inputs: StepInputs, token_ids: Tensor, images: ImageInputs) -> Tensor:
         """[T, hidden] in the model's type."""

@@ -3,9 +3,9 @@
 executor    a captured graph for steps up to some size, one eager pass for all others
 shapes      which steps are captured
 graphs      steps as CUDA graphs
-encoder     a vision encoder's steps as CUDA graphs
 capture     makes a graph of the kernels that a task launches
 attention/  paged attention
+encoder     the image encoder as CUDA graphs
 deltas      what adapters add to a captured step
 fused/      Triton kernels that FlashInfer lacks
 """

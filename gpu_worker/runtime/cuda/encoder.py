@@ -18,16 +18,21 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from petiole.gpu_worker.models.decoder import CropDecoder
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.runtime.cuda.capture import Capture
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream
 
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""In this order, the last for types that the others refuse. Torch would rather take cuDNN's, which plans anew for
+each shape."""
+
 
 def crop_ladder(most: int) -> list[int]:
-    """Numbers of crops to capture graphs for: each up to 16, then every 4th. An image has at least two, and each
-    takes as long as the next."""
+    """Numbers of crops to capture graphs for: 2, each up to 16, then every 4th. Each more takes as long as the one
+    before."""
     return [*range(2, min(most, 16)), *range(16, most, 4), most]
 
 
@@ -53,10 +58,14 @@ class EncoderGraphs:
 
     @torch.inference_mode()
     def _warm_up(self) -> None:
-        self._features = torch.empty_like(self._decoder.crop_features(self._crops))
+        self._features = torch.empty_like(self._of_crops(len(self._crops)))
 
     def _encode(self, size: int) -> None:
-        self._features[:size].copy_(self._decoder.crop_features(self._crops[:size]))
+        self._features[:size].copy_(self._of_crops(size))
+
+    def _of_crops(self, n: int) -> Tensor:
+        with sdpa_kernel(ATTENTION, set_priority=True):
+            return self._decoder.crop_features(self._crops[:n])
 
     def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> list[Tensor]:
         """The features of each image. Called in stream order."""

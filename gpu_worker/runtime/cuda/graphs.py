@@ -289,15 +289,14 @@ class Graphs:
             host[_OUTPUTS, : len(outputs)] = outputs if isinstance(at, slice) else at[outputs]
         if not shape.queries:
             host[_BATCH_ROWS, :n] = inputs.batch_rows
-            if len(updates.rows) > shape.positions:  # the pages of a cached prefix, too
-                self._geometry.cache.update(updates)
-                updates = NO_UPDATES
         host[_ROWS, at] = inputs.rows
         host[_POSITIONS, at] = inputs.positions
         host[_ROTARY, at] = inputs.positions if inputs.rotary is None else inputs.rotary
         host[_TOKENS, at] = inputs.token_ids
         host[_ADAPTERS, at] = adapters
-        assert len(updates.rows) <= shape.positions, "one more position needs at most one more page"
+        if len(updates.rows) > shape.positions:  # a cached prefix, or a row that was remapped
+            self._geometry.cache.update(updates)
+            updates = NO_UPDATES
         host[_UPDATES, : len(updates.rows)] = updates.rows, updates.columns, updates.pages
 
 

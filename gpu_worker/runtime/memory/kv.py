@@ -18,6 +18,7 @@ from torch import Tensor
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.config import ModelConfig
+from petiole.gpu_worker.models.host_memory import new_zeros
 from petiole.gpu_worker.runtime.device.interface import upload
 from petiole.gpu_worker.runtime.interface import PageUpdates
 from petiole.gpu_worker.runtime.memory.container import memory_left
@@ -68,8 +69,8 @@ def new_kv_cache(
     shape = (config.n_layers, n_pages * page_size, config.n_kv_heads, config.head_dim)
     columns = -(-max_model_len // page_size)
     return KVCache(
-        keys=torch.zeros(shape, dtype=dtype, device=device),
-        values=torch.zeros(shape, dtype=dtype, device=device),
+        keys=new_zeros(shape, dtype, device),
+        values=new_zeros(shape, dtype, device),
         table=torch.zeros((rows, columns), dtype=torch.int32, device=device),
         page_size=page_size,
     )

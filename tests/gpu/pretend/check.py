@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from bench import moondream
 from bench.checkpoints import Shape, write, write_adapter
 from bench.checkpoints import config as shape_config
 from bench.cuda import release
@@ -26,13 +27,19 @@ from bench.driver import Driver
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.engine import Engine
 from petiole.gpu_worker.request import Constraint, FinishReason, Request, SamplingParams
+from petiole.gpu_worker.request.skills import SkillCall
 from petiole.gpu_worker.runtime.cuda import graphs
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 from petiole.gpu_worker.text import load_tokenizer
+from tests.support.moondream import NARROW as NARROW_MOONDREAM
+from tests.support.pictures import file
 
 WIDE = Shape("heads of 128", "bfloat16", 2048, 512, 1024, 2, 4, 2, 128, max_positions=65_536)
 NARROW = Shape("heads of 64", "bfloat16", 2048, 256, 768, 2, 4, 2, 64, max_positions=131_072)
 """With more positions than the card has room for, so that the pool fills it."""
+SEEING = NARROW_MOONDREAM | {"text": NARROW_MOONDREAM["text"] | {"vocab_size": 51_200}}
+"""With the ids that skills are asked by."""
+
 SIZES = (1, 4, 16, 20)
 N_TOKENS, DRAFTS = 24, 4
 USUAL, FUSED = math.inf, -math.inf
@@ -50,7 +57,8 @@ class Counts(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Case:
-    """`model`: changes of its `config.json`. `constraint`: of every second request."""
+    """`model`: changes of its `config.json`. `constraint`: of every second request. `pictures`: the model is a
+    small Moondream, asked about some."""
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -59,6 +67,7 @@ class Case:
     adapters: tuple[str | None, ...] = (None,)
     model: dict[str, Any] = field(default_factory=dict)
     constraint: Constraint | None = None
+    pictures: bool = False
 
 
 CASES = (
@@ -79,6 +88,9 @@ CASES = (
     Case(
         "constraints", model={"eos_token_id": 2047}, constraint=Constraint("regex", "!{0,500}")
     ),  # tokens are 0, which is "!"
+    Case("images", pictures=True),
+    Case("images, pages of 16", {"page_size": 16, "prefix_cache": "block"}, pictures=True),
+    Case("images, without graphs", {"cuda_graphs": "off", "pipeline": "off"}, pictures=True),
 )
 WINDOW = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
 MORE_CASES = (
@@ -141,8 +153,11 @@ def serve(case: Case) -> int:
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder, "model")
         model.mkdir()
-        write(case.shape, model)
-        (model / "config.json").write_text(json.dumps(shape_config(case.shape) | case.model))
+        if case.pictures:
+            moondream.write(SEEING, model)
+        else:
+            write(case.shape, model)
+            (model / "config.json").write_text(json.dumps(shape_config(case.shape) | case.model))
         for seed, name in enumerate(filter(None, case.adapters)):
             write_adapter(case.shape, Path(folder, name), seed=seed)
         graphs.MARGIN = case.margin
@@ -155,8 +170,12 @@ def serve(case: Case) -> int:
             verify(runtime)
             runtime.close()
             return runtime.limits.n_pages
-        tokenizer = load_tokenizer(model) if case.constraint else None
+        tokenizer = load_tokenizer(model) if case.constraint or case.pictures else None
         with Engine(config, runtime=runtime, tokenizer=tokenizer) as engine:
+            if case.pictures:
+                for n in (1, 3, 14, 24):
+                    engine.generate(list(questions(n)))
+                return engine.limits.n_pages
             for n in (1, 3, 14, 24):
                 for result in engine.generate(list(requests(case, folder, n))):
                     assert result.finish_reason == FinishReason.LENGTH, result
@@ -190,6 +209,23 @@ def requests(case: Case, folder: str, n: int) -> Iterator[Request]:
             adapter=adapter and f"{folder}/{adapter}",
             constraint=case.constraint if i % 2 else None,
         )
+
+
+def questions(n: int) -> Iterator[Request]:
+    """All skills, about pictures of two to thirteen crops, some of them alike. Every token is 0, which ends points
+    and boxes at once, and which reasoning bans."""
+    skills: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("query", {"question": "How many?"}),
+        ("point", {"object": "thing"}),
+        ("caption", {"length": "short"}),
+        ("detect", {"object": "thing"}),
+    )
+    for i in range(n):
+        name, options = skills[i % len(skills)]
+        text = name in ("query", "caption")
+        sampling = SamplingParams(max_tokens=N_TOKENS, ignore_eos=text, temperature=0.5 * (i % 2))
+        picture = file(i % 7, size=(200 + 130 * (i % 7), 400))
+        yield Request(skill=SkillCall(name, options), images=(picture,), sampling=sampling)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Random workloads, pipelined and blocking, against an oracle that has no engine in it.
 
-Each workload draws a machine (pages, rows, cache, policies), requests (shared prompts, stops, constraints,
-priorities, cancels, deadlines, handbacks) and what the operator does meanwhile (pause, reload), runs them with
-random delays at every stream and thread boundary, and demands: the oracle's tokens, exactly one end for each
-request, deltas that join without a seam, and a clean conservation check after every step and at the end.
+Each workload draws a machine (pages, rows, cache, policies), requests (shared prompts, forks of running answers,
+stops, constraints, priorities, cancels, deadlines, handbacks) and what the operator does meanwhile (pause,
+reload), runs them with random delays at every stream and thread boundary, and demands: the oracle's tokens,
+exactly one end for each request, deltas that join without a seam, and a clean conservation check after every step
+and at the end.
 
     pytest tests/gpu_worker/engine/test_stress.py                        300 workloads
     PETIOLE_STRESS_SECONDS=3600 pytest tests/gpu_worker/engine/test_stress.py -k hour
@@ -39,11 +40,13 @@ from petiole.gpu_worker import (
 )
 from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.runtime.interface import Load, Progress, nothing
+from petiole.gpu_worker.scheduling import admission
 from tests.support.toy_engine import EOS, VOCAB, Expected, Watch, expected
 from tests.support.toy_runtime import ToyRuntime
 from tests.support.toy_text import LETTERS, ToyTokenizer, compile_toy
 
 WORKLOADS = 300
+RUN_TOKENS = admission.RUN_TOKENS
 
 
 @dataclass
@@ -55,6 +58,10 @@ class Workload:
     disturb: dict[int, str] = field(default_factory=dict)  # request index -> cancel | handback
     delays: float = 0.0
     control: dict[int, str] = field(default_factory=dict)  # after which submission -> pause | reload
+    forks: dict[int, int] = field(
+        default_factory=dict
+    )  # request index -> of the request whose answer it goes on with
+    run_tokens: int = 64
 
 
 # ---------------------------------------------------------------- drawing
@@ -89,7 +96,8 @@ def draw(seed: int) -> Workload:
     delays = rng.choice([0.0, 0.0002, 0.001])
     control = {i: rng.choice(["pause", "reload"]) for i in range(len(requests)) if rng.random() < 0.06}
     config["stream_interval_ms"] = rng.choice([0.0, 0.0, 2.0, 60_000.0])
-    return Workload(seed, machine, config, requests, disturb, delays, control)
+    forks = {i: rng.randrange(i) for i in range(1, len(requests)) if rng.random() < 0.35}
+    return Workload(seed, machine, config, requests, disturb, delays, control, forks, rng.choice([1, 2, 6]))
 
 
 def _positions(request: Request, max_model_len: int) -> int:
@@ -171,6 +179,19 @@ class SteadyRuntime(ToyRuntime):
         return load
 
 
+def fork_of(request: Request, origin: Handle, watch: Watch, n: int, workload: Workload) -> Request:
+    """The request with the origin's prompt and what has been read of its answer, once `n` tokens have been read.
+    Cut to what fits into the machine."""
+    while sum(len(delta.token_ids) for delta in watch.deltas) < n and not origin.done():
+        time.sleep(0)
+    prompt = [*(origin.request.prompt or ()), *(t for delta in watch.deltas for t in delta.token_ids)]
+    longest, machine = workload.machine["max_model_len"], workload.machine
+    fork = replace(request, prompt=prompt, adapter=origin.request.adapter, salt=origin.request.salt)
+    while len(prompt) >= longest or _positions(fork, longest) > (machine["n_pages"] - 1) * machine["page_size"]:
+        prompt.pop()
+    return fork
+
+
 def operate(engine: Engine, what: str) -> None:
     if what == "reload":
         engine.reload("the same")
@@ -199,11 +220,14 @@ def open_engine(workload: Workload, pipeline: str, delays: float) -> Engine:
 
 def run(workload: Workload, pipeline: str, delays: float) -> None:
     rng = random.Random(workload.seed)
+    admission.RUN_TOKENS = workload.run_tokens
     engine = open_engine(workload, pipeline, delays)
     try:
         watches = [Watch() for _ in workload.requests]
         handles = []
         for i, (request, watch) in enumerate(zip(workload.requests, watches, strict=True)):
+            if (origin := workload.forks.get(i)) is not None:
+                request = fork_of(request, handles[origin], watches[origin], rng.randint(0, 12), workload)
             handles.append(engine.submit(request, on_delta=watch.on_delta, on_done=watch.on_done))
             if rng.random() < 0.2:
                 time.sleep(rng.random() * 0.003)
@@ -220,6 +244,7 @@ def run(workload: Workload, pipeline: str, delays: float) -> None:
         engine.check_invariants()
     finally:
         engine.shutdown(drain=False)
+        admission.RUN_TOKENS = RUN_TOKENS
     assert engine.failure is None, engine.failure
 
 

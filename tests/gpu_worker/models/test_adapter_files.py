@@ -21,8 +21,8 @@ from petiole.gpu_worker.errors import AdapterChanged
 from petiole.gpu_worker.models import adapters as store
 from petiole.gpu_worker.models.adapters.lora import read_adapter
 from petiole.gpu_worker.models.adapters.store import AdapterStore
+from petiole.gpu_worker.models.checkpoint.safetensors import SafetensorsFile
 from petiole.gpu_worker.models.registry import architecture
-from petiole.gpu_worker.models.safetensors import SafetensorsFile
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

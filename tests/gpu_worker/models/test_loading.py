@@ -20,8 +20,8 @@ from bench.driver import Driver
 from petiole.gpu_worker import Engine, EngineConfig, Request
 from petiole.gpu_worker.errors import EngineError, ModelError
 from petiole.gpu_worker.loading import warm_up
+from petiole.gpu_worker.models.checkpoint.loading import fingerprint, resolve_model
 from petiole.gpu_worker.models.layers import DenseLinear
-from petiole.gpu_worker.models.loading import fingerprint, resolve_model
 from petiole.gpu_worker.runtime.device.interface import DeviceError
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
 
@@ -476,7 +476,7 @@ def test_more_context_than_the_model_has_is_refused(open_runtime, checkpoint):
 _PEAK = """
 import resource, sys
 import torch
-from petiole.gpu_worker.models.loading import LoadOptions
+from petiole.gpu_worker.models.checkpoint.loading import LoadOptions
 from petiole.gpu_worker.models.registry import architecture
 from pathlib import Path
 folder = Path(sys.argv[1])

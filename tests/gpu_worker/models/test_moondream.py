@@ -17,14 +17,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from bench.checkpoints import write_tokenizer
 from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.constraints import PositionalConstraint
 from petiole.gpu_worker.errors import ModelError
-from petiole.gpu_worker.models.loading import LoadOptions
+from petiole.gpu_worker.models.checkpoint.loading import LoadOptions
 from petiole.gpu_worker.models.moondream.config import parse_moondream_config
 from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder
 from petiole.gpu_worker.models.registry import architecture
 from petiole.gpu_worker.request.images import ImagePlace, PreparedImage
+from petiole.gpu_worker.runtime.interface import StepBatch
 from petiole.gpu_worker.runtime.runtime import Executor, ModelRuntime
 from petiole.gpu_worker.runtime.step.inputs import StepStates
 from tests.support.moondream import KINDS, NARROW, PROMPT, Forced, exact_crops, prepared, weights, write_model
@@ -219,3 +221,40 @@ def test_half_precision_serves(folder: Path, cpu_path: str) -> None:
 def test_the_narrow_shape_has_the_published_names() -> None:
     names = set(weights())
     assert {"vision.blocks.26.attn.qkv.weight", "text.wte", "region.coord_features", "text.lm_head.bias"} <= names
+
+
+def test_an_engine_has_encoded_and_prefilled_an_image_before_its_first_request(
+    tmp_path: Path, cpu_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[tuple[str, int]] = []
+    launch = ModelRuntime.launch_forward
+
+    def noted(self: ModelRuntime, slot_id: int, batch: StepBatch) -> None:
+        steps.append((batch.kind, int(batch.lengths.sum())))
+        launch(self, slot_id, batch)
+
+    monkeypatch.setattr(ModelRuntime, "launch_forward", noted)
+    write_tokenizer(512, write_model(tmp_path))
+    settings: Any = {"device": "cpu", "dtype": "float32", "num_threads": 1, "num_pages": 3000}
+    with Engine(EngineConfig(model=str(tmp_path), **settings)) as engine:
+        assert steps[-3:] == [("encode", 0), ("prefill", 730), ("decode", 1)]
+        assert engine.stats()["encoded_images"] == 0
+        result = engine.generate([asked(prepared(exact_crops(), (1, 2)))])[0]
+    assert list(result.token_ids) == KINDS
+
+
+def test_an_engine_that_encodes_many_crops_is_not_taken_for_hung(folder: Path) -> None:
+    """A crop of the full model takes a CPU up to a second, and half a lease is 7.5 s."""
+    with open_engine(folder) as engine:
+        ages, runtime = list[tuple[float, float]](), engine.runtime
+        beat = runtime.progress
+
+        def progress() -> None:
+            before = engine.heartbeat_age_s()
+            beat()
+            ages.append((before, engine.heartbeat_age_s()))
+
+        runtime.progress = progress
+        engine.generate([asked(prepared(exact_crops((2, 3)), (2, 3)))])
+    assert len(ages) == 7, "each crop"
+    assert all(after < before for before, after in ages)

@@ -7,8 +7,9 @@
  *   query 260      all         all     up to 260
  *
  * Few queries meet a block's keys and values where those lie, and every line that is read asks for the same line of
- * the next block: that many at once would queue up. For many queries (those of the span times the heads of the group)
- * a block is laid out once. The sums are the same chains of additions either way; blocks begin at multiples of 128
+ * what is read next: that many at once would queue up. What is read next is the same block at the next key head, whose
+ * keys lie beside these, then the next block. For many queries (those of the span times the heads of the group) a
+ * block is laid out once. The sums are the same chains of additions either way; blocks begin at multiples of 128
  * positions of the sequence, whoever asks; and a position that a query does not see has the weight 0, which changes
  * no sum. So a query gets the same bits alone as among others.
  */
@@ -17,6 +18,7 @@
 #define KEYS 128 /* at most KC */
 #define QUERIES 192 /* rows of a span: its queries, times the heads of a group */
 #define FEW 8 /* so many queries meet the keys where those lie; for more, keys are laid out once */
+#define UNITS 8 /* so many units each thread should have */
 #define NOTHING -1e30f
 
 int64_t span_length(const Cache *c) {
@@ -37,6 +39,20 @@ int64_t find_spans(const Cache *c, int64_t t, const int64_t *rows, const int64_t
     if (end > spans[n - 1].end) spans[n - 1].end = end;
   }
   return n;
+}
+
+/* Cuts spans into units; returns their number, at most one for each key head of each position. Many queries are a
+ * unit at each head. Few are one at as many heads as leave units enough for the threads. */
+int64_t find_units(const Cache *c, const Span *spans, int64_t n, int n_threads, Unit *units) {
+  const int group = c->heads / c->kv_heads;
+  int together = c->kv_heads;
+  while (together > 1 && n * (c->kv_heads / together) < UNITS * n_threads) together = together % 2 ? 1 : together / 2;
+  int64_t found = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const int each = spans[i].n * group > FEW ? 1 : together;
+    for (int head = 0; head < c->kv_heads; head += each) units[found++] = (Unit){spans + i, head, each};
+  }
+  return found;
 }
 
 /* ---------------------------------------------------------------- a block of the cache */
@@ -62,13 +78,13 @@ INLINE vf add_key(int kind, vf sums, vu keys, const void *queries, int64_t at, i
 }
 
 /* scores [m][KC] of 16 keys (+)= the products over the dimensions from k on, a vector's worth */
-INLINE void score_some(int kind, const char *keys, const int64_t at[LANES], const int64_t next[LANES], int k, int m,
-                       const void *queries, float *scores) {
+INLINE void score_some(int kind, const char *keys, const int64_t at[LANES], const char *next_keys,
+                       const int64_t next[LANES], int k, int m, const void *queries, float *scores) {
   vu rows[LANES];
 #pragma GCC unroll 16
   for (int j = 0; j < LANES; j++) {
     rows[j] = *(const vu *)(keys + at[j] + k * size_of(kind));
-    __builtin_prefetch(keys + next[j] + k * size_of(kind), 0, 2);
+    __builtin_prefetch(next_keys + next[j] + k * size_of(kind), 0, 2);
   }
   transpose(rows);
   for (int i = 0; i < m; i++) {
@@ -120,64 +136,86 @@ INLINE void lay_values(int kind, const char *first, const char *second, int widt
   }
 }
 
-/* Where the positions of a block lie: the bytes from the pool's begin to each one's key or value. Behind the last
- * that one again, so that whole vectors can be read. */
+/* Where the n positions of a block lie: the bytes from those of a pool's first position to each. Behind the last that
+ * one again, so that whole vectors can be read. */
 typedef struct {
   int64_t at[KEYS];
+  int n;
 } Block;
 
-/* Positions [base, base + n) of the span's row at one key head. */
-INLINE void find_block(int kind, const Cache *c, int64_t layer, int64_t row, int head, int64_t base, int n,
-                       Block *b) {
-  const int64_t size = size_of(kind), token = (int64_t)c->kv_heads * c->head_dim * size, page = c->page_size * token;
-  const int64_t pool = layer * c->n_slots * token + (int64_t)head * c->head_dim * size;
+/* The keys and values of a block at one key head. */
+typedef struct {
+  const Block *block;
+  const char *keys, *values;
+} Part;
+
+/* Positions [base, base + n) of a row. */
+INLINE void find_block(int kind, const Cache *c, int64_t row, int64_t base, int n, Block *b) {
+  const int64_t token = (int64_t)c->kv_heads * c->head_dim * size_of(kind), page = c->page_size * token;
   const int32_t *pages = c->table + row * c->columns + base / c->page_size;
   int64_t within = base % c->page_size;
+  b->n = n;
   if (c->page_size == 1)
-    for (int j = 0; j < n; j++) b->at[j] = pool + pages[j] * token;
+    for (int j = 0; j < n; j++) b->at[j] = pages[j] * token;
   else
     for (int j = 0; j < n; within = 0) {
       const int end = (int)smaller(n, j + c->page_size - within);
-      for (int64_t at = pool + *pages++ * page + within * token; j < end; j++, at += token) b->at[j] = at;
+      for (int64_t at = *pages++ * page + within * token; j < end; j++, at += token) b->at[j] = at;
     }
   for (int j = n; j < KEYS; j++) b->at[j] = b->at[n - 1];
 }
 
-/* scores [m][KC] of n positions, each product of a query and a key one chain of additions over the dimensions. */
-INLINE void score(int kind, const Cache *c, const Block *b, const Block *next, int m, int n, Desk *d) {
+INLINE Part part_of(int kind, const Cache *c, int64_t layer, int head, const Block *b) {
+  const int64_t to = (layer * c->n_slots * c->kv_heads + head) * c->head_dim * size_of(kind);
+  return (Part){b, c->keys + to, c->values + to};
+}
+
+/* Asks for what `bytes` hold at the positions from `from` on. */
+INLINE void ask_for(const char *pool, const Block *b, int from, int64_t bytes) {
+  for (int j = from; j < b->n; j++)
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(pool + b->at[j] + at, 0, 2);
+}
+
+/* scores [m][KC], each product of a query and a key one chain of additions over the dimensions. */
+INLINE void score(int kind, const Cache *c, const Part *p, const Part *next, int m, Desk *d) {
   const int half = HALF_INPUTS(kind), width = c->head_dim, padded = (int)parts(width, PANEL) * PANEL;
   const int step = kind == F32 ? LANES : 2 * LANES, few = m <= FEW && width % step == 0;
+  const int n = p->block->n, whole = (int)parts(n, LANES) * LANES;
+  const int64_t *at = p->block->at;
   for (int j0 = 0; j0 < n; j0 += PANEL) {
-    const int end = (int)smaller(j0 + PANEL, parts(n, LANES) * LANES);
+    const int end = (int)smaller(j0 + PANEL, whole);
     if (few) {
       for (int k = 0; k < width; k += step)
         for (int j = j0; j < end; j += LANES) /* two chains at a time */
-          score_some(kind, c->keys, b->at + j, next->at + j, k, m, d->queries, d->scores + j);
+          score_some(kind, p->keys, at + j, next->keys, next->block->at + j, k, m, d->queries, d->scores + j);
       continue;
     }
     char *to = (char *)d->keys + j0 * padded * (half ? 2 : 4);
-    for (int j = j0; j < end; j += LANES) turn_keys(kind, c->keys, b->at + j, width, to + j % PANEL * 4);
+    for (int j = j0; j < end; j += LANES) turn_keys(kind, p->keys, at + j, width, to + j % PANEL * 4);
     multiply(half, m, width, d->queries, to, d->scores + j0, KC, 0);
   }
+  if (few) ask_for(next->keys, next->block, whole, width * size_of(kind));
 }
 
-/* The sums of two queries, or of one twice, += their weights of n positions x the values there: so many vectors of
- * dimensions from k on. */
-INLINE void add_some(int kind, int vectors, const char *pool, const Block *b, const Block *next, int k, int i0, int i1,
-                     int n, int padded, Desk *d) {
+/* The sums of two queries, or of one twice, += their weights x values: so many vectors of dimensions from k on. */
+INLINE void add_some(int kind, int vectors, const Part *p, const Part *next, int k, int i0, int i1, int padded,
+                     Desk *d) {
   float *to[2] = {d->sums + i0 * padded + k, d->sums + i1 * padded + k};
-  const int rows[2] = {i0 * KC, i1 * KC};
+  const int rows[2] = {i0 * KC, i1 * KC}, n = p->block->n;
+  const int64_t *from = p->block->at, *ahead = next->block->at;
   vf sums[2][4];
   for (int r = 0; r < 2; r++)
     for (int v = 0; v < vectors; v++) sums[r][v] = load(to[r] + v * LANES);
   for (int j = 0; j < n; j += HALF_INPUTS(kind) ? 2 : 1)
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; v++) {
-      const char *at = pool + b->at[j] + (k + v * LANES) * size_of(kind);
-      if (!i0) __builtin_prefetch(pool + next->at[j] + (k + v * LANES) * size_of(kind), 0, 2);
+      const int64_t within = (k + v * LANES) * size_of(kind);
+      const char *at = p->values + from[j] + within;
+      if (!i0) __builtin_prefetch(next->values + ahead[j] + within, 0, 2);
 #ifdef DOT
       if (kind == BF16) {
-        const char *other = pool + b->at[j + 1] + (k + v * LANES) * 2;
+        const char *other = p->values + from[j + 1] + within;
+        if (!i0) __builtin_prefetch(next->values + ahead[j + 1] + within, 0, 2);
         const vu pairs = widen_halves(at) | (j + 1 < n ? widen_halves(other) << 16 : (vu){0});
         for (int r = 0; r < 2; r++) sums[r][v] = add_pairs(sums[r][v], pairs, pair_at(d->weights, rows[r] + j));
         continue;
@@ -190,20 +228,23 @@ INLINE void add_some(int kind, int vectors, const char *pool, const Block *b, co
     for (int v = 0; v < vectors; v++) store(to[r] + v * LANES, sums[r][v]);
 }
 
-/* sums [m][padded width] += weights [m][KC] x values of n positions, in the order of the positions. */
-INLINE void add_values(int kind, const Cache *c, const Block *b, const Block *next, int m, int n, Desk *d) {
+/* sums [m][padded width] += weights [m][KC] x values, in the order of the positions. */
+INLINE void add_values(int kind, const Cache *c, const Part *p, const Part *next, int m, Desk *d) {
   const int half = HALF_INPUTS(kind), width = c->head_dim, padded = (int)parts(width, PANEL) * PANEL;
+  const int n = p->block->n;
+  const int64_t *at = p->block->at;
   if (m <= FEW) {
     const int vectors = width % (4 * LANES) ? 1 : 4;
     for (int i = 0; i < m; i += 2)
       for (int k = 0; k < width; k += vectors * LANES)
-        if (vectors == 4) add_some(kind, 4, c->values, b, next, k, i, (int)smaller(i + 1, m - 1), n, padded, d);
-        else add_some(kind, 1, c->values, b, next, k, i, (int)smaller(i + 1, m - 1), n, padded, d);
+        if (vectors == 4) add_some(kind, 4, p, next, k, i, (int)smaller(i + 1, m - 1), padded, d);
+        else add_some(kind, 1, p, next, k, i, (int)smaller(i + 1, m - 1), padded, d);
+    ask_for(next->values, next->block, n, width * size_of(kind));
     return;
   }
   for (int j = 0; j < n; j += 2) {
-    const char *second = j + 1 < n ? c->values + b->at[j + 1] : NULL;
-    lay_values(kind, c->values + b->at[j], second, width, (char *)d->values + j * PANEL * (half ? 2 : 4));
+    const char *second = j + 1 < n ? p->values + at[j + 1] : NULL;
+    lay_values(kind, p->values + at[j], second, width, (char *)d->values + j * PANEL * (half ? 2 : 4));
   }
   for (int k = 0; k < padded; k += PANEL)
     multiply(half, m, n, d->weights, (char *)d->values + k * KEYS * (half ? 2 : 4), d->sums + k, padded, 1);
@@ -253,49 +294,63 @@ INLINE int64_t first_base(const Unit *u, int64_t window) {
   return window && u->span->first >= window ? (u->span->first - window + 1) / KEYS * KEYS : 0;
 }
 
-/* The block that begins at `base`; returns how many positions it has. */
-INLINE int find_block_of(int kind, const Cache *c, int64_t layer, const Unit *u, int64_t base, Block *b) {
-  const int n = (int)smaller(KEYS, u->span->end - base);
-  find_block(kind, c, layer, u->span->row, u->head, base, n, b);
-  return n;
+INLINE void find_block_of(int kind, const Cache *c, const Unit *u, int64_t base, Block *b) {
+  find_block(kind, c, u->span->row, base, (int)smaller(KEYS, u->span->end - base), b);
+}
+
+/* The desk for the unit's head h, whose queries and sums begin at row h m. */
+INLINE Desk desk_of(const Desk *d, int half, int h, int m, int padded) {
+  Desk own = *d;
+  own.queries = (char *)d->queries + (int64_t)h * m * KC * (half ? 2 : 4);
+  own.sums += h * m * padded;
+  own.most += h * m;
+  own.total += h * m;
+  return own;
 }
 
 INLINE void attend_kind(int kind, const Cache *c, int64_t layer, int64_t window, const Unit *u, const Unit *next,
                         const float *queries, int64_t q_stride, float *out, int64_t out_stride, Desk *d) {
   const int half = HALF_INPUTS(kind);
   const Span *s = u->span;
-  const int width = c->head_dim, group = c->heads / c->kv_heads, m = (int)s->n * group;
+  const int width = c->head_dim, group = c->heads / c->kv_heads, m = (int)s->n * group, all = u->n_heads * m;
   const int padded = (int)parts(width, PANEL) * PANEL;
-  for (int i = 0; i < m; i++) {
-    const float *in = queries + i / group * q_stride + i % group * width;
-    float *scaled = half ? d->scores : (float *)d->queries + i * KC;
+  for (int r = 0; r < all; r++) { /* row r: head r / m, query r % m */
+    const float *in = queries + r % m / group * q_stride + (r / m * group + r % group) * width;
+    float *scaled = half ? d->scores : (float *)d->queries + r * KC;
     for (int k = 0; k < width; k++) scaled[k] = in[k] * c->scale;
-    if (half) narrow(scaled, width, (uint16_t *)d->queries + i * KC);
-    d->most[i] = NOTHING;
-    d->total[i] = 0;
+    if (half) narrow(scaled, width, (uint16_t *)d->queries + r * KC);
+    d->most[r] = NOTHING;
+    d->total[r] = 0;
   }
-  memset(d->sums, 0, sizeof(float) * (size_t)(m * padded));
+  memset(d->sums, 0, sizeof(float) * (size_t)(all * padded));
   const int64_t end = s->end;
-  for (int64_t base = first_base(u, window); base < end; base += KEYS) {
-    Block block, ahead;
-    const int n = find_block_of(kind, c, layer, u, base, &block);
-    if (base + KEYS < end) find_block_of(kind, c, layer, u, base + KEYS, &ahead);
-    else find_block_of(kind, c, layer, next, first_base(next, window), &ahead);
-    score(kind, c, &block, &ahead, m, n, d);
-    const int shown = (int)parts(n, LANES) * LANES;
-    for (int i = 0; i < m; i++) {
-      const int64_t own = s->first + i / group, first = window && own >= window ? own - window + 1 : 0;
-      const int64_t last = s->limits ? s->limits[i / group] - 1 : own;
-      if (first > base || last < base + shown - 1) hide(d->scores + i * KC, shown, base, first, last);
+  Block block, ahead;
+  find_block_of(kind, c, u, first_base(u, window), &block);
+  for (int64_t base = first_base(u, window); base < end; base += KEYS, block = ahead) {
+    const int more = base + KEYS < end;
+    const Unit *then = more ? u : next;
+    find_block_of(kind, c, then, more ? base + KEYS : first_base(next, window), &ahead);
+    for (int h = 0; h < u->n_heads; h++) {
+      const Part part = part_of(kind, c, layer, u->head + h, &block);
+      const Part following = h + 1 < u->n_heads ? part_of(kind, c, layer, u->head + h + 1, &block)
+                                                : part_of(kind, c, layer, then->head, &ahead);
+      Desk own = desk_of(d, half, h, m, padded);
+      score(kind, c, &part, &following, m, &own);
+      const int shown = (int)parts(block.n, LANES) * LANES;
+      for (int i = 0; i < m; i++) {
+        const int64_t at = s->first + i / group, first = window && at >= window ? at - window + 1 : 0;
+        const int64_t last = s->limits ? s->limits[i / group] - 1 : at;
+        if (first > base || last < base + shown - 1) hide(own.scores + i * KC, shown, base, first, last);
+      }
+      weigh(m, block.n, padded, &own);
+      for (int i = 0; half && i < m; i++) narrow(own.scores + i * KC, shown, (uint16_t *)own.weights + i * KC);
+      add_values(kind, c, &part, &following, m, &own);
     }
-    weigh(m, n, padded, d);
-    for (int i = 0; half && i < m; i++) narrow(d->scores + i * KC, shown, (uint16_t *)d->weights + i * KC);
-    add_values(kind, c, &block, &ahead, m, n, d);
   }
-  for (int i = 0; i < m; i++) {
-    float *to = out + i / group * out_stride + i % group * width;
-    const float by = 1.0f / d->total[i];
-    for (int k = 0; k < width; k++) to[k] = d->sums[i * padded + k] * by;
+  for (int r = 0; r < all; r++) {
+    float *to = out + r % m / group * out_stride + (r / m * group + r % group) * width;
+    const float by = 1.0f / d->total[r];
+    for (int k = 0; k < width; k++) to[k] = d->sums[r * padded + k] * by;
   }
 }
 
@@ -308,11 +363,12 @@ void attend(const Cache *c, int64_t layer, int64_t window, const Unit *u, const 
 /* ---------------------------------------------------------------- memory */
 
 Desk new_desk(const Cache *c, int64_t length, Scratch *s) {
-  const int64_t m = length * (c->heads / c->kv_heads), width = parts(c->head_dim, PANEL) * PANEL;
-  Desk d = {.queries = take_floats(s, m * KC), .scores = take_floats(s, m * KC), .sums = take_floats(s, m * width),
+  const int64_t m = length * (c->heads / c->kv_heads), few = smaller(m, FEW) * c->kv_heads, all = m > few ? m : few;
+  const int64_t width = parts(c->head_dim, PANEL) * PANEL;
+  Desk d = {.queries = take_floats(s, all * KC), .scores = take_floats(s, m * KC), .sums = take_floats(s, all * width),
             .keys = take_floats(s, KEYS * width), .values = take_floats(s, KEYS * width),
-            .most = take_floats(s, m + LANES), .now = take_floats(s, m + LANES), .by = take_floats(s, m + LANES),
-            .total = take_floats(s, m + LANES)};
+            .most = take_floats(s, all + LANES), .now = take_floats(s, m + LANES), .by = take_floats(s, m + LANES),
+            .total = take_floats(s, all + LANES)};
   d.weights = HALF_INPUTS(c->kv_kind) ? take_floats(s, m * KC / 2) : d.scores;
   if (d.values && width > c->head_dim) memset(d.values, 0, sizeof(float) * (size_t)(KEYS * width));
   return d;

@@ -17,27 +17,30 @@ typedef struct {
   int64_t end;           /* the largest of those */
 } Span;
 
-/* What one call computes: a span at one key head. */
+/* What one call computes: a span at some neighbouring key heads. */
 typedef struct {
   const Span *span;
-  int head;
+  int head, n_heads;
 } Unit;
 
-/* A thread's own memory. `width`: the head's, in whole panels; `m` = queries of a span times heads of a group. With
- * HALF_INPUTS beside a cache in bfloat16, what is multiplied lies there in bfloat16, keys and values in pairs. */
+/* A thread's own memory. `width`: the head's, in whole panels; `m` = queries of a span times heads of a group; `all` =
+ * those of all key heads of a unit. With HALF_INPUTS beside a cache in bfloat16, what is multiplied lies there in
+ * bfloat16, keys and values in pairs. */
 typedef struct {
-  void *queries; /* [m][KC] */
+  void *queries; /* [all][KC] */
   float *scores; /* [m][KC] */
   void *weights; /* [m][KC]: the scores themselves, or rounded */
-  float *sums;   /* [m][width] */
+  float *sums;   /* [all][width] */
   void *keys;    /* [KEYS / PANEL][width][PANEL], the head's dimension downwards */
   void *values;  /* [width / PANEL][KEYS][PANEL] */
-  float *most, *now, *by, *total; /* [m]: highest score so far and with this block, e^(most - now), sum of weights */
+  float *most, *total; /* [all]: highest score so far, sum of weights */
+  float *now, *by;     /* [m]: highest score with this block, e^(most - now) */
 } Desk;
 
 int64_t span_length(const Cache *c);
 int64_t find_spans(const Cache *c, int64_t t, const int64_t *rows, const int64_t *positions, const int64_t *limits,
                    Span *spans);
+int64_t find_units(const Cache *c, const Span *spans, int64_t n, int n_threads, Unit *units);
 Desk new_desk(const Cache *c, int64_t length, Scratch *s);
 
 INLINE int64_t slot_of(const Cache *c, int64_t row, int64_t position) {
@@ -46,7 +49,7 @@ INLINE int64_t slot_of(const Cache *c, int64_t row, int64_t position) {
   return (int64_t)pages[position / c->page_size] * c->page_size + position % c->page_size;
 }
 
-/* queries, out: of the span's first position, at the group's first head; `q_stride`, `out_stride`: from one position
+/* queries, out: of the span's first position, at the first group's first head; `q_stride`, `out_stride`: from one position
  * to the next. `next`: what this thread computes next, as far as one knows: its keys and values are asked for. */
 void attend(const Cache *c, int64_t layer, int64_t window, const Unit *u, const Unit *next, const float *queries,
             int64_t q_stride, float *out, int64_t out_stride, Desk *d);

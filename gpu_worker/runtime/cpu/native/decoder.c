@@ -156,18 +156,16 @@ static void rotate_and_keep(const Model *m, const Layer *l, int64_t i, const Ste
   }
 }
 
-static void attention(const Model *m, int64_t layer, const Step *s, const Span *spans, int64_t n, Desk *d) {
+static void attention(const Model *m, int64_t layer, const Step *s, const Unit *units, int64_t n, Desk *d) {
   const Cache *cache = &m->cache;
   const int64_t window = m->layers[layer].window, q = (int64_t)cache->heads * cache->head_dim;
   const int64_t wide = q + 2 * (int64_t)cache->kv_heads * cache->head_dim;
   const int64_t group = q / cache->kv_heads;
 #pragma omp for schedule(dynamic, 1)
-  for (int64_t i = n * cache->kv_heads - 1; i >= 0; i--) { /* from the end: the longest first */
-    const int64_t next = i < omp_get_num_threads() ? i : i - omp_get_num_threads();
-    const Unit unit = {spans + i / cache->kv_heads, (int)(i % cache->kv_heads)};
-    const Unit then = {spans + next / cache->kv_heads, (int)(next % cache->kv_heads)};
-    attend(cache, layer, window, &unit, &then, s->qkv + unit.span->t * wide + unit.head * group, wide,
-           s->mixed + unit.span->t * q + unit.head * group, q, d);
+  for (int64_t i = n - 1; i >= 0; i--) { /* from the end: the longest first */
+    const Unit *u = units + i, *next = i < omp_get_num_threads() ? u : u - omp_get_num_threads();
+    attend(cache, layer, window, u, next, s->qkv + u->span->t * wide + u->head * group, wide,
+           s->mixed + u->span->t * q + u->head * group, q, d);
   }
 }
 
@@ -230,6 +228,7 @@ static int64_t widest(const Model *m, const Step *s) {
 /* A thread's scratch. The lists that all read are those of the first. */
 typedef struct {
   Span *spans;
+  Unit *units;
   Run *runs;
   Bench bench;
   Desk desk;
@@ -238,6 +237,7 @@ typedef struct {
 static Room new_room(const Model *m, const Step *s, Scratch *scratch) {
   Room r;
   r.spans = take(scratch, s->t * (int64_t)sizeof(Span));
+  r.units = take(scratch, s->t * m->cache.kv_heads * (int64_t)sizeof(Unit));
   r.runs = take(scratch, s->t * (int64_t)sizeof(Run));
   r.bench = new_bench(s->t, widest(m, s), scratch);
   r.desk = new_desk(&m->cache, smaller(s->t, span_length(&m->cache)), scratch);
@@ -252,7 +252,7 @@ int64_t petiole_scratch(const Model *m, const Step *s) {
 }
 
 /* What comes before a map: its inputs. */
-static void prepare(const Model *m, const Step *s, int64_t at, const Span *spans, int64_t n_spans, Desk *d) {
+static void prepare(const Model *m, const Step *s, int64_t at, const Unit *units, int64_t n_units, Desk *d) {
   const int64_t i = at / MAPS;
   const Layer *l = m->layers + i;
   if (i == m->n_layers) last_norms(m, s);
@@ -261,7 +261,7 @@ static void prepare(const Model *m, const Step *s, int64_t at, const Span *spans
     if (l->post_norm.weight) norms(m, s, &l->post_norm);
   } else if (at % MAPS == OUT) {
     rotate_and_keep(m, l, i, s);
-    attention(m, i, s, spans, n_spans, d);
+    attention(m, i, s, units, n_units, d);
   } else {
     const int64_t gates = l->gate_up.n, gated = gates > m->inner;
 #pragma omp for schedule(static)
@@ -278,6 +278,7 @@ enum { NOTHING_YET = 0, PREPARED = 1, MULTIPLIED = 2 };
 static int compute(const Model *m, const Step *s, int n_threads, const Library *library) {
   const Room first = new_room(m, s, &(Scratch){s->scratch, 0});
   const int64_t n_spans = find_spans(&m->cache, s->t, s->rows, s->positions, s->limits, first.spans);
+  const int64_t n_units = find_units(&m->cache, first.spans, n_spans, n_threads, first.units);
   const Adapters adapters = {s, first.runs, s->adapters ? find_runs(s->t, s->adapters, first.runs) : 0};
   const int64_t head = (int64_t)m->n_layers * MAPS;
   int stage = NOTHING_YET, failures = 0; /* of the map `from` */
@@ -293,7 +294,7 @@ static int compute(const Model *m, const Step *s, int n_threads, const Library *
       for (int64_t at = from; at <= smaller(end, head); at++) {
         const Map map = map_at(m, s, at);
         const int reached = at == from ? stage : NOTHING_YET;
-        if (reached < PREPARED) prepare(m, s, at, first.spans, n_spans, &own.desk);
+        if (reached < PREPARED) prepare(m, s, at, first.units, n_units, &own.desk);
         if (at == end) break;
         if (reached < MULTIPLIED) linear(map.l, map.rows, map.x, map.y, map.add, &own.bench);
         if (at < head) deltas(&map, at, &adapters, &own.bench);

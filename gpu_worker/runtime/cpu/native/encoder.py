@@ -13,9 +13,10 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.layered import LayeredEncoder
 from petiole.gpu_worker.runtime.cpu.native.build import load_library, wanted
-from petiole.gpu_worker.runtime.cpu.native.products import choose_products
+from petiole.gpu_worker.runtime.cpu.native.products import Products, choose_products
 from petiole.gpu_worker.runtime.cpu.native.stack import CacheStruct, Shape, Stack
 from petiole.gpu_worker.runtime.cpu.native.weights import KINDS
+from petiole.gpu_worker.runtime.interface import Progress, nothing
 
 _MAX_HEAD = 256
 _ROWS = 1024
@@ -27,7 +28,7 @@ _BEHIND = 64
 class NativeEncoder:
     """Takes the weights of the layers over. Make it with `native_encoder`."""
 
-    def __init__(self, library: ctypes.CDLL, encoder: LayeredEncoder) -> None:
+    def __init__(self, library: ctypes.CDLL, encoder: LayeredEncoder, products: Products) -> None:
         self._encoder, shape, dtype = encoder, encoder.shape, encoder.dtype
         n = shape.positions
         self._n_crops = max(1, _ROWS // n)
@@ -40,7 +41,7 @@ class NativeEncoder:
         head_dim = shape.hidden // shape.heads
         self._stack = Stack(
             library,
-            choose_products(library, encoder.layers, None, dtype),
+            products,
             encoder.layers,
             Shape(shape.hidden, shape.inner, (shape.hidden, shape.hidden), shape.eps),
             CacheStruct(
@@ -58,9 +59,13 @@ class NativeEncoder:
             ),
         )
 
-    def features(self, crops: Tensor) -> Tensor:
+    def features(self, crops: Tensor, progress: Progress = nothing) -> Tensor:
         """uint8 [n, height, width, 3] -> [n, ...]."""
-        return torch.cat([self._few(some) for some in torch.split(crops, self._n_crops)])
+        parts = []
+        for some in torch.split(crops, self._n_crops):
+            parts.append(self._few(some))
+            progress()
+        return torch.cat(parts)
 
     def _few(self, crops: Tensor) -> Tensor:
         hidden = self._encoder.embedded(crops).float().flatten(0, 1)
@@ -70,10 +75,23 @@ class NativeEncoder:
 
 
 def native_encoder(encoder: LayeredEncoder) -> NativeEncoder | None:
-    """The fast CPU path for the layers of an encoder, or None where torch must do. Their weights are rearranged
-    where they lie: after this only the fast path can use them."""
+    """The fast CPU path for the layers of an encoder. None where torch must do: as in `native_decoder`, and where
+    torch's library is quicker at some maps and cannot read the others as the C kernels pack them.
+
+    The layers' weights are rearranged where they lie: after this only the fast path can use them."""
     shape = encoder.shape
     head_dim, even = shape.hidden // shape.heads, shape.hidden % 2 == shape.inner % 2 == 0
     usual = encoder.dtype in (torch.float32, torch.bfloat16) and head_dim % 8 == 0 and head_dim <= _MAX_HEAD
     library = load_library() if usual and even and wanted() else None
-    return None if library is None else NativeEncoder(library, encoder)
+    if library is None:
+        return None
+    products = choose_products(library, encoder.layers, None, encoder.dtype, in_part=True)
+    if products.library is not None and not all(products.library.takes(*shape) for shape in _shapes(encoder)):
+        return None
+    return NativeEncoder(library, encoder, products)
+
+
+def _shapes(encoder: LayeredEncoder) -> list[tuple[int, int]]:
+    """Outputs and inputs of the maps of a layer."""
+    hidden, inner = encoder.shape.hidden, encoder.shape.inner
+    return [(3 * hidden, hidden), (hidden, hidden), (inner, hidden), (hidden, inner)]

@@ -39,9 +39,16 @@ INLINE int64_t place(int kind, int64_t block, int64_t c, int64_t n) {
 
 /* rows [n <= block, k] -> one block [k][block], padded with zeros */
 static void pack_block(int kind, int64_t block, const char *rows, int n, int64_t k, char *out) {
-  const int64_t size = size_of(kind);
+  const int64_t size = size_of(kind), squares = kind == BF16 && n == block ? k / (2 * LANES) * 2 * LANES : 0;
   if (n < block) memset(out, 0, (size_t)(k * block * size));
-  for (int64_t from = 0; from < k; from += 64) { /* a few lines of each row at a time */
+  for (int64_t c = 0; c < squares; c += 2 * LANES) /* pairs of bfloat16 change place as one lane */
+    for (int i = 0; i < n; i += LANES) {
+      vu square[LANES];
+      for (int j = 0; j < LANES; j++) square[j] = *(const vu *)((const uint16_t *)rows + (i + j) * k + c);
+      transpose(square);
+      for (int j = 0; j < LANES; j++) *(vu *)((uint32_t *)out + (c / 2 + j) * block + i) = square[j];
+    }
+  for (int64_t from = squares; from < k; from += 64) { /* a few lines of each row at a time */
     const int64_t to = smaller(k, from + 64);
     for (int i = 0; i < n; i++)
       for (int64_t c = from; c < to; c++) {

@@ -78,16 +78,25 @@ class _Map:
 
 
 def choose_products(
-    native: ctypes.CDLL, layers: Sequence[DecoderLayer | GeluLayer], head: Linear | None, dtype: torch.dtype
+    native: ctypes.CDLL,
+    layers: Sequence[DecoderLayer | GeluLayer],
+    head: Linear | None,
+    dtype: torch.dtype,
+    *,
+    in_part: bool = False,
 ) -> Products:
-    """Who makes the products of these layers and of the head, if there is one, of a model in `dtype`."""
+    """Who makes the products of these layers and of the head, if there is one, of a model in `dtype`. `in_part`:
+    the library may make the products of some maps where it does not take all of them."""
     forced, exact = _setting("products", ("auto", "own", "library")), _setting("exact")
     maps = _maps(layers, head)
     usable = dtype == torch.bfloat16 and all(_is_dense(m) for m in maps.values())
     if not usable or forced == "own" or exact == "on":
         return Products(None, {})
     library = open_library()
-    if library is None or not all(library.takes(*m.shape) for m in maps.values()):
+    if library is None:
+        return Products(None, {})
+    n_maps, maps = len(maps), {kind: m for kind, m in maps.items() if library.takes(*m.shape)}
+    if not maps or (len(maps) < n_maps and not in_part):
         return Products(None, {})
     if forced == "library":
         log.info("CPU products: torch's library for all rows, as PETIOLE_PRODUCTS says")

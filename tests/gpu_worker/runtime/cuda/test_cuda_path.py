@@ -19,8 +19,8 @@ from bench.driver import Driver
 from petiole.gpu_worker import EngineConfig
 from petiole.gpu_worker.config import BATCHING, Batching
 from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.checkpoint.loading import load_decoder
 from petiole.gpu_worker.models.config import parse_decoder_config
-from petiole.gpu_worker.models.loading import load_decoder
 from petiole.gpu_worker.models.registry import ARCHITECTURES, Architecture
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.cuda import executor as cuda
@@ -150,6 +150,27 @@ def test_an_append_after_a_shared_prefix_and_a_verify(checkpoint, open_cuda):
     history = second.prompt + second.output
     got = table(driver.verify([second], [[40, 41]]))
     assert relative_error(got, reference(model, [*history, 40, 41])[-3:]) < 1e-4
+
+
+@pytest.mark.parametrize("drafts", [0, 2], ids=["decode", "verify"])
+def test_a_captured_step_takes_the_pages_of_rows_that_were_remapped(drafts, checkpoint, open_cuda, monkeypatch):
+    """Many entries of the page table in a step that has room for as many as it has positions."""
+    replayed, run = [], Graphs.run
+    monkeypatch.setattr(
+        Graphs, "run", lambda self, shape, i: replayed.append(len(i.pages.rows)) or run(self, shape, i)
+    )
+    folder, model = checkpoint("qwen3")
+    driver = Driver(open_cuda(folder, speculative_tokens=drafts))
+    one, two = (driver.sequence(tokens(40)) for _ in range(2))
+    driver.prefill([one, two])
+    driver.decode_many([one, two], 3)
+    driver.remap(two, one, 32)
+    driver.prefill([driver.sequence(tokens(32, 9))])  # gets the pages that are free now
+    if drafts:
+        driver.verify([one, two], [[1, 2], [1, 2]])
+    driver.decode_many([one, two], 3)
+    assert max(replayed) > 2 * (1 + drafts) or driver.runtime.limits.page_size > 1
+    assert one.output == two.output == oracle(model, tokens(40), len(one.output))
 
 
 @pytest.mark.parametrize("setting", [{}, {"frequency_penalty": 0.4}], ids=["plain", "penalised"])

@@ -16,7 +16,7 @@ import torch
 
 from petiole.gpu_worker import Engine, EngineConfig, Request, Result, SamplingParams
 from petiole.gpu_worker.config import BATCHING
-from petiole.gpu_worker.models.loading import resolve_model
+from petiole.gpu_worker.models.checkpoint.loading import resolve_model
 from petiole.gpu_worker.models.moondream.config import parse_moondream_config
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.skills import SkillCall
@@ -26,6 +26,7 @@ from petiole.gpu_worker.runtime.cuda.executor import CudaExecutor, batching_that
 from petiole.gpu_worker.runtime.cuda.graphs import Graphs
 from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
+from petiole.gpu_worker.runtime.step.inputs import StepInputs
 from petiole.gpu_worker.text import load_tokenizer
 from tests.support import fake_flashinfer, late_device
 from tests.support.late_device import LateDevice
@@ -103,21 +104,24 @@ def test_answers_are_those_of_the_cpu(
     assert sum(found) > 3, "there were values to decode"
 
 
-def test_steps_with_values_are_captured(open_late: OpenEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decodes of every skill; the embedding of what was decoded is part of them."""
-    replayed, eager = list[str](), list[str]()
+def test_only_prefills_of_images_are_not_captured(open_late: OpenEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captured are decodes of every skill, in which what was decoded is embedded, and questions about an image
+    whose KV is cached."""
+    replayed, eager = list[tuple[str, bool]](), list[tuple[str, bool]]()
     run, append = Graphs.run, CudaExecutor._append
-    monkeypatch.setattr(Graphs, "run", lambda self, shape, i: replayed.append(i.kind) or run(self, shape, i))
+
+    def listen(to: list[tuple[str, bool]], inputs: StepInputs) -> None:
+        to.append((inputs.kind, inputs.limits is not None))
+
+    monkeypatch.setattr(Graphs, "run", lambda self, shape, i: listen(replayed, i) or run(self, shape, i))
     monkeypatch.setattr(
-        CudaExecutor,
-        "_append",
-        lambda self, slot, step: eager.append(step.inputs.kind) or append(self, slot, step),
+        CudaExecutor, "_append", lambda self, *step: listen(eager, step[1].inputs) or append(self, *step)
     )
     with open_late() as engine:
         eager.clear()
         engine.generate(requests())
-    assert set(eager) == {"prefill"}
-    assert set(replayed) == {"decode"}
+    assert set(eager) == {("prefill", True)}
+    assert set(replayed) == {("decode", False), ("prefill", False)}
 
 
 def test_a_resumed_answer_is_read_again_with_its_bins(open_late: OpenEngine, expected: list[Result]) -> None:

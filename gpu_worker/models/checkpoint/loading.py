@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.errors import ModelError
-from petiole.gpu_worker.models import formats
+from petiole.gpu_worker.models.checkpoint import formats
+from petiole.gpu_worker.models.checkpoint.safetensors import DTYPES, Checkpoint
 from petiole.gpu_worker.models.config import ModelConfig, read_json
 from petiole.gpu_worker.models.decoder import Decoder, DecoderLayer
+from petiole.gpu_worker.models.host_memory import new_tensor
 from petiole.gpu_worker.models.layers import (
     DenseLinear,
     Fp8Linear,
@@ -35,7 +37,6 @@ from petiole.gpu_worker.models.layers import (
     quantize_int8,
 )
 from petiole.gpu_worker.models.rotary import rotary_table
-from petiole.gpu_worker.models.safetensors import DTYPES, Checkpoint
 
 SHIPPED = ("petiole-tiny", "petiole-tiny-vision")
 EMBEDDING = "model.embed_tokens.weight"
@@ -54,7 +55,7 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
     Respects HF_TOKEN, HF_HOME and HF_HUB_OFFLINE, like huggingface_hub.
     """
     if model in SHIPPED:
-        return Path(__file__).parent / model.replace("-", "_")
+        return Path(__file__).parent.parent / model.replace("-", "_")
     try:
         path = Path(model).expanduser()
         if path.is_dir():
@@ -140,7 +141,7 @@ class Storage:
     def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         self.progress()
         if self._used == len(self._tensors):
-            self._tensors.append(torch.empty(tuple(shape), dtype=dtype, device=device))
+            self._tensors.append(new_tensor(shape, dtype, device))
         tensor = self._tensors[self._used]
         self._used += 1
         assert (tensor.shape, tensor.dtype, tensor.device.type) == (tuple(shape), dtype, device.type)
