@@ -57,7 +57,7 @@ class _ShortNames(MetaPathFinder, InspectLoader):
         sys.modules[module.__name__] = import_module(f"{PACKAGE}.{module.__name__}")
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """For `python -m tasks.x`."""
+        """The code of a module, for `python -m tasks.x`."""
         real = find_spec(f"{PACKAGE}.{fullname}")
         loader = real and real.loader
         return loader.get_code(f"{PACKAGE}.{fullname}") if isinstance(loader, InspectLoader) else None
