@@ -126,7 +126,7 @@ def submit(engine: Engine, request: Request, release: threading.Semaphore | None
 
 def finished(streams: Sequence[Stream]) -> Run:
     for stream in streams:
-        _ = stream.result  # raises what the request ended with
+        _ = stream.result  # raises the request's error
     return Run(list(streams))
 
 

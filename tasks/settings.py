@@ -41,11 +41,11 @@ _NOT_SETTINGS = {
     "PETIOLE_NATIVE",
     "PETIOLE_NO_PROGRESS",
     "PETIOLE_PRODUCTS",
-}  # read by the engine where they are used
+}  # the engine reads these where it uses them
 
 
 NOT_HEEDED = {
-    "CELERY_BROKER_URL": "PETIOLE_BROKER_URL",  # also what `celery -b` and BROKER_URL become
+    "CELERY_BROKER_URL": "PETIOLE_BROKER_URL",  # `celery -b` and BROKER_URL become this variable
     "CELERY_BROKER_READ_URL": "PETIOLE_BROKER_URL",
     "CELERY_BROKER_WRITE_URL": "PETIOLE_BROKER_URL",
     "CELERY_RESULT_BACKEND": "PETIOLE_RESULT_BACKEND",

@@ -39,8 +39,8 @@ def _mapped(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> T
         return None
     try:
         memory = mmap.mmap(-1, -(-n_bytes // _PAGE) * _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError:  # too large for the system: torch says so in its own error
+    except OSError:  # too large for the system: torch raises its own error
         return None
-    with suppress(OSError):  # a kernel without them: the pages are small
+    with suppress(OSError):  # a kernel without large pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(tuple(shape))

@@ -83,7 +83,7 @@ def can_reuse(seq: ScheduledSequence, other: ScheduledSequence, n_positions: int
     left, right = seq.cache_tokens.codes, other.cache_tokens.codes
     return (
         n_positions <= len(right)
-        and left[n_positions - 1] == right[n_positions - 1]  # mostly settles it without comparing all
+        and left[n_positions - 1] == right[n_positions - 1]  # mostly decides without comparing all tokens
         and seq.namespace == other.namespace
         and bool((left[:n_positions] == right[:n_positions]).all())
     )
@@ -107,7 +107,7 @@ def _continues(seq: ScheduledSequence, other: ScheduledSequence, n_positions: in
     """Whether the other has committed so many positions, and `seq` begins with them."""
     if min(seq.prefill_target, other.kv_position) < n_positions:
         return False
-    last = n_positions - 1  # mostly settles it without comparing all
+    last = n_positions - 1  # mostly decides without comparing all tokens
     return (
         seq.tokens(last, n_positions)[0] == other.tokens(last, n_positions)[0]
         and seq.namespace == other.namespace

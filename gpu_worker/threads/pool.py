@@ -50,6 +50,6 @@ class Threads:
         while (work := self._queue.get()) is not None:
             try:
                 work()
-            except BaseException:  # a panic of native code is no Exception
+            except BaseException:  # a panic of native code is not an Exception
                 logger.exception("%s raised", work)
-            del work  # what it refers to is not kept until the next call
+            del work  # do not keep its objects until the next call

@@ -54,9 +54,9 @@ def check(ours: Celery, options: Mapping[str, Any]) -> None:
             for problem in _different(ours, theirs, is_chord):
                 raise InvalidSettings(problem)
     before = None
-    for signature in reversed(_list(options.get("chain"))):  # Celery has the next link at its end
+    for signature in reversed(_list(options.get("chain"))):  # Celery keeps the next link at the end of the list
         theirs = _another_app(signature, ours)
-        if theirs is None and before is not None:  # the worker of the link before sends this one
+        if theirs is None and before is not None:  # the worker of the previous link sends this one
             for problem in _undeclared(before, _queues(signature)):
                 raise InvalidSettings(problem)
         before = theirs

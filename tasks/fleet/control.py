@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from petiole.tasks import settings
     from petiole.tasks.fleet import reports
     from petiole.tasks.servers import connections
-else:  # `cancel` is among what a web app imports
+else:  # a web app imports `cancel`
     reports = _lazy.module("petiole.tasks.fleet.reports")
     settings = _lazy.module("petiole.tasks.settings")
     connections = _lazy.module("petiole.tasks.servers.connections")
@@ -62,7 +62,7 @@ def flag_cancel(*task_ids: str) -> None:
         with connections.streams().pipeline(transaction=False) as pipe:
             for state in states:
                 pipe.hgetall(state)  # a command that a producer's ACL allows
-            known = pipe.execute(raise_on_error=False)  # a damaged state holds up no other
+            known = pipe.execute(raise_on_error=False)  # a damaged state must not affect other tasks
             for state, fields in zip(states, known, strict=True):
                 ended = isinstance(fields, dict) and b"done" in fields
                 pipe.hset(state, "cancel", 1)

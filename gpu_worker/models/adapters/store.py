@@ -49,7 +49,7 @@ class AdapterStore:
         self._dtype, self._pinned = dtype, pinned
         self._folders: OrderedDict[str, Path] = OrderedDict()  # each of them: least recently used first
         self._keys: OrderedDict[Path, tuple[Signature, str]] = OrderedDict()
-        self._names: OrderedDict[str, str] = OrderedDict()  # of each key, under which it was last seen
+        self._names: OrderedDict[str, str] = OrderedDict()  # by key: the name under which it was last seen
         self._adapters: OrderedDict[str, Adapter] = OrderedDict()
         self._lock = threading.Lock()
 

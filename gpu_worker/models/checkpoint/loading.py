@@ -63,7 +63,10 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
             return path
         if path.is_file():
             formats.refuse_file(path)
-    except (OSError, RuntimeError) as error:  # a folder that may not be read, a name too long, "~" of nobody
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # an unreadable folder, a name that is too long, the "~" of an unknown user
         raise ModelError(f"model folder {model}: {error}") from error
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         raise ModelError(f"model folder {model} does not exist")
@@ -195,7 +198,7 @@ def load_decoder(folder: Path, config: ModelConfig, options: LoadOptions) -> Dec
             config = replace(config, tied_head=False)
         if options.device.type == "meta":
             return read_decoder(checkpoint, config, options)
-        # All names and shapes, before memory of a size that only the configuration claims is asked for.
+        # Check all names and shapes before allocating memory: so far only the configuration claims its size.
         read_decoder(checkpoint, config, replace(options, device=torch.device("meta"), storage=Storage()))
         n_bytes = checkpoint.n_bytes()
         with _progress(n_bytes, folder.name) as advance:

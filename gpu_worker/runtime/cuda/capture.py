@@ -34,7 +34,7 @@ def cuda_capture(stream: CudaStream) -> Capture:
                 graph,
                 stream=stream.raw,
                 pool=pool if kept else None,
-                capture_error_mode="thread_local",  # others pin memory, for adapters, while weights are reloaded
+                capture_error_mode="thread_local",  # other threads pin memory for adapters during a reload
             ):
                 try:
                     work()

@@ -203,7 +203,7 @@ class Graphs:
         cache, n, field = self._geometry.cache, shape.positions, self._buffers.field
         rows, positions = field(_ROWS, n), field(_POSITIONS, n)
         write_pages(cache.table, *self._buffers.device[_UPDATES, :n])
-        # Of a row with padding the last position is none.
+        # The last position of a row with padding is not the row's own.
         batch_rows = rows[shape.queries - 1 :: shape.queries] if shape.queries else field(_BATCH_ROWS, shape.rows)
         gather_pages(cache.table, batch_rows, field(_INDPTR, shape.rows + 1), self._buffers.indices)
         deltas = None
@@ -239,7 +239,7 @@ class Graphs:
         if shape is None or (shape, self._adapted(inputs)) not in self._replays:
             return None
         if shape.queries > 1 and int((inputs.starts + inputs.lengths).min()) < shape.queries:
-            return None  # each position, those of padding too, must have a position to attend to
+            return None  # each position, also of padding, must have a position to attend to
         return shape
 
     def _adapted(self, inputs: StepInputs) -> bool:
@@ -260,7 +260,7 @@ class Graphs:
         over them."""
         host, rows, n = self._buffers.host.numpy(), shape.rows, shape.positions
         host[:_QUERIES, :n] = 0
-        host[_UPDATES, :n] = 0  # row 0, column 0, page 0: what is there
+        host[_UPDATES, :n] = 0  # row 0, column 0, page 0: an update that changes nothing
         if inputs is not None:
             self._stage(shape, host, inputs)
         queries, lengths = step_lengths(shape, inputs)

@@ -68,7 +68,7 @@ class Intake:
 
     def record_model(self) -> None:
         """Record the engine's model, which was replaced, as that of all tasks that are begun here."""
-        with self._beginning:  # whoever begins from now on does so with the new one
+        with self._beginning:  # attempts begin with the new model from now on
             jobs = list(self._services.jobs.values())
             begun = {job.task_id: job.begun.attempt for job in jobs if job.begun and job.placed}
             keys = [stream_keys(task_id).state for task_id in begun]
@@ -81,7 +81,7 @@ class Intake:
             try:
                 with self._beginning:
                     self._take(batch)
-            except Exception as error:  # of this module: none of these tasks may be held for ever
+            except Exception as error:  # a fault of this module must not hold these tasks for ever
                 logger.exception("intake: %d tasks could not be begun", len(batch))
                 for job in batch:
                     job.fail(error)

@@ -133,7 +133,9 @@ class FlashInferAttention:
 
         cache, window = self.geometry.cache, self.geometry.config.windows[layer]
         rotate_and_store(q, k, v, rotation, cache.keys[layer], cache.values[layer], self.slots)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # FlashInfer would fill a prefill's with zeros
+        out = torch.empty(
+            q.shape, dtype=q.dtype, device=q.device
+        )  # otherwise FlashInfer fills a prefill's buffers with zeros
         pages, n = self.geometry.pages(layer), self.n_bidirectional
         if n:
             self.bidirectional[window].run(q[:n], pages, out=out[:n])

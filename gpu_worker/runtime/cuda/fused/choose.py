@@ -302,7 +302,10 @@ def _search(
     hi = _ordered(largest)
     lo += tl.full([], 0, tl.int32)
     marks = _ordered(largest - tl.exp2(mark.to(tl.float32) - 1))  # most of the mass lies near the largest
-    n_lo, n_hi = tl.full([], 2147483647, tl.int32), tl.full([], 0, tl.int32)  # how many groups are above them
+    n_lo, n_hi = (
+        tl.full([], 2147483647, tl.int32),
+        tl.full([], 0, tl.int32),
+    )  # how many groups are above `lo` and `hi`
     while (hi > lo + 1) & (n_lo > tl.maximum(BLOCK // DEPTH, n_hi + n_hi // 2)):
         above = tl.zeros([8, BLOCK], tl.float32)
         counts = tl.zeros([8, BLOCK], tl.int32)
