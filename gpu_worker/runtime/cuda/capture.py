@@ -1,4 +1,4 @@
-"""What makes a graph of the kernels that a task launches."""
+"""Captures the kernels that a task launches as a CUDA graph."""
 
 from __future__ import annotations
 
