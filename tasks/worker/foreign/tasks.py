@@ -75,7 +75,7 @@ class ForeignTask:
     def _settle(self, outcome: tuple[bool, object, float]) -> None:
         try:
             self._delivery.callback(outcome)
-        except MemoryError:  # the task raised it and it is stored; Celery does not acknowledge
+        except MemoryError:  # raised by the task itself and stored; Celery does not acknowledge the message
             self._delivery.request.acknowledge()
         finally:
             self._forget(outcome[1])
