@@ -2,8 +2,9 @@
 
 A folder can be imported by two names there: `petiole/tasks` is a link to `tasks`. Python would make two modules of
 it, with two Celery apps, and two classes for each error. So each of the three packages ends with
-`_alias.claim(__name__)`. Under its full name, that does nothing. Under its short name, the module with the full
-name takes its place, and from then on a finder answers for the modules below it.
+`_alias.claim(__name__)`. If the package was imported by its full name, this call does nothing. If it was imported
+by its short name, the module with the full name takes its place, and from then on a finder answers for the modules
+below it.
 
     import tasks            tasks/__init__ runs under its short name; its claim makes sys.modules["tasks"]
                             the module petiole.tasks

@@ -25,7 +25,7 @@ class Reference:
     def __init__(self, checkpoint: Path, config: dict[str, dict[str, int]]) -> None:
         """Raises NotAvailableError."""
         if not (folder := os.environ.get("BENCH_MOONDREAM")):
-            raise NotAvailableError("BENCH_MOONDREAM names no checkout of it")
+            raise NotAvailableError("BENCH_MOONDREAM does not name a checkout of it")
         tokenizer = tokenizers.Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
         here = SimpleNamespace(from_pretrained=lambda name: tokenizer)
         try:

@@ -205,11 +205,11 @@ class ModelLimits:
 
 
 Progress = Callable[[], None]
-"""To be called by what takes long, whenever it has made a step forward."""
+"""Called again and again by work that takes long, to show that it goes on."""
 
 
 def nothing() -> None:
-    """The `Progress` that nobody waits for."""
+    """A `Progress` without effect."""
 
 
 class Load(Protocol):

@@ -42,7 +42,7 @@ SHIPPED = ("petiole-tiny", "petiole-tiny-vision")
 EMBEDDING = "model.embed_tokens.weight"
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 _HUB_COPIES = ["consolidated*.safetensors", "original/*", "onnx/*"]
-"""Copies of the weights in other formats."""
+"""Files on the hub that are not downloaded: copies of the weights in other formats."""
 _PROGRESS_FROM_BYTES = 256 * 2**20
 _VOLATILE_KEYS = frozenset({"transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"})
 
