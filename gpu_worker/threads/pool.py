@@ -1,8 +1,7 @@
 """A minimal thread pool without results.
 
-It is cheaper than `ThreadPoolExecutor`, whose `submit` creates a future with a lock and a condition, which is
-unused here, and acquires a semaphore that every idle worker also uses.
-"""
+It is cheaper than `ThreadPoolExecutor`. The executor's `submit` creates a future, with a lock and a condition,
+which nobody needs here. It also acquires a semaphore that every idle worker uses."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ results:
 
     _scan, a block for each 4,096 logits                          _pick, a block for each row
     greedy, or nothing filtered: the best of each chunk        ─► the best of these
-    filtered: of each group of 32 logits its largest, its mass ─► which groups matter; of their logits, the rest
+    filtered: largest logit and mass of each group of 32       ─► the groups that matter, and then their logits
 
 Top-k and top-p are thresholds: a token stays if fewer than `k` tokens, or less than `p` of the mass, lie strictly
 above it. So equal logits stay or go together. The result of a row depends on that row alone, because the batch
@@ -295,8 +295,8 @@ def _search(
     LANES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The largest ordered `lo` with f(lo) >= limit. For groups, any such `lo` will do if at most a block's groups,
-    or few more than necessary, lie above it."""
+    """The largest ordered `lo` with f(lo) >= limit. Of groups, a smaller `lo` suffices if at most a block's
+    groups, or few more than necessary, lie above it."""
     found, listed, size, width, temperature, largest = at
     mark = tl.arange(0, 8)
     hi = _ordered(largest)
