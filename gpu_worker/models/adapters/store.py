@@ -1,4 +1,4 @@
-"""Host-side store of adapters: threads of their own read them from files, the engine thread takes them.
+"""The store of adapters in host memory. Adapter threads read adapters from files; the engine thread takes them.
 
 Adapters are keyed by content. So changed files are a new adapter, with its own slot and cached KV, and copies of
 the same files are one adapter.
