@@ -23,6 +23,11 @@ sys.path[:] = [
 ]  # llama_cpp.py beside this file is not the package
 
 
+def cache_gib(asked: dict[str, Any]) -> int:
+    """Room for all tokens at once, in pages that are not all full."""
+    return 1 + int(asked["all"] * 120_000 // 2**30)
+
+
 class OpenVino:
     """Continuous batching without a prefix cache, products in bfloat16. optimum-intel exports the model, with
     weights in 16 bits, which takes a minute."""
@@ -34,7 +39,7 @@ class OpenVino:
 
         self._tensor, self._genai = openvino.Tensor, openvino_genai
         settings = openvino_genai.SchedulerConfig()
-        settings.cache_size = 1 + asked["sequences"] * asked["tokens"] * 120_000 // 2**30
+        settings.cache_size = cache_gib(asked)
         settings.max_num_seqs = asked["sequences"]
         settings.max_num_batched_tokens = 4096
         settings.enable_prefix_caching = False
@@ -66,7 +71,7 @@ class Vllm:
     """Its offline interface, with made-up weights, without a prefix cache."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cache_gib(asked)))
         if asked["threads"]:
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{asked['threads'] - 1}")
         import vllm

@@ -180,7 +180,7 @@ class Completion:
         return partial(Completion._mark, value=failure)
 
     def _store(self, failure: ExceptionInfo) -> Step:
-        """Store a success that the backend has refused before. What is linked to it was sent."""
+        """Store a success that the backend has refused before. The linked tasks have been sent."""
         request, result = self.request, self._outcome.result
         if claims.is_stored(request):
             return partial(Completion._mark, value=failure)

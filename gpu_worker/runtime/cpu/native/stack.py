@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.models.decoder import DecoderLayer
+from petiole.gpu_worker.models.host_memory import new_tensor
 from petiole.gpu_worker.models.layered import GeluLayer, LayerNorm
 from petiole.gpu_worker.models.layers import Linear
 from petiole.gpu_worker.runtime.cpu.native.products import Products
@@ -234,7 +235,9 @@ class Stack:
 
 
 def at_least(memory: Tensor | None, n: int) -> Tensor:
-    return memory if memory is not None and memory.numel() >= n else torch.empty(n)
+    if memory is not None and memory.numel() >= n:
+        return memory
+    return new_tensor((n,), torch.float32, torch.device("cpu"))
 
 
 def _address(tensor: Tensor | None) -> int | None:
