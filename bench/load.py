@@ -106,7 +106,7 @@ class Run:
 
     @property
     def gaps_ms(self) -> list[float]:
-        """Between consecutive deltas of the same stream."""
+        """Milliseconds between consecutive deltas of the same stream."""
         return [1e3 * (b - a) for s in self.streams for a, b in itertools.pairwise(s.stamps)]
 
     def ttft_ms(self, share: float) -> float:

@@ -133,7 +133,8 @@ class SchedulerState:
     # ------------------------------------------------------------ admission
 
     def enqueue(self, seq: ScheduledSequence) -> None:
-        """Queue an accepted request. The running sequences of which it is a fork publish what they committed."""
+        """Queue an accepted request. The running sequences of which it is a fork publish their committed
+        positions."""
         self.waiting.push(seq)
         if self.running and self.config.prefix_cache != "off":
             n_cached = self.manager.match_length(seq.cache_tokens, seq.namespace)

@@ -71,7 +71,8 @@ class EngineLoop:
             self._wake.notify()
 
     def beat(self) -> None:
-        """A sign of life, from a command or a step that takes long: the engine makes progress. Any thread."""
+        """A sign of life, from a command or a step that takes long: the engine makes progress. Called on any
+        thread."""
         self.last_round_s = time.monotonic()
 
     def stop_when_done(self) -> None:

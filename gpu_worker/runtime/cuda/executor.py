@@ -1,8 +1,8 @@
-"""The CUDA executor: captured graphs for encode steps and those up to some size, one eager pass for all others.
+"""The CUDA executor: captured graphs for encode steps and for other steps up to some size, one eager pass for the
+rest.
 
-In an eager pass the queries of bidirectional regions come first. They are attended to without a mask, all others
-causally (`step.segments`).
-"""
+In an eager pass the queries of bidirectional regions come first. They attend without a mask; all other queries
+attend causally (`step.segments`)."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int, encod
 
 
 def captured_shapes(engine: EngineConfig, longest: int) -> dict[str, list[Shape]]:
-    """The steps that each slot captures, by layout. longest: positions that a row can have."""
+    """The steps that each slot captures, by layout. longest: maximum positions of a row."""
     queries = 1 + engine.speculative_tokens
     return {
         "decode": uniform_shapes(engine, 1),
@@ -130,7 +130,7 @@ _LAYOUTS: dict[StepKind, tuple[str, ...]] = {
     "prefill": ("append",),
     "mixed": ("append",),
 }
-"""The layouts that a step may be captured in, the best first."""
+"""The layouts in which a step may be captured, the best first."""
 
 
 def choose(logits: Tensor, choice: Choice | None) -> Tensor:

@@ -74,10 +74,9 @@ _FIELDS = 13
 class StepBuffers:
     """A slot's inputs, int32 [fields, positions], pinned and on the device; its page list, int32; and its results.
 
-    logits: [positions, vocab], and bins: int32 [positions, 1 + N_BINS], those of either kind of value (see
-    `step.values`), empty if the model decodes none, of decodes and verifications. hidden: [positions, hidden], of
-    all others.
-    """
+    logits and bins are the results of decodes and verifications. logits: [positions, vocab]. bins: int32
+    [positions, 1 + N_BINS], for either kind of value (see `step.values`); empty if the model decodes no values.
+    hidden: [positions, hidden], the results of all other steps."""
 
     host: Tensor
     device: Tensor
@@ -95,7 +94,7 @@ Layers = Callable[[Tensor, Forward], Tensor]
 
 
 def new_step_buffers(shapes: Sequence[Shape], decoder: Decoder, geometry: Geometry, host: Device) -> StepBuffers:
-    """For steps of all these shapes."""
+    """Buffers for steps of all these shapes."""
     config, device = decoder.config, geometry.device
     rows, positions = max(shape.rows for shape in shapes), max(shape.positions for shape in shapes)
     with_logits = max(shape.positions for shape in shapes if shape.queries)
@@ -309,8 +308,8 @@ def new_wrappers(
 
 
 def step_lengths(shape: Shape, inputs: StepInputs | None) -> tuple[Int32Array, Int32Array]:
-    """int32 [rows] each: how many positions a row has in the step, and how many are cached after it. A step with
-    rows of any number that only warms up is full: nothing larger may be planned later."""
+    """int32 [rows] each: how many positions a row has in the step, and how many are cached after it. A warm-up
+    step of the layout with rows of any number is full, because nothing larger may be planned later."""
     rows, n = shape.rows, 0 if inputs is None else len(inputs.starts)
     if shape.queries or inputs is None:
         shorter, longer = divmod(shape.positions, rows)

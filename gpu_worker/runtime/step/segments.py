@@ -1,4 +1,4 @@
-"""A step's inputs, cut into segments whose queries see keys in one way.
+"""A step's inputs, cut into segments. The queries of a segment see keys in the same way.
 
     row        | before |     region     |  tail  |
     segments     causal   bidirectional    causal

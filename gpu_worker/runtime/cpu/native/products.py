@@ -85,8 +85,8 @@ def choose_products(
     *,
     in_part: bool = False,
 ) -> Products:
-    """Who makes the products of these layers and of the head, if there is one, of a model in `dtype`. `in_part`:
-    the library may make the products of some maps where it does not take all of them."""
+    """Decides which kernels compute the products of these layers, and of the head, if there is one, of a model in
+    `dtype`. `in_part`: the library may compute some maps even if it cannot take all of them."""
     forced, exact = _setting("products", ("auto", "own", "library")), _setting("exact")
     maps = _maps(layers, head)
     usable = dtype == torch.bfloat16 and all(_is_dense(m) for m in maps.values())

@@ -31,8 +31,8 @@ WORKSPACE_BYTES = 128 * 2**20
 has, so for every model the sums take a fraction of this memory."""
 
 PLAN_BYTES = 2**20
-"""For the plan of a captured step, and as much pinned memory. The plan says which block gets which part of which
-row, in some twenty bytes for each block, row and position. FlashInfer's own default is 8 MB."""
+"""Device memory for the plan of a captured step; it takes as much pinned memory, too. The plan assigns parts of
+rows to blocks, and takes some twenty bytes for each block, row and position. FlashInfer's own default is 8 MB."""
 
 _CUDA_CORE_GROUPS = frozenset({1, 2, 3, 4, 6, 8, 16})
 
@@ -247,7 +247,7 @@ def _shrink_plans(wrappers: Mapping[int, Any], workspace: Tensor) -> None:
 
 
 def fills_the_card(geometry: Geometry, rows: int) -> bool:
-    """Whether rows times heads of keys are as many as the blocks that the card runs, two on each processor."""
+    """Whether rows times heads of keys fill the blocks that the card runs, two on each processor."""
     processors = torch.cuda.get_device_properties(geometry.device).multi_processor_count
     return rows * geometry.config.n_kv_heads >= 2 * processors
 
