@@ -75,7 +75,7 @@ class FlashInferKernels:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What every plan of a model has in common."""
+    """The sizes that all plans of a model share."""
 
     config: ModelConfig
     cache: KVCache
@@ -194,7 +194,7 @@ class AppendWrappers:
     """Prefill and verify of one slot: any number of positions for each row, in one pass. If it is not `causal`,
     each query sees all keys of its row.
 
-    rows: those of a captured step, whose first plan says how many positions there may be; 0: a step is launched.
+    rows: the number of rows of a captured step, whose first plan must be the largest; 0: steps are not captured.
     indices: the page list that a captured step reads.
 
     The backend is named, because "auto" takes another kernel on Hopper. Few installations have that kernel
