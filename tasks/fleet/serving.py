@@ -113,7 +113,7 @@ class Watch:
         try:
             workers = reports.workers()
         except Exception as error:
-            logger.debug("cannot look whether a worker serves %s: %s", self._queues, error)
+            logger.debug("cannot tell whether a worker serves %s: %s", self._queues, error)
             self._done = True
         else:
             for queue in self._queues:
