@@ -11,8 +11,8 @@ Ownership of the pages of a running row:
                                 had equal pages already
 
 `published` grows by `publish`: KV is matchable as soon as its kernels are enqueued, because later steps run after
-them on the stream. Once the positions are committed, `share` replaces the row's own copies of what the cache had
-already by the cache's pages. A row frees exactly the pages that it owns.
+them on the stream. Once the positions are committed, `share` frees the row's copies of pages that
+the cache already had, and uses the cache's pages. A row frees exactly the pages that it owns.
 
 Not thread-safe: one thread owns the manager and all allocations.
 """
