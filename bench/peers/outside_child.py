@@ -68,7 +68,7 @@ class OpenVino:
 
 
 class Vllm:
-    """Its offline interface, with made-up weights, without a prefix cache."""
+    """vLLM's offline interface, with made-up weights and without a prefix cache."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cache_gib(asked)))

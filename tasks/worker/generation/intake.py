@@ -67,7 +67,7 @@ class Intake:
             self._thread.join(5.0)
 
     def record_model(self) -> None:
-        """Record the engine's model, which was replaced, as that of all tasks that are begun here."""
+        """After a reload: record the engine's new model as the model of all tasks that run here."""
         with self._beginning:  # attempts begin with the new model from now on
             jobs = list(self._services.jobs.values())
             begun = {job.task_id: job.begun.attempt for job in jobs if job.begun and job.placed}
@@ -207,7 +207,7 @@ class Intake:
         begun: Begun,
         limits: TimeLimits,
     ) -> Request | Outcome:
-        """The request to the engine, or the failure of a task for which there can be no request."""
+        """The engine's request, or the task's failure if its options are invalid."""
         written = begun.written
         try:
             return engine_request(
