@@ -26,7 +26,7 @@ _LONG = 256  # minimum length for which checking for consecutive pages pays off
 
 
 class PageCache(Protocol):
-    """What a pool asks of the prefix cache that owns some of its pages."""
+    """The part of a prefix cache that the pool calls. The cache owns some of the pool's pages."""
 
     @property
     def total_cached_pages(self) -> int: ...

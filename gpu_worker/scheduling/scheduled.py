@@ -159,7 +159,8 @@ class ScheduledSequence(SchedulableSequence):
         self.cache_tokens = self.cached_as(self.prefill_target)
 
     def publish_committed(self) -> None:
-        """Make the committed positions matchable. Those that another published first are shared with it."""
+        """Make the committed positions matchable. Positions that another sequence published first are shared with
+        it."""
         allocation = self.allocation
         assert allocation is not None
         allocation.publish(self.cached_as(self.kv_position), self.kv_position)
