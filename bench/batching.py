@@ -1,9 +1,10 @@
 """A whole load at once, beside other engines: output tokens a second, with the time for the prompts.
 
-On the CPU the peers are transformers (one padded batch of `generate`, and its continuous batching), llama.cpp,
-OpenVINO GenAI and vLLM; on CUDA, transformers. All sides take turns on the same threads. The peer of a row is the
-best of the others. The report names peers that are not installed, or that refuse this device, with the reason.
-`bench/peers/outside.py` says how to install peers that need an environment of their own."""
+On the CPU the peers are transformers (one padded batch of `generate`; with the small model also its continuous
+batching), llama.cpp, OpenVINO GenAI and vLLM; on CUDA, transformers. All sides take turns on the same threads. The
+peer of a row is the best of the others. The report names peers that are not installed, or that refuse this device,
+with the reason. `bench/peers/outside.py` says how to install peers that need an environment of their own.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ class Loads:
 
 
 def _large(n: int, prompt: int, output: int) -> Case:
-    return Case(QWEN3_06B, n, prompt, output, n, 3)
+    return Case(QWEN3_06B, n, prompt, output, n, rounds=2)
 
 
 LOADS = {
@@ -85,7 +86,8 @@ def peers(bench: Bench, loads: Loads, model: str, stack: ExitStack) -> dict[str,
     try:
         peer = Transformers(model, loads.shape.dtype, bench.device)
         sides["transformers' generate"] = peer.generate
-        sides["transformers' continuous batching"] = peer.continuous_batching
+        if not loads.outside:
+            sides["transformers' continuous batching"] = peer.continuous_batching
     except NotAvailableError as error:
         bench.report.absent["transformers"] = str(error)
     if bench.device != "cpu":
@@ -97,7 +99,8 @@ def peers(bench: Bench, loads: Loads, model: str, stack: ExitStack) -> dict[str,
     else:
         stack.enter_context(closing(llama))
         sides["llama.cpp"] = partial(_llama, llama)
-    most = (max(case.n for case in loads.cases), max(case.prompt + case.output for case in loads.cases))
+    lengths = [(case.n, case.prompt + case.output) for case in loads.cases]
+    most = (max(n for n, _ in lengths), max(each for _, each in lengths), max(n * each for n, each in lengths))
     for kind, name in NAMES.items() if loads.outside else ():
         try:
             outside = stack.enter_context(closing(Outside(kind, model, threads=threads, most=most)))

@@ -190,7 +190,7 @@ def decode_kernels(report: Report, runtime: ModelRuntime, shape: Shape, batch: i
 
 def prefill_kernels(report: Report, runtime: ModelRuntime, shape: Shape, length: int) -> None:
     driver = Driver(runtime)
-    driver.prefill([driver.sequence(tokens(length))])  # what is loaded once
+    driver.prefill([driver.sequence(tokens(length))])  # the weights, loaded once
     sequence = driver.sequence(tokens(length))
     kernels(report, f"{shape.name}, a prefill of {length}", lambda: driver.prefill([sequence]), 1)
 

@@ -12,6 +12,7 @@ import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -103,7 +104,7 @@ def without_graphs(rounds: int) -> dict[str, tuple[float, str]]:
 
 
 def engine_ms(engine: Engine, batch: int, sampling: SamplingParams, rounds: int) -> float:
-    clock = time.pthread_getcpuclockid(engine._thread.ident)  # type: ignore[attr-defined,arg-type]
+    clock = time.pthread_getcpuclockid(engine._thread.ident)  # type: ignore[arg-type]
 
     def spent(n: int) -> float:
         asked = replace(sampling, max_tokens=n)
@@ -123,9 +124,9 @@ def launches(report: Report, runtime: ModelRuntime, rounds: int) -> None:
         for sequence in sequences:
             driver.prefill([sequence])
         drafts = [[7] * DRAFTS] * batch
-        ms, note = measured(runtime, lambda d=driver, s=sequences: d.decode(s), rounds * 10)
+        ms, note = measured(runtime, partial(driver.decode, sequences), rounds * 10)
         report.add(f"launches, {batch} sequences: a decode step", ms, "ms", better="lower", note=note)
-        verify, note = measured(runtime, lambda d=driver, s=sequences, x=drafts: d.verify(s, x), rounds * 10)
+        verify, note = measured(runtime, partial(driver.verify, sequences, drafts), rounds * 10)
         what = f"  a verify step of {DRAFTS} drafts"
         report.add(what, verify, "ms", peer=ms, target=1.3, better="lower", note=note)
 

@@ -32,6 +32,10 @@ _NAMES = {
 }
 
 
+_CONTEXT_STEP = 256
+"""llama.cpp rounds the room of a sequence to a multiple of this."""
+
+
 class LlamaCpp:
     """One model. `decode` and `prefill` try attention with and without flash, and keep the faster one."""
 
@@ -44,6 +48,7 @@ class LlamaCpp:
         self._quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(self._quiet, ctypes.c_void_p(0))
         self._threads, self._vocab = threads, shape.vocab_size
+        self._flash: dict[tuple[int, int], bool] = {}
         with tempfile.TemporaryDirectory(prefix="petiole-gguf-") as scratch:
             path = Path(scratch) / "model.gguf"
             write_gguf(Path(folder), shape, path)
@@ -55,7 +60,7 @@ class LlamaCpp:
 
     def decode(self, prompts: Sequence[Sequence[int]], n_tokens: int) -> Callable[[], float]:
         """Computes the prompts. Returns a function that decodes `n_tokens` for each and returns the seconds."""
-        tried = [_Batch(self, prompts, flash) for flash in (False, True)]
+        tried = [_Batch(self, prompts, flash, 2 + n_tokens) for flash in (False, True)]
         for batch in tried:
             batch.fill()
             batch.decode(2)
@@ -63,17 +68,20 @@ class LlamaCpp:
         return lambda: batch.decode(n_tokens)
 
     def prefill(self, prompt: Sequence[int]) -> Callable[[], float]:
-        tried = [_Batch(self, [prompt], flash) for flash in (False, True)]
+        tried = [_Batch(self, [prompt], flash, 0) for flash in (False, True)]
         return self._faster(tried, [batch.fill() for batch in tried]).fill
 
     def whole(self, prompts: Sequence[Sequence[int]], n_tokens: int) -> float:
-        """Seconds from the first prompt to the last of `n_tokens` for each; the better of both attentions."""
-        found = []
-        for flash in (False, True):
-            batch = _Batch(self, prompts, flash)
-            found.append(batch.fill() + batch.decode(n_tokens - 1))
+        """Seconds from the first prompt to the last of `n_tokens` for each, by the attention that was faster in
+        the first load of this size."""
+        load = len(prompts), n_tokens
+        found: dict[bool, float] = {}
+        for flash in [self._flash[load]] if load in self._flash else [False, True]:
+            batch = _Batch(self, prompts, flash, n_tokens)
+            found[flash] = batch.fill() + batch.decode(n_tokens - 1)
             batch.close()
-        return min(found)
+        self._flash[load] = min(found, key=lambda flash: found[flash])
+        return min(found.values())
 
     def _faster(self, tried: list[_Batch], seconds: list[float]) -> _Batch:
         best = seconds.index(min(seconds))
@@ -85,12 +93,14 @@ class LlamaCpp:
 
 
 class _Batch:
-    """One context: a sequence for each prompt. Methods return the seconds that they took."""
+    """One context: a sequence for each prompt, and room for `n_tokens` after it. Methods return the seconds that
+    they took."""
 
-    def __init__(self, peer: LlamaCpp, prompts: Sequence[Sequence[int]], flash: bool) -> None:
+    def __init__(self, peer: LlamaCpp, prompts: Sequence[Sequence[int]], flash: bool, n_tokens: int) -> None:
         self._lib, self._vocab, self._prompts = peer._lib, peer._vocab, prompts
         settings = self._lib.llama_context_default_params()
-        settings.n_ctx = len(prompts) * 1024
+        each = max(map(len, prompts)) + n_tokens
+        settings.n_ctx = len(prompts) * -(-each // _CONTEXT_STEP) * _CONTEXT_STEP
         settings.n_batch = settings.n_ubatch = 512
         settings.n_seq_max = len(prompts)
         settings.n_threads = settings.n_threads_batch = peer._threads

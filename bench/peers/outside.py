@@ -26,10 +26,10 @@ NAMES = {"openvino": "OpenVINO GenAI", "vllm": "vLLM"}
 class Outside:
     """`kind`: a key of NAMES. Raises NotAvailableError where it does not run."""
 
-    def __init__(self, kind: str, folder: str, *, threads: int, most: tuple[int, int]) -> None:
-        """`most`: sequences at once, and tokens of one."""
+    def __init__(self, kind: str, folder: str, *, threads: int, most: tuple[int, int, int]) -> None:
+        """`most`: sequences at once, tokens of one, and tokens of all at once."""
         python = os.environ.get(f"BENCH_{kind.upper()}_PYTHON") or sys.executable
-        asked = {"folder": folder, "threads": threads, "sequences": most[0], "tokens": most[1]}
+        asked = {"folder": folder, "threads": threads, "sequences": most[0], "tokens": most[1], "all": most[2]}
         try:
             self._child = subprocess.Popen(
                 [python, str(_SCRIPT), kind, json.dumps(asked)],

@@ -18,7 +18,14 @@ class Peer(Protocol):
     def run(self, prompts: list[list[int]], output: int) -> None: ...
 
 
-sys.path[:] = [at for at in sys.path if at != str(Path(__file__).parent)]  # llama_cpp.py beside this is no package
+sys.path[:] = [
+    at for at in sys.path if at != str(Path(__file__).parent)
+]  # llama_cpp.py beside this file is not the package
+
+
+def cache_gib(asked: dict[str, Any]) -> int:
+    """Room for all tokens at once, in pages that are not all full."""
+    return 1 + int(asked["all"] * 120_000 // 2**30)
 
 
 class OpenVino:
@@ -32,7 +39,7 @@ class OpenVino:
 
         self._tensor, self._genai = openvino.Tensor, openvino_genai
         settings = openvino_genai.SchedulerConfig()
-        settings.cache_size = 1 + asked["sequences"] * asked["tokens"] * 120_000 // 2**30
+        settings.cache_size = cache_gib(asked)
         settings.max_num_seqs = asked["sequences"]
         settings.max_num_batched_tokens = 4096
         settings.enable_prefix_caching = False
@@ -61,10 +68,10 @@ class OpenVino:
 
 
 class Vllm:
-    """Its offline interface, with made-up weights, without a prefix cache."""
+    """vLLM's offline interface, with made-up weights and without a prefix cache."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cache_gib(asked)))
         if asked["threads"]:
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{asked['threads'] - 1}")
         import vllm
@@ -91,7 +98,7 @@ class Vllm:
 def main() -> None:
     kind, asked = sys.argv[1], json.loads(sys.argv[2])
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # a library's output is not an answer
 
     def answer(what: dict[str, Any]) -> None:
         answers.write(json.dumps(what) + "\n")

@@ -9,13 +9,21 @@ import pytest
 
 from bench.peers.outside import Outside
 from bench.report import NotAvailableError
+from tests.support.site import eventually
 
 FAKE_VLLM = """
+import os, pathlib, subprocess
+
 class SamplingParams:
     def __init__(self, **options): self.n = options["max_tokens"]
 
 class LLM:
-    def __init__(self, **options): print("a library that prints")
+    def __init__(self, **options):
+        print("a library that prints")
+        if folder := os.environ.get("WORKER"):
+            worker = subprocess.Popen(["sleep", "600"])
+            (pathlib.Path(folder) / "pid").write_text(str(worker.pid))
+
     def generate(self, prompts, sampling, use_tqdm):
         class Result: outputs = [type("Output", (), {"token_ids": [1] * sampling.n})]
         return [Result() for prompt in prompts]
@@ -23,7 +31,7 @@ class LLM:
 
 
 def start(kind: str) -> Outside:
-    return Outside(kind, "model", threads=1, most=(2, 64))
+    return Outside(kind, "model", threads=1, most=(2, 64, 128))
 
 
 def test_a_peer_that_is_not_installed_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -56,3 +64,19 @@ def test_it_computes_loads_under_the_python_that_is_named(monkeypatch: pytest.Mo
         assert peer.tokens_per_s([[3, 4]], 1) > 0
     finally:
         peer.close()
+
+
+def test_what_it_has_started_ends_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "vllm.py").write_text(FAKE_VLLM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("WORKER", str(tmp_path))
+    start("vllm").close()
+    pid = int((tmp_path / "pid").read_text())
+    eventually(lambda: has_ended(pid), "the worker ends")
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(") ")[1][0] == "Z"
+    except FileNotFoundError:
+        return True

@@ -30,7 +30,7 @@ crops beside the whole picture, bfloat16 weights, a context of 512 tokens.
 
 It knows pictures of one to four coloured shapes (circles, squares and triangles; red, green, blue, yellow, black)
 on a plain light background, and what `training/vision/pictures.py` asks about them. It knows nothing else, and has
-not learnt to reason. The shapes do not overlap. Each is at least {smallest:.0%} of the picture's shorter side. From
+not learnt to reason. The shapes do not overlap. Each is at least {smallest:.0%} of the shorter side. From
 left to right, their centres are at least {apart:.0%} of the width apart, so that a person sees their order.
 
 ## Asking it

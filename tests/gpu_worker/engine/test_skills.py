@@ -143,8 +143,8 @@ class Watched:
 
 
 def test_a_cached_image_is_not_even_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch)
     with Engine(machine()) as engine:
+        watched = Watched(monkeypatch)
         first = run(engine, asked("query"))[1]
         for name in CALLS:
             assert run(engine, asked(name))[1].usage.cached_prompt_tokens >= 82
@@ -155,8 +155,8 @@ def test_a_cached_image_is_not_even_decoded(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_equal_images_at_once_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch)
     with Engine(machine()) as engine:
+        watched = Watched(monkeypatch)
         engine.pause()
         handles = [engine.submit(asked(name)) for name in CALLS]
         engine.resume()

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from petiole.gpu_worker import AdapterError, Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.errors import AdapterChanged
-from petiole.gpu_worker.models import adapters as store
+from petiole.gpu_worker.models.adapters import store
 from petiole.gpu_worker.models.adapters.lora import read_adapter
 from petiole.gpu_worker.models.adapters.store import AdapterStore
 from petiole.gpu_worker.models.checkpoint.safetensors import SafetensorsFile

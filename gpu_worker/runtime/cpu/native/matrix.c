@@ -380,15 +380,21 @@ static void block_of_outputs(const Linear *l, int64_t block, int m, const float 
     outputs(l, p, m, x, l->k, y, l->n, add, b);
 }
 
+/* Unit `i` of a map: a block of outputs, for ROWS inputs at most. */
+INLINE void unit_of(const Linear *l, int64_t i, int64_t m, const float *x, float *y, int add, Bench *b) {
+  const int64_t units = parts(l->n, l->block), first = i / units * ROWS;
+  block_of_outputs(l, i % units, (int)smaller(ROWS, m - first), x + first * l->k, y + first * l->n, add, b);
+}
+
 void linear(const Linear *l, int64_t m, const float *x, float *y, int add, Bench *b) {
-  const int64_t units = parts(l->n, l->block), blocks = parts(m, ROWS);
-  const int chunk = (int)(blocks > 1 ? 1 : units / (8 * omp_get_num_threads()) + 1);
+  const int64_t units = parts(l->n, l->block);
   b->held = NULL;
-#pragma omp for schedule(dynamic, chunk)
-  for (int64_t unit = 0; unit < blocks * units; unit++) {
-    const int64_t first = unit / units * ROWS;
-    const int rows = (int)smaller(ROWS, m - first);
-    block_of_outputs(l, unit % units, rows, x + first * l->k, y + first * l->n, add, b);
+  if (m > ROWS) {
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < parts(m, ROWS) * units; i++) unit_of(l, i, m, x, y, add, b);
+  } else { /* neighbours in memory one after the other, but the last few to whoever is free */
+#pragma omp for schedule(guided, 1)
+    for (int64_t i = 0; i < (m ? units : 0); i++) unit_of(l, i, m, x, y, add, b);
   }
 }
 

@@ -153,3 +153,32 @@ def test_many_queries_get_what_torch_computes(config: ModelConfig, page_size: in
     native = native_decoder(decoder, cache)
     assert native is not None
     torch.testing.assert_close(torch.cat(in_one_step(native, lengths)), wanted, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kv_heads", [3, 4, 8])
+@pytest.mark.parametrize("window", [0, 100])
+def test_heads_that_are_read_together_get_the_same_bits_as_heads_read_one_by_one(
+    dtype: torch.dtype, kv_heads: int, window: int
+) -> None:
+    """A row alone leaves its heads to all threads; each of many rows is read by one."""
+    rows = 64
+    config = ModelConfig(
+        "test", VOCAB, HIDDEN, INNER, 1, 2 * kv_heads, kv_heads, 64, 1e-6, MAX_LENGTH,
+        RopeConfig(), True, False, False, False, True, (window,),
+    )  # fmt: skip
+    cache = scattered_cache(config, 1, rows, dtype)
+    native = native_decoder(random_decoder(config, dtype), cache)
+    assert native is not None
+    starts = [(5 * row) % 140 for row in range(rows)]
+    for row, start in enumerate(starts):
+        if start:
+            token_ids, positions, at = step([row], [0], [start])
+            native.forward(0, token_ids, positions, at, torch.arange(1))
+
+    def decode(rows: Sequence[int]) -> Tensor:
+        token_ids, positions, at = step(rows, [starts[row] for row in rows], [1] * len(rows))
+        return native.forward(0, token_ids, positions, at, torch.arange(len(at))).clone()
+
+    alone = torch.cat([decode([row]) for row in range(rows)])
+    assert torch.equal(decode(range(rows)), alone)
