@@ -1,12 +1,12 @@
-"""Questions about pictures: beside the reference implementation, and a second one about the same picture.
+"""Questions about pictures: beside the reference implementation; and a second question about the same picture.
 
-Moondream 2 in its full size with drawn weights, bf16, and petiole-tiny-vision. The reference answers one question
-at a time, so its rate is measured over one or two of them, however many come at once. Each question has a new
-picture, but for second questions: their rows compare the time to the first token with that of the first question,
-in an engine with nothing else to do.
+The models are Moondream 2 in its full size with random weights, in bf16, and petiole-tiny-vision. The reference
+answers one question at a time, so its rate is measured over one or two questions, however many come at once. Each
+question has a new picture, except second questions. Their rows compare the time to the first token with that of the
+first question, in an idle engine.
 
-The parts can be measured one by one, with `--only`: the file that `--json` names keeps what the others wrote, and
-the folder that `--checkpoint` names the drawn weights.
+`--only` measures single parts: the file that `--json` names keeps the figures of the others. The folder that
+`--checkpoint` names keeps the random weights.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ ROWS = 16
 
 @dataclass
 class Pictures:
-    """JPEG files, no two alike."""
+    """Different JPEG files."""
 
     seeds: Iterator[int] = field(default_factory=count)
 
@@ -116,7 +116,7 @@ def beside_reference(
 def second_questions(
     bench: Bench, engine: Engine, name: str, size: tuple[int, int], rounds: int, pictures: Pictures
 ) -> None:
-    """And the very first question to a new engine, which pays nothing that later ones do not."""
+    """Second questions; and the very first question to a new engine, which must cost no more than later ones."""
     firsts, seconds, new = list[float](), list[float](), engine.stats()["finished"] == 0
     for _ in range(1 + rounds):
         picture = pictures.new(*size)
@@ -188,7 +188,7 @@ def full(bench: Bench, parts: Sequence[str], kept: str | None, json_path: str | 
 
 
 def resume(report: Report, earlier: Path) -> None:
-    """What an earlier run has written counts as measured, until it is measured again."""
+    """Take over the figures of an earlier run, until they are measured again."""
     if earlier.exists():
         record = json.loads(earlier.read_text())
         names = [each.name for each in fields(Measurement)]
