@@ -42,7 +42,7 @@ def converse(number: int, turns: int) -> list[Turn]:
     for turn in range(turns):
         question = f"{number} {turn}: " + " ".join(draw.choices(WORDS, k=QUESTION_WORDS))
         messages.append({"role": "user", "content": question})
-        time.sleep(draw.uniform(0, PAUSE_S))  # somebody reads, and writes
+        time.sleep(draw.uniform(0, PAUSE_S))  # the user reads the answer, and writes the next turn
         began = time.perf_counter()
         with chat.stream(
             messages=messages, timeout_s=PATIENCE_S, max_tokens=ANSWER_TOKENS, ignore_eos=True, seed=number

@@ -140,7 +140,7 @@ def evict(report: Report, rounds: int, leaves: int) -> None:
 
 
 def memory(report: Report, sequences: int) -> None:
-    """Python memory of a tree of `n` sequences of 100 tokens that share nothing."""
+    """Python memory of a tree of `sequences` sequences of 100 tokens that share nothing."""
     rng = np.random.default_rng(2)
     cache = radix(100 * sequences + 1)
     tracemalloc.start()

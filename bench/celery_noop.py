@@ -67,7 +67,9 @@ def throughput(app: Celery, node: str, task: str, options: dict[str, Any], tasks
     results = [app.send_task(task, kwargs=options) for _ in range(tasks)]
     began = time.perf_counter()
     app.control.add_consumer(queue, destination=[node], reply=False)
-    for result in reversed(results):  # the last first: waiting for each in turn would measure the producer
+    for result in reversed(
+        results
+    ):  # the last task first: waiting for each task in turn would measure the producer
         result.get(timeout=120)
     return tasks / (time.perf_counter() - began)
 

@@ -72,7 +72,7 @@ class Driver:
 
     def remap(self, sequence: Stream, other: Stream, shared: int) -> None:
         """From its next step on, the sequence reads its first `shared` tokens from the other's pages. Its own
-        pages are the next to be given out."""
+        pages are given out next."""
         n = shared // self._page_size
         self._free.extendleft(sequence.pages[:n])
         sequence.pages[:n] = other.pages[:n]

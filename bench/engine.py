@@ -82,7 +82,7 @@ def arrivals(bench: Bench) -> None:
             name = f"arrivals at {share:.0%} of it"
             add(bench, f"{name}: TTFT, median", run.ttft_ms(0.5), run.ttfts_ms)
             add(bench, f"{name}: TTFT, 99 of 100", run.ttft_ms(0.99))
-            if gaps:  # none where every answer came whole
+            if gaps:  # empty if every answer came in one delta
                 add(bench, f"{name}: ITL, median", percentile(gaps, 0.5))
                 add(bench, f"{name}: ITL, 99 of 100", percentile(gaps, 0.99))
             bench.curves.setdefault("latency", {})[f"load {share:.0%}"] = (run.ttfts_ms, gaps)

@@ -1,9 +1,9 @@
-"""Questions about pictures on a CUDA device. Weights are random: what the answers say does not matter.
+"""Questions about pictures on a CUDA device. The weights are random, because the content of answers does not
+matter.
 
-`questions` is a deep queue of them, as in the published benchmark of Kestrel: all are there at once, five about
-every three pictures, those about one picture together. `images` asks once about each of many pictures, beside the
-time that the arithmetic alone would take. Decoding and cutting the pictures is part of both.
-"""
+`questions` is a deep queue, as in the published benchmark of Kestrel: all questions are there at once, five about
+every three pictures, and questions about one picture follow each other. `images` asks once about each of many
+pictures, beside the time that the arithmetic alone would take. Both include decoding and cutting the pictures."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ PUBLISHED: dict[int, dict[int, float]] = {
 """Requests a second of Kestrel on an H100, by the number of sequences at once and the tokens of an answer."""
 
 SIZES = ((800, 557), (850, 600), (310, 481), (800, 1065), (640, 480))
-"""Of pictures in pixels: what charts on the web have."""
+"""Sizes of pictures in pixels, like those of charts on the web."""
 
 UNIQUE = (800, 600)
 PER_PICTURE = (2, 2, 1)
-"""Questions about three pictures in a row."""
+"""The numbers of questions about three pictures in a row."""
 
 QUESTION = "How many bars?"
 
@@ -77,7 +77,7 @@ def questions(
     published: Mapping[int, Mapping[int, float]] = PUBLISHED,
     each: int = 0,
 ) -> None:
-    """`each`: questions of a figure; 0: as many as take some seconds."""
+    """`each`: the number of questions for a figure; 0: as many as take some seconds."""
     for max_num_seqs, targets in published.items():
         n = each or (100 if max_num_seqs < 16 else 200)
         for n_tokens, rate in rates(subject, device, max_num_seqs, n, targets).items():
@@ -104,7 +104,7 @@ def images(
     n: int = 64,
     profile: Profile | None = None,
 ) -> None:
-    """Pictures of 800 x 600, no two of them alike; and encoding one alone."""
+    """Different pictures of 800 x 600; and the encoding of one alone."""
     width, height = UNIQUE
     rows, columns = tiling_of(height, width, subject.config.vision.geometry)
     encoding = subject.encode_operations(1 + rows * columns)
@@ -125,7 +125,7 @@ def images(
 
 
 def encode_seconds(runtime: Any, image: PreparedImage, rounds: int = 10) -> float:
-    """Of one encode, behind others: the host is ahead of the device."""
+    """Seconds of one encode behind others, so that the host is ahead of the device."""
     runtime.synchronize()
     start = time.perf_counter()
     for i in range(rounds):
@@ -141,7 +141,7 @@ def seconds(engine: Engine, requests: list[Request]) -> float:
 
 
 def deep_queue(n: int, n_tokens: int, seed: int) -> Iterator[Request]:
-    """Those about one picture differ in their first word, so that they share the picture and no more."""
+    """Questions about one picture differ in their first word, so that they share the picture and no more."""
     made, k = 0, 0
     while made < n:
         picture = chart(1000 * seed + 100_000 * n_tokens + k, SIZES[k % len(SIZES)])

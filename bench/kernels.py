@@ -51,7 +51,9 @@ def prepare(folder: Path, arch: str) -> None:
     """Set, before FlashInfer is imported, where and for which card it compiles; and a driver to link, if there is
     none."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "libcuda.a").write_bytes(b"!<arch>\n")  # an empty archive: the driver's symbols are the target's
+    (folder / "libcuda.a").write_bytes(
+        b"!<arch>\n"
+    )  # an empty archive: the target machine has the driver's symbols
     home = cuda_home()
     os.environ |= {
         "FLASHINFER_CUDA_ARCH_LIST": arch,

@@ -106,7 +106,7 @@ class Run:
 
     @property
     def gaps_ms(self) -> list[float]:
-        """Between consecutive deltas of the same stream."""
+        """Milliseconds between consecutive deltas of the same stream."""
         return [1e3 * (b - a) for s in self.streams for a, b in itertools.pairwise(s.stamps)]
 
     def ttft_ms(self, share: float) -> float:
@@ -126,7 +126,7 @@ def submit(engine: Engine, request: Request, release: threading.Semaphore | None
 
 def finished(streams: Sequence[Stream]) -> Run:
     for stream in streams:
-        _ = stream.result  # raises what the request ended with
+        _ = stream.result  # raises the request's error
     return Run(list(streams))
 
 

@@ -31,8 +31,8 @@ Work = Callable[[], float]
 @dataclass(frozen=True)
 class Goal:
     """The ratio to the best peer that must be reached, and the ratio aimed at. `against`: the name of another
-    peer. `floors`: how many times its floor a decode step may take, or the share of its floor that prefill
-    reaches."""
+    peer. `floors`: how many times its floor a decode step may take, or the share of its floor that a prefill must
+    reach."""
 
     size: int
     least: float

@@ -1,5 +1,5 @@
-"""A Moondream 2 of any size with drawn weights, in the published layout: for speed, what the weights say does not
-matter.
+"""A Moondream 2 of any size with random weights, in the published layout: the values of weights do not change the
+speed.
 
 `shapes` names the tensors; `checkpoint` writes the full model, bf16 and 3.9 GB, with a tokenizer of bytes.
 """
@@ -36,7 +36,7 @@ _PATCH = 14
 
 @dataclass(frozen=True)
 class Seeing:
-    """A Moondream 2 by its `config.json`. Counts the operations that a picture needs at least."""
+    """A Moondream 2 by its `config.json`. Counts the operations that a picture needs."""
 
     name: str
     dtype: str
@@ -47,7 +47,7 @@ class Seeing:
         return parse_moondream_config(self.raw)
 
     def encode_operations(self, n_crops: int) -> float:
-        """Of one image."""
+        """The operations to encode one image."""
         vision, hidden = self.config.vision, self.config.hidden_size
         positions, dim = vision.geometry.grid**2, vision.dim
         block = 2 * positions * dim * (4 * dim + 2 * vision.ff) + 4 * positions**2 * dim
@@ -55,7 +55,7 @@ class Seeing:
         return n_crops * crop + 2 * positions * vision.projection * (2 * dim + hidden)
 
     def prefill_operations(self, n_tokens: int) -> float:
-        """Of an image and a text behind it, and of the first token."""
+        """The operations of an image, the text behind it, and the first token."""
         c = self.config
         image = 1 + c.vision.geometry.grid**2
         seen = image**2 + n_tokens * (image + n_tokens / 2)
@@ -67,7 +67,7 @@ FULL_BF16 = Seeing("Moondream 2 shape, bf16", "bfloat16", {"architectures": ["Hf
 
 
 def shapes(config: Mapping[str, Mapping[str, int]]) -> Shapes:
-    """The tensors of a checkpoint, without the leading `model.`, in one order."""
+    """The tensors of a checkpoint, without the leading `model.`, in a fixed order."""
     text, vision, region = config["text"], config["vision"], config["region"]
     dim, wide, grid = text["dim"], vision["enc_dim"], vision.get("crop_size", 378) // _PATCH
     found: Shapes = {"vision.pos_emb": (1, grid**2, wide), "text.wte": (text["vocab_size"], dim)}
@@ -111,14 +111,14 @@ def shapes(config: Mapping[str, Mapping[str, int]]) -> Shapes:
 
 @contextmanager
 def checkpoint(config: Mapping[str, Mapping[str, int]] = FULL) -> Iterator[Path]:
-    """A folder with drawn weights, which is removed afterwards."""
+    """A folder with random weights, removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="petiole-bench-") as name:
         write(config, Path(name))
         yield Path(name)
 
 
 def write(config: Mapping[str, Mapping[str, int]], folder: Path) -> None:
-    """Weights in bfloat16, whose products keep the size of their inputs."""
+    """Write random weights in bfloat16, scaled so that products keep the size of their inputs."""
     import torch
     from safetensors.torch import save_file
 

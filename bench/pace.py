@@ -39,7 +39,7 @@ SWITCH_INTERVAL_S = 0.005
 
 @dataclass(frozen=True)
 class Pace:
-    """`sequences` at a time, of `output` tokens each, on a device that takes `device_ms` for a step."""
+    """`rows` sequences at a time, of `output` tokens each, on a device that takes `device_ms` for a step."""
 
     rows: int
     device_ms: float

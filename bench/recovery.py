@@ -100,7 +100,7 @@ def round_of(case: Case, n: int, tokens: int) -> list[float]:
 
 def measure(report: Report, case: Case, rounds: int, n: int, tokens: int) -> None:
     seconds: list[float] = []
-    for _ in range(TRIES * rounds):  # again where every task had ended before its worker did
+    for _ in range(TRIES * rounds):  # repeat if every task had ended before its worker
         seconds += round_of(case, n, tokens)
         if len(seconds) >= rounds * n // 2:
             break

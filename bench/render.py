@@ -1,8 +1,7 @@
 """Writes docs/performance.md, and the tables of docs/scaling.md, from recorded figures: `python -m bench.render`.
 
     bench/results/DEVICE/WORKLOAD.json   the file that a workload wrote with --json; DEVICE is cpu, cuda, or
-    cpu-NAME
-                                         for another processor
+                                         cpu-NAME for another processor
     bench/results/notes.toml             a description of each workload, its pictures, why a target was missed, and
                                          which targets need a machine that has not measured them
 

@@ -27,7 +27,7 @@ from bench.peers import workers
 from bench.report import Report, arguments, percentile, progress
 
 PATIENCE_S = 600.0
-PLAIN_RATE = 4.0  # at least so many times the tokens a second, and at most the inverse in completion time
+PLAIN_RATE = 4.0  # at least this many times the tokens a second, and at most the inverse of the completion time
 
 
 def requests(case: Case, seed: int = 0) -> list[dict[str, Any]]:
@@ -173,7 +173,7 @@ def through_broker(report: Report, case: Case, client: str, threads: int) -> See
     last = rounds[-1]
     report.add("  TTFT at the readers, median", statistics.median(last.ttfts_ms), "ms", samples=last.ttfts_ms)
     report.add("  TTFT at the readers, 99 of 100", percentile(last.ttfts_ms, 0.99), "ms")
-    if last.gaps_ms:  # none where every answer came in one delta
+    if last.gaps_ms:  # empty if every answer came in one delta
         report.add("  between deltas, median", percentile(last.gaps_ms, 0.5), "ms")
     report.add("  tokens in a delta", last.tokens / last.deltas, "")
     return last

@@ -1,8 +1,7 @@
 """A fleet on paper: the real scheduler and its admission, with a model that only says how long a step would take.
 
     check       a closed loop and Poisson arrivals, simulated and on the engine; the times of steps
-    (bench/steps.py)
-                are measured in the same loads, and in other loads in turns with them
+                (bench/steps.py) are measured in the same loads, and in other loads in turns with them
     fleet       workers that take tasks from one queue, as Celery's do: throughput, TTFT, and the load on Redis
 
 Everything happens in virtual time. A worker is the loop of `gpu_worker.threads.loop` over the real `Scheduler`,
@@ -91,7 +90,7 @@ class Worker:
         tokens, running = sum(plan.lengths or ()), len(self.harness.scheduler.state.running)
         context = sum([seq.scheduled_position for seq in plan.sequences])
         step = Step(plan.kind, len(plan.sequences), tokens or len(plan.sequences), running, context)
-        before = self.harness.pipeline.oldest
+        before = next(self.harness.pipeline.steps(), None)
         if self.model.delay_s and plan.kind == "prefill" and before is not None and before.kind == "decode":
             self.ends[-1] += self.model.delay_s
             self.free_at = self.ends[-1]

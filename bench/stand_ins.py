@@ -36,7 +36,7 @@ class _Due:
 
     def wait(self) -> StepOutput:
         left = self._at - time.perf_counter()
-        if left > 0:  # a sleep of nothing gives the interpreter away all the same
+        if left > 0:  # even a sleep of 0 s releases the interpreter
             time.sleep(left)
         return self._output
 

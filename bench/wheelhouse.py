@@ -115,7 +115,7 @@ def download(package: str, folder: Path, python: str) -> None:
 def add_kernels(wheel: Path, arch: str, adopt: Path | None) -> None:
     """Compile the kernels that can be compiled here, and put them where FlashInfer looks first."""
     site, kernels = _BUILD / "-".join(wheel.name.split("-")[:2]), _BUILD / f"kernels-{arch}"
-    if not site.exists():  # newer sources would all be compiled anew
+    if not site.exists():  # with newer times, all sources would be compiled again
         install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site)]
         subprocess.run([*install, str(wheel), *_TO_COMPILE], check=True)
     compile_them = [sys.executable, "-m", "bench.kernels", str(kernels), "--arch", arch]

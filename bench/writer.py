@@ -14,7 +14,7 @@ from petiole.tasks.servers import connections
 
 
 def writing(task_id: str, deltas: int, together: int = 1) -> subprocess.Popen[bytes]:
-    """Start the process. It writes `n` deltas of one token, `together` of them in each round trip."""
+    """Start the process. It writes `deltas` deltas of one token, `together` of them in each round trip."""
     return subprocess.Popen([sys.executable, "-m", "bench.writer", task_id, str(deltas), str(together)])
 
 

@@ -11,8 +11,8 @@ Ownership of the pages of a running row:
                                 had equal pages already
 
 `published` grows by `publish`: KV is matchable as soon as its kernels are enqueued, because later steps run after
-them on the stream. Once the positions are committed, `share` replaces the row's own copies of what the cache had
-already by the cache's pages. A row frees exactly the pages that it owns.
+them on the stream. Once the positions are committed, `share` frees the row's copies of pages that
+the cache already had, and uses the cache's pages. A row frees exactly the pages that it owns.
 
 Not thread-safe: one thread owns the manager and all allocations.
 """
@@ -132,9 +132,8 @@ class KVAllocation:
         """Use the cache's pages for the published positions before `kv_length`, and free the row's own copies of
         them. Returns the number of pages freed.
 
-        There are copies where another sequence published equal positions first. The positions must be committed:
-        a launch that may still fail has pages of its own to go back to.
-        """
+        The row has copies if another sequence published equal positions first. The positions must be committed: a
+        launch that may still fail needs its own pages to go back to."""
         self._require_running()
         table = self._manager.table
         first, end = self.reused // table.page_size, min(kv_length, self.published) // table.page_size

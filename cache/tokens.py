@@ -201,8 +201,8 @@ class CacheTokens:
 
     @classmethod
     def from_ids(cls, ids: NDArray[np.int64], typed: Mapping[int, CacheToken | int]) -> CacheTokens:
-        """One id per KV position, int64 [kv_length]; `typed` are the tokens that begin at some of the positions,
-        whose ids do not count."""
+        """One id per KV position, int64 [kv_length]. `typed`: tokens of other kinds, by the position where each
+        begins; the ids at their positions are ignored."""
         codes = ids.copy()
         images: list[ImageIdentity] = []
         for at, token in typed.items():
@@ -273,7 +273,8 @@ class CacheTokens:
         self._images += other.images
 
     def prefix(self, kv_length: int) -> CacheTokens:
-        """The tokens of the first `kv_length` positions, sharing memory. MisalignedError if that splits one."""
+        """The tokens of the first `kv_length` positions, sharing memory. Raises MisalignedError if that splits a
+        token."""
         if not 0 <= kv_length <= self._kv_length:
             raise MisalignedError(f"prefix of {kv_length} positions requested of {self._kv_length}")
         if self._images and boundary(self.codes, kv_length) != kv_length:

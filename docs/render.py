@@ -59,7 +59,7 @@ TASKS_HEAD = '''"""The tasks: what each takes, for type checkers.
 No generic class can say it: the keyword arguments of a method cannot depend on a type variable. `python -m
 docs.render` writes this module: change the template there.
 """
-# They take fewer options than their base:
+# These methods take fewer options than the base's:
 # mypy: disable-error-code="override"
 
 from __future__ import annotations

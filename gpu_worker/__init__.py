@@ -6,9 +6,9 @@ Each line may import what stands below it. Callers use the names of this package
 first used, so that reading a configuration or building a request is cheap.
 
     engine        `Engine`: puts cache, runtime, scheduler and threads together; its figures (`stats`)
-    loading       loads and warms up what an engine serves
+    loading       loads and warms up an engine's model
     threads/      the engine's threads: preparation, the loop, text
-    scheduling/   what is computed next and what becomes of it: decisions, no tensor
+    scheduling/   plans each step and commits its results; handles no tensors
     constraints/  output that must match a schema, a pattern or a grammar
     runtime/      launching a step on a device: memory, kernels, sampling
     speculation/  drafts that a verify step accepts or rejects

@@ -293,7 +293,9 @@ class Engine:
     def _forget(self, handle: Handle) -> None:
         output = self._open.pop(handle, None)
         if output is not None:
-            output.seq = None  # it refers to the output: in a cycle, both would be kept until a garbage collection
+            output.seq = (
+                None  # the sequence refers to the output: a cycle would keep both until a garbage collection
+            )
 
     # ------------------------------------------------------------ control
 
@@ -325,7 +327,7 @@ class Engine:
             text = reload_text(self.config, self.tokenizer, model) if self._own_text and self.tokenizer else None
         except ModelError:
             raise
-        except Exception as error:  # of numbers in a configuration that no tensor can have, for example
+        except Exception as error:  # for example because of sizes in a configuration that no tensor can have
             raise ModelError(f"{model} cannot be read: {type(error).__name__}: {error}") from error
 
         def reload() -> None:

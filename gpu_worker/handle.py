@@ -169,7 +169,7 @@ class Handle:
                 self.error = outcome
             self._notify()
         self._call(self._on_done)
-        # Their owner may refer to this handle: in a cycle, both would be kept until a garbage collection.
+        # Their owner may refer to this handle: a cycle would keep both until a garbage collection.
         self._on_delta = self._on_admitted = self._on_done = None
 
     def _notify(self) -> None:
@@ -181,5 +181,5 @@ class Handle:
         if callback is not None:
             try:
                 callback(self, *more)
-            except BaseException:  # SystemExit, too, would end the text thread
+            except BaseException:  # even SystemExit must not end the text thread
                 logger.exception("a callback of request %s raised", self.request.request_id)

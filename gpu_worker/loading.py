@@ -66,9 +66,9 @@ def load_text(config: EngineConfig) -> tuple[Tokenizer, ConstraintCompiler]:
 def reload_text(
     config: EngineConfig, present: Tokenizer, model: str
 ) -> tuple[Tokenizer, ConstraintCompiler] | None:
-    """Those of a checkpoint that replaces the weights; None if it brings none, and the present ones stay. Raises
-    ModelError if they give a token of the present tokenizer another text: prompts and outputs at hand consist of
-    them."""
+    """The tokenizer and constraint compiler of a checkpoint that replaces the weights; None if it has none, so
+    that the current ones stay. Raises ModelError if the new tokenizer gives another text to a token of the current
+    one, because running prompts and outputs consist of such tokens."""
     from petiole.gpu_worker.models.checkpoint.loading import resolve_model
 
     folder = resolve_model(model, config.revision)
@@ -128,8 +128,8 @@ def warm_up(runtime: Runtime, prompt_tokens: int = 16, decodes: int = 3) -> None
 
 
 def _run_image(runtime: Runtime, limits: ImageLimits, processor: Processor) -> None:
-    """Encode a white picture, then run a prefill that ends behind the image, and a decode. The libraries that read
-    files are loaded, too. An image that has no room in the KV cache is left out."""
+    """Encode a white picture, then run a prefill that ends behind the image, and a decode. This also loads the
+    libraries that read files. An image that does not fit into the KV cache is left out."""
     prepared = processor.prepared(pictures.warm_up(), 0)
     image, begin = RequestImage.of(prepared), limits.lead
     prompt = np.full(begin + image.n_positions, IMAGE, np.int32)
@@ -146,7 +146,7 @@ def _run_image(runtime: Runtime, limits: ImageLimits, processor: Processor) -> N
 
 
 def _run(runtime: Runtime, prompt: Int32Array, decodes: int, sampling: SamplingParams, **first: Any) -> None:
-    """`first`: more of the first step."""
+    """Run a prefill and `decodes` decode steps. `first`: further fields of the prefill."""
     limits, n = runtime.limits, len(prompt)
     pages = np.arange(-(-(n + decodes) // limits.page_size), dtype=np.int32)
     updates = PageUpdates(np.full_like(pages, 1), pages, pages + 1)

@@ -10,10 +10,9 @@
     cache/       who owns which KV page: pure Python and numpy
     limits       the limits of a request's numbers, which `tasks` and the engine share
 
-An import may only go down this list. The three folders are the repository's own, by links. The names below are
-those of `petiole.tasks`, imported at their first use: so `import petiole.cache` brings no Celery. `celery -A
-petiole` finds `app`.
-"""
+An import may only go down this list. The three folders are links to the repository's own. The names below are
+those of `petiole.tasks`. They are imported at their first use, so `import petiole.cache` does not import Celery.
+`celery -A petiole` finds `app`."""
 
 from __future__ import annotations
 

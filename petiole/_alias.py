@@ -2,8 +2,9 @@
 
 A folder can be imported by two names there: `petiole/tasks` is a link to `tasks`. Python would make two modules of
 it, with two Celery apps, and two classes for each error. So each of the three packages ends with
-`_alias.claim(__name__)`. Under its full name, that does nothing. Under its short name, the module with the full
-name takes its place, and from then on a finder answers for the modules below it.
+`_alias.claim(__name__)`. If the package was imported by its full name, this call does nothing. If it was imported
+by its short name, the module with the full name takes its place, and from then on a finder answers for the modules
+below it.
 
     import tasks            tasks/__init__ runs under its short name; its claim makes sys.modules["tasks"]
                             the module petiole.tasks
@@ -57,7 +58,7 @@ class _ShortNames(MetaPathFinder, InspectLoader):
         sys.modules[module.__name__] = import_module(f"{PACKAGE}.{module.__name__}")
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """For `python -m tasks.x`."""
+        """The code of a module, for `python -m tasks.x`."""
         real = find_spec(f"{PACKAGE}.{fullname}")
         loader = real and real.loader
         return loader.get_code(f"{PACKAGE}.{fullname}") if isinstance(loader, InspectLoader) else None

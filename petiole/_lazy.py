@@ -1,12 +1,12 @@
-"""What is imported when it is first used.
+"""Imports names and modules when they are first used.
 
-`from petiole import generate` costs a web app little more than the Celery that it has. redis-py and pydantic come
-with the first submission.
+`from petiole import generate` costs a web app little more than the Celery that it has. The first submission
+imports redis-py and pydantic.
 
-    names    for a package: what its rooms offer under the package's own name
-    module   for a room: another one, of which nothing is needed before something is submitted
+    names    for a package: the names that its rooms offer under the package's own name
+    module   for a room: another module, which is not needed before a task is submitted
 
-Both are followed by type checkers, and by the test for circles, where the same is imported under TYPE_CHECKING.
+Type checkers, and the test for circles, follow both if the same is imported under TYPE_CHECKING.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 def names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of `package`. `homes`: where each of its names is, as module or module:name."""
+    """The `__getattr__` of `package`. `homes`: the place of each of its names, as module or module:name."""
 
     def find(name: str) -> Any:
         if name not in homes:

@@ -1,9 +1,8 @@
 """The limits of a request's numbers. `tasks` refuses a submission by them, the engine refuses a request by them.
 
-A limit is part of a type. `tasks.requests.schemas` and `gpu_worker.request.SamplingParams` give their fields
-these types, so both know the same limits. A limit that only one of them can check stays there: the lengths of
-lists in the schemas, the vocabulary and the context in `gpu_worker.threads.preparation`.
-"""
+A limit is part of a type. `tasks.requests.schemas` and `gpu_worker.request.SamplingParams` give their fields these
+types, so both know the same limits. A limit that only one side can check is declared there: the lengths of lists
+in the schemas, the vocabulary and the context in `gpu_worker.threads.preparation`."""
 
 from __future__ import annotations
 
@@ -23,4 +22,4 @@ Bias = Annotated[float, Ge(-1000), Le(1000)]
 Seed = Annotated[int, Ge(-(2**63)), Lt(2**64)]
 Logprobs = Annotated[int, Ge(0), Le(20)]
 DeadlineS = Annotated[float, Gt(0), Le(1e9)]
-"""The highest is about a tenth of the longest timeout of a lock."""
+"""The highest value is about a tenth of the longest timeout of a lock."""

@@ -83,7 +83,7 @@ __all__ = [
 
 _HOMES = {
     "celery_app": "petiole.tasks.app.application:app",
-    "celery": "petiole.tasks.app.application:app",  # `celery -A tasks` looks for it, because `app` is a folder
+    "celery": "petiole.tasks.app.application:app",  # `celery -A tasks` looks for it: `app` is a folder
     "InvalidRequest": "petiole.tasks.errors:InvalidRequest",
     "NoWorker": "petiole.tasks.errors:NoWorker",
     "StreamError": "petiole.tasks.errors:StreamError",

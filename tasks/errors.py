@@ -30,7 +30,7 @@ class InvalidRequest(PetioleError, ValueError):  # noqa: N818 - the name that us
 
     def __init__(self, field: str, limit: str, value: object) -> None:
         shown = value if isinstance(value, str) and len(value) <= 2 * _SHOWN else shorten(value)
-        shown = shown.encode(errors="backslashreplace").decode()  # pydantic passes on no lone surrogate
+        shown = shown.encode(errors="backslashreplace").decode()  # pydantic does not accept lone surrogates
         super().__init__(field, limit, shown)
         self.field, self.limit, self.value = field, limit, shown
 

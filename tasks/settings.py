@@ -41,11 +41,11 @@ _NOT_SETTINGS = {
     "PETIOLE_NATIVE",
     "PETIOLE_NO_PROGRESS",
     "PETIOLE_PRODUCTS",
-}  # read by the engine where they are used
+}  # the engine reads these where it uses them
 
 
-NOT_HEEDED = {
-    "CELERY_BROKER_URL": "PETIOLE_BROKER_URL",  # also what `celery -b` and BROKER_URL become
+IGNORED_URLS = {
+    "CELERY_BROKER_URL": "PETIOLE_BROKER_URL",  # `celery -b` and BROKER_URL become this variable
     "CELERY_BROKER_READ_URL": "PETIOLE_BROKER_URL",
     "CELERY_BROKER_WRITE_URL": "PETIOLE_BROKER_URL",
     "CELERY_RESULT_BACKEND": "PETIOLE_RESULT_BACKEND",
@@ -107,23 +107,21 @@ class EngineSettings(BaseModel):
         default="demand", description="take pages as needed, or all at admission"
     )
     delay_factor: float = Field(
-        default=0.0, ge=0, description="wait this share of the last prefill before the next"
+        default=0.0, ge=0, description="pause before a prefill, as a share of the last one's duration"
     )
-    speculative_tokens: int = Field(default=0, ge=0, description="drafted tokens a step; 0: off")
+    speculative_tokens: int = Field(default=0, ge=0, description="most drafted tokens in a step; 0: off")
     lora_slots: int = Field(default=0, ge=0, description="LoRA adapters held on the device; 0: none are served")
     lora_max_rank: int = Field(default=64, ge=1, description="largest rank of a LoRA adapter")
     cuda_graphs: Literal["on", "off"] = Field(
-        default="on", description="replay decode steps as CUDA graphs; off: launch their kernels one by one"
+        default="on", description="replay steps as CUDA graphs; off: launch their kernels one by one"
     )
     graph_batch_sizes: Annotated[tuple[int, ...], NoDecode] = Field(
-        default=(), description="batch sizes with a CUDA graph, such as 1,2,4,8; empty: chosen"
+        default=(), description="sizes of decode batches with a CUDA graph, such as 1,2,4,8; empty: chosen"
     )
     image_max_bytes: int = Field(default=20 * 2**20, ge=1, le=96 * 2**20, description="largest file of an image")
-    image_max_pixels: int = Field(
-        default=50_000_000, ge=1, le=2**31 - 1, description="most pixels of the picture in it"
-    )
+    image_max_pixels: int = Field(default=50_000_000, ge=1, le=2**31 - 1, description="most pixels of an image")
     num_threads: int = Field(
-        default=0, ge=0, description="CPU threads of the model; 0: as many as may run at once"
+        default=0, ge=0, description="CPU threads of the model; 0: one for each core that the process may use"
     )
     debug: bool = Field(default=False, description="check every invariant at every step")
 
@@ -174,16 +172,19 @@ class Settings(EngineSettings, BaseSettings):
         default=3_600, ge=1, le=LONGEST_S, description="seconds that a stream stays readable after its last delta"
     )
     stream_interval_ms: float = Field(
-        default=25.0, ge=0, le=LONGEST_MS, description="pause between deltas of one stream after its first"
+        default=25.0, ge=0, le=LONGEST_MS, description="pause between deltas of a stream, after the first"
     )
     visibility_timeout_s: float = Field(
-        default=15.0, ge=0.1, le=LONGEST_S, description="a worker silent for this long loses its tasks"
+        default=15.0,
+        ge=0.1,
+        le=LONGEST_S,
+        description="a worker that is silent for this many seconds loses its tasks",
     )
     image_ttl_s: int = Field(
         default=3_600, ge=1, le=LONGEST_S, description="seconds that put_image keeps an image after its last use"
     )
     drain_seconds: float = Field(
-        default=20.0, ge=0, description="warm shutdown: time to finish before tasks are handed back"
+        default=20.0, ge=0, description="warm shutdown: seconds to finish before tasks are handed back"
     )
     tenant_weights: str = Field(
         default="", description="shares of tenants' queues on Redis, such as acme=2,initech=0.5; empty: one queue"
@@ -277,11 +278,11 @@ def misspelt() -> list[str]:
 
 
 def ignored_urls(*, unless_set: bool = False) -> list[str]:
-    """A warning for each of Celery's own variables for URLs. They may be meant for another app of the process:
-    with `unless_set`, a variable is only warned of if Petiole's own is missing."""
+    """A warning for each of Celery's own URL variables that is set. These may be meant for another app of the
+    process: with `unless_set`, there is a warning only if Petiole's own variable is missing."""
     return [
         f"{theirs} is ignored, in the environment and on the command line: use {ours}"
-        for theirs, ours in NOT_HEEDED.items()
+        for theirs, ours in IGNORED_URLS.items()
         if theirs in os.environ and not (unless_set and ours in os.environ)
     ]
 

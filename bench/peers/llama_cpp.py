@@ -33,7 +33,7 @@ _NAMES = {
 
 
 _CONTEXT_STEP = 256
-"""llama.cpp rounds a sequence's room to it."""
+"""llama.cpp rounds the room of a sequence to a multiple of this."""
 
 
 class LlamaCpp:

@@ -1,8 +1,7 @@
-"""Moondream's reference implementation, one question at a time, which is all that it can.
+"""Moondream's reference implementation. It can only answer one question at a time.
 
-`BENCH_MOONDREAM` names a checkout of github.com/vikhyat/moondream. Weights and tokenizer are those of the measured
-checkpoint, in place of what the reference would download.
-"""
+`BENCH_MOONDREAM` names a checkout of github.com/vikhyat/moondream. The reference would download weights and
+tokenizer; here it gets those of the measured checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ class Reference:
     def __init__(self, checkpoint: Path, config: dict[str, dict[str, int]]) -> None:
         """Raises NotAvailableError."""
         if not (folder := os.environ.get("BENCH_MOONDREAM")):
-            raise NotAvailableError("BENCH_MOONDREAM names no checkout of it")
+            raise NotAvailableError("BENCH_MOONDREAM does not name a checkout of it")
         tokenizer = tokenizers.Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
         here = SimpleNamespace(from_pretrained=lambda name: tokenizer)
         try:
@@ -46,7 +45,7 @@ class Reference:
 
 
 def _filled(model: Any, checkpoint: Path) -> Any:
-    """The model with weights in place of those on no device, and its own constants."""
+    """The model with these weights in place of its empty ones, and with its own constants."""
     from moondream.torch.rope import precompute_freqs_cis
 
     tensors = load_file(checkpoint / "model.safetensors")

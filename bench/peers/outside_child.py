@@ -18,7 +18,9 @@ class Peer(Protocol):
     def run(self, prompts: list[list[int]], output: int) -> None: ...
 
 
-sys.path[:] = [at for at in sys.path if at != str(Path(__file__).parent)]  # llama_cpp.py beside this is no package
+sys.path[:] = [
+    at for at in sys.path if at != str(Path(__file__).parent)
+]  # llama_cpp.py beside this file is not the package
 
 
 def cache_gib(asked: dict[str, Any]) -> int:
@@ -66,7 +68,7 @@ class OpenVino:
 
 
 class Vllm:
-    """Its offline interface, with made-up weights, without a prefix cache."""
+    """vLLM's offline interface, with made-up weights and without a prefix cache."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cache_gib(asked)))
@@ -96,7 +98,7 @@ class Vllm:
 def main() -> None:
     kind, asked = sys.argv[1], json.loads(sys.argv[2])
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # a library's output is not an answer
 
     def answer(what: dict[str, Any]) -> None:
         answers.write(json.dumps(what) + "\n")

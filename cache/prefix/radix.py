@@ -247,7 +247,7 @@ class RadixPrefixCache(CountingCache[TreeNode, TreeNode | None]):
                 and parent.namespace is not None
                 and self._trees.get(parent.namespace) is parent
             ):
-                self._check_root(parent)  # nobody can see it any more from here on
+                self._check_root(parent)  # from here on no match can reach it
                 del self._trees[parent.namespace]
         elif parent.lock_ref == 0:
             if not parent.children:

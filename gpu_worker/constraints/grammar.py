@@ -144,7 +144,9 @@ class GrammarState:
             self._grammar.failed = True
             raise InvalidRequest("constraint", _reason(self._matcher), f"after {self._consumed} tokens")
         if mask is not None and not mask.any():
-            raise InvalidRequest("constraint", "no token can go on", f"after {self._consumed} tokens")
+            raise InvalidRequest(
+                "constraint", "must leave a token that can follow", f"after {self._consumed} tokens"
+            )
 
 
 def fill_grammar_masks(states: Sequence[tuple[int, GrammarState]], out: Int32Array) -> None:
@@ -190,8 +192,8 @@ def _try_one_token(matcher: LLMatcher, vocabulary: Vocabulary) -> None:
 
 
 def _limits() -> LLParserLimits:
-    """Tighter than the library's, because a mask holds up its whole batch: a few milliseconds at worst, and 100 MB
-    of explored states a grammar. Ordinary schemas stay far below."""
+    """Limits below the library's, because a mask delays its whole batch. At worst a mask takes a few milliseconds,
+    and the explored states of a grammar 100 MB. Ordinary schemas stay far below."""
     return LLParserLimits(step_lexer_fuel=50_000, max_lexer_states=50_000, verbose_errors=False)
 
 
@@ -202,7 +204,7 @@ def _reason(matcher: LLMatcher) -> str:
     return _NOTHING_FOLLOWS if said == "NoExtensionBias" else said
 
 
-_NOTHING_FOLLOWS = "no token can begin what it allows, or go on with it (a rule that leads only to itself?)"
+_NOTHING_FOLLOWS = "no token can begin an output, or continue one (a rule that leads only to itself?)"
 _DRAWING = re.compile(r"\d* *\||\^+$|<.*/?>$")
 _lock = threading.Lock()
 _vocabularies: WeakKeyDictionary[Tokenizer, Vocabulary] = WeakKeyDictionary()

@@ -10,8 +10,7 @@ from petiole.gpu_worker.protocols import Int32Array, PositionalSkill, SkillState
 
 
 class SkillConstraint:
-    """The constraint of `skill` at the start of its output. `vocab_size` limits the mask where any token is
-    allowed.
+    """The constraint of `skill` at the start of its output. `vocab_size` limits the mask if any token is allowed.
 
     A rollback replays from the start: skills answer in a few dozen tokens and rarely use speculation.
     """

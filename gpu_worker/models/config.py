@@ -293,7 +293,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def end_token_ids(folder: Path) -> frozenset[int]:
-    """The EOS token ids. Merges those of both files, since each may have ids that the other lacks."""
+    """The EOS token ids. Merges the ids in both files, because each file may have ids that the other lacks."""
     token_ids: set[int] = set()
     for path in (folder / "config.json", folder / "generation_config.json"):
         ids = read_json(path).get("eos_token_id") if path.exists() else None

@@ -55,8 +55,8 @@ class ImageDecoder(Protocol):
 
 
 class CropDecoder(ImageDecoder, Protocol):
-    """An `ImageDecoder` whose crops all have one shape, and are encoded each for itself before an image is made of
-    them: so many crops of any images are always the same computation."""
+    """An `ImageDecoder` whose crops all have one shape. Each crop is encoded alone, and then the crops of an image
+    are joined. So encoding a number of crops, of any images, is always the same computation."""
 
     @property
     def crop_shape(self) -> tuple[int, ...]:
@@ -64,7 +64,7 @@ class CropDecoder(ImageDecoder, Protocol):
         ...
 
     def encode_bytes(self, n_crops: int) -> int:
-        """Device memory that encoding so many crops takes beside the weights."""
+        """Bytes of device memory that encoding this many crops takes beside the weights."""
         ...
 
     def crop_features(self, crops: Tensor) -> Tensor:
@@ -72,7 +72,8 @@ class CropDecoder(ImageDecoder, Protocol):
         ...
 
     def image_features(self, features: Tensor, tiling: tuple[int, int]) -> Tensor:
-        """The features of one image's crops -> those of the image, as in `encode`, in memory of their own."""
+        """The features of one image's crops -> the features of the image, as in `encode`, in memory of their
+        own."""
         ...
 
 

@@ -1,8 +1,7 @@
-"""Large tensors in the host's memory, in pages of 2 MB where the system gives them.
+"""Large tensors in the host's memory, in pages of 2 MB if the system has them.
 
-A step on the CPU reads all weights. In pages of 4 KB the processor looks up an address every few lines; and a load
-waits for the system to give them out one by one.
-"""
+A step on the CPU reads all weights. With pages of 4 KB the processor looks up an address every few cache lines,
+and a load waits while the system hands out the pages one by one."""
 
 from __future__ import annotations
 
@@ -18,13 +17,13 @@ _PAGE, _SMALL_PAGE = 2 * 2**20, 4096
 
 
 def new_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Not initialised, like `torch.empty`."""
+    """A tensor that is not initialised, like `torch.empty`."""
     mapped = _mapped(shape, dtype, device)
     return torch.empty(tuple(shape), dtype=dtype, device=device) if mapped is None else mapped
 
 
 def new_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros whose memory is taken now, and not by the first steps."""
+    """Zeros whose memory is allocated now, not during the first steps."""
     mapped = _mapped(shape, dtype, device)
     if mapped is None:
         return torch.zeros(tuple(shape), dtype=dtype, device=device)
@@ -33,14 +32,14 @@ def new_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) ->
 
 
 def _mapped(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor | None:
-    """Zeros in large pages, not yet taken; None if the tensor is small, or the system has no large pages."""
+    """Zeros in large pages, not yet allocated; None if the tensor is small, or the system has no large pages."""
     n_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or n_bytes < _PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     try:
         memory = mmap.mmap(-1, -(-n_bytes // _PAGE) * _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError:  # too large for the system: torch says so in its own error
+    except OSError:  # too large for the system: torch raises its own error
         return None
-    with suppress(OSError):  # a kernel without them: the pages are small
+    with suppress(OSError):  # a kernel without large pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(tuple(shape))

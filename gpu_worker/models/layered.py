@@ -1,4 +1,4 @@
-"""Decoders and encoders as code sees them that computes their layers itself."""
+"""The interface of decoders and encoders for code that computes their layers itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from petiole.gpu_worker.models.decoder import DecoderLayer
 from petiole.gpu_worker.models.layers import Linear
 
 LayerNorm = tuple[Tensor, Tensor]
-"""Weight and bias."""
+"""Weight and bias of a LayerNorm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class GeluLayer:
 
 @runtime_checkable
 class LayeredDecoder(Protocol):
-    """norm: of an RMSNorm the weight."""
+    """norm: a LayerNorm, or the weight of an RMSNorm."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -55,7 +55,7 @@ class LayeredDecoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EncoderShape:
-    """positions: of a crop; hidden: of a position; inner: of an MLP."""
+    """The sizes of an encoder. positions: of a crop; hidden: of a position; inner: of an MLP."""
 
     positions: int
     hidden: int
@@ -85,11 +85,11 @@ class LayeredEncoder(Protocol):
 
 @runtime_checkable
 class LayeredVision(Protocol):
-    """An `ImageDecoder` whose encoder is layered, and which makes an image of the features of crops."""
+    """An `ImageDecoder` with a layered encoder. It joins the features of crops into those of an image."""
 
     @property
     def vision(self) -> LayeredEncoder: ...
 
     def image_features(self, features: Tensor, tiling: tuple[int, int]) -> Tensor:
-        """The features of one image's crops -> those of the image, as of `encode`."""
+        """The features of one image's crops -> the features of the image, as in `encode`."""
         ...

@@ -24,7 +24,7 @@ from petiole.gpu_worker.models.moondream.loading import load_moondream, read_moo
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """`load` reads a checkpoint's folder, `read` takes the tensors from anywhere."""
+    """`load` reads a checkpoint's folder; `read` takes tensors from any source."""
 
     parse: Callable[[Mapping[str, Any]], ModelConfig]
     load: Callable[[Path, ModelConfig, LoadOptions], Decoder]

@@ -132,7 +132,8 @@ def rotary_positions(n_prompt: int, images: Mapping[int, RequestImage]) -> Int32
 
 
 def check_images(images: Mapping[int, RequestImage], n_given: int, limits: ImageLimits | None) -> None:
-    """`images` by the position where each begins, of `n_given` in the request. Raises InvalidRequest."""
+    """Check the images of a prompt against the model's limits. `images`: by the position where each begins;
+    `n_given`: the number of images in the request. Raises InvalidRequest."""
     if limits is None:
         require(n_given == 0, "images", "this model takes none", n_given)
         return

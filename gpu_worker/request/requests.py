@@ -89,9 +89,9 @@ class Request:
     `deadline`.
     `resume_token_ids`: tokens that earlier attempts have delivered. They count as output, and generation continues
     after them.
-    `resume_bins`: the bins of these tokens, as in `Delta`, if some of them have any. `resume_adapter_key`: the
-    `Handle.adapter_key` of these attempts. If the current adapter's key differs, the request fails with
-    AdapterChanged.
+    `resume_bins`: the bins of these tokens, as in `Delta`, if some of them have any.
+    `resume_adapter_key`: the `Handle.adapter_key` of these attempts. If the current adapter's key differs, the
+    request fails with AdapterChanged.
     `salt`: isolates the prefix caches of tenants.
     `constraint`: may also be a `ConstraintState` of the caller's, such as
     `gpu_worker.constraints.SkillConstraint`."""

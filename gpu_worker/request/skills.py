@@ -30,7 +30,7 @@ class TextCodec(Protocol):
     """The model's tokenizer, as a skill uses it."""
 
     def encode(self, text: str, *, field: str) -> list[int]:
-        """Without special tokens around it. Raises InvalidRequest, naming `field`."""
+        """The token ids of a text, without special tokens around them. Raises InvalidRequest, naming `field`."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str: ...

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from petiole.cache import CacheToken, CoordToken, SizeToken
 
 N_BINS = 2
-"""Bins decoded beside each token id. A coordinate token uses the first of them, a text token none."""
+"""How many bins are decoded beside each token id. A coordinate token uses the first one, a text token none."""
 
 NO_BIN = -1
 """Stands for a missing bin. A coordinate or size token of a prompt is text if it has no bins."""
@@ -46,7 +46,7 @@ class ValueTokens:
         return tuple(table[one] for one in bins)
 
     def cache_token(self, token_id: int, bins: Bins) -> CacheToken | int:
-        """What identifies the token in the prefix cache."""
+        """The identity of the token in the prefix cache."""
         if token_id == self.coordinate_id:
             return CoordToken(self.coordinates[bins[0]], bins[0])
         if token_id == self.size_id:

@@ -44,7 +44,7 @@ class RowBinding:
 
     `prompt_token_ids` and `output_token_ids` (from before a preemption or an earlier attempt) initialize the
     penalty counts. `seed` is resolved, never None. `end_token_ids` are the tokens that `sampling.min_tokens` bars.
-    `rotary_offset`: by how much a decode's rotary position is above its KV index.
+    `rotary_offset`: a decode's rotary position less its KV index.
     """
 
     row: int
@@ -81,7 +81,7 @@ class EncodeInput:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingInput:
-    """The embeddings of a whole image are the inputs from index `at` on, of the step's T."""
+    """The embeddings of a whole image as inputs: `n_positions` of the step's T inputs, from index `at` on."""
 
     key: int
     at: int
@@ -102,15 +102,17 @@ class StepBatch:
     pending:    int32 [B], a known next input to write to the row's pending buffer (end of a recompute), or PENDING
     bindings:   bindings of rows whose first step this is, applied before it
     pages:      page-table updates, applied before it
-    bins:       int32 [T, N_BINS], bins of the input tokens, NO_BIN where a token has none; None if no token has
-                any but those in pending buffers
+    bins:       int32 [T, N_BINS], bins of the input tokens, NO_BIN for a token without bins; None if only tokens
+    in
+                pending buffers have bins
     pending_bins: int32 [B, N_BINS], bins of the known next inputs in `pending`, or None
     images:     the images of an encode
     embeddings: inputs that are embeddings and not tokens; their token ids are IMAGE
-    regions:    int32 [R, 3], sequence index, begin and end of bidirectional regions: all positions of one see each
-                other. A step computes a region to its end. None if there are none
-    rotary:     int32 [axes, T], rotary positions, or None: the KV indices, in a decode plus each row's
-                `rotary_offset`
+    regions:    int32 [R, 3], sequence index, begin and end of bidirectional regions: all positions of a region see
+                each other. A step computes a region to its end. None if there are none
+    rotary:     int32 [axes, T], rotary positions. None if they are the KV indices, plus each row's `rotary_offset`
+    in
+                a decode
     """
 
     kind: StepKind
@@ -155,8 +157,9 @@ class StepOutput:
                sampled; for a verify 1 + the number of leading drafts equal to the tokens sampled in their place
     logprobs:  float32 [O] of the sampled tokens, or None if no row requests them
     top_ids, top_logprobs: [O, k] with k the largest requested, or None
-    bins:      int32 [O, N_BINS], bins decoded with the tokens; those that a token does not use mean nothing. None
-               if the model has no value tokens
+    bins:      int32 [O, N_BINS], bins decoded with the tokens. Bins that a token does not use are arbitrary. None
+    if
+               the model has no value tokens
     """
 
     token_ids: Int32Array
@@ -182,10 +185,9 @@ class Transfer(Protocol):
 class ModelLimits:
     """Properties of the model and its memory that the scheduler uses.
 
-    `n_pages` and `max_batch_size` include the reserved page 0 and row 0. `values`: its value tokens, or
-    None; `images`: the images that it takes, and `processor`: what it makes of them and of skill calls, or None.
-    `batching`: what settings of 0 mean, on this device and with this memory.
-    """
+    `n_pages` and `max_batch_size` include the reserved page 0 and row 0. `values`: the model's value tokens, or
+    None. `images`: the images that it takes, or None. `processor`: turns images into crops and skill calls into
+    prompts, or None. `batching`: the meaning of settings of 0, on this device and with this memory."""
 
     model: str
     fingerprint: str
@@ -203,11 +205,11 @@ class ModelLimits:
 
 
 Progress = Callable[[], None]
-"""To be called by what takes long, whenever it has made a step forward."""
+"""Called again and again by work that takes long, to show that it goes on."""
 
 
 def nothing() -> None:
-    """The `Progress` that nobody waits for."""
+    """A `Progress` without effect."""
 
 
 class Load(Protocol):
@@ -224,9 +226,8 @@ class Runtime(Protocol):
     belong to a step from `launch_forward` until its transfer has been waited for. The slots are 0 and 1; both
     accept any kind of step.
 
-    `progress`: set by the engine. Called on any thread by a step that takes long, such as many crops on a CPU: the
-    engine waits for it and is not hung.
-    """
+    `progress`: set by the engine. A step that takes long, such as many crops on a CPU, calls it on any thread, to
+    show that the engine does not hang."""
 
     progress: Progress
 
@@ -255,10 +256,10 @@ class Runtime(Protocol):
         ...
 
     def prepare_reload(self, model: str) -> Load:
-        """Find weights to replace the present ones. May download them. Called on any thread.
+        """Find weights to replace the current ones. May download them. Called on any thread.
 
-        Returns what overwrites the weights; it is called on the engine thread, with a drained pipeline and an
-        empty prefix cache. Raises ModelError if the layout differs or tensors are missing."""
+        Returns a function that overwrites the weights. It is called on the engine thread, with a drained pipeline
+        and an empty prefix cache. Raises ModelError if the layout differs or tensors are missing."""
         ...
 
     def synchronize(self) -> None: ...

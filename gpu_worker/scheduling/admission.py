@@ -22,7 +22,7 @@ AHEAD = 16
 """How many images may have crops at a time: the crops of one image take some megabytes."""
 
 RUN_TOKENS = 64
-"""A running sequence publishes nothing for a fork that would reuse less than this."""
+"""A running sequence publishes nothing for a fork that would reuse fewer positions than this."""
 
 Cut = Callable[[RequestImage, Callable[[PreparedImage | Exception], None]], None]
 """Cut an image on another thread, then call the function with the outcome on the engine's."""
@@ -83,19 +83,20 @@ def can_reuse(seq: ScheduledSequence, other: ScheduledSequence, n_positions: int
     left, right = seq.cache_tokens.codes, other.cache_tokens.codes
     return (
         n_positions <= len(right)
-        and left[n_positions - 1] == right[n_positions - 1]  # mostly settles it without comparing all
+        and left[n_positions - 1] == right[n_positions - 1]  # mostly decides without comparing all tokens
         and seq.namespace == other.namespace
         and bool((left[:n_positions] == right[:n_positions]).all())
     )
 
 
 def forked(seq: ScheduledSequence, running: Iterable[ScheduledSequence], n_cached: int) -> list[ScheduledSequence]:
-    """The running sequences of which `seq` is a fork: it begins with all that they have published, and goes on
-    with a run of positions that they have committed and not published. `n_cached`: its cached positions.
+    """The running sequences of which `seq` is a fork. A fork of a sequence begins with everything that the
+    sequence has published, and goes on with positions that it has committed but not published. `n_cached`: the
+    cached positions of `seq`.
 
-    A fork holds a part of an answer that somebody has read, so the part was committed before the fork arrived.
-    Therefore one look at its arrival suffices, and a sequence that nobody forks costs nothing while it decodes.
-    """
+    A fork contains a part of an answer that somebody has read, so that part was committed before the fork arrived.
+    Therefore it suffices to look once, when a sequence arrives, and a sequence without forks costs nothing while
+    it decodes."""
     most = seq.prefill_target - RUN_TOKENS
     if most < n_cached:
         return []
@@ -104,10 +105,10 @@ def forked(seq: ScheduledSequence, running: Iterable[ScheduledSequence], n_cache
 
 
 def _continues(seq: ScheduledSequence, other: ScheduledSequence, n_positions: int) -> bool:
-    """Whether the other has committed so many positions, and `seq` begins with them."""
+    """Whether the other sequence has committed this many positions, and `seq` begins with them."""
     if min(seq.prefill_target, other.kv_position) < n_positions:
         return False
-    last = n_positions - 1  # mostly settles it without comparing all
+    last = n_positions - 1  # mostly decides without comparing all tokens
     return (
         seq.tokens(last, n_positions)[0] == other.tokens(last, n_positions)[0]
         and seq.namespace == other.namespace

@@ -54,7 +54,7 @@ def compute_mask(
     plan, outputs = payload.plan, payload.batch.outputs
     firsts = np.cumsum(outputs) - outputs
     n_words = (vocab_size + 31) // 32
-    plain: list[tuple[int, ScheduledSequence]] = []  # (output index, sequence) of those with one output
+    plain: list[tuple[int, ScheduledSequence]] = []  # (output index, sequence) of sequences with one output
     indices: list[int] = []
     masks: list[Int32Array] = []
     ends = payload.batch.starts + payload.batch.lengths

@@ -73,12 +73,12 @@ def giving_way(needs: Iterable[Need], holders: Iterable[Holder], room: Room) -> 
     """The sequences to preempt, worst-ranked first."""
     keeping = sorted(holders, key=lambda holder: holder.seq.rank)
     n_keeping = len(keeping)
-    starved = False  # nobody who waits starts before those of better rank who wait
+    starved = False  # a waiting sequence does not start before a waiting one of better rank
     for need in sorted(needs, key=lambda need: need.seq.rank):
         if starved and need.waits:
             continue
         if not need.waits and any(holder.seq is need.seq for holder in keeping[n_keeping:]):
-            break  # it gives way itself, and so does whoever of worse rank has a row
+            break  # it gives way itself, and so do all sequences of worse rank that have a row
         after, kept = replace(room), n_keeping
         while not after.fits(need) and kept and need.outranks(keeping[kept - 1].seq):
             kept -= 1

@@ -32,14 +32,14 @@ from petiole.gpu_worker.speculation import SpeculationStats
 
 
 class Extras(NamedTuple):
-    """Log-probabilities, and bins with their values, of tokens, one entry per token, or None."""
+    """The log-probabilities, the bins and the bins' values of tokens: one entry per token, or None."""
 
     logprobs: Sequence[TokenLogprobs] | None = None
     bins: Sequence[Bins] | None = None
     values: Sequence[tuple[float, ...]] | None = None
 
     def keep(self, seq: ScheduledSequence, n: int) -> Extras:
-        """The entries of the first `n` tokens, which are the sequence's last. It keeps their bins."""
+        """The entries of the first `n` tokens. These must be the last `n` of `seq`, which stores their bins."""
         logprobs = None if self.logprobs is None else self.logprobs[:n]
         if self.bins is None or self.values is None:
             return Extras(logprobs)
@@ -133,7 +133,8 @@ class SchedulerState:
     # ------------------------------------------------------------ admission
 
     def enqueue(self, seq: ScheduledSequence) -> None:
-        """Queue an accepted request. The running sequences of which it is a fork publish what they committed."""
+        """Queue an accepted request. Running sequences that begin with the same tokens publish their committed
+        positions."""
         self.waiting.push(seq)
         if self.running and self.config.prefix_cache != "off":
             n_cached = self.manager.match_length(seq.cache_tokens, seq.namespace)
@@ -246,7 +247,7 @@ class SchedulerState:
 
 
 def _deadline(seq: ScheduledSequence) -> tuple[float, tuple[int, int]]:
-    """The latest end of an admitted sequence with a deadline, and its rank, which no other sequence has."""
+    """The latest end of an admitted sequence with a deadline, and its rank, which is unique."""
     assert seq.scheduled_s is not None
     assert seq.request.deadline_s is not None
     return seq.scheduled_s + seq.request.deadline_s, seq.rank

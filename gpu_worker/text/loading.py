@@ -51,7 +51,7 @@ def _backend(path: Path) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_file(str(path))
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library raises nothing narrower, and a panic of its is no Exception
+    except BaseException as error:  # the library raises nothing narrower, and its panic is not an Exception
         raise ModelError(f"{path}: not a readable tokenizer: {_one_line(error)}") from error
 
 

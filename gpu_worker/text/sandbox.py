@@ -81,5 +81,5 @@ def _started() -> subprocess.Popen[bytes]:
 def _close(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            with suppress(OSError):  # what was not sent
+            with suppress(OSError):  # the unsent rest
                 pipe.close()

@@ -24,7 +24,7 @@ from petiole.gpu_worker.text.pieces import TokenPieces, token_pieces
 
 _LETTERS_PER_TOKEN = 8
 _MOST_MISSING = 2**18
-_SURELY = 256  # more tokens than a cut in the text may change
+_SURELY = 256  # more tokens than a cut in the text can change
 
 
 class Tokenizer:

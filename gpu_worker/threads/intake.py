@@ -85,7 +85,7 @@ class Intake:
             seq = self.preparer.prepare(output, arrival, arrival_s)
         except Exception as error:  # InvalidRequest, or any error of a chat template or tokenizer
             self._refuse(output, error)
-        except BaseException as error:  # a panic: what libraries in Rust raise for one is no Exception
+        except BaseException as error:  # a panic: libraries in Rust raise a BaseException for it
             self._refuse(output, failed(output.handle.request.request_id, error))
         else:
             output.handle.adapter_key = seq.adapter_key

@@ -71,7 +71,7 @@ class EngineLoop:
             self._wake.notify()
 
     def beat(self) -> None:
-        """A sign of life, from a command or a step that takes long: the engine makes progress. Any thread."""
+        """Note that the engine makes progress. Long commands and steps call it, on any thread."""
         self.last_round_s = time.monotonic()
 
     def stop_when_done(self) -> None:
@@ -91,7 +91,7 @@ class EngineLoop:
             self._fail(error)
 
     def _take_commands(self) -> bool:
-        """Run the posted commands, end what has expired and deliver. Returns False when the loop should exit."""
+        """Run the posted commands, end expired requests and deliver. Returns False when the loop should exit."""
         self.beat()
         if self._inbox:
             with self._wake:

@@ -53,7 +53,7 @@ def request_image(data: bytes, field: str, processor: Processor, config: EngineC
 
 
 def warm_up() -> Image.Image:
-    """A white picture, through a file of each format: the first request need not load what reads its file."""
+    """A white picture, read from a file of each format, so that the first request need not load the readers."""
     from PIL import Image
 
     picture = Image.new("RGB", (32, 32), "white")

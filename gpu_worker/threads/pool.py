@@ -1,8 +1,7 @@
 """A minimal thread pool without results.
 
-It is cheaper than `ThreadPoolExecutor`, whose `submit` creates a future with a lock and a condition, which is
-unused here, and acquires a semaphore that every idle worker also uses.
-"""
+It is cheaper than `ThreadPoolExecutor`. The executor's `submit` creates a future, with a lock and a condition,
+which nobody needs here. It also acquires a semaphore that every idle worker uses."""
 
 from __future__ import annotations
 
@@ -50,6 +49,6 @@ class Threads:
         while (work := self._queue.get()) is not None:
             try:
                 work()
-            except BaseException:  # a panic of native code is no Exception
+            except BaseException:  # a panic of native code is not an Exception
                 logger.exception("%s raised", work)
-            del work  # what it refers to is not kept until the next call
+            del work  # do not keep its objects until the next call

@@ -122,7 +122,7 @@ class Subjects:
         if asked.banned_token_ids:
             bans = [*sampling.banned_token_ids, *asked.banned_token_ids]
             sampling = replace(sampling, banned_token_ids=bans)
-        if isinstance(sampling.max_tokens, int) and sampling.max_tokens > longest:  # as a default may be
+        if isinstance(sampling.max_tokens, int) and sampling.max_tokens > longest:  # a default may be larger
             sampling = replace(sampling, max_tokens=longest)
         request = replace(request, sampling=sampling)
         if asked.steering == "none":

@@ -270,7 +270,7 @@ class TextThread:
             if not (due or urgent):
                 return False
             self._deliver(seq, output, pending)
-        except BaseException as error:  # its own request fails; a panic of native code is no Exception
+        except BaseException as error:  # its own request fails; a panic of native code is not an Exception
             logger.exception("the text of request %s failed", seq.request.request_id)
             self._end_with_error(output, failed(seq.request.request_id, error))
             self._stop_generating(seq)
@@ -309,7 +309,7 @@ class TextThread:
                 self._stop_generating(seq)
 
     def _end_with_error(self, output: RequestOutput, error: BaseException) -> None:
-        with self._changed:  # once the thread has ended, several others may be here
+        with self._changed:  # after the thread has ended, several other threads may be here
             ended, output.ended = output.ended, True
         if not ended:
             output.handle._end(error)

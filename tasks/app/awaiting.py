@@ -143,7 +143,7 @@ class ResultConsumer(BaseResultConsumer):  # type: ignore[misc]
         except BaseException:
             try:
                 self._unsubscribe_dropped()
-            except Exception:  # of other results: it must not hide this operation's own error
+            except Exception:  # an error about other results must not hide this operation's own
                 logger.exception("cannot unsubscribe from the results that were dropped")
             raise
         self._unsubscribe_dropped()
@@ -308,7 +308,7 @@ class ResultConsumer(BaseResultConsumer):  # type: ignore[misc]
             stored = [meta for meta in metas if meta["status"] in states.READY_STATES]
             with self._locked():
                 while self._pubsub is not None and self._handle_one(self._pubsub, 0):
-                    pass  # what was published before the look-up is no missed message
+                    pass  # a message published before the look-up was not missed
             received, self._received = self._received, False
             if stored and not received:
                 self._reconnect()

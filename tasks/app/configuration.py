@@ -28,7 +28,7 @@ RABBITMQ_SINCE = (5, 5, 3)
 # Callers retry for about 3 s: long enough for a restart of Redis, without blocking a web app for Celery's 20 s.
 # Workers keep Celery's defaults.
 CALLERS_PATIENCE = {"max_retries": 6, "interval_start": 0, "interval_step": 0.2, "interval_max": 1.0}
-# As many of a process connect to the broker at once; Celery's ten would wait for an unreachable one in turns.
+# This many callers connect at once. With Celery's ten, callers of an unreachable broker would wait in turns.
 CALLERS_AT_ONCE = 64
 
 

@@ -19,7 +19,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 QUEUE_TYPE = "quorum"
 EXCHANGE_TYPE = "topic"
 
-_kombu: Any = kombu  # it is only partly typed
+_kombu: Any = kombu  # kombu is only partly typed
 
 
 class OthersQueue(_kombu.Queue):  # type: ignore[misc]

@@ -45,8 +45,8 @@ def sent_by_petiole() -> Iterator[None]:
 
 
 def check(ours: Celery, options: Mapping[str, Any]) -> None:
-    """Raises `InvalidSettings` if a task of Petiole's app, submitted with `options`, leads to one of another app
-    that cannot be reached."""
+    """Raises `InvalidSettings` if a task of Petiole's app, submitted with `options`, leads to a task of another
+    app that cannot be reached."""
     linked = [(link, False) for link in _links(options)] + [(link, True) for link in _list(options.get("chord"))]
     for signature, is_chord in linked:
         theirs = _another_app(signature, ours)
@@ -54,9 +54,9 @@ def check(ours: Celery, options: Mapping[str, Any]) -> None:
             for problem in _different(ours, theirs, is_chord):
                 raise InvalidSettings(problem)
     before = None
-    for signature in reversed(_list(options.get("chain"))):  # Celery has the next link at its end
+    for signature in reversed(_list(options.get("chain"))):  # Celery keeps the next link at the end of the list
         theirs = _another_app(signature, ours)
-        if theirs is None and before is not None:  # the worker of the link before sends this one
+        if theirs is None and before is not None:  # the worker of the previous link sends this one
             for problem in _undeclared(before, _queues(signature)):
                 raise InvalidSettings(problem)
         before = theirs
@@ -121,7 +121,7 @@ def _broker(app: Celery) -> str:
 
 
 def _elsewhere(one: str, other: str) -> bool:
-    """Whether two URLs cannot name the same place. Two host names may."""
+    """Whether two URLs certainly name different places. Two host names may mean the same server."""
     (family, host, *rest), (other_family, other_host, *other_rest) = _place(one), _place(other)
     return family != other_family or (host == other_host and rest != other_rest)
 

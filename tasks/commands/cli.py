@@ -38,7 +38,7 @@ UNREACHABLE = (OperationalError, redis.RedisError, OSError)
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["bench"]:  # it parses its own options
+    if arguments[:1] == ["bench"]:  # the benchmarks parse their own options
         return bench(arguments[1:])
     if not arguments:
         parser().print_help()

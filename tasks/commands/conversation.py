@@ -151,7 +151,7 @@ def run(given: argparse.Namespace) -> int:
         elif text:
             try:
                 conversation.turn(text)
-            except KeyboardInterrupt:  # before there was anything to cancel
+            except KeyboardInterrupt:  # interrupted before there was a task to cancel
                 continue
             except FAILURES as error:
                 print(f"petiole: {error}", file=sys.stderr)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from petiole.tasks import settings
     from petiole.tasks.fleet import reports
     from petiole.tasks.servers import connections
-else:  # `cancel` is among what a web app imports
+else:  # a web app imports `cancel`
     reports = _lazy.module("petiole.tasks.fleet.reports")
     settings = _lazy.module("petiole.tasks.settings")
     connections = _lazy.module("petiole.tasks.servers.connections")
@@ -62,7 +62,7 @@ def flag_cancel(*task_ids: str) -> None:
         with connections.streams().pipeline(transaction=False) as pipe:
             for state in states:
                 pipe.hgetall(state)  # a command that a producer's ACL allows
-            known = pipe.execute(raise_on_error=False)  # a damaged state holds up no other
+            known = pipe.execute(raise_on_error=False)  # a damaged state must not affect other tasks
             for state, fields in zip(states, known, strict=True):
                 ended = isinstance(fields, dict) and b"done" in fields
                 pipe.hset(state, "cancel", 1)
@@ -82,8 +82,8 @@ ANSWER_S = 2.0
 """How long to wait for the answers of workers to a command about their engines."""
 
 BEGIN_S = 10.0
-"""For how long a worker that reports, and does not answer, is asked again to pause or to go on. Workers report
-before they listen to commands."""
+"""How long a worker that reports but does not answer is asked again to pause or to go on. Workers report before
+they listen to commands."""
 
 
 def pause(workers: Sequence[str] = (), app: Celery = celery_app) -> dict[str, Answer]:
@@ -110,7 +110,7 @@ def engines(workers: Sequence[str] = (), app: Celery = celery_app) -> dict[str, 
 
 
 def _ask_again(command: str, workers: Sequence[str], app: Celery) -> dict[str, Answer]:
-    """`_ask`, until all that report have answered. For a command that may be given twice."""
+    """`_ask`, repeated until all workers that report have answered. For a command that may be given twice."""
     answers, give_up_at = _ask(command, workers, app), time.monotonic() + BEGIN_S
     while (silent := _reporting(workers) - answers.keys()) and time.monotonic() < give_up_at:
         answers |= _ask(command, sorted(silent), app)
@@ -118,7 +118,7 @@ def _ask_again(command: str, workers: Sequence[str], app: Celery) -> dict[str, A
 
 
 def _reporting(workers: Sequence[str]) -> set[str]:
-    """Of these workers, or of all, those that report. None where the reports cannot be read."""
+    """Those of these workers, or of all workers, that report. None if the reports cannot be read."""
     with contextlib.suppress(Exception):
         live = {worker.worker for worker in reports.workers() if not worker.lost}
         return live & {*workers} if workers else live

@@ -24,7 +24,7 @@ LOST_AFTER_S = 3 * REPORT_INTERVAL_S
 FORGOTTEN_AFTER_S = 3600
 FORGET_INTERVAL_S = 300.0
 
-# KEYS[1] the hash; ARGV: seconds after which a report is removed. What is no report is left.
+# KEYS[1] the hash; ARGV: seconds after which a report is removed. Other entries are left.
 _FORGET = """
 local now = redis.call('TIME')
 for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do

@@ -28,8 +28,8 @@ from petiole.tasks.urls import redacted
 logger = logging.getLogger(__name__)
 
 SILENCE_S = 3.0
-"""How long a caller waits before a thread reads the reports, and between two readings. Half of the caller's own
-timeout, if that is less."""
+"""How long a caller waits before a thread reads the reports, and between two readings; or half of the caller's own
+timeout, if that is shorter."""
 
 _looking = threading.Lock()
 
@@ -49,7 +49,7 @@ def lack(workers: Sequence[WorkerReport], queue: str | None) -> str | None:
 
 
 def pause(workers: Sequence[WorkerReport], queue: str | None) -> str | None:
-    """What is said of a queue whose live workers are all paused."""
+    """A message about a queue whose live workers are all paused."""
     serving = [worker for worker in workers if not worker.lost and (queue is None or queue in worker.queues)]
     if not serving or any(worker.state != "paused" for worker in serving):
         return None
@@ -113,7 +113,7 @@ class Watch:
         try:
             workers = reports.workers()
         except Exception as error:
-            logger.debug("cannot look whether a worker serves %s: %s", self._queues, error)
+            logger.debug("cannot tell whether a worker serves %s: %s", self._queues, error)
             self._done = True
         else:
             for queue in self._queues:

@@ -36,7 +36,7 @@ MAX_SALT_CHARACTERS = 256
 MAX_SCHEMA_CHARACTERS = 1_000_000  # of a JSON schema, of all tools, or of all variables of a chat template
 RESERVED_VARIABLES = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
-)  # no variables of a chat template: the worker sets them, or nobody
+)  # not allowed as variables of a chat template: only the worker sets them
 
 
 def _integer_keys(value: object) -> object:

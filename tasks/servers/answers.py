@@ -1,11 +1,9 @@
 """Answers of a Redis server that are not valid replies. Connections recognise them when they read them.
 
-no reply at all   bytes outside Redis's protocol, such as a proxy sends whose server is away. The connection is
-closed
-                  as if it were lost, and the callers handle that as a lost connection
+no reply at all   bytes outside Redis's protocol, for example from a proxy whose server is away. The connection is
+                  closed as if it were lost, and the callers handle it as a lost connection
 a damaged key     somebody else has written into a key: it has another type, or does not hold a number. The error
-is a
-                  `DamagedKey`: the caller decides what that means for its task. No other key is affected
+                  is a `DamagedKey`: the caller decides what that means for its task. No other key is affected
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ class DamagedKey(ResponseError):  # noqa: N818 - what it is
 
 
 def is_damage(error: object) -> bool:
-    """Whether `error` means a damaged key. Petiole's connections raise `DamagedKey`. Other connections, such as
-    stock kombu's, do not, nor does a command in a transaction, whose error is part of a reply."""
+    """Whether `error` means a damaged key. Most such errors are `DamagedKey`s. Two kinds are not: errors of other
+    connections than Petiole's (stock kombu's, say), and errors inside the reply of a transaction."""
     return isinstance(error, ResponseError) and any(words in str(error) for words in _DAMAGE)
 
 

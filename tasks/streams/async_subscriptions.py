@@ -133,7 +133,9 @@ class _SharedConnection:
         if self._reader is None or self._reader.done():
             self._reader = asyncio.create_task(self._read_loop())
         try:
-            await self._connection.send_command(*command, check_health=False)  # it would read other replies
+            await self._connection.send_command(
+                *command, check_health=False
+            )  # this connection would read replies to other commands
             async with asyncio.timeout(timeout_s):
                 error = await reply
         except Exception as cause:  # of any type, if the connection is closed while redis-py sends

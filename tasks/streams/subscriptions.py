@@ -83,7 +83,7 @@ def _confirmed(pubsub: PubSub, kind: str, channel: str, timeout_s: float) -> Non
 
 
 def data(message: dict[str, Any] | None) -> bytes | None:
-    """The payload of a published message; None for none and for replies to commands."""
+    """The payload of a published message; None if there is no message, or if it is the reply to a command."""
     return message["data"] if message is not None and message["type"] == "message" else None
 
 

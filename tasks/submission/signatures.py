@@ -89,7 +89,7 @@ def _in_the_environment(app: App, name: str, args: Any, kwargs: Any, options: Ma
     tenant = (options.get("headers") or {}).get("tenant")
     try:
         weights = parse_weights(os.environ.get(f"{PREFIX}TENANT_WEIGHTS", ""))
-    except ValueError:  # whoever needs the setting says so
+    except ValueError:  # the code that needs the setting reports it
         weights = {}
     return f"{queue}.{tenant}" if tenant in weights else queue
 

@@ -62,7 +62,7 @@ class GenerationTask(Task):  # type: ignore[misc]
             warn_a_producer()
         require_worker = options.pop("require_worker", False)
         two_apps.check(self.app, options)
-        if isinstance(options.get("queue"), OwnQueue):  # this app's router knows better
+        if isinstance(options.get("queue"), OwnQueue):  # this app's router decides instead
             del options["queue"]
         sent_on = "parent_id" in options or isinstance(self.app.current_worker_task, GenerationTask)
         if not sent_on:

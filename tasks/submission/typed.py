@@ -3,7 +3,7 @@
 No generic class can say it: the keyword arguments of a method cannot depend on a type variable. `python -m
 docs.render` writes this module: change the template there.
 """
-# They take fewer options than their base:
+# These methods take fewer options than the base's:
 # mypy: disable-error-code="override"
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
--- Stands before every script: what they have in common about damaged keys, into which somebody else has written.
+-- Stands before every script: functions for damaged keys, into which somebody else has written.
 --
--- A key is damaged if it has another type than a command expects, or holds no number where one must be. A script
--- goes on with all other keys and names this one in its reply; where it has only one, it fails with that error, which
--- `tasks.servers.answers` recognises. Errors of the server, such as one that is full, always end the script.
+-- A key is damaged if it has another type than a command expects, or does not hold a number where one is expected. A
+-- script goes on with all other keys, and names the damaged key in its reply. A script with only one key fails with an
+-- error that `tasks.servers.answers` recognises. Errors of the server, such as a full one, always end the script.
 
 local function is_damage(problem)
   local message = type(problem) == 'table' and problem.err or problem
@@ -10,7 +10,7 @@ local function is_damage(problem)
     or string.find(message, 'would overflow')
 end
 
--- What `work` returns, up to three values, or nil if it meets a damaged key.
+-- The results of `work`, up to three values, or nil if it meets a damaged key.
 local function unless_damaged(work, ...)
   local done, first, second, third = pcall(work, ...)
   if done then

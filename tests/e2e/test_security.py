@@ -185,7 +185,7 @@ readers = [
 ]
 for reader in readers:
     reader.start()
-while sum(message.startswith("cannot look whether a worker serves") for _, message in said) < 3:
+while sum(message.startswith("cannot tell whether a worker serves") for _, message in said) < 3:
     readers[0].join(0.05)
     assert readers[0].is_alive(), read
 print("looked", flush=True)

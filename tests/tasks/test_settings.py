@@ -20,7 +20,7 @@ from petiole.tasks.app.configuration import celery_url, configuration
 from petiole.tasks.commands.cli import settings_page
 from petiole.tasks.errors import InvalidSettings
 from petiole.tasks.servers.connections import redis_url
-from petiole.tasks.settings import NOT_HEEDED, PREFIX, Settings, misspelt, settings
+from petiole.tasks.settings import IGNORED_URLS, PREFIX, Settings, misspelt, settings
 from petiole.tasks.submission.task import GenerationTask
 from petiole.tasks.urls import redacted
 
@@ -250,7 +250,7 @@ def test_a_wrong_setting_is_wrong_at_every_try(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_broker_of_an_organisations_other_apps_is_not_petioles(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in NOT_HEEDED:
+    for name in IGNORED_URLS:
         monkeypatch.setenv(name, "redis://theirs:6379/0")
     monkeypatch.setenv("PETIOLE_BROKER_URL", "redis://ours:6379/0")
     settings.cache_clear()

@@ -44,7 +44,7 @@ _UNSUPPORTED = (
 )
 _MAX_ALPHA = 1e30
 _ALIGNED = 64
-"""Elements at a multiple of which each tensor begins."""
+"""Each tensor begins at a multiple of this many elements."""
 
 _CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations (`init_lora_weights`) that also change the weights that the adapter is added to."""

@@ -1,4 +1,4 @@
-"""Host-side store of adapters: threads of their own read them from files, the engine thread takes them.
+"""The store of adapters in host memory. Adapter threads read adapters from files; the engine thread takes them.
 
 Adapters are keyed by content. So changed files are a new adapter, with its own slot and cached KV, and copies of
 the same files are one adapter.
@@ -49,7 +49,7 @@ class AdapterStore:
         self._dtype, self._pinned = dtype, pinned
         self._folders: OrderedDict[str, Path] = OrderedDict()  # each of them: least recently used first
         self._keys: OrderedDict[Path, tuple[Signature, str]] = OrderedDict()
-        self._names: OrderedDict[str, str] = OrderedDict()  # of each key, under which it was last seen
+        self._names: OrderedDict[str, str] = OrderedDict()  # by key: the name under which it was last seen
         self._adapters: OrderedDict[str, Adapter] = OrderedDict()
         self._lock = threading.Lock()
 

@@ -51,14 +51,14 @@ def _begins(path: Path, prefix: bytes) -> bool:
     try:
         with path.open("rb") as file:
             return file.read(len(prefix)) == prefix
-    except OSError:  # whoever reads the file says so
+    except OSError:  # the reader of the file raises that error
         return False
 
 
 def _quantised(config: Path) -> str:
     try:
         quantised = json.loads(config.read_text(encoding="utf-8")).get("quantization_config")
-    except (OSError, ValueError, AttributeError, RecursionError):  # whoever parses the file says so
+    except (OSError, ValueError, AttributeError, RecursionError):  # the parser of the file raises that error
         return ""
     if isinstance(quantised, dict):
         return str(quantised.get("quant_method") or "unnamed")

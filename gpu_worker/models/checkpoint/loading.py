@@ -42,7 +42,7 @@ SHIPPED = ("petiole-tiny", "petiole-tiny-vision")
 EMBEDDING = "model.embed_tokens.weight"
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 _HUB_COPIES = ["consolidated*.safetensors", "original/*", "onnx/*"]
-"""Copies of the weights in other formats."""
+"""Files on the hub that are not downloaded: copies of the weights in other formats."""
 _PROGRESS_FROM_BYTES = 256 * 2**20
 _VOLATILE_KEYS = frozenset({"transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"})
 
@@ -63,7 +63,10 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
             return path
         if path.is_file():
             formats.refuse_file(path)
-    except (OSError, RuntimeError) as error:  # a folder that may not be read, a name too long, "~" of nobody
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # an unreadable folder, a name that is too long, the "~" of an unknown user
         raise ModelError(f"model folder {model}: {error}") from error
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         raise ModelError(f"model folder {model} does not exist")
@@ -195,7 +198,7 @@ def load_decoder(folder: Path, config: ModelConfig, options: LoadOptions) -> Dec
             config = replace(config, tied_head=False)
         if options.device.type == "meta":
             return read_decoder(checkpoint, config, options)
-        # All names and shapes, before memory of a size that only the configuration claims is asked for.
+        # Check all names and shapes before allocating memory: so far only the configuration claims its size.
         read_decoder(checkpoint, config, replace(options, device=torch.device("meta"), storage=Storage()))
         n_bytes = checkpoint.n_bytes()
         with _progress(n_bytes, folder.name) as advance:

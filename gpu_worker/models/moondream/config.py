@@ -29,7 +29,8 @@ class VisionConfig:
 
 @dataclass(frozen=True, slots=True)
 class RegionConfig:
-    """coordinate_features, size_features: twice the number of frequencies. bins: of a coordinate and of a side."""
+    """coordinate_features, size_features: twice the number of frequencies. bins: how many a coordinate or side
+    has."""
 
     coordinate_features: int = 256
     size_features: int = 512
@@ -39,7 +40,7 @@ class RegionConfig:
 
 @dataclass(frozen=True, slots=True)
 class TokenConfig:
-    """Ids of the tokens that mean something, and the templates of the skills."""
+    """Ids of the tokens with a special meaning, and the templates of the skills."""
 
     bos: int = 0
     eos: int = 0

@@ -33,7 +33,7 @@ class TextBlock:
 
 @dataclass(frozen=True, slots=True)
 class MoondreamDecoder:
-    """Implements what the runtime uses of a `Decoder`, and `ValueDecoder` and `CropDecoder`. rotary: see
+    """Implements the part of `Decoder` that the runtime uses, `ValueDecoder` and `CropDecoder`. rotary: see
     `rotary_table`."""
 
     config: MoondreamConfig

@@ -108,7 +108,7 @@ class VisionEncoder:
         return layer_norm(hidden, self.norm).view(len(hidden), grid, grid, -1)
 
     def projected(self, features: Tensor, tiling: Tiling) -> Tensor:
-        """Of one image, [crops, grid, grid, dim] -> [grid², hidden]."""
+        """The inputs of one image: [crops, grid, grid, dim] -> [grid², hidden]."""
         geometry = self.config.geometry
         local = joined(features[1:], tiling, geometry.margin).permute(2, 0, 1)
         pooled = F.adaptive_avg_pool2d(local, geometry.grid).permute(1, 2, 0)

@@ -1,7 +1,7 @@
 """Paged attention in plain torch: the reference, and the fallback where nothing faster is available.
 
-If every row of a batch appends one position, one product over the gathered keys of all rows, padded to the
-longest, serves the batch. Any other batch goes row by row. The first chunk of a prompt attends to itself without
+If every row of a batch appends one position, the batch takes one product over the gathered keys of all rows,
+padded to the longest. Any other batch goes row by row. The first chunk of a prompt attends to itself without
 reading the pool; a later chunk gathers its prefix first."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What makes a graph of the kernels that a task launches."""
+"""Captures the kernels that a task launches as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def cuda_capture(stream: CudaStream) -> Capture:
                 graph,
                 stream=stream.raw,
                 pool=pool if kept else None,
-                capture_error_mode="thread_local",  # others pin memory, for adapters, while weights are reloaded
+                capture_error_mode="thread_local",  # other threads pin memory for adapters during a reload
             ):
                 try:
                     work()
@@ -45,7 +45,7 @@ def cuda_capture(stream: CudaStream) -> Capture:
             cause = (causes or [error])[0]
             raise ModelError(
                 f"a step could not be captured as a CUDA graph ({type(cause).__name__}: {cause}); "
-                f"PETIOLE_CUDA_GRAPHS=off serves without, more slowly"
+                f"PETIOLE_CUDA_GRAPHS=off serves without graphs, more slowly"
             ) from cause
         return graph.replay
 

@@ -1,4 +1,4 @@
-"""What adapters add to the linear layers of a captured decode step. `models.adapters.lora` has the formula."""
+"""Adds adapters to the linear layers of a captured decode step. `models.adapters.lora` has the formula."""
 
 from __future__ import annotations
 

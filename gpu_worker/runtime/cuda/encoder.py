@@ -1,13 +1,13 @@
 """The image encoder as CUDA graphs: one for each number of crops, captured once.
 
 An encode is a step of its own. Its crops travel from the pinned memory of its slot to one buffer on the device,
-which all graphs read; a number between two of the ladder is padded with crops of earlier steps. Each crop is
-encoded for itself, so that what the padding says does not matter. What is made of an image's crops depends on how
-they are tiled, and is computed behind the graph.
+which all graphs read. A number between two sizes of the ladder is padded with crops of earlier steps. Each crop is
+encoded alone, so the content of the padding does not matter. Joining the features of an image depends on how it is
+tiled, so that runs behind the graph.
 
     slot's pinned crops --copy--> crops on the device --graph--> features of crops --tiling--> features of images
 
-Copies, graphs and what reads their output run in stream order: only the pinned memory belongs to a slot.
+Copies, graphs and the readers of their output run in stream order, so only the pinned memory belongs to a slot.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from petiole.gpu_worker.runtime.cuda.capture import Capture
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream
 
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""In this order, the last for types that the others refuse. Torch would rather take cuDNN's, which plans anew for
-each shape."""
+"""Torch's attention backends, in this order; the last one is for types that the others refuse. By default torch
+would prefer cuDNN's, which plans again for each shape."""
 
 
 def crop_ladder(most: int) -> list[int]:
-    """Numbers of crops to capture graphs for: 2, each up to 16, then every 4th. Each more takes as long as the one
-    before."""
+    """Numbers of crops to capture graphs for: 2, each up to 16, then every 4th. Each further crop takes as long as
+    the previous one."""
     return [*range(2, min(most, 16)), *range(16, most, 4), most]
 
 
 class EncoderGraphs:
-    """The encoder of one decoder. `most`: crops of a step."""
+    """The encoder of one decoder. `most`: maximum number of crops in a step."""
 
     def __init__(self, decoder: CropDecoder, most: int, torch_device: torch.device, device: Device) -> None:
         self._decoder, self._sizes = decoder, crop_ladder(most)

@@ -1,8 +1,8 @@
-"""The CUDA executor: captured graphs for encode steps and those up to some size, one eager pass for all others.
+"""The CUDA executor: captured graphs for encode steps and for other steps up to some size, one eager pass for the
+rest.
 
-In an eager pass the queries of bidirectional regions come first. They are attended to without a mask, all others
-causally (`step.segments`).
-"""
+In an eager pass the queries of bidirectional regions come first. They attend without a mask; all other queries
+attend causally (`step.segments`)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from petiole.gpu_worker.runtime.step.segments import Run, Segmented, segmented
 from petiole.gpu_worker.runtime.step.values import ValuedDecoder, embed_all
 
 _WRAPPER_BYTES = 8 * 2**20
-_LENGTHS_BYTES = 2**18  # that a wrapper has beside its plan
+_LENGTHS_BYTES = 2**18  # buffers of a wrapper beside its plan
 _SLACK_BYTES = 512 * 2**20
 
 WORKING_PART = 0.25
@@ -88,7 +88,7 @@ def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int, encod
 
 
 def captured_shapes(engine: EngineConfig, longest: int) -> dict[str, list[Shape]]:
-    """The steps that each slot captures, by layout. longest: positions that a row can have."""
+    """The steps that each slot captures, by layout. longest: maximum positions of a row."""
     queries = 1 + engine.speculative_tokens
     return {
         "decode": uniform_shapes(engine, 1),
@@ -130,7 +130,7 @@ _LAYOUTS: dict[StepKind, tuple[str, ...]] = {
     "prefill": ("append",),
     "mixed": ("append",),
 }
-"""The layouts that a step may be captured in, the best first."""
+"""The layouts in which a step may be captured, the best first."""
 
 
 def choose(logits: Tensor, choice: Choice | None) -> Tensor:
@@ -163,7 +163,7 @@ class CudaExecutor:
         shapes = captured_shapes(config, cache.table.shape[1] * cache.page_size)
         workspace = new_workspace(cache.keys.device)
         self._slots = [self._new_slot(shapes, workspace, device) for _ in range(2)]
-        device.synchronize()  # these tensors were created on another stream than the one that uses them
+        device.synchronize()  # these tensors were created on another stream than the one that will use them
         self.fused: dict[int, bool] = {}
         for slot in self._slots:
             for graphs in slot.graphs.values():
@@ -210,7 +210,7 @@ class CudaExecutor:
             for slot in self._slots:
                 logits = self._append(slot, segmented(lay_out(batch, 0 * one), ())).logits()
             keys, half = self._up(np.zeros((1, 2), np.int32)), self._up(np.full(1, 0.5, np.float32))
-            for found in dict.fromkeys((logits, logits.float())):  # as they are, and after penalties, say
+            for found in dict.fromkeys((logits, logits.float())):  # for example unchanged, and after penalties
                 choose(found, Choice(half, keys, self._up(one.astype(np.int64)), half, half))
 
     def _append(self, slot: _Slot, step: Segmented) -> StepStates:

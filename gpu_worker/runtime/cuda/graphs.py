@@ -74,10 +74,9 @@ _FIELDS = 13
 class StepBuffers:
     """A slot's inputs, int32 [fields, positions], pinned and on the device; its page list, int32; and its results.
 
-    logits: [positions, vocab], and bins: int32 [positions, 1 + N_BINS], those of either kind of value (see
-    `step.values`), empty if the model decodes none, of decodes and verifications. hidden: [positions, hidden], of
-    all others.
-    """
+    logits and bins are the results of decodes and verifications. logits: [positions, vocab]. bins: int32
+    [positions, 1 + N_BINS], for either kind of value (see `step.values`); empty if the model decodes no values.
+    hidden: [positions, hidden], the results of all other steps."""
 
     host: Tensor
     device: Tensor
@@ -95,7 +94,7 @@ Layers = Callable[[Tensor, Forward], Tensor]
 
 
 def new_step_buffers(shapes: Sequence[Shape], decoder: Decoder, geometry: Geometry, host: Device) -> StepBuffers:
-    """For steps of all these shapes."""
+    """Buffers for steps of all these shapes."""
     config, device = decoder.config, geometry.device
     rows, positions = max(shape.rows for shape in shapes), max(shape.positions for shape in shapes)
     with_logits = max(shape.positions for shape in shapes if shape.queries)
@@ -203,7 +202,7 @@ class Graphs:
         cache, n, field = self._geometry.cache, shape.positions, self._buffers.field
         rows, positions = field(_ROWS, n), field(_POSITIONS, n)
         write_pages(cache.table, *self._buffers.device[_UPDATES, :n])
-        # Of a row with padding the last position is none.
+        # The last position of a row with padding is not the row's own.
         batch_rows = rows[shape.queries - 1 :: shape.queries] if shape.queries else field(_BATCH_ROWS, shape.rows)
         gather_pages(cache.table, batch_rows, field(_INDPTR, shape.rows + 1), self._buffers.indices)
         deltas = None
@@ -239,7 +238,7 @@ class Graphs:
         if shape is None or (shape, self._adapted(inputs)) not in self._replays:
             return None
         if shape.queries > 1 and int((inputs.starts + inputs.lengths).min()) < shape.queries:
-            return None  # each position, those of padding too, must have a position to attend to
+            return None  # each position, also of padding, must have a position to attend to
         return shape
 
     def _adapted(self, inputs: StepInputs) -> bool:
@@ -260,7 +259,7 @@ class Graphs:
         over them."""
         host, rows, n = self._buffers.host.numpy(), shape.rows, shape.positions
         host[:_QUERIES, :n] = 0
-        host[_UPDATES, :n] = 0  # row 0, column 0, page 0: what is there
+        host[_UPDATES, :n] = 0  # row 0, column 0, page 0: an update that changes nothing
         if inputs is not None:
             self._stage(shape, host, inputs)
         queries, lengths = step_lengths(shape, inputs)
@@ -309,8 +308,8 @@ def new_wrappers(
 
 
 def step_lengths(shape: Shape, inputs: StepInputs | None) -> tuple[Int32Array, Int32Array]:
-    """int32 [rows] each: how many positions a row has in the step, and how many are cached after it. A step with
-    rows of any number that only warms up is full: nothing larger may be planned later."""
+    """int32 [rows] each: how many positions a row has in the step, and how many are cached after it. A warm-up
+    step of the layout with rows of any number is full, because nothing larger may be planned later."""
     rows, n = shape.rows, 0 if inputs is None else len(inputs.starts)
     if shape.queries or inputs is None:
         shorter, longer = divmod(shape.positions, rows)

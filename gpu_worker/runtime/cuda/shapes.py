@@ -1,12 +1,12 @@
-"""Which steps are captured as graphs. A captured step serves all smaller ones of its layout, padded.
+"""Which steps are captured as graphs. A captured step serves all smaller steps of its layout, padded.
 
-    decode, verify   every row has equally many positions (`Shape.queries`). One for each batch size of a ladder
-    append           rows of any number of positions, one behind the other: prefills and mixed steps. Two for each
-                     number of tokens of a ladder: one for few rows, and one for as many as there may be
+    decode, verify   all rows have the same number of positions (`Shape.queries`). One for each batch size of a
+    ladder append           rows of any number of positions, one behind the other: prefills and mixed steps. Two
+    for each
+                     number of tokens of a ladder: one for few rows, and one for as many rows as there may be
 
-FlashInfer must know the rows of a captured step. With few of them it may split each among several blocks of the
-card; with many, the blocks have enough to do without.
-"""
+FlashInfer must know the number of rows of a captured step. It may split each of a few rows among several blocks of
+the card. With many rows, the blocks have enough to do without splitting."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from petiole.gpu_worker.config import EngineConfig
 FEW_ROWS = 8
 
 MOST_TOKENS = 512
-"""Of prompts in a captured step. From some hundreds of tokens on arithmetic takes a card longer than the launches
-take the host, and padding costs as much as tokens do."""
+"""Maximum number of prompt tokens in a captured step. From some hundreds of tokens on, the arithmetic takes the
+card longer than the launches take the host, and padding costs as much as tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a captured step has room for. queries: the positions of each row, 0 if that is any number."""
+    """The room of a captured step. queries: the positions of each row; 0: any number."""
 
     rows: int
     positions: int
@@ -32,7 +32,7 @@ class Shape:
 
 
 def batch_ladder(asked: Sequence[int], most: int) -> list[int]:
-    """Batch sizes to capture graphs for: those asked for, or 1, 2, 4, every 8th to 64, every 16th to 256, …"""
+    """Batch sizes to capture graphs for: the configured ones, or 1, 2, 4, every 8th to 64, every 16th to 256, …"""
     if asked:
         return sorted({min(size, most) for size in asked})
     steps = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most + 64, 64)]
@@ -40,8 +40,8 @@ def batch_ladder(asked: Sequence[int], most: int) -> list[int]:
 
 
 def token_ladder(config: EngineConfig) -> list[int]:
-    """Numbers of tokens to capture graphs for: 16, 32, 64, every 128th up to a chunk, or, where steps are mixed,
-    up to a chunk beside a decode of every sequence."""
+    """Numbers of tokens to capture graphs for: 16, 32, 64, and every 128th up to a chunk. With mixed steps: up to
+    a chunk beside a decode of every sequence."""
     most = min(config.chunk_size, MOST_TOKENS)
     if config.prefill_policy == "mixed":
         most += config.max_num_seqs
@@ -49,13 +49,13 @@ def token_ladder(config: EngineConfig) -> list[int]:
 
 
 def uniform_shapes(config: EngineConfig, queries: int) -> list[Shape]:
-    """Of decodes (one query) or verifications, the smallest first."""
+    """The shapes of decodes (one query) or verifications, the smallest first."""
     ladder = batch_ladder(config.graph_batch_sizes, config.max_num_seqs)
     return [Shape(rows, rows * queries, queries) for rows in ladder]
 
 
 def append_shapes(config: EngineConfig, longest: int) -> list[Shape]:
-    """Of prefills and mixed steps, the smallest first. longest: positions that a row can have."""
+    """The shapes of prefills and mixed steps, the smallest first. longest: maximum positions of a row."""
     shapes = []
     for positions in token_ladder(config):
         most = min(positions, config.max_num_seqs)

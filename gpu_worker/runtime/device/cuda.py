@@ -138,6 +138,6 @@ class CudaDevice:
             raise DeviceError(f"the CUDA device failed: {error}") from error
 
     def close(self) -> None:
-        if self._spans:  # of a trace
+        if self._spans:  # only a traced device has any
             with suppress(DeviceError):
                 self.synchronize()

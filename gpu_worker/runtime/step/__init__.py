@@ -1,7 +1,7 @@
 """The inputs of a step and its sampling, on any device. Called by `runtime` and the executors.
 
 inputs    the arrays of a step, laid out on the host
-segments  the inputs of a step, by the way in which they see keys
+segments  the inputs of a step, grouped by the keys that they see
 rows      sampling state of each row: parameters on the host, sent with each step; penalty counts, bias and next
           inputs on the device
 outputs   from logits to token ids and the host's outputs

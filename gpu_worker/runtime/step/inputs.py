@@ -65,9 +65,8 @@ class StepInputs:
 class StepStates:
     """The results of a forward, valid until the slot's next forward.
 
-    logits: returns [O, vocab], in float32 or the model's type. bins: those of the tokens that are sampled from
-    them, int [O] -> int32 [O, N_BINS]; None for a model without values. Both must be called in stream order.
-    """
+    logits: returns [O, vocab], in float32 or the model's type. bins: sampled tokens, int [O] -> their bins, int32
+    [O, N_BINS]; None for a model without values. Both must be called in stream order."""
 
     logits: Callable[[], Tensor]
     bins: Callable[[Tensor], Tensor] | None = None

@@ -28,7 +28,8 @@ from petiole.gpu_worker.runtime.step.sampling import (
 
 
 class OutputSampler:
-    """Samples steps. `upload` copies arrays to the device in stream order; `choose` is the device's."""
+    """Samples steps. `upload` copies arrays to the device in stream order; `choose` draws tokens from logits
+    there."""
 
     def __init__(self, states: RowStates, upload: Upload, choose: Choose) -> None:
         self._states, self._upload, self._choose = states, upload, choose

@@ -102,7 +102,7 @@ class RowStates:
     def __init__(self, n_rows: int, vocab_size: int, device: torch.device, n_bins: int = 0) -> None:
         self._n_rows, self._vocab_size, self._device = n_rows, vocab_size, device
         self._parameters = np.zeros(n_rows, dtype=_PARAMETERS)
-        self._uses = np.zeros(n_rows, dtype=np.int64)  # room for more flags than there will be
+        self._uses = np.zeros(n_rows, dtype=np.int64)  # more room than the flags will ever need
         self._adapters = np.zeros(n_rows, dtype=np.int32)
         self._rotary_offsets = np.zeros(n_rows, dtype=np.int64)
         self._ends = [_NO_TOKENS] * n_rows

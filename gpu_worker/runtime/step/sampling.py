@@ -144,9 +144,8 @@ def _among_likeliest(scaled: Tensor, choice: Choice) -> Tensor:
     """int64 [O]: Gumbel-max over the tokens of [O, V] that pass top-k, top-p and min-p.
 
     A token passes if fewer than `top_k` tokens, and less than `top_p` of the mass, lie strictly above it, as on
-    CUDA: tokens with equal logits pass or fail together. Tries small numbers of candidates first; there are enough
-    when they reach below every row's floor.
-    """
+    CUDA: tokens with equal logits pass or fail together. Tries small numbers of candidates first. A number is
+    enough if the candidates reach below every row's floor."""
     vocab = scaled.shape[-1]
     most = 0 if choice.top_k is None else int(choice.top_k.max())
     few = most + _SPARE
@@ -202,7 +201,7 @@ def _nucleus(choice: Choice) -> Tensor:
 
 
 def logprobs(logits: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities: (of `token_ids` [O], top k ids [O, k], of these [O, k])."""
+    """(log-probabilities of `token_ids` [O], top k ids [O, k], log-probabilities of the top k [O, k])."""
     table = logits.log_softmax(-1)
     top, ids = table.topk(k, dim=-1)
     return table.gather(1, token_ids[:, None]).squeeze(1), ids, top

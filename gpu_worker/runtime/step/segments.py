@@ -1,12 +1,11 @@
-"""A step's inputs, cut into segments whose queries see keys in one way.
+"""A step's inputs, cut into segments. The queries of a segment see keys in the same way.
 
     row        | before |     region     |  tail  |
     segments     causal   bidirectional    causal
 
-A query of a bidirectional region sees all keys up to the region's end, every other one those up to itself. The
-step's own keys are stored before anyone attends, so that a segment need only know where its keys end. Inputs of
-regions are put first: then each kind is one run of queries, and nothing is gathered.
-"""
+A query of a bidirectional region sees all keys up to the region's end. Every other query sees the keys up to
+itself. The step's own keys are stored before any query attends, so a segment need only know where its keys end.
+Inputs of regions are put first, so each kind is one run of queries, and nothing is gathered."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ from petiole.gpu_worker.runtime.step.inputs import ImageInputs, Int64Array, Step
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Segments of one kind. rows: int64 [S], of the page table; ends: int32 [S], where their keys end; lengths:
-    int32 [S]. The queries of a segment are the positions from `end - length` on."""
+    """Segments of one kind. rows: int64 [S], rows of the page table; ends: int32 [S], where the segments' keys
+    end; lengths: int32 [S]. The queries of a segment are the positions from `end - length` on."""
 
     rows: Int64Array
     ends: Int32Array
@@ -74,8 +73,8 @@ def segmented(inputs: StepInputs, images: ImageInputs) -> Segmented:
 def _segments(
     inputs: StepInputs, limits: Int64Array
 ) -> tuple[Int64Array, Int32Array, Int32Array, npt.NDArray[np.bool_]]:
-    """(rows, ends, lengths, whether bidirectional): [S]. In a region neighbours see up to the same end, elsewhere
-    each sees one key more than the one before it."""
+    """(rows, ends, lengths, whether bidirectional): [S]. Inputs of one region see keys up to the same end.
+    Elsewhere each input sees one key more than the previous one."""
     same_row = np.repeat(np.arange(len(inputs.lengths)), inputs.lengths)
     same_row = same_row[1:] == same_row[:-1]
     together = same_row & (limits[1:] == limits[:-1])

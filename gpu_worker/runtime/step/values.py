@@ -1,11 +1,11 @@
 """Values beside tokens: bins as inputs, and bins of sampled tokens.
 
-A step knows on the device alone which of its tokens are coordinates and sizes. A CPU looks at them, and computes
-what these need (`embed_found`, `decode_found`). On CUDA nobody may look: both are computed for every position, and
-each takes what it needs (`embed_all`, `decode_all`, `bins_of`). So bins can be decoded before a token is sampled,
-in the graph of the forward.
+Only the device knows which tokens of a step are coordinates and sizes. On a CPU the code looks at the tokens, and
+computes only their values (`embed_found`, `decode_found`). On CUDA the host may not look: coordinates and sizes
+are computed for every position, and each position takes its own (`embed_all`, `decode_all`, `bins_of`). So bins
+can be decoded before a token is sampled, in the graph of the forward.
 
-Bins are int32 [n, N_BINS]; those that a token does not use are 0 when decoded, and have any value as inputs.
+Bins are int32 [n, N_BINS]. Bins that a token does not use are 0 when decoded, and arbitrary as inputs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from petiole.gpu_worker.request.values import N_BINS, NO_BIN, ValueTokens
 
 
 class ValuedDecoder(ValueDecoder, Protocol):
-    """What is used of a decoder here."""
+    """The part of a decoder that is used here."""
 
     @property
     def value_tokens(self) -> ValueTokens: ...
@@ -40,7 +40,7 @@ def embed_found(decoder: ValuedDecoder, token_ids: Tensor, bins: Tensor) -> Tens
 
 
 def embed_all(decoder: ValuedDecoder, token_ids: Tensor, bins: Tensor) -> Tensor:
-    """`embed_found`, without a look at the data."""
+    """`embed_found`, without looking at the data."""
     coordinates, sizes = _valued(decoder.value_tokens, token_ids, bins)
     known = bins.clamp(min=0)
     embedded = torch.where(sizes[:, None], decoder.embed_sizes(known), decoder.embed(token_ids))
@@ -48,7 +48,7 @@ def embed_all(decoder: ValuedDecoder, token_ids: Tensor, bins: Tensor) -> Tensor
 
 
 def _valued(tokens: ValueTokens, token_ids: Tensor, bins: Tensor) -> tuple[Tensor, Tensor]:
-    """bool [T]: which are coordinates, and sizes, with bins."""
+    """Two bool [T]: which tokens are coordinates with bins, and which are sizes with bins."""
     known = bins[:, 0] != NO_BIN
     return (token_ids == tokens.coordinate_id) & known, (token_ids == tokens.size_id) & known
 
@@ -65,12 +65,13 @@ def decode_found(decoder: ValuedDecoder, hidden: Tensor, token_ids: Tensor) -> T
 
 
 def decode_all(decoder: ValueDecoder, hidden: Tensor) -> Tensor:
-    """[O, hidden] -> int32 [O, 1 + N_BINS]: the bin of a coordinate, and those of a size, if either is sampled."""
+    """[O, hidden] -> int32 [O, 1 + N_BINS]: the bin if a coordinate is sampled, and the bins if a size is
+    sampled."""
     return torch.cat([decoder.coordinate_bins(hidden)[:, None], decoder.size_bins(hidden)], dim=1).int()
 
 
 def bins_of(decoded: Tensor, token_ids: Tensor, tokens: ValueTokens) -> Tensor:
-    """Of what `decode_all` has decoded, the bins of the tokens that were sampled: [O]."""
+    """The bins of the sampled tokens, from the result of `decode_all`: [O]."""
     coordinates, sizes = (token_ids == tokens.coordinate_id)[:, None], (token_ids == tokens.size_id)[:, None]
     both = torch.where(sizes, decoded[:, 1:], 0)
     return torch.cat([torch.where(coordinates, decoded[:, :1], both[:, :1]), both[:, 1:]], dim=1)

@@ -83,7 +83,7 @@ def figures_for_text(record: logging.LogRecord) -> bool:
     data = {name: value for name, value in facts.items() if name not in {"args", "kwargs"}}
     if "return_value" in facts:
         try:
-            result = take_result(str(facts["id"]))  # not by the name: a message may say another (`shadow`)
+            result = take_result(str(facts["id"]))  # not by the name in the message, which `shadow` may change
         except GenerationFailed:
             if facts.get("name") in SCHEMAS:  # an eager task inside another
                 data["return_value"] = "a generation"

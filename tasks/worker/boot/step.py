@@ -144,7 +144,7 @@ def freeze() -> None:
 
 
 def connect() -> redis.Redis | None:
-    """A separate client for the lease keeper, to the consumer's broker. None until that has registered."""
+    """A separate client for the lease keeper, to the consumer's broker. None until the consumer has registered."""
     timeout_s = max(1.0, settings().visibility_timeout_s / 5)
     for channel in list(transport.channels):
         if channel.ledger.registered:

@@ -58,7 +58,7 @@ class Consumer(StockConsumer):  # type: ignore[misc]
         return connected
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
-        with warnings.catch_warnings():  # about a default that a later Celery changes
+        with warnings.catch_warnings():  # Celery's warning about a default that a later version changes
             warnings.simplefilter("ignore", CPendingDeprecationWarning)
             super().on_connection_error_after_connected(exc)
 

@@ -18,7 +18,7 @@ quarantine: Quarantine | None = None
 """Called with an unreadable message, the name of its queue or key, and the reason."""
 
 _REMEMBERED = 1000
-_reported_at: dict[str, float] = {}  # the last `_REMEMBERED` keys, those reported last at the end
+_reported_at: dict[str, float] = {}  # the last `_REMEMBERED` keys, the most recent one at the end
 _lock = threading.Lock()
 
 

@@ -38,7 +38,8 @@ class Holder(Protocol):
 
 
 class HeldMessages(_stock.QoS):  # type: ignore[misc]
-    """kombu's `QoS`: what was delivered to a channel and not acknowledged, and whether it may take more."""
+    """kombu's `QoS`: the messages that were delivered to a channel and not acknowledged, and whether it may take
+    more."""
 
     channel: Holder
 
@@ -46,7 +47,7 @@ class HeldMessages(_stock.QoS):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._by_step: defaultdict[int, set[str]] = defaultdict(set)  # a priority step -> the tags held
         self._beyond: dict[str, int] = {}  # a tag taken beyond the prefetch count -> its priority step
-        self._begun: set[str] = set()  # of these, those that generate
+        self._begun: set[str] = set()  # the subset that is generating
 
     @property
     def count(self) -> int:
@@ -137,7 +138,7 @@ class HeldMessages(_stock.QoS):  # type: ignore[misc]
         self._beyond.pop(delivery_tag, None)
         self._begun.discard(delivery_tag)
         _base.ack(self, delivery_tag)
-        if self._excess <= 0:  # what is left of them is within the prefetch count again
+        if self._excess <= 0:  # the messages that are left are within the prefetch count again
             self._forget_beyond()
         self.channel.acknowledged()
 

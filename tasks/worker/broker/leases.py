@@ -79,7 +79,7 @@ class LeaseKeeper:
         now = time.monotonic()
         try:
             if self._client is None:
-                self._absences.clear()  # what was seen on another connection does not count
+                self._absences.clear()  # looks on another connection do not count
                 self._client = self._connect()
             if self._client is not None:
                 if now >= self._renew_at:
@@ -90,7 +90,9 @@ class LeaseKeeper:
                     self._sweep_at = now + self.sweep_s
                 if now >= self._look_at:
                     self._look(self._client)
-                    self._look_at = time.monotonic() + self.look_s  # not two looks in a row after a slow answer
+                    self._look_at = (
+                        time.monotonic() + self.look_s
+                    )  # after a slow answer, do not look twice in a row
                 self._outage.ended()
         except Exception as error:  # of any kind: without this thread the worker would lose all its tasks
             expected = isinstance(error, (*LOST, redis.RedisError))

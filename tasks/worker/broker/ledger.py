@@ -33,7 +33,7 @@ from petiole.tasks.worker.scripts import Take
 
 RESTORED_A_CALL = 200
 
-_REDELIVERED = b'"redelivered": true, '  # which `restore.lua` adds
+_REDELIVERED = b'"redelivered": true, '  # added by `restore.lua`
 UNLIMITED = 2**31
 
 
@@ -158,7 +158,7 @@ class Ledger:
         if not self.registered:
             return 0
         self.flush(client)
-        self._closing = True  # before Redis knows: a renewal that comes just behind has lost no lease
+        self._closing = True  # before the call to Redis: a renewal right after it must not report a lost lease
         restored = self._restore(client, forget=True)
         self.registered = False
         return restored

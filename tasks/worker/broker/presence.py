@@ -104,7 +104,7 @@ class Subscription:
         self._thread.stop(wait_s=0.0)
         if (sock := self._connection._sock) is not None:
             with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # the thread, which waits for something to read, wakes up
+                sock.shutdown(socket.SHUT_RDWR)  # wakes the thread, which waits for something to read
 
     def leave_to_parent(self) -> None:
         """In a forked process: close its copy of the socket, which would keep the parent's connection open."""

@@ -5,7 +5,7 @@ and its stream ended.
 
 Any thread that meets such a message only queues it: `put_aside` neither waits nor raises. One thread stores the
 queued messages, and tries again while Redis or the result backend is away. Only then is a message acknowledged
-(`done`), so a worker that ends before leaves the message to the next one. Queued messages count as held, so no
+(`done`), so a worker that ends earlier leaves the message to the next one. Queued messages count as held, so no
 more of them wait than a worker may hold."""
 
 from __future__ import annotations

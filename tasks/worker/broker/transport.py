@@ -340,7 +340,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
             self.acknowledged()
             callback(message)
 
-        held = not no_ack or queue in self._fanout_queues  # what is published to all is never in the ledger
+        held = not no_ack or queue in self._fanout_queues  # messages published to all are never in the ledger
         super().basic_consume(queue, no_ack, callback if held else unheld, *more, **options)
 
     def holds(self, tag: str) -> bool:

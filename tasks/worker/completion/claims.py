@@ -57,7 +57,7 @@ def claim(request: Any) -> bool:
     claimed = scripts.load(connections.streams(), "claim")([key], [valid_ms])
     if claimed == Claim.OVERWRITTEN:
         logger.error("task %s: its key %s was of the wrong type and is overwritten", request.id, key)
-    return bool(claimed) and not _shown(request)  # by one that died before it could record that
+    return bool(claimed) and not _shown(request)  # by a worker that died before it could record that
 
 
 def mark(request: Any) -> None:
@@ -71,7 +71,7 @@ def completed(request: Any) -> bool:
     try:
         done = connections.streams().get(stream_keys(request.id).completion) == b"done"
     except DamagedKey:
-        done = False  # whoever claims it next writes the key anew
+        done = False  # the next claim overwrites the key
     return done or _shown(request)
 
 
@@ -117,5 +117,5 @@ def fail(request: Any, error: BaseException) -> None:
     except Exception as refusal:
         if refuses(refusal):
             raise
-        # of what the message says about the request, which may be what is wrong
+        # without the message's other data, which may be the cause
         backend.store_result(request.id, failure, states.FAILURE)

@@ -126,7 +126,7 @@ class Completion:
         request = self.request
         if not claims.completed(request):
             return Completion._claim
-        if request.chord:  # may be counted twice, but must be counted
+        if request.chord:  # it may be counted twice, but must be counted
             stored = request.task.backend.get_task_meta(self.task_id, cache=False)
             status, result = stored["status"], stored["result"]
             if status in states.READY_STATES and not claims.chord_returned(request, status, result):
@@ -171,7 +171,7 @@ class Completion:
         outcome."""
         request, error = self.request, _error(failure)
         if not claims.is_stored(request):
-            if refuses(error):  # a failure was not reported to anybody yet, but a success may have been
+            if refuses(error):  # nobody has been told of a failure yet; of a success, somebody may have been
                 sent = self._outcome.result is not None
                 self._next = partial(Completion._store, failure=failure) if sent else Completion._trace
                 return Refused(error)
@@ -180,7 +180,7 @@ class Completion:
         return partial(Completion._mark, value=failure)
 
     def _store(self, failure: ExceptionInfo) -> Step:
-        """Store a success that the backend has refused before. What is linked to it was sent."""
+        """Store a success that the backend has refused before. The linked tasks have been sent."""
         request, result = self.request, self._outcome.result
         if claims.is_stored(request):
             return partial(Completion._mark, value=failure)

@@ -23,7 +23,7 @@ class Messages:
         False if the newer one is not kept.
 
         Celery holds a request until its `eta`, so an old request may come after its message was lost. If the
-        message has come again before that, its newer request is kept: a job that is requeued gives that one back.
+        message has come again before that, the newer request is kept, because a requeued job must give it back.
         """
         if not delivery.held:
             self._superseded.append(delivery)
@@ -35,7 +35,7 @@ class Messages:
         return True
 
     def accept(self, at: float) -> None:
-        """Report to Celery that the task runs since `at`, of `time.monotonic`."""
+        """Report to Celery that the task began at `at` (of `time.monotonic`)."""
         self.accepted_at = at
         self.current.accept_callback(os.getpid(), at)
 

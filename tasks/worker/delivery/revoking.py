@@ -42,7 +42,7 @@ class Request(StockRequest):  # type: ignore[misc]
         self.ending = self.ending or "revoked"
         if self._apply_result is not None and (job := self._apply_result()) is not None:
             job.stop(self.ending)
-        else:  # it waits for its eta, or for a rate limit, perhaps until another worker has it
+        else:  # it waits for its eta or a rate limit, and another worker may get it meanwhile
             pool.services.completions.run(lambda: control.flag_cancel(self.id))
 
     def announce(self, ending: str, *, running: bool) -> None:

@@ -75,7 +75,7 @@ class ForeignTask:
     def _settle(self, outcome: tuple[bool, object, float]) -> None:
         try:
             self._delivery.callback(outcome)
-        except MemoryError:  # raised by the task and stored: Celery does not acknowledge it
+        except MemoryError:  # raised by the task itself and stored; Celery does not acknowledge the message
             self._delivery.request.acknowledge()
         finally:
             self._forget(outcome[1])
@@ -106,7 +106,7 @@ class ForeignTask:
         delivery, tasks = self._delivery, self._tasks
         if tasks.closed:
             return
-        if delivery.withdrawn:  # while it waited for a thread
+        if delivery.withdrawn:  # revoked or expired while it waited for a thread
             tasks.mailbox.post(self._withdraw)
             return
         deaths = tasks.deaths.begin(delivery)

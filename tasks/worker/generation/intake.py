@@ -67,8 +67,8 @@ class Intake:
             self._thread.join(5.0)
 
     def record_model(self) -> None:
-        """Record the engine's model, which was replaced, as that of all tasks that are begun here."""
-        with self._beginning:  # whoever begins from now on does so with the new one
+        """After a reload: record the engine's new model as the model of all tasks that run here."""
+        with self._beginning:  # attempts begin with the new model from now on
             jobs = list(self._services.jobs.values())
             begun = {job.task_id: job.begun.attempt for job in jobs if job.begun and job.placed}
             keys = [stream_keys(task_id).state for task_id in begun]
@@ -81,7 +81,7 @@ class Intake:
             try:
                 with self._beginning:
                     self._take(batch)
-            except Exception as error:  # of this module: none of these tasks may be held for ever
+            except Exception as error:  # a fault of this module must not hold these tasks for ever
                 logger.exception("intake: %d tasks could not be begun", len(batch))
                 for job in batch:
                     job.fail(error)
@@ -207,7 +207,7 @@ class Intake:
         begun: Begun,
         limits: TimeLimits,
     ) -> Request | Outcome:
-        """The request to the engine, or the failure of a task for which there can be no request."""
+        """The engine's request, or the task's failure if its options are invalid."""
         written = begun.written
         try:
             return engine_request(

@@ -1,8 +1,7 @@
 """The outgoing half of the streams. Called by `generation`; `broker` ends the streams of bad messages.
 
-publisher  the thread that writes all changed streams, with one script call for each flush; notices streams without
-a
-           reader
+publisher  the thread that writes all changed streams, with one script call for each flush; notices streams
+           without a reader
 wire       deltas as JSON
 outcomes   how a generation ended, in results and in records; the error that a caller gets
 lua/       publish: appends for the attempt that owns the task; its last append finishes the stream, once;

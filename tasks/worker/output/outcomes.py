@@ -110,7 +110,7 @@ class Written:
 
 def _delta(read: StreamDelta) -> Delta:
     """A log entry as the engine's delta, without its finish reason, which is in the record."""
-    values: Any = read.values  # as on the wire: with None for text tokens
+    values: Any = read.values  # as in the log: None for text tokens
     bins: Any = read.bins
     items: Any = read.items
     return Delta(

@@ -86,7 +86,7 @@ class Call:
 
 
 class Outbox:
-    """What one attempt of a task writes to its stream. Any thread may append to it, under the publisher's lock."""
+    """One attempt's output to the stream of its task. Any thread may append to it, under the publisher's lock."""
 
     def __init__(
         self,

@@ -1,9 +1,8 @@
 """Shutdown of a worker: finish tasks in time, or hand them back to the queue.
 
-An unacknowledged message goes back to its queue when the channel closes, shortly after this. Before that, all
-generated tokens must be in the log and the task marked as handed back, so that the next worker resumes at the next
-token and does not count a death.
-"""
+An unacknowledged message goes back to its queue when the channel closes, shortly after the handoff. Before that,
+all generated tokens must be in the log and the task marked as handed back, so that the next worker resumes at the
+next token and does not count a death."""
 
 from __future__ import annotations
 
@@ -38,8 +37,8 @@ class Serving:
 
     @property
     def busy(self) -> bool:
-        """Whether a task may still finish here. The intake is closed now, so a task that it had not begun will
-        not."""
+        """Whether a task may still finish here. A task that the intake had not begun will not: the intake is
+        closed."""
         return bool(self.foreign.running) or any(job.busy for job in self.services.jobs.values())
 
 

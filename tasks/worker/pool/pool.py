@@ -242,7 +242,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         """Stop all threads: the last step of a handoff, when no task runs and all output is in Redis."""
         services = self.services
         quarantine.close()
-        self.mailbox.read()  # acknowledge what it has stored
+        self.mailbox.read()  # acknowledge the tasks that it has stored
         services.completions.close()
         services.publisher.close()
         services.events.close()

@@ -4,10 +4,10 @@
     ready or paused ──reload──► reloading ──► as before
 
 A paused or reloading worker takes no messages, keeps those that it has, and renews their leases. One thread
-carries out the commands, in order. A reload pauses the engine, overwrites the weights, records the new model as
-that of all tasks in hand, and lets the engine go on: the tasks continue at their next tokens. The record comes
-before the first token of the new weights, so no other worker continues a stream with a model that did not write
-its last token.
+carries out the commands, in order. A reload pauses the engine, overwrites the weights, records the new model for
+all tasks in hand, and lets the engine go on: the tasks continue at their next tokens. The record comes before the
+first token of the new weights, so no other worker continues a stream with a model that did not write its last
+token.
 
 A model that cannot replace the current one is refused before anything is changed. If reading the weights fails
 half way, the worker ends as after a failure of its device, and other workers continue its tasks."""

@@ -23,7 +23,7 @@ BEAT_S = 1.0
 
 
 class Heartbeat:
-    """Writes the file, from `start` until the process ends. `age_s` is the engine's."""
+    """Writes the file, from `start` until the process ends. `age_s`: how long ago the engine made progress."""
 
     def __init__(self, path: Path, age_s: Callable[[], float]) -> None:
         self._path, self._age_s = path, age_s

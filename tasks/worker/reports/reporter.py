@@ -63,7 +63,7 @@ class Reporter:
             if time.monotonic() >= self._forget_at:
                 self._forget_at = time.monotonic() + reports.FORGET_INTERVAL_S
                 reports.forget_lost(self._client)
-        except Exception as error:  # of any kind: the next report tries again
+        except Exception as error:  # any exception: the next report tries again
             logger.debug("no report: %r", error, exc_info=True)
         return reports.REPORT_INTERVAL_S
 

@@ -82,7 +82,7 @@ def _measured(result: dict[str, Any]) -> dict[str, float]:
     }
     if ttft_ms is not None:
         values["ttft_s"] = ttft_ms / 1000
-        if completion_tokens > 1 and result["attempt"] == 1:  # later ones did not generate all tokens
+        if completion_tokens > 1 and result["attempt"] == 1:  # later attempts did not generate all tokens
             values["per_output_token_s"] = (timing["total_ms"] - ttft_ms) / 1000 / (completion_tokens - 1)
     return values
 

@@ -309,9 +309,9 @@ def test_threads_walk_the_same_grammar_at_the_same_time() -> None:
         ("json_schema", {"type": "text"}, "constraint.json_schema: Invalid type: text"),
         ("json_schema", {"maximum": 10**40}, "constraint.json_schema: Value is not JSON serializable: 1000"),
         ("json_schema", {"propertyNames": {}}, "constraint.json_schema: Unimplemented keys"),
-        ("json_schema", {"$ref": "#"}, "constraint.json_schema: no token can begin what it allows"),
-        ("grammar", "start: start", "constraint.grammar: no token can begin what it allows"),
-        ("regex", r"[^\s\S]", "constraint.regex: no token can begin what it allows"),
+        ("json_schema", {"$ref": "#"}, "constraint.json_schema: no token can begin an output"),
+        ("grammar", "start: start", "constraint.grammar: no token can begin an output"),
+        ("regex", r"[^\s\S]", "constraint.regex: no token can begin an output"),
         ("json_schema", {"a": object()}, "constraint.json_schema.a: must be JSON data, got object"),
         (
             "json_schema",

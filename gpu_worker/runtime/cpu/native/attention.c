@@ -6,12 +6,12 @@
  *   ...
  *   query 260      all         all     up to 260
  *
- * Few queries meet a block's keys and values where those lie, and every line that is read asks for the same line of
- * what is read next: that many at once would queue up. What is read next is the same block at the next key head, whose
- * keys lie beside these, then the next block. For many queries (those of the span times the heads of the group) a
- * block is laid out once. The sums are the same chains of additions either way; blocks begin at multiples of 128
- * positions of the sequence, whoever asks; and a position that a query does not see has the weight 0, which changes
- * no sum. So a query gets the same bits alone as among others.
+ * A few queries read a block's keys and values in place. Each line that is read prefetches the same line of what is read
+ * next, because prefetching all lines at once would queue up. The same block at the next key head is read next, whose
+ * keys lie beside these; then comes the next block. For many queries (those of the span times the heads of the group) a
+ * block is first laid out once. The sums are the same chains of additions in both cases. Blocks begin at multiples of
+ * 128 positions of the sequence, for any query. A position that a query does not see has the weight 0, which changes no
+ * sum. So a query gets the same bits alone as among others.
  */
 #include "attention.h"
 

@@ -62,7 +62,7 @@ def _compiled(compiler: str) -> Path:
         return _built(_cache_folder() / f"native-{key}.so", compiler)
     except _Untrusted as error:
         log.warning("the CPU kernels are compiled in another folder: %s", error)
-    except (OSError, RuntimeError):  # no home, or none to write to
+    except (OSError, RuntimeError):  # no home, or one that is not writable
         pass
     return _built(_private_folder() / f"native-{key}.so", compiler)
 

@@ -1,15 +1,15 @@
 /* A decoder's forward on a CPU, from token ids to logits in one call.
  *
- * Where the caches hold the weights, each thread computes its own share of the sequences from the first layer to the
- * last (`share`): threads wait for nobody, and what one map leaves is in the thread's own cache for the next. Large
- * weights, few sequences or one long prompt are for all threads together: they share out the outputs of each map,
- * so that each weight is read once, and meet after it.
+ * If the caches hold the weights, each thread computes its own share of the sequences from the first layer to the last
+ * (`share`): no thread waits, and the output of one map is in the thread's own cache for the next map. For large weights,
+ * few sequences or one long prompt, all threads work together: they divide the outputs of each map, so that each weight
+ * is read once, and meet after the map.
  *
- * Activations are float32; weights and the KV cache are read as they are stored and widened in registers, or, where
- * the processor multiplies bfloat16 (DOT), meet activations that are rounded to it. What is computed for a position
- * depends on that position alone: every sum runs over its terms in one fixed order, whatever the batch, the number
- * of threads or the blocking; so a sequence gets the same bits alone and among others, in one prefill and in chunks.
- * See matrix.c and attention.c for how.
+ * Activations are float32. Weights and the KV cache are read as they are stored, and widened in registers. If the
+ * processor multiplies bfloat16 (DOT), activations are rounded to bfloat16 instead. The result for a position depends on
+ * that position alone: every sum runs over its terms in one fixed order, whatever the batch, the number of threads or the
+ * blocking. So a sequence gets the same bits alone and among others, in one prefill and in chunks. matrix.c and
+ * attention.c say how.
  *
  * Vectors are those of the compiler (vector_size), not of one instruction set.
  */

@@ -1,7 +1,7 @@
 """`NativeEncoder`: the layers of an encoder of crops, computed by `decoder.c` as if each crop were a prompt.
 
 All positions of a crop see each other, nothing is rotated, and nothing is sampled. The keys and values of a layer
-overwrite those of the one before.
+overwrite those of the previous layer.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from petiole.gpu_worker.runtime.interface import Progress, nothing
 
 _MAX_HEAD = 256
 _ROWS = 1024
-"""Positions at a time, as far as crops have no more: many take much memory, and are no faster."""
+"""Positions at a time, but at least those of one crop: more would take much memory and be no faster."""
 _BEHIND = 64
-"""Elements behind the last value of a head, which vectors read and nobody uses."""
+"""Elements behind the last value of a head. Vector instructions read them, and nobody uses them."""
 
 
 class NativeEncoder:
-    """Takes the weights of the layers over. Make it with `native_encoder`."""
+    """An encoder in native code. It takes over the weights of the layers. Make it with `native_encoder`."""
 
     def __init__(self, library: ctypes.CDLL, encoder: LayeredEncoder, products: Products) -> None:
         self._encoder, shape, dtype = encoder, encoder.shape, encoder.dtype
@@ -75,10 +75,10 @@ class NativeEncoder:
 
 
 def native_encoder(encoder: LayeredEncoder) -> NativeEncoder | None:
-    """The fast CPU path for the layers of an encoder. None where torch must do: as in `native_decoder`, and where
-    torch's library is quicker at some maps and cannot read the others as the C kernels pack them.
+    """The fast CPU path for the layers of an encoder. None in the cases of `native_decoder`, and if torch's
+    library is quicker at some maps but cannot read the others as the C kernels pack them.
 
-    The layers' weights are rearranged where they lie: after this only the fast path can use them."""
+    The layers' weights are rearranged in place, so only the fast path can use them afterwards."""
     shape = encoder.shape
     head_dim, even = shape.hidden // shape.heads, shape.hidden % 2 == shape.inner % 2 == 0
     usual = encoder.dtype in (torch.float32, torch.bfloat16) and head_dim % 8 == 0 and head_dim <= _MAX_HEAD
@@ -92,6 +92,6 @@ def native_encoder(encoder: LayeredEncoder) -> NativeEncoder | None:
 
 
 def _shapes(encoder: LayeredEncoder) -> list[tuple[int, int]]:
-    """Outputs and inputs of the maps of a layer."""
+    """The numbers of outputs and inputs of each map of a layer."""
     hidden, inner = encoder.shape.hidden, encoder.shape.inner
     return [(3 * hidden, hidden), (hidden, hidden), (inner, hidden), (hidden, inner)]

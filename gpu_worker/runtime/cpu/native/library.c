@@ -1,11 +1,11 @@
-/* Products of torch's own library (oneDNN), which knows units that the C here does not, such as AMX's tiles.
+/* Products of torch's own library (oneDNN), which uses units that the C code here does not, such as AMX's tiles.
  *
  * It reads weights in bfloat16 where matrix.c has packed them: in blocks of 64 outputs their orders are the same, byte
  * for byte, so either may compute any number of rows. It is called through torch's C interface, without Python: a
  * step is one call, and no lock is taken. Inputs and outputs of the library are bfloat16.
  *
- * The sums of a row may run in another order beside other rows. So there are no two bits to be relied on: what
- * chooses the library gives up "the same bits in any batch" (products.py).
+ * The sums of a row may run in another order beside other rows. So to choose the library is to give up "the same bits in
+ * any batch" (products.py).
  */
 #include "library.h"
 

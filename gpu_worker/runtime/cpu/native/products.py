@@ -42,12 +42,12 @@ Times = dict[str, dict[int, tuple[float, float]]]
 RUNGS = (1, 4, 16, 64, 256)
 WORTH_IT = 1.2
 """How many times quicker a step must become for the library to be worth bits that depend on the batch."""
-_MOST_HEAD_ROWS = 16  # prefill wants few rows of logits
-_SAMPLE_WEIGHTS = 4 << 20  # of a matrix; larger ones are judged by their first outputs
-_COLD_BYTES = 64 << 20  # few rows read weights from memory: so much is read between two visits of the same
+_MOST_HEAD_ROWS = 16  # a prefill needs few rows of logits
+_SAMPLE_WEIGHTS = 4 << 20  # weights of one matrix; of a larger matrix only the first outputs are timed
+_COLD_BYTES = 64 << 20  # few rows read weights from memory: read this much between two visits of the same weights
 _ROUNDS = 3
-_TIME_LIMIT_S = 10.0  # of a start on a machine that is busy with other things
-_TOLERANCE = 0.02  # bfloat16 has 8 bits: the largest difference, by the largest output
+_TIME_LIMIT_S = 10.0  # for measuring at start-up on a busy machine
+_TOLERANCE = 0.02  # largest difference, relative to the largest output: bfloat16 has 8 bits
 
 
 @dataclass
@@ -85,8 +85,8 @@ def choose_products(
     *,
     in_part: bool = False,
 ) -> Products:
-    """Who makes the products of these layers and of the head, if there is one, of a model in `dtype`. `in_part`:
-    the library may make the products of some maps where it does not take all of them."""
+    """Decides which kernels compute the products of these layers, and of the head, if there is one, of a model in
+    `dtype`. `in_part`: the library may compute some maps even if it cannot take all of them."""
     forced, exact = _setting("products", ("auto", "own", "library")), _setting("exact")
     maps = _maps(layers, head)
     usable = dtype == torch.bfloat16 and all(_is_dense(m) for m in maps.values())
@@ -160,7 +160,7 @@ def describe(times: Times, thresholds: Mapping[str, int]) -> str:
     )
 
 
-# -- what is measured
+# -- measuring
 
 
 def _maps(layers: Sequence[DecoderLayer | GeluLayer], head: Linear | None) -> dict[Kind, _Map]:
@@ -257,7 +257,7 @@ class _Bench:
         )
 
 
-# -- what is kept
+# -- the file of times
 
 
 def _file(native: ctypes.CDLL, maps: Mapping[Kind, _Map]) -> Path:

@@ -102,8 +102,8 @@ class _Step(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Shape:
-    """hidden: of a position; inner: of an MLP; attention: of all queries, and of all keys; reduced: of A x, where
-    there are adapters."""
+    """Numbers of floats. hidden: of a position; inner: of an MLP; attention: of all queries, and of all keys;
+    reduced: of A x, if there are adapters."""
 
     hidden: int
     inner: int
@@ -113,8 +113,9 @@ class Shape:
 
 
 class Stack:
-    """Takes the weights over: they are rearranged where they lie. norm, head: what makes logits of hidden states;
-    None: nothing does. rotary: see `rotary_table`; None: queries and keys are not rotated."""
+    """The layers of a model. It takes over their weights, and rearranges them in place. norm, head: they turn
+    hidden states into logits; None: there are no logits. rotary: see `rotary_table`; None: queries and keys are
+    not rotated."""
 
     def __init__(
         self,
@@ -174,11 +175,12 @@ class Stack:
         logits: Tensor | None = None,
         adapters: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """All layers.
+        """Compute all layers.
 
-        hidden: float32 [T, hidden], before and after them; token_ids: int64 [T], if it is to begin with the
-        embeddings of these, which are the head. positions, rows, rotary, limits: int64 [T]. outputs: int64 [O],
-        those whose logits, [O, vocab], are wanted. adapters: [T], see `NativeAdapters`."""
+        hidden: float32 [T, hidden], the layers' inputs, overwritten by their outputs. token_ids: int64 [T]; if
+        given, the inputs are the embeddings of these tokens, whose table is the head. positions, rows, rotary,
+        limits: int64 [T]. outputs: int64 [O], the inputs whose logits, [O, vocab], are wanted. adapters: [T], see
+        `NativeAdapters`."""
         t = len(hidden)
         self._activations = at_least(self._activations, t * sum(self._widths))
         at, parts = self._activations.data_ptr(), []

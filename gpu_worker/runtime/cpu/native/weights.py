@@ -82,7 +82,7 @@ class Weights:
         return KINDS[linear.weight.dtype]
 
     def floats(self, tensor: Tensor | None) -> int | None:
-        """The address of a copy in float32, which lives as long as this does."""
+        """The address of a copy in float32, which lives as long as this object."""
         return None if tensor is None else self.pointer(tensor.float())
 
     def pointer(self, tensor: Tensor) -> int:

@@ -31,8 +31,8 @@ WORKSPACE_BYTES = 128 * 2**20
 has, so for every model the sums take a fraction of this memory."""
 
 PLAN_BYTES = 2**20
-"""For the plan of a captured step, and as much pinned memory. The plan says which block gets which part of which
-row, in some twenty bytes for each block, row and position. FlashInfer's own default is 8 MB."""
+"""Device memory for the plan of a captured step; it takes as much pinned memory, too. The plan assigns parts of
+rows to blocks, and takes some twenty bytes for each block, row and position. FlashInfer's own default is 8 MB."""
 
 _CUDA_CORE_GROUPS = frozenset({1, 2, 3, 4, 6, 8, 16})
 
@@ -75,7 +75,7 @@ class FlashInferKernels:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What every plan of a model has in common."""
+    """The sizes that all plans of a model share."""
 
     config: ModelConfig
     cache: KVCache
@@ -133,7 +133,9 @@ class FlashInferAttention:
 
         cache, window = self.geometry.cache, self.geometry.config.windows[layer]
         rotate_and_store(q, k, v, rotation, cache.keys[layer], cache.values[layer], self.slots)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # FlashInfer would fill a prefill's with zeros
+        out = torch.empty(
+            q.shape, dtype=q.dtype, device=q.device
+        )  # otherwise FlashInfer fills a prefill's buffers with zeros
         pages, n = self.geometry.pages(layer), self.n_bidirectional
         if n:
             self.bidirectional[window].run(q[:n], pages, out=out[:n])
@@ -192,7 +194,7 @@ class AppendWrappers:
     """Prefill and verify of one slot: any number of positions for each row, in one pass. If it is not `causal`,
     each query sees all keys of its row.
 
-    rows: those of a captured step, whose first plan says how many positions there may be; 0: a step is launched.
+    rows: the number of rows of a captured step, whose first plan must be the largest; 0: steps are not captured.
     indices: the page list that a captured step reads.
 
     The backend is named, because "auto" takes another kernel on Hopper. Few installations have that kernel
@@ -245,7 +247,7 @@ def _shrink_plans(wrappers: Mapping[int, Any], workspace: Tensor) -> None:
 
 
 def fills_the_card(geometry: Geometry, rows: int) -> bool:
-    """Whether rows times heads of keys are as many as the blocks that the card runs, two on each processor."""
+    """Whether rows times heads of keys fill the blocks that the card runs, two on each processor."""
     processors = torch.cuda.get_device_properties(geometry.device).multi_processor_count
     return rows * geometry.config.n_kv_heads >= 2 * processors
 

@@ -33,7 +33,7 @@ def require_version() -> None:
         )
     try:
         import flashinfer  # noqa: F401
-    except Exception as error:  # whatever a broken installation raises
+    except Exception as error:  # a broken installation may raise anything
         raise ModelError(f"{PACKAGE} {found} cannot be imported: {error!r}") from error
 
 

@@ -96,7 +96,9 @@ def _expand(
         row, lane = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, RANK)
         there, rank = row < outputs, tl.load(ranks + slot)
         inputs = tl.load(inner + t * rows + part + lane, mask=lane < rank, other=0.0)
-        used = (lane < (rank + 7) // 8 * 8) & (lane < most)  # whole vectors; what is beyond the rank meets zeros
+        used = (lane < (rank + 7) // 8 * 8) & (
+            lane < most
+        )  # whole vectors; elements beyond the rank are multiplied by zeros
         matrix = b + (slot * outputs + row[:, None]) * most
         weights = tl.load(matrix + lane[None, :], mask=there[:, None] & used[None, :], other=0.0)
         at = y + t * y_row + first + row

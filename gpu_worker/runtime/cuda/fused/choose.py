@@ -5,7 +5,7 @@ results:
 
     _scan, a block for each 4,096 logits                          _pick, a block for each row
     greedy, or nothing filtered: the best of each chunk        ─► the best of these
-    filtered: of each group of 32 logits its largest, its mass ─► which groups matter; of their logits, the rest
+    filtered: largest logit and mass of each group of 32       ─► the groups that matter, and then their logits
 
 Top-k and top-p are thresholds: a token stays if fewer than `k` tokens, or less than `p` of the mass, lie strictly
 above it. So equal logits stay or go together. The result of a row depends on that row alone, because the batch
@@ -295,14 +295,17 @@ def _search(
     LANES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The largest ordered `lo` with f(lo) >= limit. For groups, any such `lo` will do if at most a block's groups,
-    or few more than necessary, lie above it."""
+    """The largest ordered `lo` with f(lo) >= limit. Of groups, a smaller `lo` suffices if at most a block's
+    groups, or few more than necessary, lie above it."""
     found, listed, size, width, temperature, largest = at
     mark = tl.arange(0, 8)
     hi = _ordered(largest)
     lo += tl.full([], 0, tl.int32)
     marks = _ordered(largest - tl.exp2(mark.to(tl.float32) - 1))  # most of the mass lies near the largest
-    n_lo, n_hi = tl.full([], 2147483647, tl.int32), tl.full([], 0, tl.int32)  # how many groups are above them
+    n_lo, n_hi = (
+        tl.full([], 2147483647, tl.int32),
+        tl.full([], 0, tl.int32),
+    )  # how many groups are above `lo` and `hi`
     while (hi > lo + 1) & (n_lo > tl.maximum(BLOCK // DEPTH, n_hi + n_hi // 2)):
         above = tl.zeros([8, BLOCK], tl.float32)
         counts = tl.zeros([8, BLOCK], tl.int32)

@@ -134,7 +134,7 @@ def _product(
 ):
     row, lane, k = tl.arange(0, ROWS), tl.arange(0, OUTPUTS), tl.arange(0, INPUTS)
     half: tl.constexpr = OUTPUTS // 2
-    if GATED:  # one half of the block are gates, the other what they are multiplied with
+    if GATED:  # one half of the block are gates, the other half their factors
         output = tl.program_id(0) * half + lane % half + tl.where(lane < half, 0, width)
     else:
         output = tl.program_id(0) * OUTPUTS + lane

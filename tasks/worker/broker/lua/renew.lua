@@ -2,7 +2,7 @@
 -- created again. Its value says when its owner last showed a sign of life, in ms by this server's clock.
 --
 -- KEYS  owners, lease
--- ARGV  owner, ttl_ms; 0: show a sign of life only, as of a worker whose engine hangs
+-- ARGV  owner, ttl_ms; 0: only show a sign of life, for a worker whose engine hangs
 -- reply 1, or 0 if the owner has lost its messages
 if redis.call('SISMEMBER', KEYS[1], ARGV[1]) == 0 then
   return 0

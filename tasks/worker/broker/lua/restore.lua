@@ -1,24 +1,27 @@
 -- Return messages to their queues: those of one owner, or, in a sweep, of every owner that is dead.
 --
 -- KEYS  owners
--- ARGV  prefix of lease keys, prefix of unacked keys, most messages to return, owner (empty: a sweep), 1 to delete the
---       owner when it has no messages left; then, of one owner, tags (none: all of the owner's); of a sweep, prefix of
---       presence channels, for how many ms a dead owner has shown no sign of life, then owners that seem absent
--- reply {number of returned messages, damaged keys, entries that are no messages: a key, a tag and the entry each,
---       of a sweep: owners that are alive, owners that were dead and are deleted}
+-- ARGV  prefix of lease keys, prefix of unacked keys, maximum number of messages to return, owner (empty: a sweep), 1
+--       to delete the owner when it has no messages left; then, for one owner: tags (none: all of the owner's); for a
+--       sweep: prefix of presence channels, ms without a sign of life after which an owner may be dead, owners that
+--       seem absent
+-- reply {number of returned messages, damaged keys, entries that are not messages (a key, a tag and the entry each);
+--       for a sweep also: owners that are alive, owners that were dead and are deleted}
 --
 -- An owner is dead if its lease has expired; or if it seems absent to the caller, nobody subscribes to its channel, and
 -- its lease says that its last sign of life was too long ago (see `presence`). A lease of an older version does not
 -- say when that was, so it has to expire.
 --
--- Damage holds up no other message: one whose queue is no list stays with its owner, until the queue is a list. An
--- entry that is none is removed, for the caller to put aside. A hash that is none is left to whoever wrote it.
+-- A damaged key affects no other message. If the queue of a message is not a list, the message stays with its owner
+-- until the queue is a list. An entry that is not a message is removed, and the caller puts it aside. A key that should
+-- be a hash and is not is left alone.
 --
--- A sweep's owners, and the queues of their messages, are known only here: so the owners' keys are made from prefixes.
+-- Only this script knows a sweep's owners and the queues of their messages, so it makes the owners' keys from prefixes.
 --
 -- The newest message is pushed first, so that the oldest is taken next. The envelope is marked as redelivered, as
--- kombu does, by a string edit, because cjson would turn empty lists into empty objects. The mark is a hint for tasks
--- and for workers of the version before: a message may be written so that it does not stay. No death depends on it.
+-- kombu does, by a string edit, because cjson would turn empty lists into empty objects. The mark is only a hint, for
+-- tasks and for workers of the previous version, because a message may be written so that the edit fails. No death
+-- depends on the mark.
 local prefix, held, most, owner, forget = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local restored, damaged, strange = 0, {}, {}
 local before_first = '^.*"delivery_info"%s*:%s*{()%s*"' -- the last object of this name: headers precede properties
@@ -78,7 +81,7 @@ local function is_absent(name, sign_of_life)
   return redis.call('PUBSUB', 'NUMSUB', ARGV[6] .. name)[2] == 0
 end
 
--- The dead owners. Notes those that are alive.
+-- The dead owners. Also notes the owners that are alive.
 local function dead_owners()
   local names, seems_absent, dead = redis.call('SMEMBERS', KEYS[1]), {}, {}
   for position = 8, #ARGV do

@@ -2,18 +2,18 @@
 -- write that a full Redis may refuse precedes the pop.
 --
 -- KEYS  owners, lease, unacked, then the queues in the order in which they are served
--- ARGV  owner, ttl_ms, 1 to register a new owner, first tag, most messages to take, then for affinity: how long a
---       message is left to its home in ms (0: there are no homes), how many messages an owner holds at most,
+-- ARGV  owner, ttl_ms, 1 to register a new owner, first tag, maximum number of messages to take, then for affinity: how
+--       many ms a message is left to its home (0: there are no homes), the maximum number of messages of an owner,
 --       prefixes of lease keys, of unacked keys and of home keys
--- reply {LOST} if the owner has lost its lease and its messages, {DAMAGED} if its hash is none, else {TAKEN, messages
---       left to others, then for each one taken: tag, queue position, item; for a queue that is no list: 0, its
---       position, ''}
+-- reply {LOST} if the owner has lost its lease and its messages; {DAMAGED} if its hash is not a hash; else {TAKEN,
+--       number of messages left to others, then for each message taken: tag, queue position, item; for a queue that
+--       is not a list: 0, its position, ''}
 --
--- The homes of messages, and the owners that they name, are known only here: so their keys are made from prefixes.
+-- Only this script knows the homes of messages and the owners that they name, so it makes their keys from prefixes.
 --
--- Affinity is delay scheduling (Zaharia et al., EuroSys 2010) with bounded loads: of messages with one affinity the
--- owner that took the last is the home, and gets the next one if it lives, has room, and takes it soon. A home key
--- holds when the home was first waited for (0: it is not), a space, and the owner.
+-- Affinity is delay scheduling (Zaharia et al., EuroSys 2010) with bounded loads. The owner that took the last message
+-- with an affinity is the home of that affinity. It gets the next message if it lives, has room, and takes the message
+-- soon. A home key holds the time since which others wait for the home (0: nobody waits), a space, and the owner.
 local owner, ttl, new, tag, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local patience, limit, leases, held, homes = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8], ARGV[9], ARGV[10]
 local HOME_MS, LOOK_AHEAD, HEADER = 600000, 64, '"' .. AFFINITY_HEADER .. '"'
@@ -31,7 +31,7 @@ end
 local function home_of(queue, item)
   local at = patience > 0 and string.find(item, HEADER, 1, true)
   local affinity = at and string.match(item, '^%s*:%s*"([%w_-]+)"', at + #HEADER)
-  return affinity and homes .. string.match(queue, '^[^\6]*') .. ':' .. affinity -- for all of its priorities
+  return affinity and homes .. string.match(queue, '^[^\6]*') .. ':' .. affinity -- one home for all priorities of a queue
 end
 
 local function is_left_to(home)

@@ -1,16 +1,16 @@
 -- Begin a delivery of each task: increment its fencing number (attempt) and read the state of earlier deliveries.
 --
 -- KEYS  three per task: log, state, completion
--- ARGV  ttl_ms, model, number of leading tasks to mark as running, a name of this call, which a repeated call has,
---       too; then three per task: Celery's retry count, the message's name ('': it has none), 1 if the broker says
---       that the message is redelivered
--- reply one per task: {attempt, deaths, cancel, model, adapter, done, log entries}; attempt is 0 if it is done;
---       {} if its keys are damaged, which leaves the other tasks as they are
+-- ARGV  ttl_ms, model, number of leading tasks to mark as running, a name of this call (the same if the call is
+--       repeated); then three per task: Celery's retry count, the message's name ('': it has none), 1 if the broker
+--       says that the message is redelivered
+-- reply one per task: {attempt, deaths, cancel, model, adapter, done, log entries}; attempt is 0 if the task is
+--       finished; {} if its keys are damaged, which does not affect the other tasks
 --
 -- `running` marks a task that was admitted and has neither ended nor been handed back. If it is set when a message
--- is begun again, a worker died (or was disconnected) while it ran the task; if the message is new, the task id was
--- used twice, which counts no death. `message:NAME` holds the last call that has begun a message: so this does not
--- depend on anything that stands in the message, and a call that is repeated after a lost reply counts no death.
+-- is begun again, a worker died (or was disconnected) while it ran the task. If the message is new, the task id was
+-- used twice, which does not count as a death. `message:NAME` holds the last call that has begun a message. So the count
+-- does not depend on the content of the message, and a call that is repeated after a lost reply counts no death.
 -- Tasks that get a place at once are marked here, before the engine gets them, because they may kill the worker
 -- before it can mark them. An explicit Celery retry starts a new stream: log and progress are deleted, but the attempt
 -- keeps counting. While the log is empty, each delivery sets the model; the adapter is written with the first entry.

@@ -1,7 +1,7 @@
--- Record the model that goes on with tasks whose tokens another one began.
+-- Record the model that continues tasks which another model began.
 --
 -- KEYS  one per task: state
--- ARGV  model; then one per task: the attempt that goes on
+-- ARGV  model; then one per task: the attempt that continues the task
 -- A task that a newer attempt owns, or whose keys are damaged, is left as it is.
 local function record(i)
   if redis.call('HGET', KEYS[i], 'attempt') == ARGV[i + 1] then

@@ -1,7 +1,7 @@
 -- End the stream of a task whose message is not a valid request.
 --
 -- KEYS  log, state
--- ARGV  ttl_ms, channel, the payload in three parts, which attempt and index are put between, done
+-- ARGV  ttl_ms, channel, the payload in three parts (attempt and index go between them), done
 -- reply the attempt, or 0 if the task is done already and nothing was written
 --
 -- The caller has no attempt, so the script increments it.

@@ -15,7 +15,7 @@
 --             read      with look: check that the stream has a reader
 -- codes       STALE      a newer attempt owns the task    GAP     the log has another length than expected
 --             FLAGGED    the cancel flag is set           UNREAD  the stream has no reader
---             DAMAGED    the task's keys are: nothing more is written, and the other streams are not affected
+--             DAMAGED    the task's keys are damaged: nothing more is written; other streams are not affected
 local call, find = redis.call, string.find
 
 -- Called if the state names another owner than `mine`, or none. True if that owner is newer, or the task is done.
