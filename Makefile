@@ -26,14 +26,14 @@ demo: $(VENV)/.demo  ## eight prompts at once through an embedded Redis and a re
 	$(BIN)/petiole demo
 
 test: $(VENV)/.dev  ## all tests that this machine can run
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev  ## ruff, mypy in strict mode, and who may import whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest --quiet tests/project/test_structure.py
+	$(BIN)/python -m pytest --quiet -p no:cacheprovider tests/project/test_structure.py
 
 render: $(VENV)/.dev  ## write what follows from declarations: types of options, tables of docs
 	$(BIN)/python -m docs.render

@@ -32,10 +32,14 @@ WORKLOADS: dict[str, str] = {
     "redis_cost": "the cost of a task and of a delta for Redis: commands, bytes, processor time",
     "simulate": "a fleet on paper: the real scheduler with a timed model, checked against the engine",
     "policies": "prefill policies on paper: the real scheduler with an H200's step time",
+    "chunks": "prefill policies and chunk sizes on this machine's engine",
     "profiling": "where the time of a step goes, by phase; which threads of a worker wait for the interpreter",
     "growth": "how costs grow with numbers: of sequences, prompt tokens, cached tokens, waiting tasks, readers",
+    "host": "the host's time for a step on CUDA, on a pretended card",
     "gpu": "decode and prefill on a CUDA device against their floors",
 }
+
+ON_CUDA = ("host", "gpu")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -45,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         epilog="\n".join(f"  {name:12} {what}" for name, what in WORKLOADS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("workload", nargs="*", metavar="WORKLOAD", help="which (default: all but gpu)")
+    parser.add_argument("workload", nargs="*", metavar="WORKLOAD", help="which (default: all but those on CUDA)")
     parser.add_argument("--quick", action="store_true", help="the smallest sizes, to see that everything runs")
     parser.add_argument("--profile", action="store_true", help="where the time goes: short for profiling")
     parser.add_argument("--json", metavar="FOLDER", help="write one JSON file for each workload")
@@ -55,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"unknown workload {', '.join(unknown)}; known: {', '.join(WORKLOADS)}")
 
-    everything = [name for name in WORKLOADS if name != "gpu"]
+    everything = [name for name in WORKLOADS if name not in ON_CUDA]
     chosen = [*options.workload, *(["profiling"] if options.profile else [])] or everything
     failed, seconds = [], dict[str, float]()
     for name in chosen:

@@ -61,7 +61,7 @@ class opened:  # noqa: N801 - reads as what it is, a context
         raw = config(shape) if isinstance(shape, Shape) else shape.raw
         (Path(self.folder) / "config.json").write_text(json.dumps(raw))
         fixed = {"model": self.folder, "device": device, "dtype": shape.dtype, "cuda_graphs": GRAPHS}
-        engine = EngineConfig(**fixed, **settings)  # type: ignore[arg-type]
+        engine = EngineConfig(**fixed | settings)  # type: ignore[arg-type]
         self._runtime = ModelRuntime(engine, source=RandomWeights())
         self.config = self._runtime.config
 

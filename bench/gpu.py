@@ -25,7 +25,7 @@ from bench.cuda import GRAPHS, QWEN3_8B, SMALL, Card, copy_bandwidth, matrix_rat
 from bench.driver import Driver, Stream
 from bench.gpu_attention import attending
 from bench.gpu_layers import layering
-from bench.gpu_serving import beside_transformers, beside_vllm, workload
+from bench.gpu_serving import beside_mixed, beside_transformers, beside_vllm, workload
 from bench.gpu_vision import images, questions
 from bench.parts import Parts, apart, failed, measured, read
 from bench.report import Report, arguments, table
@@ -305,6 +305,7 @@ PARTS: dict[str, Callable[[Report, Card], None]] = {
     "questions": questions,
     "images": lambda report, card: images(report, card, profile=kernels),
     "transformers": beside_transformers,
+    "mixed": beside_mixed,
     "idle": idle,
     "attention": attending,
     "layers": layering,

@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
+from bench import chunks, load
 from bench.checkpoints import config
-from bench.cuda import SMALL, Card, opened, release, tokens
+from bench.cuda import QWEN3_8B, SMALL, Card, opened, release, tokens
 from bench.load import settle
 from bench.peers import vllm_peer
 from bench.report import NotAvailableError, Report, compare
+from petiole.gpu_worker.config import BATCHING, MIXED_CHUNK_SIZE
 from petiole.gpu_worker.engine import Engine
 from petiole.gpu_worker.request import Request, SamplingParams
 
@@ -60,6 +62,22 @@ def alone(requests: list[Request]) -> tuple[float, int]:
 def workload(report: Report, card: Card) -> None:
     rate, produced = alone(published())
     report.add(f"256 sequences, {produced} tokens out, {SMALL.name}", rate, "tokens/s", target=24_000)
+
+
+def beside_mixed(report: Report, card: Card) -> None:
+    """Prefill policies with their own chunks, by Poisson arrivals at 75 % of what `pipelined` can do."""
+    rate, found = 0.0, dict[chunks.Variant, list[load.Run]]()
+    for policy, size in (("pipelined", BATCHING["cuda"].chunk_size), ("mixed", MIXED_CHUNK_SIZE)):
+        context = opened(QWEN3_8B, prefill_policy=policy, chunk_size=size, max_model_len=4096, prefix_cache="off")
+        with context as runtime, Engine(context.config, runtime=runtime) as engine:
+            engine.generate(FIRST)
+            if not rate:
+                asked = chunks.requests(256, 0, 512, 128)
+                rate = chunks.SHARE * load.at_concurrency(engine, asked, len(asked)).requests_per_s
+            runs = [load.poisson(engine, chunks.requests(256, seed, 512, 128), rate, seed) for seed in range(2)]
+            found[policy, size] = runs
+        release()
+    chunks.compare(report, f"{QWEN3_8B.name}: ", found, next(iter(found)))
 
 
 FIRST = [Request(prompt=tokens(64), sampling=SamplingParams(max_tokens=8, ignore_eos=True))]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,6 @@ class asked:  # noqa: N801 - reads as what it is, a context
         del self._engine
         self._opened.__exit__(*error)
         del self._opened
-        release()
 
 
 def questions(
@@ -80,11 +79,21 @@ def questions(
 ) -> None:
     """`each`: the number of questions for a figure; 0: as many as take some seconds."""
     for max_num_seqs, targets in published.items():
-        with asked(subject, device, max_num_seqs) as engine:
-            for n_tokens, target in targets.items():
-                requests = list(deep_queue(each or (100 if max_num_seqs < 16 else 200), n_tokens, seed=2))
-                name = f"{subject.name}: a queue of questions, {n_tokens} tokens, {max_num_seqs} at once"
-                report.add(name, len(requests) / seconds(engine, requests), "requests/s", target=target)
+        n = each or (100 if max_num_seqs < 16 else 200)
+        for n_tokens, rate in rates(subject, device, max_num_seqs, n, targets).items():
+            name = f"{subject.name}: a queue of questions, {n_tokens} tokens, {max_num_seqs} at once"
+            report.add(name, rate, "requests/s", target=targets[n_tokens])
+        release()  # when nothing refers to the engine any longer: the next one takes its memory
+
+
+def rates(subject: Seeing, device: str, max_num_seqs: int, n: int, lengths: Iterable[int]) -> dict[int, float]:
+    """Requests a second of `n` questions, by the tokens of an answer."""
+    found = {}
+    with asked(subject, device, max_num_seqs) as engine:
+        for n_tokens in lengths:
+            requests = list(deep_queue(n, n_tokens, seed=2))
+            found[n_tokens] = n / seconds(engine, requests)
+    return found
 
 
 def images(

@@ -141,7 +141,7 @@ class Report:
 
 def command(argv: Sequence[str]) -> str:
     """The command line, without output paths and addresses of servers."""
-    places = {"--json", "--plots", "--rabbitmq", "--broker"}
+    places = {"--json", "--plots", "--rabbitmq", "--broker", "--checkpoint"}
     options = [option for before, option in pairwise(argv) if not places & {before, option.partition("=")[0]}]
     return " ".join([Path(argv[0]).name, *options])
 

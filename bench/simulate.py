@@ -90,7 +90,7 @@ class Worker:
         tokens, running = sum(plan.lengths or ()), len(self.harness.scheduler.state.running)
         context = sum([seq.scheduled_position for seq in plan.sequences])
         step = Step(plan.kind, len(plan.sequences), tokens or len(plan.sequences), running, context)
-        before = self.harness.pipeline.oldest
+        before = next(self.harness.pipeline.steps(), None)
         if self.model.delay_s and plan.kind == "prefill" and before is not None and before.kind == "decode":
             self.ends[-1] += self.model.delay_s
             self.free_at = self.ends[-1]

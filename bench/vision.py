@@ -4,7 +4,8 @@ The models are Moondream 2 in its full size with random weights, in bf16, and pe
 answers one question at a time. Each question has a new picture, except second questions. Their rows compare the
 time to the first token with that of the first question, in an idle engine.
 
-`--only` measures single parts: the file that `--json` names keeps the figures of the others.
+`--only` measures single parts: the file that `--json` names keeps the figures of the others. The folder that
+`--checkpoint` names keeps the random weights.
 """
 
 from __future__ import annotations
@@ -51,9 +52,13 @@ class Case:
         return f"{self.width} x {self.height}, {self.n} at once"
 
 
-FEW = (Case(378, 378, 1, 3), Case(800, 600, 1, 1), Case(378, 378, 4, 1))
-MANY = (Case(378, 378, 16, 1),)
-PARTS = ("tiny", "few", "many")
+CASES = {
+    "one": (Case(378, 378, 1, 2), Case(800, 600, 1, 1)),
+    "four": (Case(378, 378, 4, 1),),
+    "sixteen": (Case(378, 378, 16, 1),),
+}
+PARTS = ("tiny", "second", *CASES)
+ROWS = 16
 
 
 @dataclass
@@ -92,7 +97,7 @@ def beside_reference(
             for _ in range(case.n)
         )
 
-    theirs(FEW[0])
+    reference.query(pictures.new(378, 378), QUESTIONS[0], 1)
     for case in progress(cases, "beside the reference"):
         value, peer, spread = compare(partial(ours, case), partial(theirs, case), rounds=case.rounds)
         bench.report.add(
@@ -160,20 +165,25 @@ def engine_of(bench: Bench, model: str, rows: int) -> Engine:
     )
 
 
-def full(bench: Bench, parts: Sequence[str], json_path: str | None) -> None:
-    pictures, rows = Pictures(), max(case.n for case in MANY)
-    cases = [*(FEW if "few" in parts else ()), *(MANY if "many" in parts else ())]
+def full(bench: Bench, parts: Sequence[str], kept: str | None, json_path: str | None) -> None:
+    pictures, cases = Pictures(), [case for part in CASES if part in parts for case in CASES[part]]
     with ExitStack() as stack:
-        folder = stack.enter_context(moondream.checkpoint())
+        folder = Path(kept) if kept else stack.enter_context(moondream.checkpoint())
+        if not (folder / "config.json").exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            moondream.write(moondream.FULL, folder)
         began = time.perf_counter()
-        engine = stack.enter_context(engine_of(bench, str(folder), rows))
-        if "few" in parts:
+        engine = stack.enter_context(engine_of(bench, str(folder), ROWS))
+        if "second" in parts:
             bench.report.add("Moondream 2, bf16: start", time.perf_counter() - began, "s", better="lower")
             second_questions(bench, engine, "Moondream 2, bf16", (378, 378), 3, pictures)
             second_questions(bench, engine, "Moondream 2, bf16", (800, 600), 2, pictures)
-            note = f"weights {weights_gib(folder):.1f}, room for {rows} questions at once with their pictures"
+            note = f"weights {weights_gib(folder):.1f}, room for {ROWS} questions at once with their pictures"
             name = "Moondream 2, bf16: memory of the process"
             bench.report.add(name, resident_gib(), "GiB", better="lower", note=note)
+            bench.report.save(json_path)
+        if not cases:
+            return
         try:
             reference = Reference(folder, moondream.FULL)
         except NotAvailableError as error:
@@ -194,6 +204,7 @@ def resume(report: Report, earlier: Path) -> None:
 def main(argv: list[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--only", choices=PARTS, nargs="+")
+    parser.add_argument("--checkpoint", help="a folder for the drawn weights of the full model, which stay there")
     options = parser.parse_args(argv)
     bench, parts = opened("Questions about pictures", options), options.only or PARTS
     if options.only and options.json:
@@ -203,8 +214,8 @@ def main(argv: list[str] | None = None) -> None:
             for size in ((320, 240), (800, 600)):
                 second_questions(bench, engine, TINY, size, bench.pick(2, 41), Pictures())
         bench.report.save(options.json)
-    if not options.quick and {"few", "many"} & set(parts):
-        full(bench, parts, options.json)
+    if not options.quick and set(parts) != {"tiny"}:
+        full(bench, parts, options.checkpoint, options.json)
     latest = {result.name: result for result in bench.report.results}
     bench.report.results = list(latest.values())
     bench.report.finish(options.json)

@@ -44,10 +44,6 @@ class OwnershipError(CacheStateError):
     """A page with another owner than the operation requires."""
 
 
-class DoubleFreeError(OwnershipError):
-    """A page freed twice."""
-
-
 class UnlockWithoutLockError(CacheStateError):
     """An unlock of a node or block that is not locked."""
 

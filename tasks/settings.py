@@ -113,10 +113,10 @@ class EngineSettings(BaseModel):
     lora_slots: int = Field(default=0, ge=0, description="LoRA adapters held on the device; 0: none are served")
     lora_max_rank: int = Field(default=64, ge=1, description="largest rank of a LoRA adapter")
     cuda_graphs: Literal["on", "off"] = Field(
-        default="on", description="replay decode steps as CUDA graphs; off: launch their kernels one by one"
+        default="on", description="replay steps as CUDA graphs; off: launch their kernels one by one"
     )
     graph_batch_sizes: Annotated[tuple[int, ...], NoDecode] = Field(
-        default=(), description="batch sizes with a CUDA graph, such as 1,2,4,8; empty: chosen"
+        default=(), description="sizes of decode batches with a CUDA graph, such as 1,2,4,8; empty: chosen"
     )
     image_max_bytes: int = Field(default=20 * 2**20, ge=1, le=96 * 2**20, description="largest file of an image")
     image_max_pixels: int = Field(default=50_000_000, ge=1, le=2**31 - 1, description="most pixels of an image")

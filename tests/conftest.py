@@ -1,14 +1,19 @@
-"""What holds for all tests: no property fails because a machine is slow, and a failure says how to repeat it.
+"""What holds for all tests: no property fails because a machine is slow, a failure says how to repeat it, and what
+takes long begins first.
 
 Continuous integration (`CI` is set) tries the same examples each time; everyone else tries new ones.
 
 Without CUDA's driver Triton interprets the kernels. It settles that when it is imported, by transformers perhaps.
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
 from contextlib import suppress
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -24,3 +29,50 @@ settings.register_profile(
     derandomize="CI" in os.environ,
 )
 settings.load_profile("any machine")
+
+LONG = (
+    "tests/chaos",
+    "tests/project/test_wheel.py",
+    "tests/tasks/test_celery_versions.py",
+    "tests/training",
+    "tests/fuzz",
+    "tests/e2e",
+)
+"""What begins first, in this order. Most of it waits, so the linters and what computes may run beside it. And no
+process of `make test` is left alone with minutes of it when the others have ended."""
+
+APART = (
+    "tests/chaos/test_no_false_death.py",
+    "tests/e2e/test_adapters.py",
+    "tests/e2e/test_completing.py",
+    "tests/e2e/test_exporter.py",
+    "tests/e2e/test_foreign_tasks.py",
+    "tests/e2e/test_limits.py",
+    "tests/e2e/test_recovery.py",
+    "tests/e2e/test_sentinel.py",
+    "tests/e2e/test_steering.py",
+    "tests/e2e/test_stop_while_loading.py",
+)
+"""Files whose tests share no server and no worker: each test may run in another process."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        return next((at for at, path in enumerate(LONG) if item.nodeid.startswith(path)), len(LONG))
+
+    items.sort(key=rank)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadfile`, but what is `APART`."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return nodeid if file in APART else file
+
+    return Scheduling(config, log)

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from petiole.cache.errors import DoubleFreeError, MisalignedError, OutOfPagesError, OwnershipError
+from petiole.cache.errors import MisalignedError, OutOfPagesError, OwnershipError
 
 Pages = NDArray[np.int64]  # a list of pages; int64 is numpy's index type
 Int32s = NDArray[np.int32]
@@ -108,19 +108,8 @@ class PagePool:
         pages.setflags(write=False)  # a tree node may share the array
         return pages
 
-    def free_pages_to_pool(self, pages: ArrayLike) -> None:
-        """Free pages that no row owns: unbound ones, or cached ones (called by the cache)."""
-        given = self._as_pages(pages)
-        owners = self._owner[given]
-        if (owners == FREE).any():
-            raise DoubleFreeError(f"page {int(given[owners == FREE][0])} is already free")
-        if (owners > 0).any() or (owners == RESERVED).any():
-            raise OwnershipError(f"page {int(given[(owners > 0) | (owners == RESERVED)][0])} may not be freed")
-        self.require_distinct(given, DoubleFreeError)
-        self.release_pages(given)
-
     def release_pages(self, pages: Pages) -> None:
-        """`free_pages_to_pool` without checks: the caller must own the pages, and they must be distinct."""
+        """Free pages. The caller must own them, and they must be distinct: neither is checked."""
         end = self._n_free + len(pages)
         self._owner[self._index(pages)] = FREE
         self._stack[self._n_free : end] = pages[::-1]

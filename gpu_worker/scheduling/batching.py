@@ -132,16 +132,17 @@ def _ragged_batch(
     are the pending token and its drafts. A final chunk samples one token, except in a recompute, where the known
     tail is the next input."""
     pending = np.full(len(plan.sequences), PENDING, np.int32)
-    inputs = []
+    inputs, bindings = [], []
     for i, seq in enumerate(plan.sequences):
         if seq.newest.state is not SequenceState.PREFILL_SCHEDULED:
             inputs.append(np.array((PENDING, *plan.drafts[i]) if plan.drafts else (PENDING,), np.int32))
             continue
-        end = int(starts[i]) + int(lengths[i])
-        inputs.append(seq.tokens(int(starts[i]), end))
+        start, end = int(starts[i]), int(starts[i] + lengths[i])
+        inputs.append(seq.tokens(start, end))
+        if start == seq.reused:
+            bindings.append(_binding(seq))
         if end == seq.prefill_target and seq.is_recompute:
             pending[i] = seq.last_token
-    bindings = [_binding(seq) for seq in plan.sequences if not seq.bound]
     bound_rows = np.array([binding.row for binding in bindings], np.int32)
     return StepBatch(
         kind=plan.kind,

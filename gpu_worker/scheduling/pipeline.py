@@ -103,11 +103,6 @@ class PipelineState(Generic[S]):
     def is_full(self) -> bool:
         return self.in_flight == self.num_slots
 
-    @property
-    def oldest(self) -> PendingCommit[S] | None:
-        """The step that `pop_oldest` would return."""
-        return self.batch_queue[-1] if self.batch_queue else None
-
     def slots_in_use(self) -> int:
         """Bit mask of the slots in use."""
         mask = 0

@@ -297,8 +297,8 @@ class Planner:
         """Whether the prefill, without the reused prefix, takes more than one chunk."""
         if seq.prefill_target <= self._chunk:
             return False
-        if seq.allocation is not None:
-            return seq.prefill_target - seq.allocation.reused > self._chunk
+        if seq.blocks is not None:
+            return seq.prefill_target - seq.reused > self._chunk
         if seq.expected_reuse is None:
             seq.expected_reuse = self.state.manager.match_length(seq.cache_tokens, seq.namespace)
         return seq.prefill_target - seq.expected_reuse > self._chunk

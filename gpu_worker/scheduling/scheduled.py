@@ -27,20 +27,19 @@ class ScheduledSequence(SchedulableSequence):
     """The sequence of one accepted request.
 
     `adapter_key`: content key of its adapter; keys its KV namespace and its adapter slot. `allocation`: its row
-    and pages, or None. `bound`: a step with the row's binding has been launched. `expected_reuse`: cached KV
-    positions at admission's first look-up, None before that. `preempting`: no further steps are planned; the row
-    is released once no operation is outstanding. `bins`: the bins of its coordinate and size tokens, by position.
-    `values`: the model's value tokens. `images`: by the position where each begins; `regions`: the regions of the
-    images. `features`: the runtime's key of each image whose encoding has been launched and not used yet, by the
-    same position. `rotary`: int32 [axes, prompt]; None if rotary positions are the KV indices. Behind the prompt,
-    a rotary position is its KV index plus `rotary_offset`. Times (`*_s`) are seconds of `time.perf_counter`."""
+    and pages, or None. `expected_reuse`: cached KV positions at admission's first look-up, None before that.
+    `preempting`: no further steps are planned; the row is released once no operation is outstanding. `bins`: the
+    bins of its coordinate and size tokens, by position. `values`: the model's value tokens. `images`: by the
+    position where each begins; `regions`: the regions of the images. `features`: the runtime's key of each image
+    whose encoding has been launched and not used yet, by the same position. `rotary`: int32 [axes, prompt]; None
+    if rotary positions are the KV indices. Behind the prompt, a rotary position is its KV index plus
+    `rotary_offset`. Times (`*_s`) are seconds of `time.perf_counter`."""
 
     __slots__ = (
         "adapter_key",
         "adapter_slot",
         "arrival_s",
         "bins",
-        "bound",
         "cache_tokens",
         "cached_prompt_tokens",
         "constraint",
@@ -112,7 +111,6 @@ class ScheduledSequence(SchedulableSequence):
         self.values = values
         self.bins: dict[int, Bins] = dict(bins or {})
         self.adapter_slot = 0
-        self.bound = False
         self.preempting = False
         self.arrival_s = arrival_s
         self.scheduled_s: float | None = None
@@ -127,6 +125,12 @@ class ScheduledSequence(SchedulableSequence):
     @property
     def allocation(self) -> KVAllocation | None:
         return self.blocks if isinstance(self.blocks, KVAllocation) else None
+
+    @property
+    def reused(self) -> int:
+        """Number of cached positions with which it got its row. Its first step begins there."""
+        assert self.blocks is not None, "a sequence without a row"
+        return self.blocks.reused  # type: ignore[attr-defined, no-any-return]
 
     @property
     def published(self) -> int:
@@ -150,7 +154,6 @@ class ScheduledSequence(SchedulableSequence):
 
     def release(self) -> None:
         super().release()
-        self.bound = False
         self.preempting = False
         self.expected_reuse = None
         self.cache_tokens = self.cached_as(self.prefill_target)

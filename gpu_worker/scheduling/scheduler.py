@@ -103,7 +103,6 @@ class Scheduler:
             counters.prefill_steps += 1
             counters.prompt_tokens += int(payload.batch.lengths[plan.n_decodes :].sum())
             for seq in plan.chunks:
-                seq.bound = True
                 if seq.features:
                     self._use_features(seq)
                 if not seq.is_prefilling:

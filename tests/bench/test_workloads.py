@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.__main__ import WORKLOADS
+from bench.__main__ import ON_CUDA, WORKLOADS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FIELDS = {"name", "value", "unit", "peer", "ratio", "floor", "target", "met"}
@@ -31,7 +31,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", [name for name in WORKLOADS if name != "gpu"])
+@pytest.mark.parametrize("name", [name for name in WORKLOADS if name not in ON_CUDA])
 def test_a_workload_writes_its_results(results: Path, name: str) -> None:
     written = json.loads((results / f"{name}.json").read_text())
     assert written["results"]

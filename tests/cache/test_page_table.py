@@ -7,7 +7,6 @@ import pytest
 
 from petiole.cache import (
     ConservationError,
-    DoubleFreeError,
     EvictionError,
     MappingError,
     MisalignedError,
@@ -90,11 +89,10 @@ def test_a_row_grows_by_as_much_as_eviction_can_free() -> None:
 
 
 BAD_CALLS: dict[str, tuple[Callable[[PageTable, int], object], type[Exception]]] = {
-    "a page freed twice": (lambda t, r: t.free_pages_to_pool([40]), DoubleFreeError),
-    "a page named twice": (lambda t, r: t.free_pages_to_pool([t.loose[0], t.loose[0]]), DoubleFreeError),
-    "a row's page freed": (lambda t, r: t.free_pages_to_pool(t.get_pages(r, 0, 1)), OwnershipError),
-    "page zero freed": (lambda t, r: t.free_pages_to_pool([0]), OwnershipError),
-    "a page beyond the table": (lambda t, r: t.free_pages_to_pool([50]), OwnershipError),
+    "a row remapped to pages of its own": (lambda t, r: t.remap(r, 0, t.get_pages(r, 1, 3)), OwnershipError),
+    "a row remapped beyond its end": (lambda t, r: t.remap(r, 4, t.node.physical_pages), MappingError),
+    "page zero mapped": (lambda t, r: t.map_pages(r, 5, [0]), OwnershipError),
+    "a page beyond the table": (lambda t, r: t.map_pages(r, 5, [50]), OwnershipError),
     "a mapping that overlaps": (lambda t, r: t.map_pages(r, 4, t.loose), MappingError),
     "a mapping that leaves a gap": (lambda t, r: t.map_pages(r, 6, t.loose), MappingError),
     "a free page mapped": (lambda t, r: t.map_pages(r, 5, [40]), OwnershipError),

@@ -1,0 +1,40 @@
+"""Real workers on real servers, as users run them.
+
+What users ask for:
+
+    test_celery_features     everything that a Celery user expects of a task
+    test_asyncio             the same for asyncio programs
+    test_chat_command        `petiole chat`
+    test_two_apps            chains and chords of a team's own app and Petiole's
+    test_foreign_tasks       tasks of the same app that are no generations
+    test_exporter            `petiole metrics`, scraped
+    test_steering            pause, resume, reload
+    test_homes               conversations stay where they began
+    test_no_silence          whoever waits in vain learns why
+
+With a real model:
+
+    test_real_engine         the model that ships
+    test_text_options        options of chat templates and of special tokens
+    test_adapters            adapters whose files change
+    test_vision              skills of the small vision model
+    test_hostile_models      folders that cannot be served
+
+What may go wrong:
+
+    test_recovery            a worker ends in any way at any time
+    test_completing          two workers find that a task has ended
+    test_refused_results     a result that the backend refuses
+    test_stop_while_loading  a worker is stopped before it serves
+    test_limits              what is too big, too much or too full
+    test_bad_input           what should not be in a queue
+    test_damaged_broker      keys of the broker that somebody has written into
+    test_damaged_logs        keys of a task that somebody has written into
+    test_named_faults        each fault has a figure that names it
+
+Other servers:
+
+    test_rabbitmq            RabbitMQ as broker
+    test_sentinel            a Redis that is watched by Sentinel
+    test_security            a Redis with access lists and passwords
+"""

@@ -1,4 +1,7 @@
-"""A model folder that cannot be served ends the worker with status 70 and one line that says why."""
+"""A model folder that cannot be served is refused in one line that says why.
+
+It ends a worker with status 70, which is tried for each stage of loading.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from petiole.gpu_worker import models
+from petiole.gpu_worker import Engine, EngineConfig, ModelError, models
 from tests.support.site import Site
 
 TINY = Path(models.__file__).parent / "petiole_tiny"
@@ -67,6 +70,7 @@ HOSTILE: dict[str, tuple[Spoil, str]] = {
     "weights that are no numbers": (not_a_number, "must have finite numbers"),
     "a deep tokenizer": (lambda folder: (folder / "tokenizer.json").write_bytes(DEEP), "not a readable tokenizer"),
 }
+STAGES = ("a deep tokenizer", "vocab_size -1", "a deep header", "weights that are no numbers")
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +80,23 @@ def hostile_site(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield site
 
 
-@pytest.mark.parametrize(("spoil", "why"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_hostile_model_ends_its_worker_with_one_line(
-    hostile_site: Site, tmp_path: Path, spoil: Spoil, why: str
-) -> None:
-    folder = shutil.copytree(TINY, tmp_path / "model")
-    spoil(folder)
+def hostile(kind: str, folder: Path) -> tuple[Path, str]:
+    spoil, why = HOSTILE[kind]
+    spoil(shutil.copytree(TINY, folder))
+    return folder, why
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_model_is_refused_in_one_line(tmp_path: Path, kind: str) -> None:
+    folder, why = hostile(kind, tmp_path / "model")
+    with pytest.raises(ModelError, match=why) as refused:
+        Engine.load(EngineConfig(model=str(folder), device="cpu"))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", STAGES)
+def test_a_hostile_model_ends_its_worker_with_one_line(hostile_site: Site, tmp_path: Path, kind: str) -> None:
+    folder, why = hostile(kind, tmp_path / "model")
     worker = hostile_site.start_worker(PETIOLE_MODEL=folder, PETIOLE_DEVICE="cpu")
     assert worker.ended(120) == 70, worker.output[-3000:]
     said = [line for line in worker.output.splitlines() if "the model cannot be served" in line]

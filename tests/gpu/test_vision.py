@@ -41,21 +41,21 @@ class SeeingDriver(Driver):
     images: Sequence[PreparedImage] = ()
     bidirectional = True
 
-    def encode(self, images: Sequence[PreparedImage]) -> list[int]:
-        keys = [self.key + k for k in range(len(images))]
-        self.key += len(images)
-        batch = encode_batch([EncodeInput(key, image) for key, image in zip(keys, images, strict=True)])
+    def encode(self, image: PreparedImage) -> int:
+        self.key += 1
+        batch = encode_batch([EncodeInput(self.key, image)])
         slot, self._slot = self._slot, 1 - self._slot
         self.runtime.launch_forward(slot, batch)
         self.runtime.launch_sampling(slot, batch, None).wait()
-        return keys
+        return self.key
 
     def ask(self, images: Sequence[PreparedImage], *, bidirectional: bool = True) -> np.ndarray:
         """[images, positions, vocab]: log-probabilities behind the image and at each position of a question about
-        it. All in one step."""
+        it. All prefills are one step."""
         prompts = [[0, *[IMAGE] * image.n_positions, *QUESTION] for image in images]
         sequences = [self.sequence(prompt, ALL) for prompt in prompts]
-        self.keys, self.images, self.bidirectional = self.encode(images), images, bidirectional
+        self.keys = [self.encode(image) for image in images]
+        self.images, self.bidirectional = images, bidirectional
         outputs = [1 + len(QUESTION)] * len(images)
         output = self.finish_step(*self.launch("prefill", sequences, prompts, outputs))
         assert output.top_ids is not None

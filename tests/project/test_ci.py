@@ -17,6 +17,7 @@ CI = REPOSITORY / ".ci" / "run"
 pytestmark = pytest.mark.skipif(not CI.exists() or not shutil.which("bash"), reason="a checkout, and bash")
 
 MAKE = """#!/usr/bin/env bash
+[ "$1" = lint ] && [ "$LINT" = fails ] && echo "a linter's line" && exit 2
 [ "$1" = test ] && [ "$FAILS" = yes ] || exit 0
 mkdir -p .pytest_cache/v/cache
 echo '{"tests/test_b.py::test_two": true, "tests/test_a.py::test_one": true}' > .pytest_cache/v/cache/lastfailed
@@ -28,7 +29,7 @@ exec {python} "$@"
 """
 
 
-def run(folder: Path, *, fails: str, again: int) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *, fails: str, again: int = 0, lint: str = "passes") -> subprocess.CompletedProcess[str]:
     """The script in a folder of its own, with stand-ins for make, pytest and the servers that it looks for."""
 
     def program(path: Path, text: str) -> None:
@@ -45,7 +46,7 @@ def run(folder: Path, *, fails: str, again: int) -> subprocess.CompletedProcess[
     environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
     return subprocess.run(
         [folder / ".ci/run"],
-        env={**environment, "FAILS": fails, "AGAIN": str(again)},
+        env={**environment, "FAILS": fails, "AGAIN": str(again), "LINT": lint},
         capture_output=True,
         text=True,
     )
@@ -70,3 +71,10 @@ def test_what_fails_twice_fails_the_run(tmp_path: Path) -> None:
     done = run(tmp_path, fails="yes", again=1)
     assert done.returncode == 1
     assert "passed only" not in done.stdout
+
+
+@pytest.mark.parametrize("fails", ["no", "yes"])
+def test_what_a_linter_says_fails_the_run_and_is_shown_at_its_end(tmp_path: Path, fails: str) -> None:
+    done = run(tmp_path, fails=fails, lint="fails")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "a linter's line"

@@ -119,6 +119,14 @@ def test_a_folder_opens_with_a_map_of_its_rooms(folder: str) -> None:
     assert sorted(mapped) == sorted(rooms(folder))
 
 
+@pytest.mark.parametrize("folder", ["support", "e2e"])
+def test_a_folder_of_tests_that_mirrors_none_opens_with_a_map_too(folder: str) -> None:
+    path = ROOT / "tests" / folder
+    mapped = re.findall(r"^ *([a-z0-9_]+)  +\S", (path / "__init__.py").read_text(), re.MULTILINE)
+    files = {file.stem for file in path.glob("*.py")} - {"__init__", "conftest"}
+    assert sorted(mapped) == sorted(files)
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_folder_has_as_many_rooms_as_one_takes_in(folder: str) -> None:
     assert len(rooms(folder)) <= (MOST_ON_A_FLOOR if folder.count(".") == 1 else MOST_ROOMS)

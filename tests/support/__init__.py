@@ -1,1 +1,56 @@
-"""Doubles and real servers for the tests."""
+"""Doubles and real servers for the tests.
+
+A whole installation, and who uses it:
+
+    site             a real redis-server, real workers, and a producer that sees what they do
+    rabbitmq         a RabbitMQ of a test's own
+    watched          a Redis with replicas and sentinels
+    proxy            a proxy before a Redis socket, whose connections can be cut or made to hang
+    certificates     a CA, and a certificate for servers and clients
+    client           a producer in a process of its own
+    reader           a reader of a stream on a thread of its own
+    web_app          what a web app does with Petiole, in an environment with its own Celery
+    shop             a team's own Celery app, as it was before Petiole came
+    foreign_tasks    tasks of the same app that are no generations
+    hostile          messages as no producer sends them
+    scraping         `petiole metrics` as a process
+
+Engines that a worker of a site may run, named by `PETIOLE_ENGINE_FACTORY`:
+
+    fake_engine      makes its tokens up, without a model
+    mortal_engine    dies
+    doomed           ends its worker at one point on the way of a message
+    failing_text     its text thread fails
+    late_intake      begins its first task when another worker has begun it
+    late_publisher   writes when its message has come again
+    late_completion  completes its first task when another worker has completed it
+    uncollected      runs without garbage collection, and counts the jobs in memory
+    endless_load     its model never comes
+    slow_hub         its model comes from a hub that never sends the last bytes
+
+Parts of a worker, turned by hand:
+
+    jobs             jobs, outcomes and messages
+    publishing       attempts of one task: begun and published
+
+An engine without a real model:
+
+    toy_engine       an engine over the toy model, and the oracle of its answers
+    toy_runtime      the toy model: exact arithmetic, on the CPU device's streams
+    toy_text         its tokenizer and a constraint
+    stepped          a scheduler that is stepped by hand, without threads or torch
+    sequences        sequences of the state machine
+    toy_decoder      a decoder of bins beside tokens, served by the real runtime
+    values           a decoder of bins around any other
+
+Models and devices:
+
+    families         every family that can be served, small and random
+    moondream        a narrow Moondream 2
+    tokenizers       small tokenizers of each kind
+    pictures         pictures of shapes, as files
+    dtypes           models in another type
+    agreement        whether bfloat16 agrees with a model as far as it can
+    fake_flashinfer  FlashInfer's interface in plain torch
+    late_device      a device that computes as late as it may
+"""

@@ -1,7 +1,7 @@
 """Engines that die.
 
 `MortalEngine`: a task named "die-K-..." kills its worker, once, when K of its tokens are in its log.
-`FallingEngine`: its worker dies when every task of PETIOLE_FALLS, as many as it says, named "fall-...", has three
+`FallingEngine`: its worker dies when every task of FALLS, as many as it says, named "fall-...", has three
 tokens in its log.
 """
 
@@ -54,7 +54,7 @@ class FallingEngine(Engine):
             on_delta(handle, delta)
             self._lengths[request.request_id] = delta.index + len(delta.token_ids)
             lengths = self._lengths.values()
-            if len(lengths) == int(os.environ["PETIOLE_FALLS"]) and min(lengths) >= 3:
+            if len(lengths) == int(os.environ["FALLS"]) and min(lengths) >= 3:
                 for task_id in self._lengths:
                     written(task_id, 3)
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -111,7 +111,7 @@ def seeing_site(folder: Path, **more: Any) -> Site:
     """Leases outlive the recording: no worker takes over what another has left."""
     settings = {
         "PETIOLE_ENGINE_FACTORY": "tests.support.mortal_engine:FallingEngine",
-        "PETIOLE_FALLS": len(CALLS),
+        "FALLS": len(CALLS),
         "PETIOLE_VISIBILITY_TIMEOUT_S": 60,
         "PETIOLE_MODEL": write_model(folder / "model"),
         "PETIOLE_DEVICE": "cpu",

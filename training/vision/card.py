@@ -28,11 +28,10 @@ The vision model that ships with Petiole: for the demo, the tests and the first 
 architecture of Moondream 2, made small: {parameters:.1f} million parameters, a grid of 9 x 9 patches, at most 4
 crops beside the whole picture, bfloat16 weights, a context of 512 tokens.
 
-It knows pictures of one to four coloured shapes (circles, squares and triangles; red, green, blue, yellow,
-black) on a plain light background, and what `training/vision/pictures.py` asks about them. It knows nothing
-else, and has not learnt to reason. The shapes do not overlap. Each is at least {smallest:.0%} of the
-picture's shorter side. From left to right, their centres are at least {apart:.0%} of the width apart, so that
-a person sees their order.
+It knows pictures of one to four coloured shapes (circles, squares and triangles; red, green, blue, yellow, black)
+on a plain light background, and what `training/vision/pictures.py` asks about them. It knows nothing else, and has
+not learnt to reason. The shapes do not overlap. Each is at least {smallest:.0%} of the shorter side. From
+left to right, their centres are at least {apart:.0%} of the width apart, so that a person sees their order.
 
 ## Asking it
 

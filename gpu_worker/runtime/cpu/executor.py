@@ -101,10 +101,11 @@ class CpuExecutor:
 
     def _embed(self, inputs: StepInputs, token_ids: Tensor, images: ImageInputs) -> Tensor:
         """[T, hidden] in the model's type."""
-        if self._decoder.value_tokens is None:
-            embedded = self._decoder.embed(token_ids)
-        else:
+        may_have_values = inputs.bins is not None or len(inputs.pending_inputs) > 0
+        if self._decoder.value_tokens is not None and may_have_values:
             embedded = self._embed_values(inputs, token_ids)
+        else:
+            embedded = self._decoder.embed(token_ids)
         for begin, features in images:
             embedded[begin : begin + features.shape[1]] = features[0]
         return embedded

@@ -7,7 +7,6 @@ What `python -m tests.gpu.pretend` runs.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import logging
 import math
@@ -24,6 +23,7 @@ from bench.checkpoints import Shape, write, write_adapter
 from bench.checkpoints import config as shape_config
 from bench.cuda import release
 from bench.driver import Driver
+from bench.host import counts
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.engine import Engine
 from petiole.gpu_worker.request import Constraint, FinishReason, Request, SamplingParams
@@ -44,15 +44,6 @@ SIZES = (1, 4, 16, 20)
 N_TOKENS, DRAFTS = 24, 4
 USUAL, FUSED = math.inf, -math.inf
 """Margins that decide which of the two graphs of a size is kept: here, neither takes any time."""
-
-
-class Counts(ctypes.Structure):
-    """As in `pretend.h`."""
-
-    _fields_ = (
-        *((name, ctypes.c_long) for name in ("refused", "launched", "captured", "replayed", "copied", "pageable")),
-        *((name, ctypes.c_size_t) for name in ("peak", "memory")),
-    )
 
 
 @dataclass(frozen=True)
@@ -111,12 +102,14 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
     kept = set[int]()  # what the libraries keep, after each engine
     before = counts()
+    assert before is not None, "python -m tests.gpu.pretend runs this on a pretended card"
     for case in cases:
         n_pages = serve(case)
         torch._C._cuda_clearCublasWorkspaces()  # torch keeps one for each stream
         release()
         kept.add(torch.cuda.memory_allocated())
         after = counts()
+        assert after is not None
         launched, captured, replayed = (
             getattr(after, name) - getattr(before, name) for name in ("launched", "captured", "replayed")
         )
@@ -140,12 +133,6 @@ class Warnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.found.append(self.format(record))
         print(f"warning: {self.found[-1]}", flush=True)
-
-
-def counts() -> Counts:
-    found = Counts()
-    ctypes.CDLL(None).pretend_counts(ctypes.byref(found))
-    return found
 
 
 def serve(case: Case) -> int:

@@ -203,7 +203,7 @@ def test_a_long_prompt_that_is_mixed_in_has_a_chunk_in_every_step() -> None:
     bench.round()
     long = sequence([9] * 5 * CHUNK, 1, 2)
     bench.submit(long)
-    while long.is_prefilling or not long.bound:
+    while long.is_prefilling:
         bench.round()
     assert [plan.kind for plan in prefills(bench)] == ["prefill", *["mixed"] * 5]
     first = bench.plans.index(prefills(bench)[1])

@@ -51,7 +51,7 @@ def test_an_empty_pipeline_has_both_slots_free() -> None:
     pipeline = PipelineState[str](2)
     assert (pipeline.is_empty, pipeline.is_full, pipeline.free_slot_id()) == (True, False, 0)
     assert pipeline.pop_oldest() is None
-    assert pipeline.oldest is None
+    assert list(pipeline.steps()) == []
 
 
 def test_slots_alternate() -> None:
@@ -66,7 +66,7 @@ def test_slots_alternate() -> None:
 def test_completion_is_oldest_first() -> None:
     pipeline = PipelineState[str](2)
     first, second = push(pipeline, "a"), push(pipeline, "b")
-    assert pipeline.oldest is first
+    assert list(pipeline.steps()) == [first, second]
     assert [complete(pipeline), complete(pipeline)] == [first, second]
 
 

@@ -394,7 +394,7 @@ void linear(const Linear *l, int64_t m, const float *x, float *y, int add, Bench
     for (int64_t i = 0; i < parts(m, ROWS) * units; i++) unit_of(l, i, m, x, y, add, b);
   } else { /* neighbours in memory one after the other, but the last few to whoever is free */
 #pragma omp for schedule(guided, 1)
-    for (int64_t i = 0; i < units; i++) unit_of(l, i, m, x, y, add, b);
+    for (int64_t i = 0; i < (m ? units : 0); i++) unit_of(l, i, m, x, y, add, b);
   }
 }
 
