@@ -387,11 +387,11 @@ INLINE void unit_of(const Linear *l, int64_t i, int64_t m, const float *x, float
 }
 
 void linear(const Linear *l, int64_t m, const float *x, float *y, int add, Bench *b) {
-  const int64_t units = parts(l->n, l->block);
+  const int64_t units = parts(m, ROWS) * parts(l->n, l->block); /* none where a chunk wants no logits */
   b->held = NULL;
   if (m > ROWS) {
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < parts(m, ROWS) * units; i++) unit_of(l, i, m, x, y, add, b);
+    for (int64_t i = 0; i < units; i++) unit_of(l, i, m, x, y, add, b);
   } else { /* neighbours in memory one after the other, but the last few to whoever is free */
 #pragma omp for schedule(guided, 1)
     for (int64_t i = 0; i < (m ? units : 0); i++) unit_of(l, i, m, x, y, add, b);
