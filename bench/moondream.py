@@ -36,7 +36,7 @@ _PATCH = 14
 
 @dataclass(frozen=True)
 class Seeing:
-    """A Moondream 2 by its `config.json`. Counts the operations that a picture needs."""
+    """The shape of a Moondream 2, from its `config.json`. Counts the operations for a picture."""
 
     name: str
     dtype: str

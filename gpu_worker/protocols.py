@@ -66,7 +66,7 @@ class SkillState(Protocol):
 
 
 class PositionalSkill(Protocol):
-    """A skill whose allowed tokens follow from the output index alone. Its masks wait for no commit."""
+    """A skill whose allowed tokens depend on the output index alone. Its masks wait for no commit."""
 
     def allowed_at(self, index: int) -> Sequence[int] | None:
         """The allowed tokens at this index of the output; None: any."""

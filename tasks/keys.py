@@ -42,7 +42,7 @@ INTEREST_TTL_S = 15
 
 
 def image_key(name: str) -> str:
-    """String with a TTL: the file of a stored image (`requests.images`). `name` follows from the image's
+    """String with a TTL: the file of a stored image (`requests.images`). `name` is a hash of the image's
     content."""
     return f"petiole:image:{name}"
 

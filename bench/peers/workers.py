@@ -1,6 +1,6 @@
 """Celery workers as people write them today, started beside ours on the same embedded Redis.
 
-Each yields a task that takes a prompt and a number of tokens, once its worker has answered.
+Each function waits until its worker answers, and yields a task that takes a prompt and a number of tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SERVER_CALLS = 8  # calls to the model server that a worker keeps open
 
 @contextmanager
 def plain(model: str, shape: Shape, threads: int) -> Iterator[Any]:
-    """transformers in the worker process, one prompt a task."""
+    """transformers in the worker process, one prompt per task."""
     settings = {"PLAIN_MODEL": folder(model), "PLAIN_DTYPE": shape.dtype, "PLAIN_THREADS": str(threads)}
     with worker(settings, "--concurrency", "1") as app:
         task = app.tasks["plain.generate"]

@@ -103,16 +103,14 @@ class StepBatch:
     bindings:   bindings of rows whose first step this is, applied before it
     pages:      page-table updates, applied before it
     bins:       int32 [T, N_BINS], bins of the input tokens, NO_BIN for a token without bins; None if only tokens
-    in
-                pending buffers have bins
+                in pending buffers have bins
     pending_bins: int32 [B, N_BINS], bins of the known next inputs in `pending`, or None
     images:     the images of an encode
     embeddings: inputs that are embeddings and not tokens; their token ids are IMAGE
     regions:    int32 [R, 3], sequence index, begin and end of bidirectional regions: all positions of a region see
                 each other. A step computes a region to its end. None if there are none
     rotary:     int32 [axes, T], rotary positions. None if they are the KV indices, plus each row's `rotary_offset`
-    in
-                a decode
+                in a decode
     """
 
     kind: StepKind
@@ -158,8 +156,7 @@ class StepOutput:
     logprobs:  float32 [O] of the sampled tokens, or None if no row requests them
     top_ids, top_logprobs: [O, k] with k the largest requested, or None
     bins:      int32 [O, N_BINS], bins decoded with the tokens. Bins that a token does not use are arbitrary. None
-    if
-               the model has no value tokens
+               if the model has no value tokens
     """
 
     token_ids: Int32Array

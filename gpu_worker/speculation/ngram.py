@@ -5,8 +5,8 @@ regardless of the sequence's length. Longer n-grams take precedence. A draft tha
 continues with its own tokens, so a short period is repeated as often as needed.
 
 Drafting is cheap, verifying is not. Therefore each new token, also of the prompt, is compared with the draft for
-its place, even if that draft was not proposed. From the recent hit rate (`trust`) follows how many drafts are
-likely to be accepted together, and so many are proposed: none for text without repetitions."""
+its place, even if that draft was not proposed. The recent hit rate (`trust`) decides how many drafts are proposed:
+as many as are likely to be accepted together, and none for text without repetitions."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Scalar:
 
     @classmethod
     def of(cls, hint: Any) -> Self | None:
-        """None for the types of lists, mappings and text."""
+        """The scalar of a type hint; None if the hint is a list, a mapping or text."""
         parts = get_args(hint) if NoneType in get_args(hint) else (hint,)
         kind, *limits = get_args(parts[0]) if hasattr(parts[0], "__metadata__") else (parts[0],)
         bounds = (Bound(*_BOUNDS[type(limit)], *astuple(limit)) for limit in limits)

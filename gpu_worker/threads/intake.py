@@ -28,8 +28,8 @@ ADAPTER_THREADS = 2
 class Intake:
     """The threads that prepare requests.
 
-    For each request they call either `accept(seq, output)` or `refuse(output, error)`. `adapter_at_hand` is the
-    runtime's.
+    For each request they call either `accept(seq, output)` or `refuse(output, error)`. `adapter_at_hand` says
+    whether the runtime has an adapter already.
     """
 
     def __init__(

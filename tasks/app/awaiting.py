@@ -45,7 +45,7 @@ WAIT_S = 1.0
 
 
 class Watch(Protocol):
-    """An observer that is told about once a second that nothing has come."""
+    """An observer of a waiting caller. While nothing comes, it is called about once a second."""
 
     def silent(self) -> None: ...
 
@@ -288,7 +288,7 @@ class ResultConsumer(BaseResultConsumer):  # type: ignore[misc]
             connection = pubsub.connection
             if not (pubsub.subscribed and connection is not None and connection.can_read(timeout=0)):
                 return False
-            message = pubsub.get_message(timeout=wait_s)  # for the rest of it
+            message = pubsub.get_message(timeout=wait_s)  # waits for the rest of a message
             if message and message["type"] == "message":
                 self.on_state_change(self.backend.decode_result(message["data"]), message)
         return True

@@ -1,4 +1,4 @@
-"""Celery's Redis result backend, made to recover from an outage of Redis, and one for all threads of a process.
+"""Celery's Redis result backend, changed: it recovers from an outage of Redis, and all threads share one backend.
 
 The stock backend subscribes to a task's result when the task is submitted, although `get()` looks the result up
 again. It does not recover if that subscription fails, does not restore its earlier subscriptions, and waits for
@@ -37,7 +37,7 @@ REFUSALS = (redis.RedisError, OSError, BackendError)
 
 
 def refuses(error: BaseException) -> bool:
-    """Whether the backend refuses a result with `error` that it may take later."""
+    """Whether `error` means that the backend refuses a result now and may take the result later."""
     return isinstance(error, REFUSALS) and not caused_by_call(error)
 
 

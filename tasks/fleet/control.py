@@ -118,7 +118,7 @@ def _ask_again(command: str, workers: Sequence[str], app: Celery) -> dict[str, A
 
 
 def _reporting(workers: Sequence[str]) -> set[str]:
-    """Those of these workers, or of all workers, that report. None if the reports cannot be read."""
+    """The workers that report, of these or of all. Empty if the reports cannot be read."""
     with contextlib.suppress(Exception):
         live = {worker.worker for worker in reports.workers() if not worker.lost}
         return live & {*workers} if workers else live

@@ -1,6 +1,6 @@
 """An image in a request: a file's bytes, base64 of them, a data URL, or the handle that `put_image` gave.
 
-In a message an image is text: base64, a data URL or a handle. The content of an image gives its handle. So a
+In a message an image is text: base64, a data URL or a handle. A handle is a hash of its image's content. So a
 handle never stands for another image, and all questions about one image have the same affinity."""
 
 from __future__ import annotations

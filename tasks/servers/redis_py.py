@@ -17,9 +17,9 @@ _get_connection = signature(redis.ConnectionPool.get_connection).parameters
 _read_response = signature(redis.asyncio.Connection.read_response).parameters
 
 RESP2: dict[str, Any] = {"protocol": 2} if redis.VERSION >= (5,) else {}
-"""The parameters for RESP2. With RESP3, which came with 5 and is the default of 8, redis-py makes a log record for
-each pub/sub message, at any log level, and keeps the confirmation of a subscription from the reader of the
-connection."""
+"""The parameters for RESP2. With RESP3 (possible from version 5, the default from 8) redis-py makes a log record
+for each pub/sub message, at any log level, and hides the confirmation of a subscription from the connection's
+reader."""
 
 COMMAND: tuple[str, ...] = ("_",) if _get_connection["command_name"].default is Parameter.empty else ()
 """Before 5.3, a caller that asks for a connection must name a command, which has no effect; later versions warn of

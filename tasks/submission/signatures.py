@@ -10,9 +10,10 @@ These decide the queue; the first match wins:
        `tasks.*`, does not count
     3. the rules of Petiole's app: its `task_routes`, the tenant's queue, the default queue
 
-`.s()` considers only 3, and of that only the settings in the environment. It may run while a module is imported,
-when nothing may connect, and no setting is validated. Submitting a canvas freezes its signatures, and considers
-all three. If Petiole's own app submits the canvas, its router decides, as it does without a signature."""
+`.s()` considers only 3, and there only the settings in the environment, because it may run while a module is
+imported: then nothing may connect, and no setting is validated. Submitting a canvas freezes its signatures, and
+considers all three. If Petiole's own app submits the canvas, its router decides, as it does without a
+signature."""
 
 from __future__ import annotations
 

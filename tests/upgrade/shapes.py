@@ -17,6 +17,7 @@ from tests.upgrade.recording import Recording
 
 OWNER = re.compile(r"\bhost:\d+:[0-9a-f]{12}\b")
 UUID = re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+DIGEST = re.compile(r"\b[0-9a-f]{12,}\b")
 OF_ONE_TASK = re.compile(r"(?<=petiole:\{)[^}]*|(?<=celery-task-meta-).*")
 HELD = re.compile(r"(\d+):", re.ASCII)
 REPORT = re.compile(r"[\d.]+ (?=\{)")
@@ -97,7 +98,7 @@ def _of_json(value: Any) -> Iterator[str]:
 
 
 def _without_names(text: str) -> str:
-    return UUID.sub("UUID", OWNER.sub("OWNER", text))
+    return DIGEST.sub("DIGEST", UUID.sub("UUID", OWNER.sub("OWNER", text)))
 
 
 def _item(held: str) -> str:

@@ -27,7 +27,7 @@ Tiling = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class CropGeometry:
-    """patch: pixels; grid and margin: patches a side of a crop, and of its overlap; max_crops: local crops."""
+    """patch: pixels; grid and margin: patches per side of a crop, and of its overlap; max_crops: local crops."""
 
     patch: int = 14
     grid: int = 27
@@ -36,12 +36,12 @@ class CropGeometry:
 
     @property
     def size(self) -> int:
-        """Pixels a side of a crop."""
+        """Pixels per side of a crop."""
         return self.patch * self.grid
 
     @property
     def window(self) -> int:
-        """Pixels a side of a crop without its margins."""
+        """Pixels per side of a crop without its margins."""
         return self.patch * (self.grid - 2 * self.margin)
 
     @property

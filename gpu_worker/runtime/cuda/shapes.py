@@ -1,9 +1,9 @@
 """Which steps are captured as graphs. A captured step serves all smaller steps of its layout, padded.
 
-    decode, verify   all rows have the same number of positions (`Shape.queries`). One for each batch size of a
-    ladder append           rows of any number of positions, one behind the other: prefills and mixed steps. Two
-    for each
-                     number of tokens of a ladder: one for few rows, and one for as many rows as there may be
+    decode, verify   all rows have the same number of positions (`Shape.queries`). There is one graph per batch
+                     size of a ladder.
+    append           rows of any number of positions, one behind the other: prefills and mixed steps. There are two
+                     graphs for each number of tokens of a ladder: for few rows, and for as many as there may be.
 
 FlashInfer must know the number of rows of a captured step. It may split each of a few rows among several blocks of
 the card. With many rows, the blocks have enough to do without splitting."""

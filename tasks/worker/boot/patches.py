@@ -17,7 +17,7 @@ from petiole.tasks.worker.broker import inflating, prefetch, transport
 
 class Patch(NamedTuple):
     names: tuple[str, ...]
-    """What is replaced or called to replace it, as `module:name`."""
+    """The names that are replaced, or called to replace something, as `module:name`."""
     why: str
     install: Callable[[], None]
 
@@ -44,7 +44,7 @@ PATCHES = (
 
 class Private(NamedTuple):
     signature: str
-    """Of a method; empty for an attribute."""
+    """A method's signature; empty for an attribute."""
     why: str
 
 
@@ -57,7 +57,7 @@ PRIVATE: dict[str, dict[str, Private]] = {
         "_producer_pool": Private("", "a forked child must not close its parent's connections"),
     },
     "celery.app.base:Celery": {
-        "_after_fork": Private("(self)", "new pools in a forked child: Celery hears of billiard's forks only"),
+        "_after_fork": Private("(self)", "new pools in a forked child: Celery only notices billiard's forks"),
         "_backend_cache": Private("", "whether the app is in use before a test configures it"),
         "_conf": Private("", "other threads must not see a configuration without its defaults"),
         "_get_backend": Private("(self)", "stored errors have one module name, in any backend"),
@@ -74,7 +74,7 @@ PRIVATE: dict[str, dict[str, Private]] = {
     },
     "celery.backends.asynchronous:BaseResultConsumer": {
         "_connection_errors": Private("", "what a lost connection raises"),
-        "_reconnect": Private("(self)", "the stock one does not subscribe again"),
+        "_reconnect": Private("(self)", "Celery's own method does not subscribe again"),
         "_wait_for_pending": Private(
             "(self, result, timeout=None, on_interval=None, on_message=None, **kwargs)",
             "each caller that waits hears of its own results, on any thread",
@@ -95,7 +95,7 @@ PRIVATE: dict[str, dict[str, Private]] = {
         "_transport_options": Private("", "the options of the sentinels"),
     },
     "celery.canvas:Signature": {
-        "_app": Private("", "the app of a signature, which may be none of the current one"),
+        "_app": Private("", "the app of a signature, which may not be the current app"),
         "_freeze": Private(
             "(self, _id=None, group_id=None, chord=None, root_id=None, parent_id=None, group_index=None)",
             "Celery's name of `freeze`, which is overridden",
@@ -132,7 +132,7 @@ PRIVATE: dict[str, dict[str, Private]] = {
         "_decoded_cache": Private("", "the body that the gate has read is not decoded again"),
     },
     "kombu.transport.redis:Channel": {
-        "_brpop_read": Private("(self, **options)", "the wait removes no message, so its reply holds none"),
+        "_brpop_read": Private("(self, **options)", "the wait removes no message, so its reply contains none"),
         "_brpop_sent_at": Private("", "kombu's check for a wait without a reply"),
         "_brpop_start": Private("(self, timeout=None)", "wait for a message without removing it"),
         "_closing": Private("", "a channel that is closing takes no messages"),
@@ -149,7 +149,7 @@ PRIVATE: dict[str, dict[str, Private]] = {
     },
     "kombu.transport.virtual.base:QoS": {
         "_delivered": Private("", "which messages are held"),
-        "_dirty": Private("", "which of them are acknowledged"),
+        "_dirty": Private("", "which messages are acknowledged"),
     },
     "kombu.transport.virtual.base:Transport": {
         "_callbacks": Private("", "whether a queue has a consumer"),
@@ -160,7 +160,7 @@ PRIVATE: dict[str, dict[str, Private]] = {
         "_sock": Private("", "wait at the socket without a lock; close it in a forked child"),
     },
 }
-"""By the class or module that has them."""
+"""The private names, by the class or module that defines them."""
 
 
 def install() -> None:

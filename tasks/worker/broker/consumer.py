@@ -1,8 +1,8 @@
 """Celery's consumer behind the gate.
 
-A stock worker exits on a header of the wrong type, and the redelivered message then ends the next worker. Other
-bad messages it acknowledges without a result. This consumer gives Celery only messages that the gate lets through,
-and has the others put aside. Errors of Redis or the result backend are raised as usual."""
+A stock worker exits on a header of the wrong type, and the redelivered message then ends the next worker. It
+acknowledges other bad messages without a result. This consumer gives Celery only messages that the gate lets
+through, and has the others put aside. Errors of Redis or the result backend are raised as usual."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Leases are renewed on a separate thread and connection, so that they do not expire while the event loop is busy or
 the worker is draining. They are renewed only while the engine makes progress: if the engine hangs, other workers
 get its tasks. Every worker also sweeps: it gives back the messages of owners whose lease has expired. Between two
-sweeps it looks which owners are present. If an owner is missing, it sweeps at once (see `presence`)."""
+sweeps it checks which owners are present. If an owner is missing, it sweeps at once (see `presence`)."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ NONE_ABSENT: Mapping[LedgerKeys, Sequence[str]] = {}
 class LeaseKeeper:
     """Renews the leases of `ledgers()`, and gives back the messages of dead owners.
 
-    `connect` is called on the keeper's thread until it returns a client; `heartbeat_age_s` is the engine's.
-    """
+    `connect` is called on the keeper's thread until it returns a client. `heartbeat_age_s`: how long ago the
+    engine made progress."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class LeaseKeeper:
                         time.monotonic() + self.look_s
                     )  # after a slow answer, do not look twice in a row
                 self._outage.ended()
-        except Exception as error:  # of any kind: without this thread the worker would lose all its tasks
+        except Exception as error:  # any exception: without this thread the worker would lose all its tasks
             expected = isinstance(error, (*LOST, redis.RedisError))
             self._outage.began(error, unexpected=None if expected else error)
             self._client = None

@@ -1,19 +1,18 @@
 """Presence: a killed process closes its connections at once, long before its lease expires.
 
-    owner    subscribes to a channel that is named after the owner: `Subscription` Redis    counts subscribers
-    (PUBSUB NUMSUB): none as soon as it has seen the owner's connection close sweeper  reads these counts every
-    half second. `Absences` names the owners that may be dead; the script that gives
-             messages back (`lua/restore.lua`) decides
+    owner    subscribes to a channel that is named after the owner: `Subscription`
+    Redis    counts subscribers (PUBSUB NUMSUB): none as soon as it has seen the owner's connection close
+    sweeper  reads these counts every half second. `Absences` names the owners that may be dead; the script that
+             gives messages back (`lua/restore.lua`) decides
 
 Before an owner's lease has expired, it is regarded as dead only if all of these are true:
 
 1. The sweeper has seen the channel with a subscriber, on the connection that it has now. After a restart of Redis
-or
-   a failover, it has not yet seen any owner; and it never sees an owner of a version without presence. Then their
-   leases alone decide.
-2. The sweeper sees no subscriber in two consecutive looks. 3. The owner's last sign of life is older than
-`QUIET_MS`. The value of its lease is the time of that sign, by Redis's
-   clock. A live worker whose subscription alone was cut shows a sign every second.
+   or a failover, it has not yet seen any owner; and it never sees an owner of a version without presence. Then the
+   leases of these owners alone decide.
+2. The sweeper sees no subscriber in two consecutive looks.
+3. The owner's last sign of life is older than `QUIET_MS`. The value of its lease is the time of that sign, by
+   Redis's clock. A live worker whose subscription alone was cut shows a sign every second.
 
 A wrong guess does no harm: the owner's next renewal is refused, and its attempts are fenced.
 """

@@ -89,8 +89,8 @@ class JobDriver:
 
     @property
     def busy(self) -> bool:
-        """Whether the task may still finish here. A task whose outcome the result backend refuses need not: the
-        next worker stores the outcome."""
+        """Whether the task may still finish here. False while the result backend refuses the outcome: the next
+        worker can store it."""
         return (self.outbox is not None or self.job.outcome is not None) and not (self.job.over or self.job.parked)
 
     # ------------------------------------------------------------ any thread

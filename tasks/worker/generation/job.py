@@ -44,8 +44,7 @@ Who brings the events:
 
 Invariants:
 
-    J1  The outcome is decided once, with one exception: a failure because the stream is damaged replaces an
-    outcome
+    J1  The outcome is decided once, with one exception: if the stream is damaged, a failure replaces an outcome
         that is not written. So the stored state agrees with the last delta, whichever delivery stores it.
     J2  If both a stop and the end come, the first decides. A generation that ends after a stop is REVOKED, never a
         success. A stop after the end changes nothing here.
@@ -111,8 +110,8 @@ Event = Callable[Concatenate["Job", P], Effects]
 
 
 def during(*states: State) -> Callable[[Event[P]], Event[P]]:
-    """Marks an event of these states. In a later state the event comes late and changes nothing. While the job is
-    queued, it cannot come."""
+    """Marks an event of these states. In a later state the event is late and changes nothing. While the job is
+    queued, the event is impossible."""
 
     def decorator(event: Event[P]) -> Event[P]:
         @wraps(event)

@@ -1,4 +1,4 @@
-"""The time limits of a generation, and `celery control time_limit`, which changes Celery's two.
+"""The time limits of a generation, and `celery control time_limit`, which changes the two limits of Celery.
 
 All count from admission. The engine ends a generation at the earliest limit, with the finish reason `deadline`:
 

@@ -19,7 +19,7 @@ PAUSES_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.
 TOKENS = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
 
 CALLERS = (InvalidRequest, ResultTooLarge)
-"""Errors of whoever submits tasks. All others are the servers' faults: workers, models, Redis."""
+"""Errors that the task's sender has caused. All others are the servers' faults: workers, models, Redis."""
 
 BOUNDS = {
     "queue_s": WAITS_S,

@@ -1,14 +1,14 @@
-"""`choose_products`: which numbers of rows the C kernels multiply, and which torch's library, by measurement.
+"""`choose_products` measures for how many rows the C kernels are quicker, and for how many torch's library is.
 
 No kernel is the quickest on every processor. So when a model with weights in bfloat16 is loaded, both are timed on
 its own matrices, for each kind of map and a ladder of row counts, in about half a second. The times are kept
-beside the compiled library. They give, for each kind of map, the number of rows from which the library serves.
-Both are timed by the processor time of one thread, which is meaningful on a busy machine, too.
+beside the compiled C kernels. The times decide, for each kind of map, from how many rows on torch's
+library is used. Both are timed by the processor time of one thread, which is meaningful on a busy machine, too.
 
 The C kernels sum each output in one order, whatever else is in the batch; the library does not. So the library
 gives up "the same bits in any batch". It is used only if some step becomes quicker by more than a fifth. With
 `PETIOLE_EXACT=on` it is never used; with `off`, the quickest is used for each number of rows.
-`PETIOLE_PRODUCTS=own` or `library` measures nothing and uses that for all rows."""
+`PETIOLE_PRODUCTS=own` or `library` measures nothing, and uses the C kernels or torch's library for all rows."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def choose_products(
     *,
     in_part: bool = False,
 ) -> Products:
-    """Decides which kernels compute the products of these layers, and of the head, if there is one, of a model in
-    `dtype`. `in_part`: the library may compute some maps even if it cannot take all of them."""
+    """Decides which kernels compute the products of a model in `dtype`: those of its layers and of its head, if it
+    has one. `in_part`: the library may compute some maps even if it cannot compute all of them."""
     forced, exact = _setting("products", ("auto", "own", "library")), _setting("exact")
     maps = _maps(layers, head)
     usable = dtype == torch.bfloat16 and all(_is_dense(m) for m in maps.values())
