@@ -15,6 +15,7 @@ from petiole.gpu_worker.models.config import parse_decoder_config
 from petiole.gpu_worker.models.registry import ARCHITECTURES, Architecture
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.cuda import graphs as decode_graphs
+from petiole.gpu_worker.runtime.interface import PENDING
 from petiole.gpu_worker.runtime.step.noise import gumbel, noise_keys
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
 from tests.support.agreement import MIDDLE, agree, same_but_for_near_ties
@@ -73,6 +74,24 @@ def test_captured_decodes_of_other_shapes(heads, kv_heads, width, checkpoint, op
     folder, model = checkpoint("qwen3", **shape)
     for pages in PAGES:
         decodes_agree(Driver(open_runtime(folder, **pages)), model, [tokens(n, n) for n in (240, 3, 129, 30, 1)])
+
+
+@pytest.mark.parametrize("graphs", ["on", "off"])
+@pytest.mark.parametrize("pages", PAGES, ids=["page1", "page16"])
+def test_decodes_beside_a_chunk_agree_with_transformers(pages, graphs, checkpoint, open_runtime):
+    """In captured steps for few rows and for many, and in launched ones. The padding's values are undefined."""
+    folder, model = checkpoint("qwen3")
+    settings = {"prefill_policy": "mixed", "max_num_seqs": 20, "cuda_graphs": graphs}
+    driver = Driver(open_runtime(folder, **settings, **pages))
+    decoding = [driver.sequence(tokens(3 + 2 * i, i), ALL) for i in range(12)]
+    driver.prefill(decoding)
+    for length, n in ((30, 5), (100, 12)):
+        prompt, beside = driver.sequence(tokens(length, length), ALL), decoding[:n]
+        inputs = [*([PENDING] for _ in beside), prompt.prompt]
+        step = driver.launch("mixed", [*beside, prompt], inputs, [1] * (n + 1))
+        got = table(driver.finish_step(*step))
+        sequences = [*beside, prompt]
+        agree(got, np.array([reference(model, s.prompt + s.output[:-1])[-1] for s in sequences]), model)
 
 
 def test_a_captured_decode_that_fills_the_card(checkpoint, open_runtime):
