@@ -1,9 +1,9 @@
 """Questions about pictures: beside the reference implementation; and a second question about the same picture.
 
 The models are Moondream 2 in its full size with random weights, in bf16, and petiole-tiny-vision. The reference
-answers one question at a time, so one or two questions measure its rate, however many come at once. Each question
-has a new picture, except second questions. The rows of second questions compare the time to the first token with
-that of the first question, in an idle engine.
+answers one question at a time, so its rate is measured over one or two questions, however many come at once.
+Each question has a new picture, except second questions. Their rows compare the time to the first token with that
+of the first question, in an idle engine.
 
 `--only` measures single parts: the file that `--json` names keeps the figures of the others. The folder that
 `--checkpoint` names keeps the random weights.
