@@ -1,11 +1,11 @@
 """An engine that watches the threads of its worker: `PETIOLE_ENGINE_FACTORY=bench.observed:engine`.
 
-It obeys the lines of a named pipe, `BENCH_PIPE`: `begin SECONDS` starts to count, with this switch interval of the
-interpreter; `end PATH` writes what was seen meanwhile, as JSON.
+It obeys the lines of a named pipe, `BENCH_PIPE`. `begin SECONDS` sets the interpreter's switch interval and starts
+to count; `end PATH` writes the counts as JSON.
 
 Python does not say how long a thread waits for the interpreter's lock. So a probe sleeps, again and again, and
-notes how late it runs. Linux counts how much of that it waited for a core. The rest it has waited for the lock, as
-the publisher and the completion threads do when they are woken."""
+notes how late it runs. Linux counts for how much of that time it waited for a core. During the rest it waited for
+the lock, as the publisher and the completion threads do when they are woken."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROBE_S = 0.002
 
 
 def engine(config: EngineConfig) -> Engine:
-    """The usual one, with a tracer, and watched from now on."""
+    """The usual engine, with a tracer, and watched from now on."""
     tracer = Tracer()
     watched = Engine(config, tracer=tracer)
     watch = Watch(tracer)

@@ -16,7 +16,7 @@ numpy. The names below are imported at their first use.
     fleet/        watching and steering workers: reports, queue lengths, cancel, pause, drain, Prometheus
     app/          the Celery app: its configuration, result backend, RabbitMQ
     servers/      how to reach Redis: connections, sentinels, an embedded server
-    requests/     what a task is asked and what it answers: options, results, keys, headers
+    requests/     the contents of a task's message and result: options, results, images, headers
     settings      every setting, from PETIOLE_* variables; the engine's are in `gpu_worker.config`, too
     worker_side   the names of the worker's classes, as dotted strings
     urls          the forms of broker and Redis URLs; passwords that are not shown

@@ -176,8 +176,8 @@ class PageTable(PagePool):
         """Replace the row's pages from `start` on by these cached ones, and free those that were private to it.
         Returns their number.
 
-        Steps in flight may still read the freed pages. That is safe: whoever gets such a page writes to it in a
-        later step, and all steps run in order on one device stream.
+        Steps in flight may still read the freed pages. That is safe: the next owner of such a page writes to it in
+        a later step, and all steps run in order on one device stream.
         """
         old = self.get_pages(batch_idx, start, start + len(pages))
         if not (self._owner[pages] == CACHED).all():

@@ -115,7 +115,7 @@ def _described_tokens(config: Mapping[str, Any]) -> dict[int, tokenizers.AddedTo
                 normalized=bool(entry.get("normalized", not special)),
             )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ModelError("tokenizer_config.json: added_tokens_decoder is not tokens by id") from error
+        raise ModelError("tokenizer_config.json: added_tokens_decoder must map ids to tokens") from error
     return found
 
 
@@ -128,7 +128,9 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
         try:
             found = {str(entry["name"]): str(entry["template"]) for entry in given}
         except (KeyError, TypeError) as error:
-            raise ModelError(f"{folder}/tokenizer_config.json: chat_template is not templates by name") from error
+            raise ModelError(
+                f"{folder}/tokenizer_config.json: chat_template must map names to templates"
+            ) from error
     files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (folder / "chat_template.jinja").is_file():
         files["default"] = folder / "chat_template.jinja"

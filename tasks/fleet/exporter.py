@@ -83,7 +83,7 @@ class FleetCollector(Collector):
             workers, quarantined = reports.workers(), connections.streams().llen(QUARANTINE_KEY)
             refused, started = probes.refused_writes(), lives.lives()
             lengths = queues.queue_lengths(others=(queue for worker in workers for queue in worker.queues))
-        except Exception as error:  # of any kind: the next scrape tries again
+        except Exception as error:  # any exception: the next scrape tries again
             logger.warning("no metrics could be collected: %s", str(error) or type(error).__name__)
             up.add_metric((), 0)
             yield up

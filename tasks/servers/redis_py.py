@@ -1,6 +1,6 @@
-"""The differences between versions of redis-py. Web apps have 4.5 to 8.
+"""The differences between the versions of redis-py that web apps may have: 4.5 to 8.
 
-Each is decided once, by the parameters of the installed version's own functions.
+Each difference is detected once, by the parameters of the installed version's own functions.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class Subscription:
             logger.warning("this worker's death will be noticed by its lease alone: %s", error)
             self._made.set()
             return threading.TIMEOUT_MAX
-        except Exception as error:  # of any kind: the subscription is made again
+        except Exception as error:  # any exception: the subscription is made again
             if not isinstance(error, (*LOST, redis.RedisError)) and not self._thread.stopped:
                 logger.exception("presence: the subscription was lost")
         finally:

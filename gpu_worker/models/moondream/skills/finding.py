@@ -3,7 +3,7 @@
     point     x  y   x  y   ... end              x: a coordinate, or the end
     detect    x  y  size   x  y  size   ... end
 
-So the allowed tokens follow from the index in the output alone, and no step waits for the previous one.
+So the allowed tokens depend on the index in the output alone, and no step waits for the previous one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Item = dict[str, float]
 
 @dataclass(slots=True)
 class Finding:
-    """A `PositionalSkill`. kinds: the kinds of tokens of one thing, in order. item: makes a thing of the values of
-    its tokens. name: the key of all things in the answer."""
+    """A `PositionalSkill`. kinds: the kinds of tokens of one thing, in order. item: makes a thing from the values
+    of its tokens. name: the key of all things in the answer."""
 
     kinds: Sequence[int]
     end: int

@@ -75,7 +75,7 @@ class NativeEncoder:
 
 
 def native_encoder(encoder: LayeredEncoder) -> NativeEncoder | None:
-    """The fast CPU path for the layers of an encoder. None in the cases of `native_decoder`, and if torch's
+    """The fast CPU path for the layers of an encoder. None where `native_decoder` is None, and if torch's
     library is quicker at some maps but cannot read the others as the C kernels pack them.
 
     The layers' weights are rearranged in place, so only the fast path can use them afterwards."""
