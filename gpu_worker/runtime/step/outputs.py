@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from petiole.cache import ragged_arange
 from petiole.gpu_worker.runtime.interface import StepBatch, TokenMask
 from petiole.gpu_worker.runtime.step.inputs import StepStates
 from petiole.gpu_worker.runtime.step.rows import OutputPlan, RowStates, Upload, Uses, sampled_with, write_rows
@@ -22,7 +23,7 @@ from petiole.gpu_worker.runtime.step.sampling import (
     apply_bits,
     apply_penalties,
     bar,
-    count_accepted,
+    first_refused,
     logprobs,
 )
 
@@ -87,19 +88,27 @@ class OutputSampler:
         self, plan: OutputPlan, batch: StepBatch, rows: Tensor, token_ids: Tensor, bins: Tensor | None
     ) -> Tensor:
         """int64 [B]: the number of accepted outputs of each row. The last accepted one is the row's next input."""
-        width = int(batch.outputs.max())
-        owner = np.repeat(np.arange(batch.size), batch.outputs)
-        first = np.cumsum(batch.outputs) - batch.outputs
-        within = np.arange(plan.n) - first[owner]
         sampled = np.flatnonzero(batch.outputs)
-        arrays = (batch.outputs, plan.drafts, owner * width + within, sampled, first[sampled], batch.rows[sampled])
-        outputs, drafts, cells, of, first_of, rows_of = self._together(arrays)
-        accepted = count_accepted(token_ids, drafts, cells, width, outputs)
-        last = first_of + (accepted if len(sampled) == batch.size else accepted[of]) - 1
+        counts, first = batch.outputs[sampled], (np.cumsum(batch.outputs) - batch.outputs)[sampled]
+        within = np.arange(counts.max())
+        outputs = first[:, None] + np.minimum(within, counts[:, None] - 1)
+        arrays = (plan.drafts, outputs.ravel(), first, sampled, batch.rows[sampled])
+        drafts, places, first_of, of, rows_of = self._together(arrays)
+        refused = first_refused(token_ids, drafts, places.view(outputs.shape))
+        last = first_of + refused
         self._next_inputs(rows_of, token_ids[last], None if bins is None else bins[last])
+        accepted = refused + 1
+        if len(sampled) < batch.size:
+            accepted = accepted.new_zeros(batch.size).index_put_((of,), accepted)
         if plan.uses & Uses.PENALTIES:
-            self._states.count(rows, token_ids, self._up(within) < accepted[self._up(owner)])
+            self._states.count(rows, token_ids, self._counted(batch, accepted))
         return accepted
+
+    def _counted(self, batch: StepBatch, accepted: Tensor) -> Tensor:
+        """bool [O]: whether the output is among the accepted ones of its row."""
+        owner = np.repeat(np.arange(batch.size), batch.outputs)
+        within = ragged_arange(np.zeros_like(batch.outputs), batch.outputs)
+        return self._up(within) < accepted[self._up(owner)]
 
     def _up(self, array: npt.NDArray[Any]) -> Tensor:
         return self._upload([array])[0]

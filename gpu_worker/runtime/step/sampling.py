@@ -207,13 +207,11 @@ def logprobs(logits: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor,
     return table.gather(1, token_ids[:, None]).squeeze(1), ids, top
 
 
-def count_accepted(token_ids: Tensor, next_drafts: Tensor, cells: Tensor, width: int, outputs: Tensor) -> Tensor:
-    """int64 [B]: leading drafts equal to the sampled tokens, plus the one that is always valid; 0 without outputs.
+def first_refused(token_ids: Tensor, next_drafts: Tensor, places: Tensor) -> Tensor:
+    """int64 [S]: in each row the place of the first sampled token that is not the draft behind it.
 
-    next_drafts: int64 [O], the draft in the place of each sampled token, -1 for a row's last.
-    cells: int64 [O], flat index of each output in a [B, width] matrix. outputs: int64 [B].
+    next_drafts: int64 [O], the draft in the place of each sampled token, -1 for a row's last. places: int64
+    [S, width], the outputs of each row, the last one repeated.
     """
-    confirmed = torch.zeros(len(outputs) * width, dtype=torch.int64, device=token_ids.device)
-    confirmed[cells] = (token_ids == next_drafts).long()
-    leading = confirmed.view(-1, width).cumprod(dim=1).sum(dim=1)
-    return torch.minimum(leading + 1, outputs)
+    refused = (token_ids != next_drafts)[places]
+    return refused.int().argmax(dim=1)
