@@ -56,7 +56,7 @@ def _of_value(value: Any, *, fields: bool) -> Iterator[str]:
     match value:
         case dict():
             for name, one in value.items():
-                yield from (f".{name if fields else '*'}{path}" for path in _of_text(one))
+                yield from (f".{_without_names(name) if fields else '*'}{path}" for path in _of_text(one))
         case list():
             for one in value:
                 yield from (f"[]{path}" for path in _of_text(one[0] if isinstance(one, list) else one))
