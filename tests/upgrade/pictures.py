@@ -138,6 +138,9 @@ def record(site: Site) -> Recording:
     send(site, "finished", {name: {**CALLS[name], **SHORT[name]} for name in CALLS})
     for name in CALLS:
         site.get(site.app.AsyncResult(f"finished-{name}"))
+    eventually(
+        lambda: b'"finished":{"' in site.redis.hget("petiole:workers", worker.node), "a report of what ended"
+    )
     send(site, "fall")
     eventually(lambda: not worker.alive(), "the worker dies")
     send(site, "queued")
