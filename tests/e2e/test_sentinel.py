@@ -165,7 +165,8 @@ def test_a_name_that_no_sentinel_knows_is_named(
     assert line in produce()["unavailable"]
     ran = cli("status")
     assert ran.returncode == 1
-    assert ran.stderr.startswith("petiole: sentinel://") and line in ran.stderr
+    assert ran.stderr.startswith("petiole: sentinel://")
+    assert line in ran.stderr
 
 
 def test_everybody_speaks_tls(watched_site: WatchedSite, tmp_path: Path) -> None:
