@@ -16,8 +16,8 @@ from petiole.tasks.requests.schemas import MAX_PROMPT_CHARACTERS, Common, Given
 Text = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
 
 
-def _checked(image: str | None) -> str | None:
-    return image if image is None else images.check("image", image)
+def _checked(image: object) -> str | None:
+    return None if image is None else images.check("image", image)
 
 
 class Answering(Common):
@@ -47,7 +47,7 @@ class QueryRequest(Answering):
     reasoning: bool = False
     """The model reasons first; the result has its reasoning."""
 
-    _image = field_validator("image")(_checked)
+    _image = field_validator("image", mode="before")(_checked)
 
     def subject(self) -> dict[str, Any]:
         return {"skill": ("query", {"question": self.question, "reasoning": self.reasoning})}
@@ -64,7 +64,7 @@ class CaptionRequest(Answering):
     length: Literal["short", "normal", "long"] = "normal"
     """How much to say."""
 
-    _image = field_validator("image")(_checked)
+    _image = field_validator("image", mode="before")(_checked)
 
     def subject(self) -> dict[str, Any]:
         return {"skill": ("caption", {"length": self.length})}
@@ -88,7 +88,7 @@ class PointRequest(Finding):
     object: Text
     """What to look for: `"car"`."""
 
-    _image = field_validator("image")(_checked)
+    _image = field_validator("image", mode="before")(_checked)
 
     def subject(self) -> dict[str, Any]:
         return {"skill": ("point", {"object": self.object, "max_objects": self.max_objects})}
@@ -108,7 +108,7 @@ class DetectRequest(Finding):
     object: Text
     """What to look for: `"car"`."""
 
-    _image = field_validator("image")(_checked)
+    _image = field_validator("image", mode="before")(_checked)
 
     def subject(self) -> dict[str, Any]:
         return {"skill": ("detect", {"object": self.object, "max_objects": self.max_objects})}
