@@ -1,4 +1,4 @@
-"""The way in: requests become sequences beside the engine thread.
+"""The way in: other threads than the engine's turn requests into sequences.
 
     put ──┬── preparation threads ──┬── accept: the sequence goes to the engine's inbox
           └── adapter threads ──────┴── refuse: the request ends with its error
@@ -13,7 +13,7 @@ import itertools
 import time
 from collections.abc import Callable
 
-from petiole.gpu_worker.errors import failed
+from petiole.gpu_worker.errors import EngineError, failed
 from petiole.gpu_worker.request.images import PreparedImage, RequestImage
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.threads.pool import Threads
@@ -50,7 +50,7 @@ class Intake:
         self._reading = Threads(ADAPTER_THREADS, "adapter")
 
     def put(self, output: RequestOutput) -> None:
-        """Queue a request. Of equal priority, the one that was put first runs first."""
+        """Queue a request. Of two requests with equal priority, the one that was put first has the better rank."""
         arrival, arrival_s = next(self._arrivals), time.perf_counter()
         adapter: object = output.handle.request.adapter  # not checked yet
         at_hand = not isinstance(adapter, str) or self._adapter_at_hand(adapter)
@@ -58,8 +58,8 @@ class Intake:
         threads.put(lambda: self._prepare(output, arrival, arrival_s))
 
     def cut(self, image: RequestImage, done: Callable[[PreparedImage | Exception], None]) -> None:
-        """Cut an image into crops, then call `done`, on a preparation thread. If these threads have ended, this
-        thread does both."""
+        """Cut an image into crops on a preparation thread, then call `done` there. If the preparation threads have
+        ended, the calling thread does both."""
 
         def work() -> None:
             try:
@@ -69,7 +69,7 @@ class Intake:
             except Exception as error:
                 outcome = error
             except BaseException as error:
-                outcome = failed("of an image", error)
+                outcome = EngineError(f"an image could not be cut into crops: {error!r}")
             done(outcome)
 
         if not self._preparation.put(work):

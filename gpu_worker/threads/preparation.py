@@ -1,8 +1,9 @@
 """Prepares requests: validates and tokenizes a request and builds its sequence.
 
 Runs on preparation threads. Invalid requests are rejected here, with the field, the limit and the value, at no
-cost to the engine thread. Only here are the model's own limits known: vocabulary, context, pages, chat template.
-The limits of `petiole.limits` and the relations between options are checked, too, for callers without `tasks`.
+cost to the engine thread. `tasks` does not know the model's own limits: vocabulary, context, pages, chat
+template. They are checked here. The limits of `petiole.limits` and the relations between options are checked here,
+too, for callers without `tasks`.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _SCALARS = {
 class Preparer:
     """Builds sequences within the model's limits. Keeps no state of requests. Thread-safe.
 
-    `adapter_key` is the runtime's. Without a tokenizer, prompts are token ids, and nothing can be constrained.
-    `history_length`: how many of its last transitions a sequence remembers.
+    `adapter_key` is the runtime's. Without a tokenizer, prompts must be token ids, and a constraint must be a
+    `ConstraintState`. `history_length`: a sequence remembers this many of its last transitions.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Preparer:
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """The EOS tokens of the model (which a reload may change) and of the tokenizer."""
+        """The EOS tokens of the model and of the tokenizer. A reload may change both."""
         return self.limits.eos_token_ids | (self.tokenizer.eos_token_ids if self.tokenizer else frozenset())
 
     def prepare(self, output: RequestOutput, arrival: int, arrival_s: float) -> ScheduledSequence:
@@ -151,8 +152,9 @@ class Preparer:
         """Check that the request fits when it runs alone, with all pages to itself."""
         size, pages = self.limits.page_size, self.limits.n_pages - 1
         needed = -(-(n_prompt + rules.max_output_tokens - 1) // size)
-        what = f"{n_prompt} prompt tokens and max_tokens {rules.max_output_tokens} need {needed} pages"
-        require(needed <= pages, "max_tokens", f"the KV cache has {pages} pages of {size} tokens", what)
+        limit = f"must fit, with the prompt, into the KV cache: {pages} pages of {size} tokens"
+        what = f"{needed} pages for {n_prompt} prompt tokens and {rules.max_output_tokens} output tokens"
+        require(needed <= pages, "max_tokens", limit, what)
 
     def _constraint(self, request: Request, resumed: Tokens) -> ConstraintState | None:
         if request.constraint is None:
@@ -176,7 +178,7 @@ class Preparer:
 
     def _drafter(self, request: Request, prompt: Sequence[int]) -> Drafter | None:
         if self.config.speculative_tokens == 0 or self.limits.values is not None:
-            return None  # a draft is an id; a model that decodes bins beside it needs more
+            return None  # a draft is a token id without bins, and this model needs bins
         return self.proposer.drafter([*prompt, *request.resume_token_ids])
 
     def _adapter_key(self, request: Request) -> str | None:
@@ -204,8 +206,8 @@ class Preparer:
 
 
 def resolve_seed(request: Request) -> int:
-    """The request's own seed, or one that follows from its id, so that a redelivered request gets the same
-    noise."""
+    """The request's own seed, or one that follows from the request's id. So a redelivered request draws the same
+    tokens."""
     seed = request.sampling.seed
     return xxhash.xxh64_intdigest(request.request_id.encode()) if seed is None else seed % _SEED_RANGE
 

@@ -59,14 +59,15 @@ Choice = Annotated[str, Field(min_length=1, max_length=4096)]
 
 @dataclass(frozen=True)
 class Given:
-    """In a field's type: callers may write this type, too, which becomes the field's own."""
+    """In a field's type: callers may also give a value of this type. It is converted to the field's own type."""
 
     hint: Any
 
 
 class _Declared(BaseModel):
-    """Base of what declares options. A field is an option's only declaration: its type, limits and default, and
-    below it what it means. `python -m docs.render` writes `types` and the tables of docs/requests.md from that.
+    """Base of the classes that declare options. An option is declared in one place, a field: its type, limits and
+    default, and below them its meaning. `python -m docs.render` writes `types` and the tables of docs/requests.md
+    from these fields.
     """
 
     model_config = ConfigDict(defer_build=True, extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -78,11 +79,11 @@ class Common(_Declared):
     salt: str = Field(default="", max_length=MAX_SALT_CHARACTERS)
     """Only requests with the same salt share cached prefixes. Give each tenant its own."""
     affinity: str | None = Field(default=None, min_length=1, max_length=MAX_SALT_CHARACTERS)
-    """Tasks with the same affinity begin alike, so they run on the same worker while it has room. A chat needs
-    none: its first messages serve as one. Nor does a task about an image: the image serves as one. See
-    docs/scaling.md#conversations-stay-where-they-began."""
+    """Give the same affinity to tasks that begin alike. On a Redis broker they run on one worker while it has
+    room. A chat needs no affinity, because Petiole makes one of its first messages. A task about an image needs
+    none, because Petiole makes one of the image. See docs/scaling.md#conversations-stay-where-they-began."""
     deadline_s: limits.DeadlineS | None = None
-    """Seconds after admission at which the generation ends with the output that it has, as `deadline`."""
+    """The generation ends this many seconds after admission, with the output so far, as `deadline`."""
     cancel_on_disconnect: bool = False
     """Cancel the task when the reader of its stream goes away. See docs/streams.md#going-away."""
 
@@ -136,11 +137,12 @@ class Sampling(_Declared):
     """The same request with the same seed draws the same tokens. `None`: derived from the task's id. See
     docs/requests.md#seeds."""
     logprobs: limits.Logprobs | None = None
-    """Report the log-probability of each output token, and those of this many likeliest tokens in its place."""
+    """Report the log-probability of each output token, and those of the likeliest tokens at the same index: this
+    many."""
     ignore_eos: bool = False
     """The model's end tokens do not end the output. For benchmarks."""
     stop: Annotated[list[StopString], Field(max_length=MAX_STOPS), Given(str)] = Field(default_factory=list)
-    """The text ends before the first of these strings that it completes: one string, or up to 64."""
+    """One string, or up to 64. When the text would contain one of them, it ends before the first one."""
     stop_token_ids: TokenIds = Field(default_factory=list)
     """Any of these tokens ends the output. The token is part of the output, its text is not."""
     stop_token_sequences: list[Annotated[TokenIds, Field(min_length=1)]] = Field(
@@ -357,7 +359,7 @@ def validate(kind: type[R], options: Mapping[str, Any]) -> R:
 
 
 def in_json(options: Mapping[str, Any]) -> dict[str, Any]:
-    """`options` as they go into a message: of a pydantic class its JSON schema, of an image's bytes base64."""
+    """`options` as they go into a message: a pydantic class becomes its JSON schema, an image's bytes base64."""
     if "image" in options:
         options = {**options, "image": images.in_text(options["image"])}
     if isinstance(options.get("messages"), list):

@@ -48,12 +48,12 @@ class Sampling(TypedDict, total=False):
     """The same request with the same seed draws the same tokens. `None`: derived from the task's id. See
     docs/requests.md#seeds."""
     logprobs: int | None
-    """Report the log-probability of each output token, and those of this many likeliest tokens in its place. From
-    0 to 20."""
+    """Report the log-probability of each output token, and those of the likeliest tokens at the same index: this
+    many. From 0 to 20."""
     ignore_eos: bool
     """The model's end tokens do not end the output. For benchmarks. Default: False."""
     stop: str | list[str]
-    """The text ends before the first of these strings that it completes: one string, or up to 64."""
+    """One string, or up to 64. When the text would contain one of them, it ends before the first one."""
     stop_token_ids: list[int]
     """Any of these tokens ends the output. The token is part of the output, its text is not."""
     stop_token_sequences: list[list[int]]
@@ -68,12 +68,12 @@ class Common(TypedDict, total=False):
     salt: str
     """Only requests with the same salt share cached prefixes. Give each tenant its own."""
     affinity: str | None
-    """Tasks with the same affinity begin alike, so they run on the same worker while it has room. A chat needs
-    none: its first messages serve as one. Nor does a task about an image: the image serves as one. See
-    docs/scaling.md#conversations-stay-where-they-began."""
+    """Give the same affinity to tasks that begin alike. On a Redis broker they run on one worker while it has
+    room. A chat needs no affinity, because Petiole makes one of its first messages. A task about an image needs
+    none, because Petiole makes one of the image. See docs/scaling.md#conversations-stay-where-they-began."""
     deadline_s: float | None
-    """Seconds after admission at which the generation ends with the output that it has, as `deadline`. Above 0 and
-    at most 1,000,000,000."""
+    """The generation ends this many seconds after admission, with the output so far, as `deadline`. Above 0 and at
+    most 1,000,000,000."""
     cancel_on_disconnect: bool
     """Cancel the task when the reader of its stream goes away. See docs/streams.md#going-away. Default: False."""
 

@@ -1,8 +1,8 @@
 """The protocol of a stream's reader, without input or output.
 
-`read` is a generator. It yields an operation to perform, such as `("receive", 1.0)`, and is sent its result or
-thrown `Lost`; or it yields a delta for the reader. `readers` performs the operations, with redis-py or
-redis.asyncio; `assembly` decides which deltas are new.
+`read` is a generator. It yields deltas for the reader, and operations to perform, such as `("receive", 1.0)`. For
+an operation it is sent the result; if the operation failed, `Lost` is thrown into it. `readers` performs the
+operations, with redis-py or redis.asyncio. `assembly` decides which deltas are new.
 
     subscribe ─► read the log ─► receive ◄─────────────────────┐
         ▲                          │ the next delta ───────────┤ yield it
@@ -28,7 +28,7 @@ from petiole.tasks.streams.assembly import StreamAssembler, without
 
 SILENCE_S = 1.0  # time without a delta before the log is read: pub/sub may lose messages
 LOST_FOR_S = 60.0  # time without a connection before giving up
-LOG_GONE_FOR = 10  # consecutive silences with the log missing before it counts as expired
+LOG_GONE_FOR = 10  # silences in a row, each with the log missing, after which the log counts as expired
 LAST = {SUCCESS, FAILURE, REVOKED}
 
 Step = StreamDelta | tuple[Any, ...]
@@ -116,8 +116,8 @@ class Following:
         yield from self.hand_out(new)
 
     def unread(self) -> Generator[Step, Any, list[StreamDelta]]:
-        """The log's deltas after the position. Moves the position past them, so yield them before any step that
-        may fail."""
+        """The log's deltas behind the reader's position. The position moves behind them at once. So yield them
+        before any operation that may fail."""
         while True:
             entries, log_length = yield ("read_log", self.assembler.read_from)
             new = self.assembler.logged([self.delta(raw) for raw in entries])
@@ -153,7 +153,7 @@ class Following:
 
     def after_silence(self) -> Reading:
         """No delta arrived: the subscription may be dead, or the task may have ended without a stream."""
-        state, result = yield ("outcome",)  # read before the log, which is complete once the task has ended
+        state, result = yield ("outcome",)  # before the log: if the task has ended, the log is complete
         new = yield from self.unread()
         if new:
             yield from self.hand_out(new)
@@ -175,7 +175,7 @@ class Following:
         self.assembler.finished = True
         last = self.empty()
         if state == REVOKED:
-            ending = "expired" if str(result) == "expired" else "revoked"  # Celery's reason; others: "terminated"
+            ending = "expired" if str(result) == "expired" else "revoked"  # Celery's other reason: "terminated"
             yield last.model_copy(update={"finish_reason": "cancelled", "stop_reason": ending})
         elif state == FAILURE:
             yield last.model_copy(update={"finish_reason": "error", "error": errors.describe(result)})

@@ -35,8 +35,8 @@ from petiole.tasks.urls import redacted
 class GenerationTask(Task):  # type: ignore[misc]
     """A task whose output can be streamed.
 
-    Its message is acknowledged after its result is stored, whatever the application's settings for other tasks:
-    a worker that shuts down can hand it back to the queue.
+    Its message is acknowledged after its result is stored, whatever the application's settings for other tasks. So
+    a worker that shuts down can hand the message back to the queue.
     """
 
     abstract = True
@@ -54,15 +54,15 @@ class GenerationTask(Task):  # type: ignore[misc]
     ) -> AsyncGeneration:
         """`Task.apply_async`; raises `InvalidRequest` at once for an invalid request.
 
-        The next link of a chain and the body of a chord, which a worker submits, are validated by the worker that
-        receives them: their errors must not fail the task before them.
+        A worker submits the next link of a chain and the body of a chord. The worker that receives such a task
+        validates it: an invalid one must not fail the task before it.
         """
         kwargs = in_json(kwargs or {})
         if self.app.current_worker_task is None:
             warn_a_producer()
         require_worker = options.pop("require_worker", False)
         two_apps.check(self.app, options)
-        if isinstance(options.get("queue"), OwnQueue):  # this app's router decides instead
+        if isinstance(options.get("queue"), OwnQueue):  # here this app's router chooses the queue
             del options["queue"]
         sent_on = "parent_id" in options or isinstance(self.app.current_worker_task, GenerationTask)
         if not sent_on:
@@ -98,7 +98,7 @@ class GenerationTask(Task):  # type: ignore[misc]
     def delay(self, /, *given: object, **options: Any) -> AsyncGeneration:
         """Submit the task. `options` are the task's own and those of a `Submission`, such as `priority`.
 
-        Raises `InvalidRequest`, `Unavailable` if the broker cannot be reached, and `NoWorker` (`require_worker`).
+        Raises `InvalidRequest`; `Unavailable` if the broker cannot be reached; with `require_worker`, `NoWorker`.
         """
         request, submission = apart(options)
         return self.apply_async(given, request, **submission)
@@ -141,7 +141,7 @@ class GenerationTask(Task):  # type: ignore[misc]
         def AsyncResult(self, task_id: str, **options: Any) -> AsyncGeneration: ...  # noqa: N802 - Celery's name
 
     def finished(self, given: Sequence[object], options: Mapping[str, Any]) -> dict[str, Any]:
-        """The running task's result, from the pool; an eager task generates it here."""
+        """The running task's result. In a worker the pool has it already; an eager task generates here."""
         if self.request.called_directly:
             raise GenerationFailed(f"{self.name} runs in a worker: submit it with delay, apply_async or stream")
         if self.request.is_eager:

@@ -1,8 +1,9 @@
 """Loads model weights onto the device, given the model's name.
 
-A name is a folder, a model that ships with the project ("petiole-tiny") or a Hugging Face hub id. Tensors are
-copied one by one from the memory-mapped file to their place in the fused, converted and possibly quantized layout.
-The host never holds more than the weights and one tensor.
+A name is a folder, a model that ships with the project ("petiole-tiny", "petiole-tiny-vision") or a Hugging Face
+hub id. Tensors are copied one by one from the memory-mapped file to their place on the device. On the way they are
+converted, joined with others if one product computes them together, and quantized if the settings say so. The host
+never holds more than the weights and one tensor.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def _download(model: str, revision: str | None) -> Path:
 
 
 def _remove_unfinished_downloads() -> None:
-    """Remove the files that this process is downloading when it ends. They take gigabytes, and the hub's client
+    """When this process ends, remove its unfinished downloads. They take gigabytes, and the hub's client
     would never continue them.
 
     The client's threads still run: a file that one of them opens or renames at this moment may be left behind.
@@ -105,7 +106,7 @@ def _remove_unfinished_downloads() -> None:
 def fingerprint(folder: Path) -> str:
     """A hash of a model's content: its configuration, and each tensor's name, dtype, shape and first bytes.
 
-    Equal for the same checkpoint on any machine and with any sharding. Reads a few hundred bytes per tensor.
+    A checkpoint has the same hash on any machine and with any sharding. Reads a few hundred bytes per tensor.
     """
     raw = {k: v for k, v in read_json(folder / "config.json").items() if k not in _VOLATILE_KEYS}
     digest = hashlib.sha256(json.dumps(raw, sort_keys=True).encode())
@@ -126,8 +127,8 @@ def stored_dtype(folder: Path) -> str:
 
 
 class Storage:
-    """The memory of a decoder's tensors. After `rewind`, reading another decoder of the same layout gets the same
-    memory, in the same order. `progress` is called before each tensor is read."""
+    """The memory of a decoder's tensors. After `rewind`, `empty` returns the same tensors in the same order, so
+    that another decoder of the same layout can be read into them. `empty` calls `progress` first."""
 
     def __init__(self) -> None:
         self.progress: Callable[[], None] = lambda: None
@@ -198,7 +199,7 @@ def load_decoder(folder: Path, config: ModelConfig, options: LoadOptions) -> Dec
             config = replace(config, tied_head=False)
         if options.device.type == "meta":
             return read_decoder(checkpoint, config, options)
-        # Check all names and shapes before allocating memory: so far only the configuration claims its size.
+        # Check all names and shapes before allocating memory: the sizes in the configuration may be wrong.
         read_decoder(checkpoint, config, replace(options, device=torch.device("meta"), storage=Storage()))
         n_bytes = checkpoint.n_bytes()
         with _progress(n_bytes, folder.name) as advance:
@@ -279,7 +280,7 @@ class _Loader:
         return joint
 
     def _quantized(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: Tensor | None) -> Linear:
-        """Quantize part by part, so that the unquantized weights are never in memory at once."""
+        """Quantize part by part: memory holds the unquantized weights of one part at a time."""
         int8, device = self.options.quantization == "int8", self.options.device
         dtype = torch.int8 if int8 else torch.float8_e4m3fn
         weight = self.options.empty((sum(sizes), inputs), dtype)

@@ -1,4 +1,4 @@
-"""The CPU executor: native code over the paged KV cache where available, otherwise torch."""
+"""The CPU executor: a step over the paged KV cache, in native code if the model has some, else in torch."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def choose(logits: Tensor, choice: Choice | None) -> Tensor:
 
 
 class CpuExecutor:
-    """Forward and logits of one decoder over one KV pool. See `runtime.Executor`. `progress` is called between the
-    crops of an encode."""
+    """Forward and logits of one decoder over one KV pool. See `Executor` in `runtime.runtime`. A native encoder
+    calls `progress` after every few crops; torch's encoder does not."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Changes to the program `celery -A tasks worker`: its exit and its log.
 
 The first Ctrl-C is a warm shutdown like SIGTERM and exits with status 0. A shutdown does not wait for a model that
-is being loaded, and waits at most `drain_seconds` for the app's other tasks. A URL without a password is printed
-without a masked password. The log of a generation has its figures instead of its text."""
+is being loaded, and waits at most `drain_seconds` for foreign tasks. A URL without a password is printed without a
+masked password. The log line of a generation has the generation's figures instead of its text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Worker(stock.Worker):  # type: ignore[misc]
 def leave(status: int) -> NoReturn:
     """Exit the process, although some threads cannot be stopped.
 
-    A normal exit would wait for a download's threads, and would abort if it ended a thread inside native code.
+    A normal exit would wait for a download's threads. If it met a thread inside native code,
+    the process would abort.
     """
     try:
         atexit._run_exitfuncs()
@@ -72,10 +73,11 @@ LOGGERS = ("celery.worker.strategy", "celery.app.trace")
 
 
 def figures_for_text(record: logging.LogRecord) -> bool:
-    """Log filter: a generation's figures in place of its text. Celery's trace would log the run time of the task's
-    body alone, and the generated text.
+    """Log filter: a generation's figures in place of its text. Without it, Celery's trace logs the generated text,
+    and as run time only that of the task's body.
 
-    For structured logs, Celery puts the same facts into `record.data`. Here a generation's `data` has its figures.
+    For structured logs, Celery puts the facts of a log line into `record.data`. Here a generation's `data` has its
+    figures.
     No task's `data` has its arguments: they are prompts, and in chains and chords the texts of other tasks."""
     facts = record.args
     if not isinstance(facts, dict) or "id" not in facts:
@@ -83,7 +85,7 @@ def figures_for_text(record: logging.LogRecord) -> bool:
     data = {name: value for name, value in facts.items() if name not in {"args", "kwargs"}}
     if "return_value" in facts:
         try:
-            result = take_result(str(facts["id"]))  # not by the name in the message, which `shadow` may change
+            result = take_result(str(facts["id"]))  # found by its id: `shadow` may change the name
         except GenerationFailed:
             if facts.get("name") in SCHEMAS:  # an eager task inside another
                 data["return_value"] = "a generation"
@@ -106,7 +108,8 @@ def _in_words(result: dict[str, Any]) -> str:
     usage, timing = result["usage"], result["timing"]
     return (
         f"{usage['completion_tokens']} tokens ({result['finish_reason']}), "
-        f"TTFT {timing['ttft_ms'] or 0:.0f} ms, waited {timing['queue_ms']:.0f} ms, "
+        + ("no first token, " if timing["ttft_ms"] is None else f"TTFT {timing['ttft_ms']:.0f} ms, ")
+        + f"waited {timing['queue_ms']:.0f} ms, "
         f"prompt {usage['prompt_tokens']} tokens, {usage['cached_prompt_tokens']} cached"
         + (f", attempt {result['attempt']}" if result["attempt"] > 1 else "")
     )

@@ -32,7 +32,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """The request has a place in the engine since `at`: tell Celery."""
+    """Tell Celery that the request got a place in the engine at the time `at`."""
 
     at: float
 
@@ -53,21 +53,23 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Complete the task. `replay`: but not if another delivery has completed it."""
+    """Complete the task. `replay`: first look whether another delivery has completed it; if so, do nothing."""
 
     replay: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Try again in a second. `refusal`: log that the outcome is refused, and why."""
+    """Try to store the outcome again in a second. `refusal`: the reason to log; None: log nothing."""
 
     refusal: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Answer the message with a result, or an `ExceptionInfo`. Have Celery log that a soft limit was exceeded."""
+    """Answer the message with `value`: a result, or, if `failed`, an `ExceptionInfo`.
+
+    `soft_limit_s`: have Celery log that this soft limit was exceeded; None: it was not."""
 
     failed: bool
     value: object

@@ -82,7 +82,7 @@ def test_full_reserve_never_preempts() -> None:
 
 def test_what_could_not_fit_alone_is_refused_with_what_it_needs_and_what_there_is() -> None:
     with toy_engine(machine={"n_pages": 20}) as engine:
-        with pytest.raises(InvalidRequest, match=r"max_tokens: the KV cache has 19 pages.*need 23 pages"):
+        with pytest.raises(InvalidRequest, match=r"max_tokens: must fit.*: 19 pages.*got 23 pages"):
             engine.generate([request([1, 2, 3, 4], 20)])
         just = request([1, 2, 3, 4], 16, ignore_eos=True)
         assert Expected.of(engine.generate([just])[0]) == expected(just)

@@ -1,6 +1,7 @@
 """`NativeDecoder`: a decoder over one KV pool, computed by `decoder.c`.
 
-Activations are float32 whatever the weights are. They are rounded to bfloat16 for products with bfloat16.
+Activations are float32 whatever the weights are. A product that the processor or torch's library computes in
+bfloat16 rounds its inputs to bfloat16.
 """
 
 from __future__ import annotations
@@ -80,16 +81,16 @@ class NativeDecoder:
         rotary: Tensor | None = None,
         limits: Tensor | None = None,
     ) -> Tensor:
-        """Logits, float32 [O, vocab], in memory that the slot's next step overwrites: to allocate that much in
-        each step would cost more than the arithmetic of a small batch.
+        """Logits, float32 [O, vocab], for O outputs of T inputs. The slot's next step overwrites this memory: a
+        new allocation in each step would cost more than the arithmetic of a small batch.
 
-        token_ids, positions, rows: int64 [T]; a row's positions ascend, and its inputs are neighbours; outputs:
-        int64 [O], ascending, the inputs whose logits are wanted; adapter_slots: [T]. Writes the KV of every
-        position, and reads the KV of the row's earlier positions.
+        token_ids, positions, rows: int64 [T]. The inputs of a row are neighbours, and their positions ascend.
+        outputs: int64 [O], ascending: the inputs whose logits are wanted. adapter_slots: [T]. The forward writes
+        the KV of every input, and reads the KV of the positions that the input sees.
 
-        hidden: float32 [T, hidden], the inputs' embeddings, overwritten by the hidden states before the final
-        norm; None: the embeddings of the token ids. rotary: int64 [T], rotary positions; None: the positions.
-        limits: int64 [T], for each input the end of the positions that it sees; None: all up to its own."""
+        hidden: float32 [T, hidden], the inputs' embeddings; None: the embeddings of the token ids. The forward
+        overwrites it with the hidden states before the final norm. rotary: int64 [T], rotary positions; None: the
+        positions. limits: int64 [T]: an input sees the positions before its limit; None: all up to its own."""
         model = self._stack.model
         by_ids = self._tied and hidden is None
         if hidden is None:
@@ -116,9 +117,10 @@ class NativeDecoder:
 
 
 def native_decoder(decoder: object, cache: KVCache, bank: AdapterBank | None = None) -> NativeDecoder | None:
-    """The fast CPU path for this model; None if there is no compiler, or the model or its type is unusual.
+    """The fast CPU path for this model. None if nothing can be compiled, if PETIOLE_NATIVE is off, or if the
+    model's sizes or type are unusual.
 
-    The decoder's weights are rearranged in place, so only the fast path can use them afterwards.
+    The weights of the layers and of the head are rearranged in place: afterwards only the fast path can use them.
     """
     if not isinstance(decoder, LayeredDecoder):
         return None
