@@ -26,7 +26,7 @@ CURVE: tuple[Variant, ...] = (
     *(("pipelined", size) for size in (1024, 256, 128)),
     *(("mixed", size) for size in (1024, 512, 256, 128, 64)),
 )
-PROMPT, OUTPUT, LONGEST = 384, 64, 2048
+PROMPT, OUTPUT, LONGEST = 384, 64, 1900
 SHARE, ROUNDS = 0.75, 5
 
 FIGURES: dict[str, tuple[str, str, Callable[[load.Run], float]]] = {
