@@ -3,6 +3,7 @@
 Each line may import what stands below it.
 
     runtime    `ModelRuntime`: a decoder, its KV pool and its sampler
+    reading    finding a model, and reading its weights, after a reload into the same memory
     cpu/       the CPU's forward: native code, or torch
     cuda/      CUDA's forward: graphs, attention, fused kernels
     derived    settings that follow from configuration, model and device

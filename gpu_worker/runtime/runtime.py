@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Protocol, cast
 
 import numpy as np
@@ -20,33 +19,22 @@ from petiole.gpu_worker.config import BATCHING, EngineConfig
 from petiole.gpu_worker.errors import AdapterError, ModelError
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.adapters.store import AdapterStore
-from petiole.gpu_worker.models.checkpoint.loading import (
-    LoadOptions,
-    Storage,
-    TensorSource,
-    fingerprint,
-    resolve_model,
-    stored_dtype,
-)
-from petiole.gpu_worker.models.config import ModelConfig, end_token_ids
+from petiole.gpu_worker.models.checkpoint.loading import TensorSource
+from petiole.gpu_worker.models.config import ModelConfig
 from petiole.gpu_worker.models.decoder import CropDecoder, Decoder
-from petiole.gpu_worker.models.layers import TorchKernels
-from petiole.gpu_worker.models.registry import Architecture, architecture
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import N_BINS
 from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor
 from petiole.gpu_worker.runtime.cpu.executor import choose as choose_on_cpu
-from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.attention.installed import kernels_at_hand
 from petiole.gpu_worker.runtime.cuda.capture import cuda_capture, eager
 from petiole.gpu_worker.runtime.cuda.executor import (
     CudaExecutor,
     batching_that_fits,
-    require_flashinfer,
     working_bytes,
 )
 from petiole.gpu_worker.runtime.cuda.executor import choose as choose_on_cuda
-from petiole.gpu_worker.runtime.derived import max_model_len, n_threads, quantization, same_shape, weights_dtype
+from petiole.gpu_worker.runtime.derived import max_model_len, n_threads
 from petiole.gpu_worker.runtime.device.cuda import CudaStream
 from petiole.gpu_worker.runtime.device.interface import Device, upload, upload_together
 from petiole.gpu_worker.runtime.device.opening import open_device
@@ -64,6 +52,7 @@ from petiole.gpu_worker.runtime.interface import (
 )
 from petiole.gpu_worker.runtime.memory.kv import KVCache, decide_n_pages, free_bytes, new_kv_cache
 from petiole.gpu_worker.runtime.memory.room import require_rows_and_adapters
+from petiole.gpu_worker.runtime.reading import ModelInfo, ModelReader
 from petiole.gpu_worker.runtime.step.inputs import ImageInputs, StepInputs, StepStates, lay_out
 from petiole.gpu_worker.runtime.step.outputs import OutputSampler
 from petiole.gpu_worker.runtime.step.rows import OutputPlan, RowStates, write_rows
@@ -97,16 +86,6 @@ class _NoWeights:
         return ModelError("the weights were lost because a reload failed; start a new engine")
 
 
-@dataclass(frozen=True, slots=True)
-class _ModelInfo:
-    """The facts of a model, without its weights. identity: its name, fingerprint and EOS token ids."""
-
-    folder: Path
-    architecture: Architecture
-    config: ModelConfig
-    identity: tuple[str, str, frozenset[int]]
-
-
 @dataclass(slots=True)
 class Staging:
     """The data of the step that uses a slot.
@@ -126,18 +105,17 @@ class ModelRuntime:
     def __init__(
         self, config: EngineConfig, *, device: Device | None = None, source: TensorSource | None = None
     ) -> None:
-        """`source` replaces the weight files of the model's folder, which then needs only its config.json."""
+        """`source`: see `ModelReader`."""
         self.config = config
         self.progress: Progress = nothing
-        self._source = source
         self._device = device or open_device(config.device)
         self._torch_device = torch.device("cuda", 0) if self._device.kind == "cuda" else torch.device("cpu")
         if (threads := n_threads(config)) != torch.get_num_threads():
             torch.set_num_threads(threads)
         with torch.no_grad():  # not inference mode: buffers are also written by copies outside it
-            self._storage = Storage()
-            self._info = self._find(config.model)
-            self._decoder: Decoder = self._load(self._info)
+            self._reader = ModelReader(config, source, self._torch_device)
+            self._info = self._reader.find(config.model)
+            self._decoder: Decoder = self._reader.read(self._info)
             self.config = config = self._decided(config)
             self._stream = self._device.new_stream("compute")
             on_cuda = self._device.kind == "cuda"  # on a CPU, copies need no thread of their own
@@ -166,34 +144,6 @@ class ModelRuntime:
         return max_model_len(self.config, self._info.config)
 
     # -- construction
-
-    def _find(self, model: str) -> _ModelInfo:
-        folder = resolve_model(model, self.config.revision)
-        family, config = architecture(folder)
-        if self._source is None and not config.dtype:
-            config = replace(config, dtype=stored_dtype(folder))
-        digest = fingerprint(folder) if self._source is None else "unknown"
-        ends = end_token_ids(folder) or frozenset(config.eos_token_ids)
-        return _ModelInfo(folder, family, config, (model, digest, ends))
-
-    def _load(self, info: _ModelInfo) -> Decoder:
-        if self._device.kind == "cuda":
-            require_flashinfer(info.config)
-        dtype = weights_dtype(self.config, info.config, self._torch_device)
-        return self._read(info, dtype, self._torch_device, self._storage)
-
-    def _read(self, info: _ModelInfo, dtype: torch.dtype, device: torch.device, storage: Storage) -> Decoder:
-        options = LoadOptions(
-            device=device,
-            dtype=dtype,
-            max_positions=self._max_model_len + 1,
-            quantization=quantization(self.config, self._torch_device),
-            kernels=FlashInferKernels() if self._torch_device.type == "cuda" else TorchKernels(),
-            storage=storage,
-        )
-        if self._source is not None:
-            return info.architecture.read(self._source, info.config, options)
-        return info.architecture.load(info.folder, info.config, options)
 
     def _decided(self, config: EngineConfig) -> EngineConfig:
         """The configuration with the device's numbers in place of 0. On CUDA they are small enough that the
@@ -288,16 +238,15 @@ class ModelRuntime:
 
     @property
     def limits(self) -> ModelLimits:
-        model, digest, ends = self._info.identity
         return ModelLimits(
-            model=model,
-            fingerprint=digest,
+            model=self._info.name,
+            fingerprint=self._info.fingerprint,
             vocab_size=self._model_config.vocab_size,
             max_model_len=self._max_model_len,
             n_pages=self._cache.n_pages,
             page_size=self._cache.page_size,
             max_batch_size=self._n_rows,
-            eos_token_ids=ends,
+            eos_token_ids=self._info.eos_token_ids,
             values=self._decoder.value_tokens,
             images=self._decoder.images,
             processor=self._decoder.processor,
@@ -413,36 +362,25 @@ class ModelRuntime:
 
     def prepare_reload(self, model: str) -> Load:
         """See `Runtime.prepare_reload`. The weights are overwritten in place: memory never holds both."""
-        info = self._find(model)
+        info = self._reader.find(model)
         with torch.no_grad():
-            self._check(info)
+            self._reader.check(info, self._info)
 
         def load(progress: Progress = nothing, /) -> None:
             self._reload(info, progress)
 
         return load
 
-    def _reload(self, info: _ModelInfo, progress: Progress) -> None:
+    def _reload(self, info: ModelInfo, progress: Progress) -> None:
         self.synchronize()
         with torch.no_grad():
             self._executor = _NoWeights()
             for slot in self._slots:
                 slot.staging.states = None  # refers to the old executor's tensors
             self._release_memory()
-            self._storage.rewind()
-            self._storage.progress = progress
-            self._decoder, self._info = self._load(info), info
+            self._decoder, self._info = self._reader.read(info, progress), info
             self._device.synchronize()
             self._executor = self._new_executor(progress)
-
-    def _check(self, info: _ModelInfo) -> None:
-        new = Storage()
-        if same_shape(info.config, self._model_config):
-            dtype = weights_dtype(self.config, info.config, self._torch_device)
-            self._read(info, dtype, torch.device("meta"), new)
-        if new.layout != self._storage.layout:
-            model, served = info.identity[0], self._info.identity[0]
-            raise ModelError(f"{model} has another shape or type than {served}; start a new engine for it")
 
     def _release_memory(self) -> None:
         """Return unused device memory to the driver."""

@@ -425,10 +425,10 @@ def test_a_reload_that_breaks_half_way_fails_what_comes_next(open_runtime, check
     folder = checkpoint("qwen3")[0]
     runtime = open_runtime(folder)
 
-    def breaks(found):
+    def breaks(*found):
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(runtime, "_load", breaks)
+    monkeypatch.setattr(runtime._reader, "read", breaks)
     with pytest.raises(OSError, match="disk"):
         runtime.prepare_reload(str(folder))()
     with pytest.raises(DeviceError, match="weights were lost"):

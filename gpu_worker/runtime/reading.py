@@ -1,0 +1,92 @@
+"""Finding a model, and reading its weights into device memory. A reload reads into the same memory.
+
+Captured graphs hold the addresses of the weights, so a reload must not move them. Nor may memory have room for two
+models. So a model is checked before its weights are read: its tensors must have the layout of the first model's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.checkpoint.loading import (
+    LoadOptions,
+    Storage,
+    TensorSource,
+    fingerprint,
+    resolve_model,
+    stored_dtype,
+)
+from petiole.gpu_worker.models.config import ModelConfig, end_token_ids
+from petiole.gpu_worker.models.decoder import Decoder
+from petiole.gpu_worker.models.layers import TorchKernels
+from petiole.gpu_worker.models.registry import Architecture, architecture
+from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
+from petiole.gpu_worker.runtime.cuda.executor import require_flashinfer
+from petiole.gpu_worker.runtime.derived import max_model_len, quantization, same_shape, weights_dtype
+from petiole.gpu_worker.runtime.interface import Progress, nothing
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The facts of a model, without its weights. name: as it was asked for."""
+
+    name: str
+    folder: Path
+    architecture: Architecture
+    config: ModelConfig
+    fingerprint: str
+    eos_token_ids: frozenset[int]
+
+
+class ModelReader:
+    """Reads models, one after the other into the same memory. `source` replaces the weight files of the model's
+    folder, which then needs only its config.json."""
+
+    def __init__(self, config: EngineConfig, source: TensorSource | None, device: torch.device) -> None:
+        self._config, self._source, self._device = config, source, device
+        self._storage = Storage()
+
+    def find(self, model: str) -> ModelInfo:
+        """Read the model's configuration, downloading it if needed. Raises ModelError."""
+        folder = resolve_model(model, self._config.revision)
+        family, config = architecture(folder)
+        if self._source is None and not config.dtype:
+            config = replace(config, dtype=stored_dtype(folder))
+        digest = fingerprint(folder) if self._source is None else "unknown"
+        ends = end_token_ids(folder) or frozenset(config.eos_token_ids)
+        return ModelInfo(model, folder, family, config, digest, ends)
+
+    def read(self, info: ModelInfo, progress: Progress = nothing) -> Decoder:
+        """Read the weights: at first into new memory, later over the previous ones. Raises ModelError."""
+        if self._device.type == "cuda":
+            require_flashinfer(info.config)
+        self._storage.rewind()
+        self._storage.progress = progress
+        return self._read(info, self._device, self._storage)
+
+    def check(self, info: ModelInfo, served: ModelInfo) -> None:
+        """Raises ModelError if `read` could not put this model in the place of the one that is served."""
+        new = Storage()
+        if same_shape(info.config, served.config):
+            self._read(info, torch.device("meta"), new)
+        if new.layout != self._storage.layout:
+            what = f"{info.name} has another shape or type than {served.name}"
+            raise ModelError(f"{what}; start a new engine for it")
+
+    def _read(self, info: ModelInfo, device: torch.device, storage: Storage) -> Decoder:
+        options = LoadOptions(
+            device=device,
+            dtype=weights_dtype(self._config, info.config, self._device),
+            max_positions=max_model_len(self._config, info.config) + 1,
+            quantization=quantization(self._config, self._device),
+            kernels=FlashInferKernels() if self._device.type == "cuda" else TorchKernels(),
+            storage=storage,
+        )
+        if self._source is not None:
+            return info.architecture.read(self._source, info.config, options)
+        return info.architecture.load(info.folder, info.config, options)
