@@ -1,10 +1,12 @@
 """`petiole ...` on the command line. Nothing imports these rooms, except that an application's tests use
 `testing`.
 
-cli           the arguments, and each command, such as status (STATUS_COLUMNS, _status_row). A new one goes here
+cli           the arguments, and the short commands. A new one begins here
+status        `petiole status`: workers (STATUS_COLUMNS, _status_row) and queues
+steering      `petiole pause`, `resume`, `reload` and `drain`
 conversation  `petiole chat`: a conversation in the terminal
 demo          `petiole demo`: an embedded Redis, a worker and eight streams
-terminal      tables and live views, with or without rich
+terminal      tables, live views and errors, with or without rich
 vision_demo   `petiole demo --vision`: questions about a picture, and the picture with the answers drawn in
 testing       an embedded Redis and a worker, for an application's own tests
 """

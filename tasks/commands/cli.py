@@ -9,10 +9,8 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import redis
 from celery.states import PENDING, READY_STATES
@@ -20,20 +18,17 @@ from kombu.exceptions import OperationalError
 
 import petiole
 from petiole.tasks import settings, worker_side
-from petiole.tasks.commands import conversation
-from petiole.tasks.commands.terminal import live, print_table, table_text
+from petiole.tasks.commands import conversation, status, steering
+from petiole.tasks.commands.terminal import error_text, print_table
 from petiole.tasks.errors import InvalidSettings, PetioleError
-from petiole.tasks.fleet import control, lives, probes, queues, reports
-from petiole.tasks.servers import connections
+from petiole.tasks.fleet import control, reports
 from petiole.tasks.settings import PREFIX, Settings
 from petiole.tasks.streams.definitions import stream
 from petiole.tasks.urls import redacted
 
-DRAIN_POLL_S = 0.5
 METRICS_PORT = 9464
 MOST_PORT = 65_535
 UNKNOWN_AFTER_S = 2.0
-UNREACHABLE = (OperationalError, redis.RedisError, OSError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line in [*settings.misspelt(), *settings.ignored_urls(unless_set=True)]:
         print(f"petiole: {line}", file=sys.stderr)
     try:
-        status: int = options.run(options)
+        code: int = options.run(options)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `petiole settings | head`
@@ -57,22 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"petiole: {error}", file=sys.stderr)
         return error.exit_code
     except (PetioleError, OperationalError, redis.RedisError, OSError) as error:
-        print(f"petiole: {_said(error)}", file=sys.stderr)
+        print(f"petiole: {error_text(error)}", file=sys.stderr)
         return 1
-    return status
-
-
-def _said(error: Exception) -> str:
-    """The error; with the URL of the server that does not answer."""
-    said, current = str(error) or type(error).__name__, settings.settings()
-    match error:
-        case PetioleError():
-            return said
-        case OperationalError():
-            return f"{redacted(current.broker_url)} is not available: {said}"
-        case redis.ConnectionError() | redis.TimeoutError():
-            return f"{redacted(current.streams_url)} is not available: {said}"
-    return said
+    return code
 
 
 def parser() -> argparse.ArgumentParser:
@@ -95,9 +77,9 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--save", type=Path, default=Path("petiole-vision.png"), help="with --vision: the picture's file"
     )
-    status = command("status", show_status, "show the workers, live on a terminal")
-    status.add_argument("--json", action="store_true", help="print workers and queues as JSON, and exit")
-    status.add_argument("--once", action="store_true", help="print one table and exit, as when not on a terminal")
+    shown = command("status", status.show, "show the workers, live on a terminal")
+    shown.add_argument("--json", action="store_true", help="print workers and queues as JSON, and exit")
+    shown.add_argument("--once", action="store_true", help="print one table and exit, as when not on a terminal")
     read = command("stream", read_stream, "print a task's stream, from its beginning to its end")
     read.add_argument("task_id")
     read.add_argument("--json", action="store_true", help="print every delta as JSON")
@@ -110,14 +92,14 @@ def parser() -> argparse.ArgumentParser:
     cancel = command("cancel", cancel_tasks, "cancel tasks, wherever they are")
     cancel.add_argument("task_id", nargs="+")
     for name, run, what in (
-        ("pause", pause_workers, "stop engines; workers keep their tasks and take no more"),
-        ("resume", resume_workers, "let paused engines go on"),
+        ("pause", steering.pause, "stop engines; workers keep their tasks and take no more"),
+        ("resume", steering.resume, "let paused engines go on"),
     ):
         command(name, run, what).add_argument("worker", nargs="*", help="default: all")
-    load = command("reload", reload_workers, "replace the weights of running workers; their tasks go on")
+    load = command("reload", steering.reload, "replace the weights of running workers; their tasks go on")
     load.add_argument("model", help="a folder on the worker's machine or a hub id, of the same shape")
     load.add_argument("worker", nargs="*", default=[], help="default: all")
-    drain = command("drain", drain_workers, "let workers finish their tasks or hand them back, and end")
+    drain = command("drain", steering.drain, "let workers finish their tasks or hand them back, and end")
     drain.add_argument("worker", nargs="+", help="its name, as `petiole status` shows it")
     drain.add_argument("--wait", type=float, metavar="SECONDS", default=0.0, help="wait until they are gone")
     metrics = command("metrics", run_metrics, "serve the fleet's figures for Prometheus, until stopped")
@@ -183,113 +165,6 @@ def _is_default(current: Settings, name: str) -> bool:
     return bool(getattr(current, name) == Settings.model_fields[name].default)
 
 
-def show_status(options: argparse.Namespace) -> int:
-    if sys.stdout.isatty() and not (options.once or options.json):
-        return live(_status_now, every_s=reports.REPORT_INTERVAL_S / 2)
-    workers = reports.workers()
-    if options.json:
-        shown: dict[str, Any] = {
-            "workers": [worker.model_dump() | {"lost": worker.lost} for worker in workers],
-            "queues": None,
-        }
-        try:
-            shown["queues"] = [queue.model_dump() for queue in queues.report_queues(workers)]
-        except UNREACHABLE as error:
-            print(f"petiole: the queues cannot be counted: {error}", file=sys.stderr)
-        print(json.dumps(shown, indent=2))
-    else:
-        print(_status(workers))
-    return 0 if workers else 1
-
-
-STATUS_COLUMNS = (
-    *("worker", "state", "version", "model", "device", "running", "waiting", "slots"),
-    *("held", "to store", "pages used", "hit rate", "tokens/s", "lease", "starts", "seen"),
-)
-
-
-def _status_now() -> str:
-    """The table, or the error while Redis is unreachable."""
-    try:
-        return _status(reports.workers())
-    except connections.LOST as error:
-        return _said(error)
-
-
-def _status(workers: list[reports.WorkerReport]) -> str:
-    table, started = "No worker has reported within the last hour.", lives.lives()
-    if workers:
-        rows = [_status_row(worker, started.get(worker.worker)) for worker in workers]
-        table = table_text(STATUS_COLUMNS, rows)
-    return "\n".join([table, *_silent(workers, started), *_refused_writes()]) + f"\n\n{_queues(workers)}"
-
-
-def _silent(workers: list[reports.WorkerReport], started: dict[str, lives.Life]) -> list[str]:
-    """A line for each worker name whose last process failed and that does not report: perhaps a crash loop."""
-    reporting = {worker.worker for worker in workers}
-    return [
-        f"{name} has not reported; started {life.starts} times, the previous process ended: {life.last_exit}"
-        for name, life in started.items()
-        if life.last_exit not in ("", "0") and name not in reporting
-    ]
-
-
-def _refused_writes() -> list[str]:
-    try:
-        refused = probes.refused_writes()
-    except UNREACHABLE:  # as the queues' table says
-        return []
-    return [
-        f"The Redis of the {name} takes no writes, so workers cannot report: {reason}"
-        for name, reason in refused.items()
-        if reason
-    ]
-
-
-QUEUE_COLUMNS = ("queue", "waiting", "by priority", "workers")
-
-
-def _queues(workers: list[reports.WorkerReport]) -> str:
-    """The table of queues, or why there is none: the broker may be another server, and unreachable."""
-    try:
-        counted = queues.report_queues(workers)
-    except UNREACHABLE as error:
-        return f"The queues cannot be counted: {error}"
-    return table_text(QUEUE_COLUMNS, [_queue_row(queue) for queue in counted])
-
-
-def _queue_row(queue: queues.QueueReport) -> tuple[str, ...]:
-    parts = [f"{priority}: {length}" for priority, length in queue.by_priority.items() if length]
-    known = queue.by_priority.keys() != {None}
-    return queue.queue, str(queue.waiting), ", ".join(parts) if known else "", str(queue.workers)
-
-
-def _status_row(worker: reports.WorkerReport, life: lives.Life | None) -> tuple[str, ...]:
-    starts = f"{life.starts} ({life.last_exit})" if life and life.last_exit else str(life.starts) if life else ""
-    seen = f"{worker.age_s or 0:.0f} s ago"
-    if worker.lost:  # its last figures are out of date
-        known = (worker.worker, "lost", worker.version, worker.model, worker.device)
-        return (*known, *[""] * (len(STATUS_COLUMNS) - len(known) - 2), starts, seen)
-    return (
-        worker.worker,
-        worker.state,
-        worker.version,
-        worker.model,
-        worker.device,
-        str(worker.running),
-        str(worker.waiting),
-        str(worker.slots),
-        str(worker.held_messages),
-        str(worker.pending_completions),
-        f"{worker.pages_used / worker.pages_total:.0%}" if worker.pages_total else "",
-        f"{worker.hit_rate:.0%}",
-        f"{worker.tokens_per_s:.0f}",
-        f"{worker.lease_age_s:.1f} s",
-        starts,
-        seen,
-    )
-
-
 def read_stream(options: argparse.Namespace) -> int:
     silence = threading.Timer(UNKNOWN_AFTER_S, _warn_if_unknown, [options.task_id])
     silence.daemon = True
@@ -325,70 +200,6 @@ def cancel_tasks(options: argparse.Namespace) -> int:
         unknown = "not known to any worker; cancelled if it waits in a queue"
         print(f"{task_id}: {unknown if state == PENDING else 'cancelled'}")
     return 0 if all_known else 1
-
-
-def pause_workers(options: argparse.Namespace) -> int:
-    return _steered(options.worker, control.pause(options.worker))
-
-
-def resume_workers(options: argparse.Namespace) -> int:
-    return _steered(options.worker, control.resume(options.worker))
-
-
-def reload_workers(options: argparse.Namespace) -> int:
-    """Ask workers to reload, and wait until each of them has loaded the model, refused it or gone."""
-    asked = control.reload(options.model, options.worker)
-    status = _steered(options.worker, asked)
-    left = {name for name, answer in asked.items() if "error" not in answer}
-    while left:
-        time.sleep(DRAIN_POLL_S)
-        answers = control.engines(sorted(left))
-        for name in sorted(left):
-            answer = answers.get(name, {"error": "gone", "state": "gone"})
-            if answer["state"] == "reloading":
-                continue
-            left.remove(name)
-            status |= bool(answer["error"])
-            print(f"{name}: {answer['error'] or 'serves ' + answer['model']}")
-    return status
-
-
-def _steered(names: Sequence[str], answers: dict[str, control.Answer]) -> int:
-    """Print the workers' answers to a command. Returns 1 if one refused or did not answer."""
-    for name, answer in sorted(answers.items()):
-        print(f"{name}: {answer.get('error') or answer['ok']}")
-    silent = sorted({*names} - answers.keys())
-    if silent or not answers:
-        who = ", ".join(silent) or "any worker; a worker takes commands once its model is loaded"
-        print(f"petiole: no answer from {who}", file=sys.stderr)
-    return int(bool(silent) or not answers or any("error" in answer for answer in answers.values()))
-
-
-def drain_workers(options: argparse.Namespace) -> int:
-    known = {worker.worker for worker in reports.workers() if not worker.lost}
-    if unknown := [name for name in options.worker if name not in known]:
-        print(f"petiole: no such worker: {', '.join(unknown)}", file=sys.stderr)
-        return 1
-    for name in options.worker:
-        control.drain(name)
-        print(f"{name}: drains", flush=True)
-    began, waiting = time.monotonic(), list(options.worker)
-    while options.wait and waiting:
-        left = _still_there(waiting)
-        for name in waiting:
-            if name not in left:
-                print(f"{name}: gone after {time.monotonic() - began:.0f} s", flush=True)
-        waiting = left
-        if left and time.monotonic() > began + options.wait:
-            print(f"petiole: still there: {', '.join(left)}", file=sys.stderr)
-            return 1
-        if left:
-            time.sleep(DRAIN_POLL_S)
-    return 0
-
-
-def _still_there(names: Sequence[str]) -> list[str]:
-    return [worker.worker for worker in reports.workers() if worker.worker in names and not worker.lost]
 
 
 def run_demo(options: argparse.Namespace) -> int:
@@ -443,8 +254,8 @@ def bench(arguments: list[str]) -> int:
     except ImportError as error:
         print(f"petiole: benchmarks need 'petiole[bench]': {error}", file=sys.stderr)
         return 1
-    status: int = run(arguments)
-    return status
+    code: int = run(arguments)
+    return code
 
 
 if __name__ == "__main__":

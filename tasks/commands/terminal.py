@@ -1,4 +1,4 @@
-"""Tables and live views, with rich if it is installed and stdout is a terminal, otherwise as plain text."""
+"""Tables, live views and errors, with rich if it is installed and stdout is a terminal, otherwise as text."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import redis
+from kombu.exceptions import OperationalError
+
+from petiole.tasks import settings
+from petiole.tasks.errors import PetioleError
+from petiole.tasks.urls import redacted
 
 Row = Sequence[str]
 
@@ -61,3 +68,16 @@ def _dimmed(text: str) -> Any:
     shown = Text(text, no_wrap=True)
     shown.highlight_regex(r"(?m)^\S+ +lost .*$", "dim")
     return shown
+
+
+def error_text(error: Exception) -> str:
+    """The error; with the URL of the server that does not answer."""
+    said, current = str(error) or type(error).__name__, settings.settings()
+    match error:
+        case PetioleError():
+            return said
+        case OperationalError():
+            return f"{redacted(current.broker_url)} is not available: {said}"
+        case redis.ConnectionError() | redis.TimeoutError():
+            return f"{redacted(current.streams_url)} is not available: {said}"
+    return said

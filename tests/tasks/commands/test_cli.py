@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from petiole.tasks.app.application import App, make_app
-from petiole.tasks.commands import cli
+from petiole.tasks.commands import cli, steering
 from petiole.tasks.fleet import control, reports
 from petiole.tasks.fleet.reports import WorkerReport
 from petiole.tasks.keys import WORKERS_KEY, stream_keys
@@ -229,7 +229,7 @@ def test_a_drain_that_takes_too_long_says_who_is_left(
     run: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(control.celery_app.control), "shutdown", lambda self, destination: None)
-    monkeypatch.setattr(cli, "DRAIN_POLL_S", 0.01)
+    monkeypatch.setattr(steering, "POLL_S", 0.01)
     report(client, "a@host")
     left = "petiole: still there: a@host\n"
     assert run("drain", "a@host", "--wait", "0.1") == (1, "a@host: drains\n", left)

@@ -1,0 +1,124 @@
+"""`petiole status`: the workers, and the queues that they serve."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+import redis
+from kombu.exceptions import OperationalError
+
+from petiole.tasks.commands.terminal import error_text, live, table_text
+from petiole.tasks.fleet import lives, probes, queues, reports
+from petiole.tasks.servers import connections
+
+UNREACHABLE = (OperationalError, redis.RedisError, OSError)
+
+
+def show(options: argparse.Namespace) -> int:
+    if sys.stdout.isatty() and not (options.once or options.json):
+        return live(_status_now, every_s=reports.REPORT_INTERVAL_S / 2)
+    workers = reports.workers()
+    if options.json:
+        shown: dict[str, Any] = {
+            "workers": [worker.model_dump() | {"lost": worker.lost} for worker in workers],
+            "queues": None,
+        }
+        try:
+            shown["queues"] = [queue.model_dump() for queue in queues.report_queues(workers)]
+        except UNREACHABLE as error:
+            print(f"petiole: the queues cannot be counted: {error}", file=sys.stderr)
+        print(json.dumps(shown, indent=2))
+    else:
+        print(_status(workers))
+    return 0 if workers else 1
+
+
+STATUS_COLUMNS = (
+    *("worker", "state", "version", "model", "device", "running", "waiting", "slots"),
+    *("held", "to store", "pages used", "hit rate", "tokens/s", "lease", "starts", "seen"),
+)
+
+
+def _status_now() -> str:
+    """The table, or the error while Redis is unreachable."""
+    try:
+        return _status(reports.workers())
+    except connections.LOST as error:
+        return error_text(error)
+
+
+def _status(workers: list[reports.WorkerReport]) -> str:
+    table, started = "No worker has reported within the last hour.", lives.lives()
+    if workers:
+        rows = [_status_row(worker, started.get(worker.worker)) for worker in workers]
+        table = table_text(STATUS_COLUMNS, rows)
+    return "\n".join([table, *_silent(workers, started), *_refused_writes()]) + f"\n\n{_queues(workers)}"
+
+
+def _silent(workers: list[reports.WorkerReport], started: dict[str, lives.Life]) -> list[str]:
+    """A line for each worker name whose last process failed and that does not report: perhaps a crash loop."""
+    reporting = {worker.worker for worker in workers}
+    return [
+        f"{name} has not reported; started {life.starts} times, the previous process ended: {life.last_exit}"
+        for name, life in started.items()
+        if life.last_exit not in ("", "0") and name not in reporting
+    ]
+
+
+def _refused_writes() -> list[str]:
+    try:
+        refused = probes.refused_writes()
+    except UNREACHABLE:  # as the queues' table says
+        return []
+    return [
+        f"The Redis of the {name} takes no writes, so workers cannot report: {reason}"
+        for name, reason in refused.items()
+        if reason
+    ]
+
+
+QUEUE_COLUMNS = ("queue", "waiting", "by priority", "workers")
+
+
+def _queues(workers: list[reports.WorkerReport]) -> str:
+    """The table of queues, or why there is none: the broker may be another server, and unreachable."""
+    try:
+        counted = queues.report_queues(workers)
+    except UNREACHABLE as error:
+        return f"The queues cannot be counted: {error}"
+    return table_text(QUEUE_COLUMNS, [_queue_row(queue) for queue in counted])
+
+
+def _queue_row(queue: queues.QueueReport) -> tuple[str, ...]:
+    parts = [f"{priority}: {length}" for priority, length in queue.by_priority.items() if length]
+    known = queue.by_priority.keys() != {None}
+    return queue.queue, str(queue.waiting), ", ".join(parts) if known else "", str(queue.workers)
+
+
+def _status_row(worker: reports.WorkerReport, life: lives.Life | None) -> tuple[str, ...]:
+    starts = f"{life.starts} ({life.last_exit})" if life and life.last_exit else str(life.starts) if life else ""
+    seen = f"{worker.age_s or 0:.0f} s ago"
+    if worker.lost:  # its last figures are out of date
+        known = (worker.worker, "lost", worker.version, worker.model, worker.device)
+        return (*known, *[""] * (len(STATUS_COLUMNS) - len(known) - 2), starts, seen)
+    return (
+        worker.worker,
+        worker.state,
+        worker.version,
+        worker.model,
+        worker.device,
+        str(worker.running),
+        str(worker.waiting),
+        str(worker.slots),
+        str(worker.held_messages),
+        str(worker.pending_completions),
+        f"{worker.pages_used / worker.pages_total:.0%}" if worker.pages_total else "",
+        f"{worker.hit_rate:.0%}",
+        f"{worker.tokens_per_s:.0f}",
+        f"{worker.lease_age_s:.1f} s",
+        starts,
+        seen,
+    )
