@@ -51,18 +51,18 @@ class PagedAttention:
         return torch.cat(outputs)
 
     def _decode(self, window: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """All rows at once, each with one query."""
+        """All rows at once, each with one query. The query heads that share a head of keys stand side by side like
+        queries of one sequence, so no key is copied for each of them."""
         size, heads, width = q.shape
         longest = int(self.starts.max()) + 1
         if self._gathered is None:
             positions = torch.arange(longest).expand(size, longest).reshape(-1)
             rows = self.rows.repeat_interleave(longest)
             self._gathered = self.cache.slots(rows, positions)
-        k = keys[self._gathered].view(size, longest, -1, width).transpose(1, 2).to(q.dtype)
-        v = values[self._gathered].view(size, longest, -1, width).transpose(1, 2).to(q.dtype)
-        out = F.scaled_dot_product_attention(
-            q.unsqueeze(2), k, v, attn_mask=self._decode_mask(window), scale=self.scale, enable_gqa=True
-        )
+        gathered = (torch.index_select(pool, 0, self._gathered) for pool in (keys, values))
+        k, v = (x.view(size, longest, -1, width).transpose(1, 2).to(q.dtype) for x in gathered)
+        grouped = q.view(size, k.shape[1], -1, width)
+        out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=self._decode_mask(window), scale=self.scale)
         return out.reshape(size, heads * width)
 
     def _decode_mask(self, window: int) -> Tensor | None:
