@@ -61,7 +61,7 @@ def require_flashinfer(model: ModelConfig) -> None:
     require_version()
     if model.head_dim not in HEAD_SIZES:
         known = ", ".join(map(str, HEAD_SIZES))
-        raise ModelError(f"head_dim: must be {known} on CUDA, got {model.head_dim}")
+        raise ModelError(f"head_dim: must be {known} on CUDA, got {model.head_dim}; device=cpu serves this model")
 
 
 def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int, encode_bytes: int = 0) -> int:
