@@ -26,7 +26,8 @@ LINE = "the model cannot be served"
 
 @dataclass(frozen=True)
 class Case:
-    """`settings`: of the environment (PRETEND_MEMORY holds CUDA's own 600 MiB, too); `without`: what the worker must not find."""
+    """`settings`: of the environment; `without`: what the worker must not find. CUDA itself takes 600 MiB of
+    PRETEND_MEMORY."""
 
     name: str
     said: str
