@@ -10,7 +10,7 @@ import torch
 
 from bench.driver import Driver
 from petiole.gpu_worker.request import SamplingParams
-from petiole.gpu_worker.runtime.cpu.native import build, forward
+from petiole.gpu_worker.runtime.cpu.native import build, stack
 from tests.support.families import FAMILIES
 
 VOCAB = 320
@@ -67,7 +67,7 @@ def test_a_prompt_of_several_blocks_of_keys(dtype, checkpoint, open_runtime):
 
 def test_bfloat16_on_a_processor_without_products_for_it(checkpoint, open_runtime, monkeypatch):
     monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, "-mno-avx512bf16"))
-    monkeypatch.setattr(forward, "load_library", build.load_library.__wrapped__)
+    monkeypatch.setattr(stack, "load_library", build.load_library.__wrapped__)
     test_a_prompt_of_several_blocks_of_keys("bfloat16", checkpoint, open_runtime)
 
 

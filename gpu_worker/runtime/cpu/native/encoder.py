@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.models.layered import LayeredEncoder
-from petiole.gpu_worker.runtime.cpu.native.build import load_library, wanted
 from petiole.gpu_worker.runtime.cpu.native.products import Products, choose_products
-from petiole.gpu_worker.runtime.cpu.native.stack import CacheStruct, Shape, Stack
+from petiole.gpu_worker.runtime.cpu.native.stack import CacheStruct, Shape, Stack, library_for
 from petiole.gpu_worker.runtime.cpu.native.weights import KINDS
 from petiole.gpu_worker.runtime.interface import Progress, nothing
 
-_MAX_HEAD = 256
 _ROWS = 1024
 """Positions at a time, but at least those of one crop: more would take much memory and be no faster."""
 _BEHIND = 64
@@ -80,9 +78,7 @@ def native_encoder(encoder: LayeredEncoder) -> NativeEncoder | None:
 
     The layers' weights are rearranged in place, so only the fast path can use them afterwards."""
     shape = encoder.shape
-    head_dim, even = shape.hidden // shape.heads, shape.hidden % 2 == shape.inner % 2 == 0
-    usual = encoder.dtype in (torch.float32, torch.bfloat16) and head_dim % 8 == 0 and head_dim <= _MAX_HEAD
-    library = load_library() if usual and even and wanted() else None
+    library = library_for(shape.hidden, shape.inner, shape.hidden // shape.heads, encoder.dtype, lanes=8)
     if library is None:
         return None
     products = choose_products(library, encoder.layers, None, encoder.dtype, in_part=True)

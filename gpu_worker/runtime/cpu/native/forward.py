@@ -15,15 +15,13 @@ from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.layered import LayeredDecoder
 from petiole.gpu_worker.models.layers import DenseLinear
 from petiole.gpu_worker.runtime.cpu.native.adapters import NativeAdapters
-from petiole.gpu_worker.runtime.cpu.native.build import load_library, wanted
 from petiole.gpu_worker.runtime.cpu.native.products import choose_products
-from petiole.gpu_worker.runtime.cpu.native.stack import CacheStruct, Shape, Stack, at_least
+from petiole.gpu_worker.runtime.cpu.native.stack import CacheStruct, Shape, Stack, at_least, library_for
 from petiole.gpu_worker.runtime.cpu.native.weights import KINDS
 from petiole.gpu_worker.runtime.interface import Int32Array
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 
 _LANES = 16
-_MAX_HEAD = 256
 
 
 class NativeDecoder:
@@ -124,12 +122,7 @@ def native_decoder(decoder: object, cache: KVCache, bank: AdapterBank | None = N
     """
     if not isinstance(decoder, LayeredDecoder):
         return None
-    width, even = (
-        decoder.config.head_dim,
-        decoder.config.intermediate_size % 2 == decoder.config.hidden_size % 2 == 0,
-    )
-    usual = (
-        decoder.dtype in (torch.float32, torch.bfloat16) and width % _LANES == 0 and width <= _MAX_HEAD and even
-    )
-    library = load_library() if usual and wanted() else None
+    config = decoder.config
+    sizes = config.hidden_size, config.intermediate_size, config.head_dim
+    library = library_for(*sizes, decoder.dtype, _LANES)
     return None if library is None else NativeDecoder(library, decoder, cache, bank)

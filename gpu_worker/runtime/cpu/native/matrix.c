@@ -212,45 +212,57 @@ TILE_FUNCTION(near_f32, F32)
 TILE_FUNCTION(near_bf16, BF16)
 
 #ifdef DOT
-/* Few rows meet both panels of a block of 64 at once: lines that are neighbours in memory are read one after the other.
- * The sums are the same chains. c: [mb][2 PANEL] */
 #define WIDE (MB / 2)
-INLINE void wide_tile(int mb, int kc, const uint16_t *x, const char *w, float *c, int add) {
-  vf acc[WIDE][4];
+#define VECTORS (PAIR / LANES)
+
+/* c [mb][PAIR] (+)= x [mb, kc] W, for a pair of panels, the second one's weights `apart` bytes behind the first one's. Six
+ * rows meet four vectors, so that a load feeds more products than in a tile of one panel; the sums are the same chains.
+ * lines: of 64 bytes that are asked for in a step. widened: room for the pairs that bytes become, or null. */
+INLINE void wide_tile(int kind, int lines, int mb, int64_t kc, const uint16_t *x, int64_t ldx, const char *w, int64_t apart,
+                      int64_t ldw, float *c, int add, const Ahead *ahead, vu *widened) {
+  vf acc[WIDE][VECTORS];
 #pragma GCC unroll 8
   for (int j = 0; j < mb; j++)
 #pragma GCC unroll 4
-    for (int v = 0; v < 4; v++) acc[j][v] = add ? load(c + j * 2 * PANEL + v * LANES) : (vf){0};
-  for (int i = 0; i < kc; i += 2, w += 4 * PANEL * 2) {
-    vu pairs[4];
+    for (int v = 0; v < VECTORS; v++) acc[j][v] = add ? load(c + (j * VECTORS + v) * LANES) : (vf){0};
+  const char *next = ahead->at;
+  for (int64_t i = 0; i < kc; i += 2, w += ldw, next += ahead->step) {
+    vu pairs[VECTORS];
 #pragma GCC unroll 4
-    for (int v = 0; v < 4; v++) {
-      __builtin_prefetch(w + KC / 2 * 4 * PANEL * 2 + v * 64, 0, 2);
-      pairs[v] = ((const vu *)w)[v];
-    }
+    for (int line = 0; line < lines; line++) __builtin_prefetch(next + line * 64, 0, 2);
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; v++) pairs[v] = pairs_at(kind, v < 2 ? w : w + apart, v % 2);
+    if (widened)
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; v++) *widened++ = pairs[v];
 #pragma GCC unroll 8
     for (int j = 0; j < mb; j++) {
-      const vu in = pair_at(x, j * KC + i);
+      const vu in = pair_at(x, j * ldx + i);
 #pragma GCC unroll 4
-      for (int v = 0; v < 4; v++) acc[j][v] = add_pairs(acc[j][v], pairs[v], in);
+      for (int v = 0; v < VECTORS; v++) acc[j][v] = add_pairs(acc[j][v], pairs[v], in);
     }
   }
 #pragma GCC unroll 8
   for (int j = 0; j < mb; j++)
 #pragma GCC unroll 4
-    for (int v = 0; v < 4; v++) store(c + j * 2 * PANEL + v * LANES, acc[j][v]);
+    for (int v = 0; v < VECTORS; v++) store(c + (j * VECTORS + v) * LANES, acc[j][v]);
 }
 
-static void wide_tiles(int mb, int kc, const uint16_t *x, const char *w, float *c, int add) {
-  switch (mb) { /* constants, so that each case is unrolled */
-    case 1: wide_tile(1, kc, x, w, c, add); break;
-    case 2: wide_tile(2, kc, x, w, c, add); break;
-    case 3: wide_tile(3, kc, x, w, c, add); break;
-    case 4: wide_tile(4, kc, x, w, c, add); break;
-    case 5: wide_tile(5, kc, x, w, c, add); break;
-    default: wide_tile(6, kc, x, w, c, add); break;
-  }
-}
+#define WIDE_CASE(kind, lines, mb) \
+  case mb: wide_tile(kind, lines, mb, kc, x, ldx, w, apart, ldw, c, add, ahead, WIDENED); break;
+#define WIDE_FUNCTION(name, kind, lines) \
+  static void name(int mb, int64_t kc, const uint16_t *x, int64_t ldx, const char *w, int64_t apart, int64_t ldw, \
+                   float *c, int add, const Ahead *ahead, vu *widened) { \
+    (void)widened; \
+    switch (mb) { /* constants, so that each case is unrolled */ \
+      WIDE_CASE(kind, lines, 1) WIDE_CASE(kind, lines, 2) WIDE_CASE(kind, lines, 3) \
+      WIDE_CASE(kind, lines, 4) WIDE_CASE(kind, lines, 5) WIDE_CASE(kind, lines, 6) } }
+#define WIDENED widened
+WIDE_FUNCTION(wide_of_bytes, INT8_HALF, 1)
+#undef WIDENED
+#define WIDENED NULL
+WIDE_FUNCTION(wide_alone, BF16, 4) /* the only tile of its rows asks for all weights that come next */
+WIDE_FUNCTION(wide_of_many, BF16, 1)
 #endif
 
 typedef void (*Tile)(int mb, int kc, const void *x, const char *w, int64_t ldw, float *c, int64_t ldc, int add,
@@ -286,34 +298,18 @@ INLINE void widen_panel(int kind, int kc, const char *w, int64_t ldw, float *out
   }
 }
 
-#ifdef DOT
-/* Bytes -> [kc / 2][PANEL] pairs of bfloat16 */
-static void pair_panel(int kc, const char *w, int64_t ldw, vu *out) {
-  for (int i = 0; i < kc; i += 2, w += ldw, out += 2)
-    for (int half = 0; half < 2; half++) out[half] = pairs_at(INT8_HALF, w, half);
-}
-#endif
-
 /* sums [m, PANEL] = x W. x: [ceil(k / KC)][m][KC] */
 static void product(const Linear *l, int64_t p, int m, const char *x, Bench *b) {
   const char *w = weights_to(l, p * PANEL);
   const int64_t ldw = row_of(l->kind, l->block);
   for (int64_t from = 0; from < l->k; from += KC, x += m * KC * input_size(l->kind), w += KC / AT_ONCE(l->kind) * ldw) {
     const int kc = (int)smaller(KC, l->k - from);
-#ifdef DOT
-    if (l->kind == INT8_HALF) {
-      if (m <= 4 * MB) {
-        in_tiles(tile_int8_half, INT8_HALF, m, kc, x, w, ldw, b->sums, PANEL, from > 0);
-        continue;
-      }
-      pair_panel(kc, w, ldw, (vu *)b->panel); /* once for all the rows */
-      multiply(1, m, kc, x, b->panel, b->sums, PANEL, from > 0);
-      continue;
-    }
-#endif
     if (l->kind == F32 || HALF_INPUTS(l->kind) || m <= 2 * MB) {
       if (l->kind == F32) in_tiles(tile_f32, F32, m, kc, x, w, ldw, b->sums, PANEL, from > 0);
       else if (l->kind == BF16) in_tiles(tile_bf16, BF16, m, kc, x, w, ldw, b->sums, PANEL, from > 0);
+#ifdef DOT
+      else if (l->kind == INT8_HALF) in_tiles(tile_int8_half, INT8_HALF, m, kc, x, w, ldw, b->sums, PANEL, from > 0);
+#endif
       else in_tiles(tile_int8, INT8, m, kc, x, w, ldw, b->sums, PANEL, from > 0);
       continue;
     }
@@ -355,46 +351,74 @@ static void slice(int kind, const float *x, int64_t ldx, int64_t m, int64_t k, c
 
 void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, float *y, int64_t ldy, int add, Bench *b) {
   const int as_is = m == 1 && !HALF_INPUTS(l->kind);
-  if (!as_is && x != b->held) slice(l->kind, x, ldx, m, l->k, b->inputs);
+  if (!as_is && (x != b->held || b->whole_rows)) slice(l->kind, x, ldx, m, l->k, b->inputs);
   b->held = x;
+  b->whole_rows = 0;
   product(l, p, m, as_is ? (const char *)x : b->inputs, b);
   finish(l, p, m, b->sums, PANEL, y, ldy, add);
 }
 
-/* All panels of a block. */
-static void block_of_outputs(const Linear *l, int64_t block, int m, const float *x, float *y, int add, Bench *b) {
-  const int64_t each = l->block / PANEL, first = block * each;
 #ifdef DOT
-  if (l->kind == BF16 && each == 2 && m <= WIDE && (block + 1) * l->block <= l->n) {
-    if (x != b->held) slice(l->kind, x, l->k, m, l->k, b->inputs);
-    b->held = x;
-    const uint16_t *in = b->inputs;
-    const char *w = weights_to(l, first * PANEL);
-    for (int64_t from = 0; from < l->k; from += KC, in += m * KC, w += KC / 2 * row_of(BF16, l->block))
-      wide_tiles(m, (int)smaller(KC, l->k - from), in, w, b->sums, from > 0);
-    for (int p = 0; p < 2; p++) finish(l, first + p, m, b->sums + p * PANEL, 2 * PANEL, y, l->n, add);
-    return;
-  }
-#endif
-  for (int64_t p = first; p < smaller(first + each, parts(l->n, PANEL)); p++)
-    outputs(l, p, m, x, l->k, y, l->n, add, b);
+/* Whether wide tiles compute a pair of panels for m rows: for many rows, and for few where a block holds both panels. */
+INLINE int is_wide(const Linear *l, int64_t m) {
+  return HALF_INPUTS(l->kind) && (m > 2 * MB || (m <= WIDE && l->block == PAIR));
 }
 
-/* Unit `i` of a map: a block of outputs, for ROWS inputs at most. */
-INLINE void unit_of(const Linear *l, int64_t i, int64_t m, const float *x, float *y, int add, Bench *b) {
-  const int64_t units = parts(l->n, l->block), first = i / units * ROWS;
-  block_of_outputs(l, i % units, (int)smaller(ROWS, m - first), x + first * l->k, y + first * l->n, add, b);
+static void pair_of_outputs(const Linear *l, int64_t p, int m, const float *x, float *y, int add, Bench *b) {
+  const char *w = weights_to(l, p * PANEL);
+  const int64_t k = l->k, row = row_of(l->kind, PAIR), ldw = row_of(l->kind, l->block);
+  const int64_t apart = weights_to(l, (p + 1) * PANEL) - w;
+  const int n = (int)parts(m, WIDE), bytes = l->kind == INT8_HALF;
+  const int64_t terms = n > 1 ? k : KC; /* of many rows, all: no sum waits in memory */
+  uint16_t *halves = b->inputs;
+  for (int j = 0; (x != b->held || !b->whole_rows) && j < m; j++) narrow(x + j * k, k, halves + j * k);
+  b->held = x;
+  b->whole_rows = 1;
+  for (int64_t from = 0; from < k; from += terms, w += terms / 2 * ldw) {
+    const int64_t kc = smaller(terms, k - from);
+    for (int left = n, at = 0; left; left--) {
+      const int mb = (m - at) / left;
+      const uint16_t *in = halves + at * k + from;
+      const Ahead ahead = {w + kc / 2 * (row + (n - left) * (row / n)), row / n};
+      if (bytes && left < n) /* widened by the first tile */
+        wide_of_many(mb, kc, in, k, b->panel, row_of(BF16, PANEL), row_of(BF16, PAIR), b->sums, from > 0, &ahead, NULL);
+      else
+        (n == 1 ? wide_alone : bytes ? wide_of_bytes : wide_of_many)(
+            mb, kc, in, k, w, apart, ldw, b->sums, from > 0, &ahead, b->panel);
+      for (int v = 0; from + kc == k && v < 2; v++)
+        finish(l, p + v, mb, b->sums + v * PANEL, PAIR, y + at * l->n, l->n, add);
+      at += mb;
+    }
+  }
+}
+#else
+INLINE int is_wide(const Linear *l, int64_t m) { return (void)l, (void)m, 0; }
+#define pair_of_outputs(...) (void)0
+#endif
+
+/* Panels that are computed one after the other. */
+INLINE int64_t unit_of(const Linear *l, int64_t m) { return is_wide(l, m) ? 2 : l->block / PANEL; }
+
+/* Unit `i` of a map, for ROWS inputs at most. */
+INLINE void compute_unit(const Linear *l, int64_t i, int64_t m, const float *x, float *y, int add, Bench *b) {
+  const int64_t each = unit_of(l, m), panels = parts(l->n, PANEL), units = parts(panels, each), first = i / units * ROWS;
+  const int64_t p0 = i % units * each, rows = smaller(ROWS, m - first);
+  x += first * l->k;
+  y += first * l->n;
+  if (is_wide(l, rows) && (p0 + 2) * PANEL <= l->n) pair_of_outputs(l, p0, (int)rows, x, y, add, b);
+  else
+    for (int64_t p = p0; p < smaller(p0 + each, panels); p++) outputs(l, p, (int)rows, x, l->k, y, l->n, add, b);
 }
 
 void linear(const Linear *l, int64_t m, const float *x, float *y, int add, Bench *b) {
-  const int64_t units = parts(m, ROWS) * parts(l->n, l->block); /* none where a chunk wants no logits */
+  const int64_t units = parts(m, ROWS) * parts(parts(l->n, PANEL), unit_of(l, m)); /* none where a chunk wants no logits */
   b->held = NULL;
   if (m > ROWS) {
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < units; i++) unit_of(l, i, m, x, y, add, b);
+    for (int64_t i = 0; i < units; i++) compute_unit(l, i, m, x, y, add, b);
   } else { /* neighbours in memory one after the other, but the last few to whoever is free */
 #pragma omp for schedule(guided, 1)
-    for (int64_t i = 0; i < (m ? units : 0); i++) unit_of(l, i, m, x, y, add, b);
+    for (int64_t i = 0; i < (m ? units : 0); i++) compute_unit(l, i, m, x, y, add, b);
   }
 }
 
@@ -406,6 +430,6 @@ int32_t petiole_halves(void) { return HALF_INPUTS(BF16); }
 Bench new_bench(int64_t rows, int64_t k, Scratch *s) {
   rows = smaller(rows, ROWS);
   return (Bench){.inputs = take_floats(s, parts(k, KC) * KC * rows),
-                 .sums = take_floats(s, rows * 2 * PANEL),
-                 .panel = take_floats(s, KC * PANEL)};
+                 .sums = take_floats(s, (rows > MB ? rows : MB) * PANEL),
+                 .panel = take_floats(s, parts(k, KC) * KC * PANEL)};
 }

@@ -3,6 +3,7 @@
 #include "vectors.h"
 
 #define PANEL 32 /* outputs side by side: two vectors */
+#define PAIR (2 * PANEL)
 #define KC 256   /* terms of a sum that are added up in registers in one go; the row length of packed inputs */
 #define ROWS 192 /* input rows that stay in the second-level cache while the weights pass by */
 
@@ -20,10 +21,11 @@ typedef struct {
 
 /* A thread's own memory for products of at most `rows` inputs of at most `k` terms. */
 typedef struct {
-  void *inputs;      /* [ceil(k / KC)][rows][KC], float, or bfloat16 where HALF_INPUTS */
+  void *inputs;      /* [ceil(k / KC)][rows][KC] or, for wide tiles, [rows][k]: float, or bfloat16 where HALF_INPUTS */
   const float *held; /* whose copy `inputs` is */
-  float *sums;   /* [rows][2 PANEL] */
-  float *panel;  /* [KC][PANEL] */
+  int whole_rows;    /* whether that is [rows][k] */
+  float *sums;       /* [rows][PANEL] or [WIDE][PAIR] */
+  void *panel;       /* widened weights: [KC][PANEL] floats, or [k / 2][PAIR] pairs of bfloat16 */
 } Bench;
 
 /* Beside bfloat16 with DOT, inputs are bfloat16; bytes are exact in it, too. */

@@ -19,6 +19,7 @@ from petiole.gpu_worker.models.decoder import DecoderLayer
 from petiole.gpu_worker.models.host_memory import new_tensor
 from petiole.gpu_worker.models.layered import GeluLayer, LayerNorm
 from petiole.gpu_worker.models.layers import Linear
+from petiole.gpu_worker.runtime.cpu.native.build import load_library, wanted
 from petiole.gpu_worker.runtime.cpu.native.products import Products
 from petiole.gpu_worker.runtime.cpu.native.weights import EMPTY, LinearStruct, Weights
 
@@ -98,6 +99,9 @@ class _Step(ctypes.Structure):
         ("scratch", c_void_p),
         ("scratch_stride", c_int64),
     ]
+
+
+_MAX_HEAD = 256
 
 
 @dataclass(frozen=True)
@@ -232,6 +236,14 @@ class Stack:
     def _norm(self, norm: Tensor | LayerNorm | None) -> NormStruct:
         weight, bias = norm if isinstance(norm, tuple) else (norm, None)
         return NormStruct(self._weights.floats(weight), self._weights.floats(bias))
+
+
+def library_for(hidden: int, inner: int, head_dim: int, dtype: torch.dtype, lanes: int) -> ctypes.CDLL | None:
+    """The compiled code for layers of these sizes and this type. None if it has none for them, if nothing can be
+    compiled, or if PETIOLE_NATIVE is off. lanes: heads must be a multiple of them."""
+    even, whole = hidden % 2 == inner % 2 == 0, head_dim % lanes == 0 and head_dim <= _MAX_HEAD
+    usual = dtype in (torch.float32, torch.bfloat16) and even and whole
+    return load_library() if usual and wanted() else None
 
 
 def at_least(memory: Tensor | None, n: int) -> Tensor:

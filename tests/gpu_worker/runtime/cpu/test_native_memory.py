@@ -20,10 +20,11 @@ import torch
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 
-def limit(room):
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    soft = resource.RLIM_INFINITY if room is None else used + room
-    resource.setrlimit(resource.RLIMIT_AS, (soft, resource.RLIM_INFINITY))
+def in_use():
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+def limit(most):
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
 
 config = EngineConfig(model=sys.argv[1], device="cpu", dtype="float32", num_threads=2, num_pages=2000)
 native = ModelRuntime(config)._executor._native
@@ -34,7 +35,7 @@ def forward(n):
 
 forward(1)  # its threads have their stacks
 for room in range(0, 2**24, 2**17):
-    limit(room)
+    limit(in_use() + room)
     try:
         forward(1000)
     except (MemoryError, RuntimeError) as error:
@@ -43,7 +44,7 @@ for room in range(0, 2**24, 2**17):
         print("done")
         break
     finally:
-        limit(None)
+        limit(resource.RLIM_INFINITY)
     print(said)
 """
 

@@ -15,7 +15,7 @@ from bench.checkpoints import Shape, write_adapter
 from bench.driver import Driver
 from petiole.gpu_worker.errors import InvalidRequest
 from petiole.gpu_worker.models.layers import Int8Linear
-from petiole.gpu_worker.runtime.cpu.native import build, forward, products
+from petiole.gpu_worker.runtime.cpu.native import build, forward, products, stack
 from petiole.gpu_worker.runtime.cpu.native.library import NEVER, open_library
 from petiole.gpu_worker.runtime.cpu.native.products import RUNGS, decide, gain
 from petiole.gpu_worker.runtime.cpu.native.weights import Weights
@@ -128,7 +128,7 @@ def test_a_processor_with_avx2_alone_computes_the_same(whose, checkpoint, open_r
     monkeypatch.setenv("PETIOLE_PRODUCTS", whose)
     flags = ["-march=haswell" if flag == "-march=native" else flag for flag in build._FLAGS]
     monkeypatch.setattr(build, "_FLAGS", tuple(flags))
-    monkeypatch.setattr(forward, "load_library", build.load_library.__wrapped__)
+    monkeypatch.setattr(stack, "load_library", build.load_library.__wrapped__)
     for dtype in ("bfloat16", "float32"):
         test_a_prompt_of_several_blocks_of_keys(dtype, checkpoint, open_runtime)
 
