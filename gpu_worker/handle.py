@@ -46,7 +46,7 @@ class Handle:
         self.adapter_key: str | None = None
         self.admitted = False
         self.error: BaseException | None = None
-        self._engine = engine
+        self._engine: Controller | None = engine  # until the end
         self._on_delta, self._on_admitted, self._on_done = on_delta, on_admitted, on_done
         self._deltas: list[Delta] = []
         self._result: Result | None = None
@@ -61,13 +61,15 @@ class Handle:
 
     def cancel(self, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End the request at the next step with its partial output and the finish reason `reason`."""
-        if not self.done():
-            self._engine.cancel_request(self, reason)
+        engine = self._engine
+        if engine is not None and not self.done():
+            engine.cancel_request(self, reason)
 
     def hand_back(self) -> None:
         """End the request with `HandedBack`, after all committed tokens have been delivered."""
-        if not self.done():
-            self._engine.hand_back_request(self)
+        engine = self._engine
+        if engine is not None and not self.done():
+            engine.hand_back_request(self)
 
     # ------------------------------------------------------------ reading
 
@@ -171,6 +173,7 @@ class Handle:
         self._call(self._on_done)
         # Their owner may refer to this handle: a cycle would keep both until a garbage collection.
         self._on_delta = self._on_admitted = self._on_done = None
+        self._engine = None  # whose memory a result that is kept would keep, too
 
     def _notify(self) -> None:
         self._changed.notify_all()

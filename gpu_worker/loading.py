@@ -106,7 +106,11 @@ def memory_that_suffices() -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY):
-            raise ModelError(f"it does not fit into memory: {error}") from error
+            found, _, _ = str(error).partition(". If reserved but")  # torch's advice does not help here
+            raise ModelError(
+                f"it does not fit into memory: {found.splitlines()[0] if found else 'out of memory'}; a smaller "
+                f"model, weight_quantization or fewer max_num_seqs and max_num_batched_tokens take less"
+            ) from error
         raise
 
 

@@ -33,6 +33,7 @@ from petiole.gpu_worker.runtime.cuda.executor import (
     batching_that_fits,
     working_bytes,
 )
+from petiole.gpu_worker.runtime.cuda.executor import accept as accept_on_cuda
 from petiole.gpu_worker.runtime.cuda.executor import choose as choose_on_cuda
 from petiole.gpu_worker.runtime.derived import max_model_len, n_threads
 from petiole.gpu_worker.runtime.device.cuda import CudaStream
@@ -56,6 +57,7 @@ from petiole.gpu_worker.runtime.reading import ModelInfo, ModelReader
 from petiole.gpu_worker.runtime.step.inputs import ImageInputs, StepInputs, StepStates, lay_out
 from petiole.gpu_worker.runtime.step.outputs import OutputSampler
 from petiole.gpu_worker.runtime.step.rows import OutputPlan, RowStates, write_rows
+from petiole.gpu_worker.runtime.step.verify import accept
 
 N_SLOTS = 2
 
@@ -126,8 +128,8 @@ class ModelRuntime:
             self._adapters = self._new_adapters()
             place, vocab_size = self._torch_device, self._info.config.vocab_size
             self._states = RowStates(self._n_rows, vocab_size, place, self._n_bins)
-            choose = choose_on_cuda if on_cuda else choose_on_cpu
-            self._sampler = OutputSampler(self._states, lambda arrays: upload_together(arrays, place), choose)
+            kernels = (choose_on_cuda, accept_on_cuda) if on_cuda else (choose_on_cpu, accept)
+            self._sampler = OutputSampler(self._states, lambda arrays: upload_together(arrays, place), *kernels)
             self._features: dict[int, Tensor] = {}  # of encoded images, by key; used in stream order
             self._slots = tuple(self._new_slot(slot_id) for slot_id in range(N_SLOTS))
             check_shared_stream(self._slots)
@@ -258,13 +260,13 @@ class ModelRuntime:
 
     def launch_forward(self, slot_id: int, batch: StepBatch) -> None:
         staging = self._slots[slot_id].staging
+        self._states.bind(batch.bindings)
+        inputs = lay_out(batch, self._states.adapters(batch.rows))
+        staging.plan = self._states.plan_outputs(batch, inputs)
         if batch.kind == "encode":
-            staging.plan, staging.states = self._states.plan_outputs(batch), None
+            staging.states = None
             self._enqueue(lambda: self._encode(slot_id, batch.images), batch.kind)
             return
-        self._states.bind(batch.bindings)
-        staging.plan = self._states.plan_outputs(batch)
-        inputs = lay_out(batch, self._states.adapters(batch.rows))
         if self._decoder.images is not None and batch.kind == "decode":
             inputs = replace(inputs, rotary=inputs.positions + self._states.rotary_offsets(batch.rows))
 
@@ -287,8 +289,8 @@ class ModelRuntime:
         assert plan is not None, "launch_forward comes first"
         staging.sources = sources = {}
         lengths = {"token_ids": plan.n}
-        known = {} if plan.verifies else {"accepted": batch.outputs}
-        if plan.verifies:
+        known = {} if plan.drafts is not None else {"accepted": batch.outputs}
+        if plan.drafts is not None:
             lengths["accepted"] = batch.size
         if self._n_bins:
             lengths["bins"] = plan.n

@@ -1,7 +1,7 @@
 """Builds the arrays of a `StepBatch` from a plan. Does not modify sequences.
 
-A sequence's newest operation says what it contributes to the step. The kind of the step does not, because a step
-may hold chunks of prompts, decodes and verifications together.
+The plan says what each sequence contributes to the step: first decodes and verifications, then chunks of prompts.
+The kind of the step does not, because a step may hold all three together.
 
 Page-table updates are mostly derived: a step sends the table columns that its positions are the first to use,
 `ceil(start / page_size) .. ceil(end / page_size)`. The first step of a row sends all columns from 0. Earlier steps
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
@@ -31,7 +32,6 @@ from petiole.gpu_worker.runtime.interface import (
     StepBatch,
     StepKind,
 )
-from petiole.gpu_worker.scheduling.outcomes import SequenceState
 from petiole.gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 
@@ -132,11 +132,11 @@ def _ragged_batch(
     are the pending token and its drafts. A final chunk samples one token, except in a recompute, where the known
     tail is the next input."""
     pending = np.full(len(plan.sequences), PENDING, np.int32)
-    inputs, bindings = [], []
-    for i, seq in enumerate(plan.sequences):
-        if seq.newest.state is not SequenceState.PREFILL_SCHEDULED:
-            inputs.append(np.array((PENDING, *plan.drafts[i]) if plan.drafts else (PENDING,), np.int32))
-            continue
+    n_decodes, bindings = plan.n_decodes, list[RowBinding]()
+    drafts = plan.drafts or [()] * n_decodes
+    decoded = chain.from_iterable((PENDING, *drafts[i]) for i in range(n_decodes))
+    inputs = [np.fromiter(decoded, np.int32)]
+    for i, seq in enumerate(plan.chunks, n_decodes):
         start, end = int(starts[i]), int(starts[i] + lengths[i])
         inputs.append(seq.tokens(start, end))
         if start == seq.reused:

@@ -131,7 +131,7 @@ class Scheduler:
                 if i >= plan.n_decodes:
                     seq.schedule_prefill(plan.lengths[i])
                 elif plan.lengths[i] > 1:
-                    seq.schedule_speculative(plan.lengths[i])
+                    seq.schedule_speculative(plan.lengths[i], planned=True)
                 else:
                     seq.schedule_decode(planned=True)
                 scheduled.append(seq)

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import cache
 from typing import NoReturn
 
 import numpy as np
@@ -56,6 +57,11 @@ from petiole.gpu_worker.scheduling.outcomes import (
 
 IntArray = npt.NDArray[np.int32]
 _DECODE = Operation(SequenceState.DECODE_SCHEDULED, 1, 1)
+
+
+@cache
+def _verification(n_tokens: int) -> Operation:
+    return Operation(SequenceState.SPECULATIVE_SCHEDULED, n_tokens, n_tokens)
 
 
 class SchedulableSequence:
@@ -172,7 +178,10 @@ class SchedulableSequence:
         outstanding = self._outstanding
         if self.finalized or len(outstanding) >= self.max_outstanding:
             return False
-        if outstanding and outstanding[-1] is _DECODE:  # after a decode there is exactly one tail token
+        if not outstanding:
+            idle = self.kv_position >= self.prefill_target and len(self.generated) < self.max_output_tokens
+            return idle and self.tail_tokens == 1
+        if outstanding[-1] is _DECODE:  # after a decode there is exactly one tail token
             yields = 1 if len(outstanding) == 1 else self.outstanding_yield
             return len(self.generated) + yields < self.max_output_tokens
         if self.state is SequenceState.SPECULATIVE_SCHEDULED or self.is_prefilling or self.remaining_tokens <= 0:
@@ -244,14 +253,16 @@ class SchedulableSequence:
         if self._history is not None:
             self._record(EventKind.DECODE_SCHEDULED, 1)
 
-    def schedule_speculative(self, n_tokens: int) -> None:
-        """Schedule a verification that yields up to `n_tokens`: the drafts and the token after them."""
-        if self._outstanding or not self.can_decode:
-            self._refuse()
-        if not 0 < n_tokens <= self.remaining_tokens:
-            raise GenerationComplete(f"{n_tokens} tokens to verify, a budget of {self.remaining_tokens}")
-        self._cover(self.kv_position + n_tokens)
-        self._outstanding.append(Operation(SequenceState.SPECULATIVE_SCHEDULED, n_tokens, n_tokens))
+    def schedule_speculative(self, n_tokens: int, planned: bool = False) -> None:
+        """Schedule a verification that yields up to `n_tokens`: the drafts and the token after them. `planned`: as
+        in `schedule_decode`."""
+        if not planned:
+            if self._outstanding or not self.can_decode:
+                self._refuse()
+            if not 0 < n_tokens <= self.remaining_tokens:
+                raise GenerationComplete(f"{n_tokens} tokens to verify, a budget of {self.remaining_tokens}")
+            self._cover(self.kv_position + n_tokens)
+        self._outstanding.append(_verification(n_tokens))
         self._record(EventKind.SPECULATIVE_SCHEDULED, n_tokens)
 
     def revert_schedule(self, trim: bool = True) -> None:

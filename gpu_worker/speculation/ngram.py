@@ -48,13 +48,13 @@ class NgramDrafter:
         self.trust = TRUST_AT_FIRST
 
     def extend(self, tokens: Sequence[int]) -> None:
-        own, behind = self._tokens, self._behind
+        own, behind, longest, shortest = self._tokens, self._behind, self._longest, self._shortest
         for token in tokens:
-            end, start = len(own), 0
-            for n in range(min(self._longest, end), self._shortest - 1, -1):
-                gram = tuple(own[end - n :])
+            end, start, gram = len(own), 0, tuple(own[-longest:])
+            while len(gram) >= shortest:
                 start = start or behind.get(gram, 0)
                 behind[gram] = end
+                gram = gram[1:]
             if start:
                 self.trust += LATEST * ((own[start] == token) - self.trust)
             own.append(int(token))

@@ -24,7 +24,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from petiole.gpu_worker.models.layers import DenseLinear, Rotation
-from petiole.gpu_worker.runtime.cuda.fused import adapters, choose, layers, products
+from petiole.gpu_worker.runtime.cuda.fused import accept, adapters, choose, layers, products
 from petiole.gpu_worker.runtime.step.sampling import Choice
 
 VOCAB = 151_936
@@ -137,6 +137,13 @@ def eight_bits() -> None:
     layers.quantize_rows(torch.empty((64, 4096), dtype=torch.bfloat16))
 
 
+def accepted() -> None:
+    pending = torch.zeros(65, dtype=torch.int64)
+    bins = torch.zeros((65, 3), dtype=torch.int32)
+    tokens, drafts = torch.zeros(16, dtype=torch.int64), torch.zeros(3 * 4 + 16, dtype=torch.int64)
+    accept.accept(tokens, bins[:16], drafts, 4, pending, bins)
+
+
 def deltas() -> None:
     hidden, outputs, rank = 1024, (2048, 1024, 1024), 16
     x, y = torch.empty((16, hidden), dtype=torch.bfloat16), torch.empty((16, 4096), dtype=torch.bfloat16)
@@ -183,6 +190,7 @@ VARIANTS: dict[str, Callable[[], Tensor | None]] = {
     },
     "": pages,
     "of 4096": eight_bits,
+    "with bins": accepted,
     "of rank 16": deltas,
     "normed, 1024": product(1024, 3072, False),
     "normed, 4096": product(4096, 12_288, False),

@@ -22,10 +22,12 @@ if DEVICE == "cpu" and not known:
 from petiole.gpu_worker.models.layers import DenseLinear, Rotation
 from petiole.gpu_worker.runtime.cuda.fused import choose as fused
 from petiole.gpu_worker.runtime.cuda.fused import products
+from petiole.gpu_worker.runtime.cuda.fused.accept import accept as fused_accept
 from petiole.gpu_worker.runtime.cuda.fused.adapters import add_deltas
 from petiole.gpu_worker.runtime.cuda.fused.layers import gather_pages, rotate_and_store, token_slots, write_pages
 from petiole.gpu_worker.runtime.step.noise import noise_keys
 from petiole.gpu_worker.runtime.step.sampling import Choice, choose
+from petiole.gpu_worker.runtime.step.verify import accept
 from tests.support import fake_flashinfer as plain
 
 N, VOCAB = (64, 50_000) if DEVICE == "cuda" else (12, 9000)
@@ -120,6 +122,32 @@ def parts(qkv: torch.Tensor, n_heads: int, n_kv_heads: int, width: int) -> list[
     """Queries, keys and values where a product leaves them."""
     split = qkv.split([n_heads * width, n_kv_heads * width, n_kv_heads * width], -1)
     return [part.view(len(qkv), -1, width) for part in split]
+
+
+@pytest.mark.parametrize("n_bins", [0, 3])
+def test_drafts_are_accepted_as_on_a_cpu(n_bins):
+    """Rows without outputs, with one, and with more than a warp has lanes; the token that is refused at any place,
+    or nowhere."""
+    draw, counts = np.random.default_rng(0), np.array([3, 0, 1, 6, 70, 33, 32, 6, 1, 0])
+    n, total = len(counts), counts.sum()
+    first, rows = counts.cumsum() - counts, draw.permutation(np.arange(1, 21))[:n]
+    for refused_at in (0, 2, 31, 32, 69):
+        tokens = draw.integers(0, 50_000, total)
+        following = tokens.copy()
+        within = np.arange(total) - np.repeat(first, counts)
+        following[within == refused_at] += 1
+        following[(first + counts)[counts > 0] - 1] = -1
+        drafts = torch.from_numpy(np.concatenate([first, counts, rows, following]))
+        bins = torch.from_numpy(draw.integers(0, 99, (total, n_bins), dtype=np.int32)) if n_bins else None
+        results = []
+        for device, function in (("cpu", accept), (DEVICE, fused_accept)):
+            pending = torch.full((21,), -7, device=device)
+            pending_bins = torch.full((21, n_bins), -7, dtype=torch.int32, device=device)
+            given = (torch.from_numpy(tokens), bins, drafts)
+            given = (t if t is None else t.to(device) for t in given)
+            results.append([t.cpu() for t in (*function(*given, n, pending, pending_bins), pending, pending_bins)])
+        assert all(map(torch.equal, *results))
+        assert results[0][1].tolist() == np.minimum(counts, refused_at + 1).tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)

@@ -23,6 +23,7 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKerne
 from petiole.gpu_worker.runtime.cuda.capture import eager
 from petiole.gpu_worker.runtime.cuda.executor import CudaExecutor
 from petiole.gpu_worker.runtime.step.sampling import choose
+from petiole.gpu_worker.runtime.step.verify import accept
 
 WORKSPACE_BYTES = 128 * 2**20
 CUDA_CORE_GROUPS = {1, 2, 3, 4, 6, 8, 16}
@@ -368,6 +369,7 @@ def install(monkeypatch):
     module("petiole.gpu_worker.runtime.cuda.fused.layers", *layers)
     module("petiole.gpu_worker.runtime.cuda.fused.adapters", add_deltas)
     module("petiole.gpu_worker.runtime.cuda.fused.choose", choose)
+    module("petiole.gpu_worker.runtime.cuda.fused.accept", accept)
     products = module("petiole.gpu_worker.runtime.cuda.fused.products", fits, forward)
     products.MOST_ROWS = MOST_ROWS
     monkeypatch.setattr(fused, "products", products, raising=False)

@@ -34,6 +34,7 @@ from petiole.gpu_worker.runtime.memory import kv
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from petiole.gpu_worker.runtime.step import outputs, rows
 from petiole.gpu_worker.runtime.step.sampling import choose
+from petiole.gpu_worker.runtime.step.verify import accept
 from tests.support import fake_flashinfer
 
 _current = threading.local()
@@ -209,7 +210,7 @@ def late_runtime(runtime: Any) -> Any:
     copying = runtime._copy_stream = runtime._device.new_stream("copy")
     for slot in runtime._slots:
         slot.render._copy_stream = copying
-    runtime._sampler._choose = _late_choose
+    runtime._sampler._choose, runtime._sampler._accept = _late_choose, _late_accept
     return fake_flashinfer.compute_as_on_cuda(runtime)
 
 
@@ -217,6 +218,12 @@ def _late_choose(logits: torch.Tensor, choice: Any) -> torch.Tensor:
     token_ids = torch.empty(len(logits), dtype=torch.int64)
     _queue(lambda: token_ids.copy_(choose(logits.float(), choice)))
     return token_ids
+
+
+def _late_accept(token_ids: torch.Tensor, bins: Any, drafts: Any, n_rows: int, *pending: Any) -> Any:
+    found = torch.empty(len(token_ids), dtype=torch.int32), torch.empty(n_rows, dtype=torch.int32)
+    _queue(lambda: _fill(found, accept(token_ids, bins, drafts, n_rows, *pending)))
+    return found
 
 
 def _queue(operation: Callable[[], object]) -> None:
@@ -238,6 +245,7 @@ def install(monkeypatch: Any) -> None:
     for module, name in ((layers, "gather_pages"), (adapters, "add_deltas")):
         monkeypatch.setattr(module, name, _later(getattr(module, name)))
     monkeypatch.setattr(kernels["petiole.gpu_worker.runtime.cuda.fused.choose"], "choose", _late_choose)
+    monkeypatch.setattr(kernels["petiole.gpu_worker.runtime.cuda.fused.accept"], "accept", _late_accept)
     wrapper = fake_flashinfer._Wrapper
     monkeypatch.setattr(wrapper, "_attend", _attend_later(wrapper._attend))
     monkeypatch.setattr(wrapper, "_copy_later", lambda self, to, source: _queue(lambda: to.copy_(source)))

@@ -61,7 +61,7 @@ def require_flashinfer(model: ModelConfig) -> None:
     require_version()
     if model.head_dim not in HEAD_SIZES:
         known = ", ".join(map(str, HEAD_SIZES))
-        raise ModelError(f"head_dim: must be {known} on CUDA, got {model.head_dim}")
+        raise ModelError(f"head_dim: must be {known} on CUDA, got {model.head_dim}; device=cpu serves this model")
 
 
 def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int, encode_bytes: int = 0) -> int:
@@ -142,6 +142,15 @@ def choose(logits: Tensor, choice: Choice | None) -> Tensor:
     return choose_in_one_launch(logits, choice)
 
 
+def accept(
+    token_ids: Tensor, bins: Tensor | None, drafts: Tensor, n_rows: int, pending: Tensor, pending_bins: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`verify.accept` in one launch."""
+    from petiole.gpu_worker.runtime.cuda.fused.accept import accept as accept_in_one_launch
+
+    return accept_in_one_launch(token_ids, bins, drafts, n_rows, pending, pending_bins)
+
+
 class CudaExecutor:
     """Forward and logits on CUDA. See `runtime.Executor`."""
 
@@ -211,7 +220,9 @@ class CudaExecutor:
                 logits = self._append(slot, segmented(lay_out(batch, 0 * one), ())).logits()
             keys, half = self._up(np.zeros((1, 2), np.int32)), self._up(np.full(1, 0.5, np.float32))
             for found in dict.fromkeys((logits, logits.float())):  # for example unchanged, and after penalties
-                choose(found, Choice(half, keys, self._up(one.astype(np.int64)), half, half))
+                token_ids = choose(found, Choice(half, keys, self._up(one.astype(np.int64)), half, half))
+            bins = None if self._decoder.value_tokens is None else self._pending_bins[:1]
+            accept(token_ids, bins, self._up(np.array([0, 1, 0, -1])), 1, self._pending, self._pending_bins)
 
     def _append(self, slot: _Slot, step: Segmented) -> StepStates:
         inputs = step.inputs

@@ -279,11 +279,10 @@ class Graphs:
     def _stage(self, shape: Shape, host: np.ndarray, inputs: StepInputs) -> None:
         n, positions = len(inputs.batch_rows), len(inputs.positions)
         at: slice | np.ndarray = slice(positions)
-        adapters, updates = inputs.adapters, inputs.pages
-        if shape.queries > 1:
+        updates = inputs.pages
+        if shape.queries > 1 and positions < n * shape.queries:  # some rows are padded
             at = ragged_arange(np.arange(1, n + 1) * shape.queries - inputs.lengths, inputs.lengths)
         if shape.queries != 1:
-            adapters = np.repeat(adapters, inputs.lengths)
             outputs = inputs.output_inputs
             host[_OUTPUTS, : len(outputs)] = outputs if isinstance(at, slice) else at[outputs]
         if not shape.queries:
@@ -292,7 +291,8 @@ class Graphs:
         host[_POSITIONS, at] = inputs.positions
         host[_ROTARY, at] = inputs.positions if inputs.rotary is None else inputs.rotary
         host[_TOKENS, at] = inputs.token_ids
-        host[_ADAPTERS, at] = adapters
+        if self._bank is not None:
+            host[_ADAPTERS, at] = inputs.adapters if shape.queries == 1 else inputs.adapters.repeat(inputs.lengths)
         if len(updates.rows) > shape.positions:  # a cached prefix, or a row that was remapped
             self._geometry.cache.update(updates)
             updates = NO_UPDATES

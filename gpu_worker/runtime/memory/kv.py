@@ -106,9 +106,10 @@ def decide_n_pages(
         n_pages = max(min(wanted, budget), min(per_sequence + 1, free_bytes // 2 // page_bytes))
     if n_pages < 2:
         raise ModelError(
-            f"no memory for the KV cache: {free_bytes} bytes are left beside max_num_seqs {engine.max_num_seqs}, "
-            f"max_num_batched_tokens {engine.max_num_batched_tokens} and lora_slots {engine.lora_slots}; "
-            f"{page_bytes} a page"
+            f"no memory for the KV cache: a page takes {page_bytes} bytes, and {max(free_bytes, 0)} are left "
+            f"beside the weights, max_num_seqs {engine.max_num_seqs}, max_num_batched_tokens "
+            f"{engine.max_num_batched_tokens} and lora_slots {engine.lora_slots}: lower these, or raise "
+            f"gpu_memory_utilization ({engine.gpu_memory_utilization:g})"
         )
     return n_pages
 

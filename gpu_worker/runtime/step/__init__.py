@@ -6,6 +6,7 @@ rows      sampling state of each row: parameters on the host, sent with each ste
           inputs on the device
 outputs   from logits to token ids and the host's outputs
 sampling  the arithmetic of sampling, as pure functions
+verify    which drafts are accepted
 values    from bins to inputs, and from hidden states to bins
 noise     noise of a seed and a position
 deltas    adds adapters, in plain torch

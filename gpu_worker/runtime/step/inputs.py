@@ -60,6 +60,10 @@ class StepInputs:
     limits: Int64Array | None = None
     rotary: Int64Array | None = None
 
+    def of_outputs(self, array: Int64Array) -> Int64Array:
+        """The elements of an array [T] whose logits are sampled: [O]. The array itself, if these are all."""
+        return array if len(self.output_inputs) == len(array) else array[self.output_inputs]
+
 
 @dataclass(frozen=True, slots=True)
 class StepStates:
@@ -80,19 +84,21 @@ def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:
     ends = np.cumsum(lengths)
     first = ends - lengths
     known = batch.pending != PENDING
-    token_ids, positions = batch.token_ids.astype(np.int64), ragged_arange(starts, lengths)
+    rows, token_ids = batch.rows.astype(np.int64), batch.token_ids.astype(np.int64)
+    every = np.arange(len(token_ids))
+    positions = every + (starts - first).repeat(lengths)
     if batch.embeddings:
         token_ids[token_ids == IMAGE] = 0  # replaced by embeddings
     return StepInputs(
         kind=batch.kind,
-        rows=np.repeat(batch.rows, lengths).astype(np.int64),
+        rows=rows.repeat(lengths),
         positions=positions,
         token_ids=token_ids,
-        pending_inputs=first[batch.token_ids[first] == PENDING].astype(np.int64),
-        output_inputs=ragged_arange(ends - outputs, outputs),
+        pending_inputs=first[batch.token_ids[first] == PENDING],
+        output_inputs=every if outputs.sum() == len(every) else ragged_arange(ends - outputs, outputs),
         known_pending_rows=batch.rows[known].astype(np.int64),
         known_pending=batch.pending[known].astype(np.int64),
-        batch_rows=batch.rows.astype(np.int64),
+        batch_rows=rows,
         starts=starts,
         lengths=lengths,
         adapters=adapters,

@@ -16,12 +16,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from petiole.cache import ragged_arange
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.device.interface import upload
 from petiole.gpu_worker.runtime.interface import Int32Array, RowBinding, StepBatch, TokenMask
+from petiole.gpu_worker.runtime.step.inputs import StepInputs
 from petiole.gpu_worker.runtime.step.noise import noise_keys
 from petiole.gpu_worker.runtime.step.sampling import NEG_INF, Choice, Penalties
+from petiole.gpu_worker.runtime.step.verify import draft_pairs, drafts_of
 
 _PARAMETERS = np.dtype(
     [
@@ -49,7 +50,8 @@ class Uses:
 
 _FILTERS = {"top_k": Uses.TOP_K, "top_p": Uses.TOP_P, "min_p": Uses.MIN_P}
 _COLDEST = 1e-6
-_NO_DRAFTS = _NO_TOKENS = np.empty(0, np.int64)
+_NO_TOKENS = np.empty(0, np.int64)
+_NO_ROWS = torch.empty(0, dtype=torch.int64)
 _NO_PAIRS = np.empty((0, 2), np.int64)
 
 
@@ -57,19 +59,17 @@ _NO_PAIRS = np.empty((0, 2), np.int64)
 class OutputPlan:
     """The outputs of one step, on the host. O outputs over B rows; `uses`: their `Uses` flags, ORed.
 
-    rows: int64 [O]. positions: int64 [O], of the tokens to be sampled. drafts: int64 [O], the draft that each
-    output is compared with, -1 for a row's last output. draft_pairs: int64 [n, 2], (output, token) for each draft
-    that precedes an output in its row, if the row has penalties. ends: int64 [n, 2], (output, token) for each end
-    token of an output before `min_tokens`.
+    rows: int64 [O]. positions: int64 [O], of the tokens to be sampled. drafts: see `drafts_of`; None if nothing
+    is verified. draft_pairs: int64 [n, 2], (output, token) for each draft that precedes an output in its row, if
+    the row has penalties. ends: int64 [n, 2], (output, token) for each end token of an output before `min_tokens`.
     """
 
     rows: npt.NDArray[np.int64]
     parameters: npt.NDArray[np.void]
     positions: npt.NDArray[np.int64]
-    drafts: npt.NDArray[np.int64]
+    drafts: npt.NDArray[np.int64] | None
     draft_pairs: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
-    verifies: bool
     uses: int
     vocab_size: int
 
@@ -142,24 +142,19 @@ class RowStates:
     def rotary_offsets(self, rows: Int32Array) -> npt.NDArray[np.int64]:
         return self._rotary_offsets[rows]
 
-    def plan_outputs(self, batch: StepBatch) -> OutputPlan:
-        drafts, verifies = _NO_DRAFTS, False
-        if batch.kind == "decode":  # one output for each row
-            rows, positions = batch.rows.astype(np.int64), batch.starts + np.int64(1)
-        else:
-            rows = np.repeat(batch.rows, batch.outputs).astype(np.int64)
-            positions = ragged_arange(batch.starts + batch.lengths - batch.outputs + 1, batch.outputs)
-            verifies = bool((batch.outputs > 1).any())
-            if verifies:
-                drafts = _drafts(batch)
+    def plan_outputs(self, batch: StepBatch, inputs: StepInputs) -> OutputPlan:
+        """inputs: those of the batch."""
+        rows, positions = inputs.of_outputs(inputs.rows), inputs.of_outputs(inputs.positions) + 1
+        verifies = batch.kind != "decode" and bool((batch.outputs > 1).any())
+        drafts = drafts_of(batch, inputs) if verifies else None
         used = self._uses[rows]
         uses = int(np.bitwise_or.reduce(used))
-        parameters, pairs, ends = self._parameters[rows], _NO_PAIRS, _NO_PAIRS
-        if verifies and uses & Uses.PENALTIES:
-            pairs = _draft_pairs(batch, (used & Uses.PENALTIES) != 0)
+        parameters, pairs, ends = self._parameters.take(rows), _NO_PAIRS, _NO_PAIRS  # indexing can be slow
+        if drafts is not None and uses & Uses.PENALTIES:
+            pairs = draft_pairs(batch, inputs, (used & Uses.PENALTIES) != 0)
         if uses & Uses.MIN_TOKENS:
             ends = self._early_ends(rows, np.flatnonzero(positions < parameters["first_end"]))
-        return OutputPlan(rows, parameters, positions, drafts, pairs, ends, verifies, uses, self._vocab_size)
+        return OutputPlan(rows, parameters, positions, drafts, pairs, ends, uses, self._vocab_size)
 
     def _early_ends(self, rows: npt.NDArray[np.int64], early: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """`OutputPlan.ends` of the outputs `early`."""
@@ -267,39 +262,32 @@ Upload = Callable[[Sequence[npt.NDArray[Any]]], Sequence[Tensor]]
 """Copies arrays to the device, in stream order."""
 
 
-def sampled_with(plan: OutputPlan, upload: Upload) -> tuple[Tensor, Choice | None]:
-    """The rows of a step's outputs, int64 [O], and its `Choice` on the device, in one copy. No choice if all
-    outputs are greedy. Called in stream order."""
-    if not plan.uses & Uses.DRAW:
-        (rows,) = upload([plan.rows])
-        return rows, None
-    used = [name for name, flag in _FILTERS.items() if plan.uses & flag]
-    keys, parameters = noise_keys(plan.parameters["seed"], plan.positions), plan.parameters
-    rows, noise, temperature, *filters = upload(
-        [plan.rows, keys, parameters["temperature"], *(parameters[name] for name in used)]
-    )
-    given = dict(zip(used, filters, strict=True))
-    return rows, Choice(temperature, noise, *(given.get(name) for name in _FILTERS))
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """An `OutputPlan` on the device. rows: int64 [O]; empty if nothing reads them. choice: None if all outputs are
+    greedy. drafts: see `drafts_of`; None if nothing is verified."""
+
+    rows: Tensor
+    choice: Choice | None
+    drafts: Tensor | None
 
 
-def _drafts(batch: StepBatch) -> npt.NDArray[np.int64]:
-    """`OutputPlan.drafts` of a batch."""
-    within, inputs = _places(batch)
-    last = within == np.repeat(batch.outputs, batch.outputs) - 1
-    return np.where(last, -1, batch.token_ids[np.minimum(inputs + 1, len(batch.token_ids) - 1)]).astype(np.int64)
-
-
-def _draft_pairs(batch: StepBatch, wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """`OutputPlan.draft_pairs` of a batch, for the outputs that are wanted."""
-    within, inputs = _places(batch)
-    counts = np.where(wanted, within, 0)
-    outputs = np.repeat(np.arange(len(within)), counts)
-    drafts = ragged_arange(inputs - counts + 1, counts)
-    return np.stack([outputs, batch.token_ids[drafts]], axis=1).astype(np.int64)
-
-
-def _places(batch: StepBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Two arrays, int64 [O]: the place of each output among the outputs of its row, and the input with its
-    logits."""
-    within = ragged_arange(np.zeros_like(batch.outputs), batch.outputs)
-    return within, ragged_arange(np.cumsum(batch.lengths) - batch.outputs, batch.outputs)
+def sampled_with(plan: OutputPlan, upload: Upload) -> Sampled:
+    """Copy a plan to the device, in one copy. Called in stream order."""
+    parameters, used = plan.parameters, [name for name, flag in _FILTERS.items() if plan.uses & flag]
+    arrays = dict[str, npt.NDArray[Any]]()
+    if plan.drafts is None or plan.uses & (Uses.PENALTIES | Uses.BIAS):
+        arrays["rows"] = plan.rows
+    if plan.drafts is not None:
+        arrays["drafts"] = plan.drafts
+    if plan.uses & Uses.DRAW:
+        arrays |= {
+            "keys": noise_keys(parameters["seed"], plan.positions),
+            "temperature": parameters["temperature"],
+        }
+        arrays |= {name: parameters[name] for name in used}
+    found = dict(zip(arrays, upload([*arrays.values()]), strict=True))
+    choice = None
+    if plan.uses & Uses.DRAW:
+        choice = Choice(found["temperature"], found["keys"], *(found.get(name) for name in _FILTERS))
+    return Sampled(found.get("rows", _NO_ROWS), choice, found.get("drafts"))

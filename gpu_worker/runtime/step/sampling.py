@@ -205,13 +205,3 @@ def logprobs(logits: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor,
     table = logits.log_softmax(-1)
     top, ids = table.topk(k, dim=-1)
     return table.gather(1, token_ids[:, None]).squeeze(1), ids, top
-
-
-def first_refused(token_ids: Tensor, next_drafts: Tensor, places: Tensor) -> Tensor:
-    """int64 [S]: in each row the place of the first sampled token that is not the draft behind it.
-
-    next_drafts: int64 [O], the draft in the place of each sampled token, -1 for a row's last. places: int64
-    [S, width], the outputs of each row, the last one repeated.
-    """
-    refused = (token_ids != next_drafts)[places]
-    return refused.int().argmax(dim=1)

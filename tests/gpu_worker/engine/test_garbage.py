@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 
@@ -55,6 +56,20 @@ def test_a_request_that_has_ended_leaves_no_garbage(options: dict[str, int]) -> 
         gc.collect()
         found = Counter(type(one).__qualname__ for one in gc.garbage if type(one).__module__ in OURS)
     assert not found
+
+
+def test_a_result_that_is_kept_keeps_no_engine() -> None:
+    """Which would keep its weights and its cache, and a next engine would find no memory."""
+    with toy_engine() as engine:
+        handles = [engine.submit(request([1, 2, 3], 8)) for _ in range(3)]
+        handles[0].cancel()
+        results = [handle.result() for handle in handles]
+        left = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert left() is None
+    assert [handle.result() for handle in handles] == results
+    handles[1].cancel()  # too late, which is no error
 
 
 def test_a_request_that_ends_before_its_deadline_is_not_kept_until_then() -> None:

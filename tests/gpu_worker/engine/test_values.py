@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -299,11 +300,15 @@ def test_a_resumed_skill_answers_the_same_after_any_token(value_engine: OpenEngi
 def test_a_skill_beside_others_and_short_of_pages_answers_the_same(value_engine: OpenEngine) -> None:
     with value_engine(num_pages=400) as engine:
         alone = found(engine, boxes(LONG, 8))
-    with value_engine(num_pages=70, chunk_size=3) as engine:
-        asked = boxes(LONG, 8, priority=1)
+    with value_engine(num_pages=70, chunk_size=3) as engine, ThreadPoolExecutor(1) as pool:
         watch = Watch()
-        handle = engine.submit(asked, on_delta=watch.on_delta)
-        assert answers(engine) == EXPECTED
+        engine.pause()  # all wait when the first of them starts
+        handle = engine.submit(boxes(LONG, 8, priority=1), on_delta=watch.on_delta)
+        others = pool.submit(answers, engine)
+        while engine.stats()["waiting"] != 1 + len(PROMPTS):
+            time.sleep(0.001)
+        engine.resume()
+        assert others.result() == EXPECTED
         assert handle.result(timeout=60).token_ids == alone[0]
         assert bins_of(watch) == alone[1]
         assert engine.stats()["preemptions"]

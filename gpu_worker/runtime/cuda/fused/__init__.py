@@ -5,5 +5,6 @@ Each module has kernels and functions that launch them. The tests run them in Tr
     layers    norm, rotation and storing of keys and values in one launch; a step's page list; eight-bit values
     products  linear layers of small batches, with the norms and activations around them
     choose    from logits to tokens in two launches
+    accept    verification of drafts in one launch
     adapters  adds each position's own adapter
 """

@@ -17,9 +17,11 @@ from petiole.gpu_worker.runtime.cpu.native.draw import draw as compiled_draw
 from petiole.gpu_worker.runtime.device.interface import packed, unpacked
 from petiole.gpu_worker.runtime.interface import PENDING, PageUpdates, RowBinding, StepBatch, TokenMask
 from petiole.gpu_worker.runtime.step import rows
+from petiole.gpu_worker.runtime.step.inputs import lay_out
 from petiole.gpu_worker.runtime.step.noise import gumbel, noise_keys
 from petiole.gpu_worker.runtime.step.rows import RowStates, sampled_with
 from petiole.gpu_worker.runtime.step.sampling import apply_bits, apply_penalties, bar
+from petiole.gpu_worker.runtime.step.verify import accept
 
 N = 20_000
 
@@ -44,15 +46,19 @@ def bind(row, sampling, seed=1, prompt=(), output=()):
     return RowBinding(row, sampling, seed, np.array(prompt, dtype=np.int32), np.array(output, dtype=np.int32))
 
 
+def planned(states, step):
+    return states.plan_outputs(step, lay_out(step, states.adapters(step.rows)))
+
+
 def choice_of(plan):
-    return sampled_with(plan, lambda arrays: unpacked(packed(arrays, pinned=False), arrays))[1]
+    return sampled_with(plan, lambda arrays: unpacked(packed(arrays, pinned=False), arrays)).choice
 
 
 def draw(logits, sampling, n=N):
     """Frequencies of n draws for one request at n positions."""
     states = RowStates(2, len(logits), torch.device("cpu"))
     states.bind([bind(1, sampling)])
-    plan = states.plan_outputs(batch([1] * n, range(n)))
+    plan = planned(states, batch([1] * n, range(n)))
     tokens = choose(torch.tensor(logits).expand(n, -1).float(), choice_of(plan))
     return np.bincount(tokens.numpy(), minlength=len(logits)) / n
 
@@ -134,9 +140,9 @@ def test_a_draw_does_not_depend_on_its_batch():
     states.bind([bind(i + 1, s, seed=i * 7 + 1) for i, s in enumerate(samplings)])
     logits = torch.randn(len(samplings), 300, generator=torch.Generator().manual_seed(1)) * 3
     rows = list(range(1, len(samplings) + 1))
-    together = choose(logits, choice_of(states.plan_outputs(batch(rows, [50] * len(rows)))))
+    together = choose(logits, choice_of(planned(states, batch(rows, [50] * len(rows)))))
     for row in rows:
-        plan = states.plan_outputs(batch([row], [50]))
+        plan = planned(states, batch([row], [50]))
         assert choose(logits[row - 1 : row], choice_of(plan)).item() == together[row - 1].item()
 
 
@@ -154,7 +160,7 @@ def test_equal_logits_are_drawn_from_alike_in_every_batch(sampling, companion):
     states.bind([bind(1, sampling), bind(2, companion)])
 
     def drawn(rows, scores):
-        plan = states.plan_outputs(batch(rows, range(len(rows))))
+        plan = planned(states, batch(rows, range(len(rows))))
         return choose(scores, choice_of(plan))
 
     alone = drawn([1] * 500, logits.expand(500, -1))
@@ -188,7 +194,7 @@ def test_logits_that_are_no_numbers_give_some_token(sampling):
 def test_a_greedy_batch_needs_no_sampler():
     states = RowStates(3, 50, torch.device("cpu"))
     states.bind([bind(1, SamplingParams(temperature=0.0, top_k=5)), bind(2, SamplingParams(temperature=0.0))])
-    assert choice_of(states.plan_outputs(batch([1, 2], [4, 9]))) is None
+    assert choice_of(planned(states, batch([1, 2], [4, 9]))) is None
 
 
 def test_noise_is_a_standard_gumbel_and_differs_between_seeds_and_positions():
@@ -268,18 +274,18 @@ def test_an_output_is_early_by_its_own_position():
     states.bind([ending(row, n_prompt, [row, 9], min_tokens=n) for row, (n_prompt, n) in rows])
     first, second = [[0, 1], [0, 9]], [[1, 2], [1, 9]]
     for starts, ends in [((4, 6, 4), first + second), ((6, 7, 9), first), ((7, 7, 4), [])]:
-        assert states.plan_outputs(batch([1, 2, 3], starts)).ends.tolist() == ends
+        assert planned(states, batch([1, 2, 3], starts)).ends.tolist() == ends
     verify = replace(batch([1, 3], [5, 5], outputs=[4, 1], token_ids=[PENDING, 1, 2, 3, PENDING]), kind="verify")
-    assert states.plan_outputs(verify).ends.tolist() == [*first, [1, 1], [1, 9]]
+    assert planned(states, verify).ends.tolist() == [*first, [1, 1], [1, 9]]
 
 
 def test_end_tokens_are_those_of_the_rows_last_sequence():
     states = RowStates(3, 10, torch.device("cpu"))
     for ends in ([1, 2], [9, 4, 10]):  # the tokenizer's token 10 is none of the model's
         states.bind([ending(1, 1, [], min_tokens=1), ending(2, 1, ends, min_tokens=1)])
-    assert states.plan_outputs(batch([1, 2], [0, 0])).ends.tolist() == [[1, 4], [1, 9]]
+    assert planned(states, batch([1, 2], [0, 0])).ends.tolist() == [[1, 4], [1, 9]]
     states.bind([ending(2, 1, [3])])
-    assert states.plan_outputs(batch([1, 2], [0, 0])).ends.tolist() == []
+    assert planned(states, batch([1, 2], [0, 0])).ends.tolist() == []
 
 
 def test_whole_rows_are_read_only_where_nothing_but_ends_may_be_left():
@@ -287,11 +293,11 @@ def test_whole_rows_are_read_only_where_nothing_but_ends_may_be_left():
     limited = [{}, {"logit_bias": {0: 1.0}}, {"allowed_token_ids": [1, 2]}, {}]
     bindings = [ending(row, 1, [1, 3], min_tokens=1, **options) for row, options in enumerate(limited, 1)]
     states.bind([*bindings, ending(5, 1, range(4), min_tokens=1)])
-    plan = states.plan_outputs(batch([1, 2, 3, 4, 5], [0] * 5))
+    plan = planned(states, batch([1, 2, 3, 4, 5], [0] * 5))
     assert plan.narrowed(None).tolist() == [1, 2, 4]
     mask = TokenMask(np.array([3], np.int32), np.zeros((1, 1), np.int32))
     assert plan.narrowed(mask).tolist() == [1, 2, 3, 4]
-    free = states.plan_outputs(batch([1, 4], [0, 0]))
+    free = planned(states, batch([1, 4], [0, 0]))
     assert free.narrowed(None).tolist() == []
 
 
@@ -337,7 +343,7 @@ def test_there_is_room_for_more_flags_of_what_a_row_uses(monkeypatch):
     monkeypatch.setattr(rows, "uses_of", lambda sampling: ninth | rows.Uses.DRAW)
     states = RowStates(2, 10, torch.device("cpu"))
     states.bind([bind(1, SamplingParams())])
-    assert states.plan_outputs(batch([1], [4])).uses == ninth | rows.Uses.DRAW
+    assert planned(states, batch([1], [4])).uses == ninth | rows.Uses.DRAW
 
 
 def test_drafts_before_an_output_count_for_penalties_where_a_row_has_some():
@@ -351,7 +357,7 @@ def test_drafts_before_an_output_count_for_penalties_where_a_row_has_some():
             sampling = SamplingParams(presence_penalty=0.5 * (row in penalised))
             states.bind([RowBinding(row, sampling, 1, np.ones(1, np.int32), np.empty(0, np.int32))])
         step = batch(places, [7] * 5, outputs=lengths.tolist(), token_ids=token_ids.tolist())
-        plan = states.plan_outputs(replace(step, kind="verify", lengths=lengths))
+        plan = planned(states, replace(step, kind="verify", lengths=lengths))
         expected, drafts, at = [], [], 0
         for row, n in zip(places, lengths.tolist(), strict=True):
             for i in range(n):
@@ -359,4 +365,31 @@ def test_drafts_before_an_output_count_for_penalties_where_a_row_has_some():
                 expected += [(at + i, int(token_ids[at + j])) for j in range(1, i + 1) if row in penalised]
             at += n
         assert sorted(map(tuple, plan.draft_pairs.tolist())) == sorted(expected)
-        assert plan.drafts.tolist() == drafts
+        assert plan.drafts[3 * step.size :].tolist() == drafts
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=8))
+def test_a_row_takes_its_drafts_up_to_and_with_the_first_that_differs(rows_of):
+    """rows_of: how many outputs a row has, and the place of its wrong draft."""
+    counts, wrong = np.array(rows_of, np.int32).T
+    if counts.max() < 2:
+        counts[0] = 2
+    tokens = np.arange(100, 100 + counts.sum())
+    inputs, at, expected, last = [], 0, [], np.full(len(counts) + 1, -1)
+    for row, (n, refused) in enumerate(zip(counts.tolist(), wrong.tolist(), strict=True), 1):
+        drafts = [int(t) + (i == refused) for i, t in enumerate(tokens[at : at + n - 1])]
+        inputs += [PENDING, *drafts] if n else [7]  # a chunk that is not a prompt's last samples nothing
+        expected.append(min(n, refused + 1))
+        if n:
+            last[row] = tokens[at + expected[-1] - 1]
+        at += n
+    states = RowStates(len(counts) + 1, 300, torch.device("cpu"))
+    states.pending.fill_(-1)
+    step = batch(range(1, len(counts) + 1), [3] * len(counts), outputs=counts.tolist(), token_ids=inputs)
+    step = replace(step, kind="mixed", lengths=np.maximum(counts, 1))
+    plan = planned(states, step)
+    sampled = torch.from_numpy(tokens), None, torch.from_numpy(plan.drafts), step.size
+    shown, accepted = accept(*sampled, states.pending, states.pending_bins)
+    assert shown.tolist() == tokens.tolist()
+    assert accepted.tolist() == expected
+    assert states.pending.tolist() == last.tolist()
