@@ -45,6 +45,7 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 _HUB_COPIES = ["consolidated*.safetensors", "original/*", "onnx/*"]
 """Files on the hub that are not downloaded: copies of the weights in other formats."""
 _PROGRESS_FROM_BYTES = 256 * 2**20
+_HEAD_ROWS = 8192  # of a head in 8 bits, as many at a time are floats
 _VOLATILE_KEYS = frozenset({"transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"})
 
 Quantization = Literal["none", "int8", "fp8"]
@@ -217,11 +218,7 @@ class _Loader:
         config, options = self.config, self.options
         embedding = self._tensor(EMBEDDING, config.vocab_size, config.hidden_size)
         layers = tuple(self._layer(i) for i in range(config.n_layers))
-        head = (
-            DenseLinear(embedding)
-            if config.tied_head
-            else self._linear(["lm_head"], [config.vocab_size], config.hidden_size, bias=False, quantize=False)
-        )
+        head = self._head(embedding)
         return Decoder(
             config=config,
             embedding=embedding,
@@ -231,6 +228,28 @@ class _Loader:
             rotary=self._rotary(),
             kernels=options.kernels or TorchKernels(),
         )
+
+    def _head(self, embedding: Tensor) -> Linear:
+        """In 8-bit integers where the layers are: a token reads all of the head, but one row of the embedding."""
+        options, weight = self.options, embedding
+        int8 = options.quantization == "int8"
+        if not self.config.tied_head:
+            shape = embedding.shape
+            weight = (
+                torch.empty(shape, dtype=embedding.dtype, device=embedding.device)
+                if int8
+                else options.empty(shape)
+            )
+            self.advance(self.checkpoint.copy("lm_head.weight", weight))
+        if not int8:
+            return DenseLinear(weight)
+        values, scale = options.empty(weight.shape, torch.int8), options.empty(weight.shape[:1])
+        parts = zip(*(torch.split(tensor, _HEAD_ROWS) for tensor in (weight, values, scale)), strict=True)
+        for part, to_values, to_scale in parts:
+            quantized, scales = quantize_int8(part)
+            to_values.copy_(quantized)
+            to_scale.copy_(scales)
+        return Int8Linear(values, scale)
 
     def _rotary(self) -> Tensor:
         config, options = self.config, self.options
@@ -264,12 +283,10 @@ class _Loader:
         self.advance(self.checkpoint.copy(name, tensor))
         return tensor
 
-    def _linear(
-        self, names: Sequence[str], sizes: Sequence[int], inputs: int, *, bias: bool, quantize: bool = True
-    ) -> Linear:
+    def _linear(self, names: Sequence[str], sizes: Sequence[int], inputs: int, *, bias: bool) -> Linear:
         """Several linear layers with the same input, fused into one."""
         joint = self._joint([n + ".bias" for n in names], sizes, ()) if bias else None
-        if quantize and self.options.quantization != "none":
+        if self.options.quantization != "none":
             return self._quantized(names, sizes, inputs, joint)
         return DenseLinear(self._joint([n + ".weight" for n in names], sizes, (inputs,)), joint)
 

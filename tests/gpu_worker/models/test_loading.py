@@ -447,11 +447,13 @@ def test_an_engine_that_has_failed_may_be_shut_down_at_once(open_runtime, checkp
     assert not engine._thread.is_alive()
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama-biases"])
+@pytest.mark.parametrize("family", ["qwen3", "llama2", "llama-biases"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_int8_weights_stay_close(family, dtype, open_runtime, checkpoint):
     folder, model = checkpoint(family)
-    driver = Driver(open_runtime(folder, dtype=dtype, weight_quantization="int8"))
+    runtime = open_runtime(folder, dtype=dtype, weight_quantization="int8")
+    assert runtime._decoder.head.weight.dtype == torch.int8
+    driver = Driver(runtime)
     got = table(driver.prefill([driver.sequence(tokens(20), ALL)]))
     assert relative_error(got, reference(model, tokens(20))[-1:]) < 0.05
 
