@@ -234,12 +234,7 @@ class _Loader:
         options, weight = self.options, embedding
         int8 = options.quantization == "int8"
         if not self.config.tied_head:
-            shape = embedding.shape
-            weight = (
-                torch.empty(shape, dtype=embedding.dtype, device=embedding.device)
-                if int8
-                else options.empty(shape)
-            )
+            weight = torch.empty_like(embedding) if int8 else options.empty(embedding.shape)
             self.advance(self.checkpoint.copy("lm_head.weight", weight))
         if not int8:
             return DenseLinear(weight)

@@ -364,6 +364,7 @@ INLINE int is_wide(const Linear *l, int64_t m) {
   return HALF_INPUTS(l->kind) && (m > 2 * MB || (m <= WIDE && l->block == PAIR));
 }
 
+/* `outputs` for the panels p and p + 1, in wide tiles. */
 static void pair_of_outputs(const Linear *l, int64_t p, int m, const float *x, float *y, int add, Bench *b) {
   const char *w = weights_to(l, p * PANEL);
   const int64_t k = l->k, row = row_of(l->kind, PAIR), ldw = row_of(l->kind, l->block);
@@ -396,7 +397,7 @@ INLINE int is_wide(const Linear *l, int64_t m) { return (void)l, (void)m, 0; }
 #define pair_of_outputs(...) (void)0
 #endif
 
-/* Panels that are computed one after the other. */
+/* The number of panels in a unit: what one thread takes at a time. */
 INLINE int64_t unit_of(const Linear *l, int64_t m) { return is_wide(l, m) ? 2 : l->block / PANEL; }
 
 /* Unit `i` of a map, for ROWS inputs at most. */
