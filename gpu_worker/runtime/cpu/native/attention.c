@@ -6,19 +6,20 @@
  *   ...
  *   query 260      all         all     up to 260
  *
- * A few queries read a block's keys and values in place. Each line that is read prefetches the same line of what is read
- * next, because prefetching all lines at once would queue up. The same block at the next key head is read next, whose
- * keys lie beside these; then comes the next block. For many queries (those of the span times the heads of the group) a
- * block is first laid out once. The sums are the same chains of additions in both cases. Blocks begin at multiples of
- * 128 positions of the sequence, for any query. A position that a query does not see has the weight 0, which changes no
- * sum. So a query gets the same bits alone as among others.
+ * A few queries read a block's keys and values in place, 16 positions at a time at all key heads of the unit, which is
+ * nearly the order of the memory. Each line that is read prefetches a line of the next 16 positions, because prefetching
+ * all lines at once would queue up. For many queries (those of the span times the heads of the group) a block is first
+ * laid out once. The sums are the same chains of additions in both cases. Blocks begin at multiples of 128 positions of
+ * the sequence, for any query. A position that a query does not see has the weight 0, which changes no sum. So a query
+ * gets the same bits alone as among others.
  */
 #include "attention.h"
 
 #define KEYS 128 /* at most KC */
 #define QUERIES 192 /* rows of a span: its queries, times the heads of a group */
 #define FEW 8 /* so many queries meet the keys where those lie; for more, keys are laid out once */
-#define UNITS 8 /* so many units each thread should have */
+#define HEADS 64 /* of a unit, at most */
+#define UNITS 4 /* so many units each thread should have */
 #define NOTHING -1e30f
 
 int64_t span_length(const Cache *c) {
@@ -77,14 +78,32 @@ INLINE vf add_key(int kind, vf sums, vu keys, const void *queries, int64_t at, i
 #endif
 }
 
+/* What is read next: the first `bytes` at each of some positions. */
+typedef struct {
+  const char *pool;
+  const int64_t *at, *end; /* from the pool to each position */
+  int64_t bytes, done; /* done: of the position `at` */
+} Ahead;
+
+INLINE void ask_for_line(Ahead *a) {
+  __builtin_prefetch(a->pool + *a->at + a->done, 0, 3);
+  const int whole = (a->done += 64) >= a->bytes;
+  a->at += whole;
+  a->done = whole ? 0 : a->done;
+}
+
+INLINE void ask_for_rest(Ahead *a) {
+  while (a->at < a->end) ask_for_line(a);
+}
+
 /* scores [m][KC] of 16 keys (+)= the products over the dimensions from k on, a vector's worth */
-INLINE void score_some(int kind, const char *keys, const int64_t at[LANES], const char *next_keys,
-                       const int64_t next[LANES], int k, int m, const void *queries, float *scores) {
+INLINE void score_some(int kind, const char *keys, const int64_t at[LANES], int k, int m, const void *queries,
+                       float *scores, Ahead *ahead) {
   vu rows[LANES];
 #pragma GCC unroll 16
   for (int j = 0; j < LANES; j++) {
     rows[j] = *(const vu *)(keys + at[j] + k * size_of(kind));
-    __builtin_prefetch(next_keys + next[j] + k * size_of(kind), 0, 2);
+    ask_for_line(ahead);
   }
   transpose(rows);
   for (int i = 0; i < m; i++) {
@@ -143,12 +162,6 @@ typedef struct {
   int n;
 } Block;
 
-/* The keys and values of a block at one key head. */
-typedef struct {
-  const Block *block;
-  const char *keys, *values;
-} Part;
-
 /* Positions [base, base + n) of a row. */
 INLINE void find_block(int kind, const Cache *c, int64_t row, int64_t base, int n, Block *b) {
   const int64_t token = (int64_t)c->kv_heads * c->head_dim * size_of(kind), page = c->page_size * token;
@@ -165,89 +178,72 @@ INLINE void find_block(int kind, const Cache *c, int64_t row, int64_t base, int 
   for (int j = n; j < KEYS; j++) b->at[j] = b->at[n - 1];
 }
 
-INLINE Part part_of(int kind, const Cache *c, int64_t layer, int head, const Block *b) {
-  const int64_t to = (layer * c->n_slots * c->kv_heads + head) * c->head_dim * size_of(kind);
-  return (Part){b, c->keys + to, c->values + to};
+/* From a pool's beginning to the first position, at one key head. */
+INLINE int64_t bytes_to(int kind, const Cache *c, int64_t layer, int head) {
+  return (layer * c->n_slots * c->kv_heads + head) * c->head_dim * size_of(kind);
 }
 
-/* Asks for what `bytes` hold at the positions from `from` on. */
-INLINE void ask_for(const char *pool, const Block *b, int from, int64_t bytes) {
-  for (int j = from; j < b->n; j++)
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(pool + b->at[j] + at, 0, 2);
+INLINE Ahead ahead_of(int kind, const Cache *c, int64_t layer, const char *pool, const Unit *u, const Block *b, int from) {
+  const int end = (int)smaller(from + LANES, b->n);
+  return (Ahead){pool + bytes_to(kind, c, layer, u->head), b->at + from, b->at + end,
+                 (int64_t)u->n_heads * c->head_dim * size_of(kind), 0};
 }
+
+/* Whether so many queries read keys and values in place. */
+INLINE int is_few(int kind, const Cache *c, int m) { return m <= FEW && c->head_dim % (kind == F32 ? LANES : 2 * LANES) == 0; }
 
 /* scores [m][KC], each product of a query and a key one chain of additions over the dimensions. */
-INLINE void score(int kind, const Cache *c, const Part *p, const Part *next, int m, Desk *d) {
+INLINE void score_many(int kind, const Cache *c, const char *keys, const Block *b, int m, Desk *d) {
   const int half = HALF_INPUTS(kind), width = c->head_dim, padded = (int)parts(width, PANEL) * PANEL;
-  const int step = kind == F32 ? LANES : 2 * LANES, few = m <= FEW && width % step == 0;
-  const int n = p->block->n, whole = (int)parts(n, LANES) * LANES;
-  const int64_t *at = p->block->at;
-  for (int j0 = 0; j0 < n; j0 += PANEL) {
-    const int end = (int)smaller(j0 + PANEL, whole);
-    if (few) {
-      for (int k = 0; k < width; k += step)
-        for (int j = j0; j < end; j += LANES) /* two chains at a time */
-          score_some(kind, p->keys, at + j, next->keys, next->block->at + j, k, m, d->queries, d->scores + j);
-      continue;
-    }
+  const int whole = (int)parts(b->n, LANES) * LANES;
+  for (int j0 = 0; j0 < b->n; j0 += PANEL) {
     char *to = (char *)d->keys + j0 * padded * (half ? 2 : 4);
-    for (int j = j0; j < end; j += LANES) turn_keys(kind, p->keys, at + j, width, to + j % PANEL * 4);
+    for (int j = j0; j < smaller(j0 + PANEL, whole); j += LANES)
+      turn_keys(kind, keys, b->at + j, width, to + j % PANEL * 4);
     multiply(half, m, width, d->queries, to, d->scores + j0, KC, 0);
   }
-  if (few) ask_for(next->keys, next->block, whole, width * size_of(kind));
 }
 
-/* The sums of two queries, or of one twice, += their weights x values: so many vectors of dimensions from k on. */
-INLINE void add_some(int kind, int vectors, const Part *p, const Part *next, int k, int i0, int i1, int padded,
-                     Desk *d) {
+/* sums [m][padded width] += weights [m][KC] x values, in the order of the positions. */
+INLINE void add_many(int kind, const Cache *c, const char *values, const Block *b, int m, Desk *d) {
+  const int half = HALF_INPUTS(kind), width = c->head_dim, padded = (int)parts(width, PANEL) * PANEL;
+  for (int j = 0; j < b->n; j += 2) {
+    const char *second = j + 1 < b->n ? values + b->at[j + 1] : NULL;
+    lay_values(kind, values + b->at[j], second, width, (char *)d->values + j * PANEL * (half ? 2 : 4));
+  }
+  for (int k = 0; k < padded; k += PANEL)
+    multiply(half, m, b->n, d->weights, (char *)d->values + k * KEYS * (half ? 2 : 4), d->sums + k, padded, 1);
+}
+
+/* The sums of two queries, or of one twice, += their weights x values at the positions from j0 on: so many vectors of
+ * dimensions from k on. */
+INLINE void add_some(int kind, int vectors, const char *values, const Block *b, int j0, int k, int i0, int i1, int padded,
+                     Desk *d, Ahead *ahead) {
   float *to[2] = {d->sums + i0 * padded + k, d->sums + i1 * padded + k};
-  const int rows[2] = {i0 * KC, i1 * KC}, n = p->block->n;
-  const int64_t *from = p->block->at, *ahead = next->block->at;
+  const int rows[2] = {i0 * KC, i1 * KC}, n = (int)smaller(b->n, j0 + LANES);
   vf sums[2][4];
   for (int r = 0; r < 2; r++)
     for (int v = 0; v < vectors; v++) sums[r][v] = load(to[r] + v * LANES);
-  for (int j = 0; j < n; j += HALF_INPUTS(kind) ? 2 : 1)
+  for (int j = j0; j < n; j += HALF_INPUTS(kind) ? 2 : 1)
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; v++) {
       const int64_t within = (k + v * LANES) * size_of(kind);
-      const char *at = p->values + from[j] + within;
-      if (!i0) __builtin_prefetch(next->values + ahead[j] + within, 0, 2);
+      const char *at = values + b->at[j] + within;
+      if (!i0 && v % 2 == 0) ask_for_line(ahead);
 #ifdef DOT
       if (kind == BF16) {
-        const char *other = p->values + from[j + 1] + within;
-        if (!i0) __builtin_prefetch(next->values + ahead[j + 1] + within, 0, 2);
+        const char *other = values + b->at[j + 1] + within;
+        if (!i0 && v % 2 == 0) ask_for_line(ahead);
         const vu pairs = widen_halves(at) | (j + 1 < n ? widen_halves(other) << 16 : (vu){0});
         for (int r = 0; r < 2; r++) sums[r][v] = add_pairs(sums[r][v], pairs, pair_at(d->weights, rows[r] + j));
         continue;
       }
 #endif
-      const vf values = kind == F32 ? load((const float *)at) : (vf)(widen_halves(at) << 16);
-      for (int r = 0; r < 2; r++) sums[r][v] += values * splat(((const float *)d->weights)[rows[r] + j]);
+      const vf value = kind == F32 ? load((const float *)at) : (vf)(widen_halves(at) << 16);
+      for (int r = 0; r < 2; r++) sums[r][v] += value * splat(((const float *)d->weights)[rows[r] + j]);
     }
   for (int r = 0; r < 2; r++)
     for (int v = 0; v < vectors; v++) store(to[r] + v * LANES, sums[r][v]);
-}
-
-/* sums [m][padded width] += weights [m][KC] x values, in the order of the positions. */
-INLINE void add_values(int kind, const Cache *c, const Part *p, const Part *next, int m, Desk *d) {
-  const int half = HALF_INPUTS(kind), width = c->head_dim, padded = (int)parts(width, PANEL) * PANEL;
-  const int n = p->block->n;
-  const int64_t *at = p->block->at;
-  if (m <= FEW) {
-    const int vectors = width % (4 * LANES) ? 1 : 4;
-    for (int i = 0; i < m; i += 2)
-      for (int k = 0; k < width; k += vectors * LANES)
-        if (vectors == 4) add_some(kind, 4, p, next, k, i, (int)smaller(i + 1, m - 1), padded, d);
-        else add_some(kind, 1, p, next, k, i, (int)smaller(i + 1, m - 1), padded, d);
-    ask_for(next->values, next->block, n, width * size_of(kind));
-    return;
-  }
-  for (int j = 0; j < n; j += 2) {
-    const char *second = j + 1 < n ? p->values + at[j + 1] : NULL;
-    lay_values(kind, p->values + at[j], second, width, (char *)d->values + j * PANEL * (half ? 2 : 4));
-  }
-  for (int k = 0; k < padded; k += PANEL)
-    multiply(half, m, n, d->weights, (char *)d->values + k * KEYS * (half ? 2 : 4), d->sums + k, padded, 1);
 }
 
 /* ---------------------------------------------------------------- softmax */
@@ -302,6 +298,8 @@ INLINE void find_block_of(int kind, const Cache *c, const Unit *u, int64_t base,
 INLINE Desk desk_of(const Desk *d, int half, int h, int m, int padded) {
   Desk own = *d;
   own.queries = (char *)d->queries + (int64_t)h * m * KC * (half ? 2 : 4);
+  own.scores += h * m * KC;
+  own.weights = half ? (void *)((uint16_t *)d->weights + (int64_t)h * m * KC) : own.scores;
   own.sums += h * m * padded;
   own.most += h * m;
   own.total += h * m;
@@ -323,28 +321,46 @@ INLINE void attend_kind(int kind, const Cache *c, int64_t layer, int64_t window,
     d->total[r] = 0;
   }
   memset(d->sums, 0, sizeof(float) * (size_t)(all * padded));
+  const int few = is_few(kind, c, m), vectors = width % (4 * LANES) ? 1 : 4, step = kind == F32 ? LANES : 2 * LANES;
+  const int64_t head = width * size_of(kind), to_head = bytes_to(kind, c, layer, u->head);
+  const char *keys = c->keys + to_head, *values = c->values + to_head;
   const int64_t end = s->end;
   Block block, ahead;
   find_block_of(kind, c, u, first_base(u, window), &block);
   for (int64_t base = first_base(u, window); base < end; base += KEYS, block = ahead) {
-    const int more = base + KEYS < end;
+    const int more = base + KEYS < end, shown = (int)parts(block.n, LANES) * LANES;
     const Unit *then = more ? u : next;
     find_block_of(kind, c, then, more ? base + KEYS : first_base(next, window), &ahead);
+    Desk own[HEADS];
+    for (int h = 0; h < u->n_heads; h++) own[h] = desk_of(d, half, h, m, padded);
+    for (int j = 0; few && j < shown; j += LANES) {
+      Ahead to = j + LANES < shown ? ahead_of(kind, c, layer, c->keys, u, &block, j + LANES)
+                                   : ahead_of(kind, c, layer, c->values, u, &block, 0);
+      for (int h = 0; h < u->n_heads; h++)
+        for (int k = 0; k < width; k += step)
+          score_some(kind, keys + h * head, block.at + j, k, m, own[h].queries, own[h].scores + j, &to);
+      ask_for_rest(&to);
+    }
     for (int h = 0; h < u->n_heads; h++) {
-      const Part part = part_of(kind, c, layer, u->head + h, &block);
-      const Part following = h + 1 < u->n_heads ? part_of(kind, c, layer, u->head + h + 1, &block)
-                                                : part_of(kind, c, layer, then->head, &ahead);
-      Desk own = desk_of(d, half, h, m, padded);
-      score(kind, c, &part, &following, m, &own);
-      const int shown = (int)parts(block.n, LANES) * LANES;
+      if (!few) score_many(kind, c, keys + h * head, &block, m, own + h);
       for (int i = 0; i < m; i++) {
         const int64_t at = s->first + i / group, first = window && at >= window ? at - window + 1 : 0;
         const int64_t last = s->limits ? s->limits[i / group] - 1 : at;
-        if (first > base || last < base + shown - 1) hide(own.scores + i * KC, shown, base, first, last);
+        if (first > base || last < base + shown - 1) hide(own[h].scores + i * KC, shown, base, first, last);
       }
-      weigh(m, block.n, padded, &own);
-      for (int i = 0; half && i < m; i++) narrow(own.scores + i * KC, shown, (uint16_t *)own.weights + i * KC);
-      add_values(kind, c, &part, &following, m, &own);
+      weigh(m, block.n, padded, own + h);
+      for (int i = 0; half && i < m; i++) narrow(own[h].scores + i * KC, shown, (uint16_t *)own[h].weights + i * KC);
+      if (!few) add_many(kind, c, values + h * head, &block, m, own + h);
+    }
+    for (int j = 0; few && j < shown; j += LANES) {
+      Ahead to = j + LANES < shown ? ahead_of(kind, c, layer, c->values, u, &block, j + LANES)
+                                   : ahead_of(kind, c, layer, c->keys, then, &ahead, 0);
+      for (int h = 0; h < u->n_heads; h++)
+        for (int i = 0; i < m; i += 2)
+          for (int k = 0; k < width; k += vectors * LANES)
+            if (vectors == 4) add_some(kind, 4, values + h * head, &block, j, k, i, (int)smaller(i + 1, m - 1), padded, own + h, &to);
+            else add_some(kind, 1, values + h * head, &block, j, k, i, (int)smaller(i + 1, m - 1), padded, own + h, &to);
+      ask_for_rest(&to);
     }
   }
   for (int r = 0; r < all; r++) {
@@ -365,11 +381,11 @@ void attend(const Cache *c, int64_t layer, int64_t window, const Unit *u, const 
 Desk new_desk(const Cache *c, int64_t length, Scratch *s) {
   const int64_t m = length * (c->heads / c->kv_heads), few = smaller(m, FEW) * c->kv_heads, all = m > few ? m : few;
   const int64_t width = parts(c->head_dim, PANEL) * PANEL;
-  Desk d = {.queries = take_floats(s, all * KC), .scores = take_floats(s, m * KC), .sums = take_floats(s, all * width),
+  Desk d = {.queries = take_floats(s, all * KC), .scores = take_floats(s, all * KC), .sums = take_floats(s, all * width),
             .keys = take_floats(s, KEYS * width), .values = take_floats(s, KEYS * width),
             .most = take_floats(s, all + LANES), .now = take_floats(s, m + LANES), .by = take_floats(s, m + LANES),
             .total = take_floats(s, all + LANES)};
-  d.weights = HALF_INPUTS(c->kv_kind) ? take_floats(s, m * KC / 2) : d.scores;
+  d.weights = HALF_INPUTS(c->kv_kind) ? take_floats(s, all * KC / 2) : d.scores;
   if (d.values && width > c->head_dim) memset(d.values, 0, sizeof(float) * (size_t)(KEYS * width));
   return d;
 }
