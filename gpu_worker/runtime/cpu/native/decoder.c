@@ -54,7 +54,7 @@ typedef struct {
   float *normed;            /* [t, hidden] */
   float *qkv;               /* [t, q + 2 kv] */
   float *mixed;             /* [t, q] */
-  float *gates;             /* [t, outputs of gate_up] */
+  float *gates;             /* [t, outputs of gate_up]; unused where gate_up is gated */
   float *acted;             /* [t, inner] */
   const Delta *const *adapters; /* [t] deltas, [layers][MAPS], or null; null where the step has none */
   float *reduced;           /* [t, most outputs of an A], where there are adapters */
@@ -115,13 +115,6 @@ static void rotate(float *x, const float *table, int d) {
     x[c] = low * table[c] - high * table[c + half];
     x[c + half] = high * table[c] + low * table[c + half];
   }
-}
-
-/* gate | up -> silu(gate) * up */
-static void silu_mul(const float *x, float *y, int n) {
-  int full = n / LANES * LANES;
-  for (int c = 0; c < full; c += LANES) store(y + c, load(x + c) / (1.0f + vexp(-load(x + c))) * load(x + n + c));
-  for (int c = full; c < n; c++) y[c] = x[c] / (1.0f + vexp(splat(-x[c]))[0]) * x[n + c];
 }
 
 /* x (1 + tanh(s)) / 2 with s = sqrt(2 / pi) (x + 0.044715 x^3), which is x / (1 + e^-2s) */
@@ -196,17 +189,24 @@ typedef struct {
   int64_t rows;
   const float *x;
   float *y;
-  int add;
+  How how;
 } Map;
 
+/* Whether the map of gates and ups multiplies them, too. An adapter changes them before. */
+static int is_gated(const Model *m, const Layer *l, const Step *s) {
+  return l->gate_up.n > m->inner && m->inner % PANEL == 0 && !l->gate_up.library && !s->adapters;
+}
+
 static Map map_at(const Model *m, const Step *s, int64_t at) {
-  if (at == (int64_t)m->n_layers * MAPS) return (Map){&m->head, s->o, s->normed, s->logits, 0};
+  if (at == (int64_t)m->n_layers * MAPS) return (Map){&m->head, s->o, s->normed, s->logits, SET};
   const Layer *l = m->layers + at / MAPS;
   switch (at % MAPS) {
-    case QKV: return (Map){&l->qkv, s->t, s->normed, s->qkv, 0};
-    case OUT: return (Map){&l->out, s->t, s->mixed, s->hidden, 1};
-    case GATE_UP: return (Map){&l->gate_up, s->t, s->normed, s->gates, 0};
-    default: return (Map){&l->down, s->t, s->acted, s->hidden, 1};
+    case QKV: return (Map){&l->qkv, s->t, s->normed, s->qkv, SET};
+    case OUT: return (Map){&l->out, s->t, s->mixed, s->hidden, ADD};
+    case GATE_UP:
+      if (is_gated(m, l, s)) return (Map){&l->gate_up, s->t, s->normed, s->acted, GATED};
+      return (Map){&l->gate_up, s->t, s->normed, s->gates, SET};
+    default: return (Map){&l->down, s->t, s->acted, s->hidden, ADD};
   }
 }
 
@@ -262,7 +262,7 @@ static void prepare(const Model *m, const Step *s, int64_t at, const Unit *units
   } else if (at % MAPS == OUT) {
     rotate_and_keep(m, l, i, s);
     attention(m, i, s, units, n_units, d);
-  } else {
+  } else if (!is_gated(m, l, s)) {
     const int64_t gates = l->gate_up.n, gated = gates > m->inner;
 #pragma omp for schedule(static)
     for (int64_t t = 0; t < s->t; t++)
@@ -296,13 +296,13 @@ static int compute(const Model *m, const Step *s, int n_threads, const Library *
         const int reached = at == from ? stage : NOTHING_YET;
         if (reached < PREPARED) prepare(m, s, at, first.units, n_units, &own.desk);
         if (at == end) break;
-        if (reached < MULTIPLIED) linear(map.l, map.rows, map.x, map.y, map.add, &own.bench);
+        if (reached < MULTIPLIED) linear(map.l, map.rows, map.x, map.y, map.how, &own.bench);
         if (at < head) deltas(&map, at, &adapters, &own.bench);
       }
     }
     if (end > head) break;
     const Map map = map_at(m, s, end);
-    const int made = library_linear(library, map.l, map.rows, map.x, map.y, map.add, s->halves, n_threads);
+    const int made = library_linear(library, map.l, map.rows, map.x, map.y, map.how == ADD, s->halves, n_threads);
     stage = made ? MULTIPLIED : PREPARED;
     failures += !made;
   }

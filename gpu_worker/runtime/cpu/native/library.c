@@ -51,7 +51,7 @@ int32_t petiole_linear(const Library *library, const Linear *l, int64_t m, const
 #pragma omp parallel num_threads(n_threads)
   {
     Bench own = new_bench(m, l->k, &(Scratch){scratch + omp_get_thread_num() * stride, 0});
-    linear(l, m, x, y, 0, &own);
+    linear(l, m, x, y, SET, &own);
   }
   return 1;
 }

@@ -211,8 +211,8 @@ TILE_FUNCTION(tile_int8_half, INT8_HALF)
 TILE_FUNCTION(near_f32, F32)
 TILE_FUNCTION(near_bf16, BF16)
 
-#ifdef DOT
 #define WIDE (MB / 2)
+#ifdef DOT
 #define VECTORS (PAIR / LANES)
 
 /* c [mb][PAIR] (+)= x [mb, kc] W, for a pair of panels, the second one's weights `apart` bytes behind the first one's. Six
@@ -298,33 +298,33 @@ INLINE void widen_panel(int kind, int kc, const char *w, int64_t ldw, float *out
   }
 }
 
-/* sums [m, PANEL] = x W. x: [ceil(k / KC)][m][KC] */
-static void product(const Linear *l, int64_t p, int m, const char *x, Bench *b) {
+/* sums [m][lds] = x W. x: [ceil(k / KC)][m][KC] */
+static void product(const Linear *l, int64_t p, int m, const char *x, float *sums, int64_t lds, Bench *b) {
   const char *w = weights_to(l, p * PANEL);
   const int64_t ldw = row_of(l->kind, l->block);
   for (int64_t from = 0; from < l->k; from += KC, x += m * KC * input_size(l->kind), w += KC / AT_ONCE(l->kind) * ldw) {
     const int kc = (int)smaller(KC, l->k - from);
     if (l->kind == F32 || HALF_INPUTS(l->kind) || m <= 2 * MB) {
-      if (l->kind == F32) in_tiles(tile_f32, F32, m, kc, x, w, ldw, b->sums, PANEL, from > 0);
-      else if (l->kind == BF16) in_tiles(tile_bf16, BF16, m, kc, x, w, ldw, b->sums, PANEL, from > 0);
+      if (l->kind == F32) in_tiles(tile_f32, F32, m, kc, x, w, ldw, sums, lds, from > 0);
+      else if (l->kind == BF16) in_tiles(tile_bf16, BF16, m, kc, x, w, ldw, sums, lds, from > 0);
 #ifdef DOT
-      else if (l->kind == INT8_HALF) in_tiles(tile_int8_half, INT8_HALF, m, kc, x, w, ldw, b->sums, PANEL, from > 0);
+      else if (l->kind == INT8_HALF) in_tiles(tile_int8_half, INT8_HALF, m, kc, x, w, ldw, sums, lds, from > 0);
 #endif
-      else in_tiles(tile_int8, INT8, m, kc, x, w, ldw, b->sums, PANEL, from > 0);
+      else in_tiles(tile_int8, INT8, m, kc, x, w, ldw, sums, lds, from > 0);
       continue;
     }
     if (l->kind == BF16) widen_panel(BF16, kc, w, ldw, b->panel); /* once for all the rows */
     else widen_panel(INT8, kc, w, ldw, b->panel);
-    multiply(0, m, kc, x, b->panel, b->sums, PANEL, from > 0);
+    multiply(0, m, kc, x, b->panel, sums, lds, from > 0);
   }
 }
 
-/* y [m, n at p] (+)= sums [m][lds] * scale + bias */
+/* y [m, PANEL], the outputs of a panel, (+)= sums [m][lds] * scale + bias */
 static void finish(const Linear *l, int64_t p, int m, const float *sums, int64_t lds, float *y, int64_t ldy, int add) {
   const int64_t n0 = p * PANEL, n = smaller(PANEL, l->n - n0);
   for (int j = 0; j < m; j++) {
     const float *in = sums + j * lds;
-    float *out = y + j * ldy + n0;
+    float *out = y + j * ldy;
     if (n == PANEL && !l->bias && !l->scale) {
       for (int c = 0; c < PANEL; c += LANES) store(out + c, add ? load(out + c) + load(in + c) : load(in + c));
       continue;
@@ -338,6 +338,15 @@ static void finish(const Linear *l, int64_t p, int m, const float *sums, int64_t
   }
 }
 
+/* y [m, PANEL] = silu(gates) * ups, whose sums [m][PAIR] are those of panels p and q. */
+static void finish_gated(const Linear *l, int64_t p, int64_t q, int m, float *sums, float *y, int64_t ldy) {
+  if (l->bias || l->scale) {
+    finish(l, p, m, sums, PAIR, sums, PAIR, 0);
+    finish(l, q, m, sums + PANEL, PAIR, sums + PANEL, PAIR, 0);
+  }
+  for (int j = 0; j < m; j++) silu_mul(sums + j * PAIR, y + j * ldy, PANEL);
+}
+
 /* x [m, k] -> [ceil(k / KC)][m][KC], as the products with this kind of weights take it */
 static void slice(int kind, const float *x, int64_t ldx, int64_t m, int64_t k, char *out) {
   for (int64_t from = 0; from < k; from += KC)
@@ -349,13 +358,18 @@ static void slice(int kind, const float *x, int64_t ldx, int64_t m, int64_t k, c
     }
 }
 
-void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, float *y, int64_t ldy, int add, Bench *b) {
+/* sums [m][lds]: those of a panel, for m <= ROWS inputs */
+static void sums_of(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, float *sums, int64_t lds, Bench *b) {
   const int as_is = m == 1 && !HALF_INPUTS(l->kind);
   if (!as_is && (x != b->held || b->whole_rows)) slice(l->kind, x, ldx, m, l->k, b->inputs);
   b->held = x;
   b->whole_rows = 0;
-  product(l, p, m, as_is ? (const char *)x : b->inputs, b);
-  finish(l, p, m, b->sums, PANEL, y, ldy, add);
+  product(l, p, m, as_is ? (const char *)x : b->inputs, sums, lds, b);
+}
+
+void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, float *y, int64_t ldy, int add, Bench *b) {
+  sums_of(l, p, m, x, ldx, b->sums, PANEL, b);
+  finish(l, p, m, b->sums, PANEL, y + p * PANEL, ldy, add);
 }
 
 #ifdef DOT
@@ -364,11 +378,12 @@ INLINE int is_wide(const Linear *l, int64_t m) {
   return HALF_INPUTS(l->kind) && (m > 2 * MB || (m <= WIDE && l->block == PAIR));
 }
 
-/* `outputs` for the panels p and p + 1, in wide tiles. */
-static void pair_of_outputs(const Linear *l, int64_t p, int m, const float *x, float *y, int add, Bench *b) {
+/* The outputs of panels p and q, in wide tiles. */
+static void pair_of_outputs(const Linear *l, int64_t p, int64_t q, int m, const float *x, float *y, int64_t ldy, How how,
+                            Bench *b) {
   const char *w = weights_to(l, p * PANEL);
   const int64_t k = l->k, row = row_of(l->kind, PAIR), ldw = row_of(l->kind, l->block);
-  const int64_t apart = weights_to(l, (p + 1) * PANEL) - w;
+  const int64_t apart = weights_to(l, q * PANEL) - w;
   const int n = (int)parts(m, WIDE), bytes = l->kind == INT8_HALF;
   const int64_t terms = n > 1 ? k : KC; /* of many rows, all: no sum waits in memory */
   uint16_t *halves = b->inputs;
@@ -380,14 +395,21 @@ static void pair_of_outputs(const Linear *l, int64_t p, int m, const float *x, f
     for (int left = n, at = 0; left; left--) {
       const int mb = (m - at) / left;
       const uint16_t *in = halves + at * k + from;
-      const Ahead ahead = {w + kc / 2 * (row + (n - left) * (row / n)), row / n};
+      const int64_t share = kc / 2 * (n - left) * (row / n), half = kc / 2 * row / 2;
+      /* The next pair lies behind this one. If the panels lie apart, each one's next lies behind it. */
+      const char *next = w + kc / 2 * row + share;
+      if (q != p + 1) next = share < half ? w + half + share : w + apart + share;
+      const Ahead ahead = {next, row / n};
       if (bytes && left < n) /* widened by the first tile */
         wide_of_many(mb, kc, in, k, b->panel, row_of(BF16, PANEL), row_of(BF16, PAIR), b->sums, from > 0, &ahead, NULL);
       else
         (n == 1 ? wide_alone : bytes ? wide_of_bytes : wide_of_many)(
             mb, kc, in, k, w, apart, ldw, b->sums, from > 0, &ahead, b->panel);
-      for (int v = 0; from + kc == k && v < 2; v++)
-        finish(l, p + v, mb, b->sums + v * PANEL, PAIR, y + at * l->n, l->n, add);
+      if (from + kc == k && how == GATED) finish_gated(l, p, q, mb, b->sums, y + at * ldy + p * PANEL, ldy);
+      else if (from + kc == k) {
+        finish(l, p, mb, b->sums, PAIR, y + at * ldy + p * PANEL, ldy, how == ADD);
+        finish(l, q, mb, b->sums + PANEL, PAIR, y + at * ldy + q * PANEL, ldy, how == ADD);
+      }
       at += mb;
     }
   }
@@ -398,28 +420,36 @@ INLINE int is_wide(const Linear *l, int64_t m) { return (void)l, (void)m, 0; }
 #endif
 
 /* The number of panels in a unit: what one thread takes at a time. */
-INLINE int64_t unit_of(const Linear *l, int64_t m) { return is_wide(l, m) ? 2 : l->block / PANEL; }
-
-/* Unit `i` of a map, for ROWS inputs at most. */
-INLINE void compute_unit(const Linear *l, int64_t i, int64_t m, const float *x, float *y, int add, Bench *b) {
-  const int64_t each = unit_of(l, m), panels = parts(l->n, PANEL), units = parts(panels, each), first = i / units * ROWS;
-  const int64_t p0 = i % units * each, rows = smaller(ROWS, m - first);
-  x += first * l->k;
-  y += first * l->n;
-  if (is_wide(l, rows) && (p0 + 2) * PANEL <= l->n) pair_of_outputs(l, p0, (int)rows, x, y, add, b);
-  else
-    for (int64_t p = p0; p < smaller(p0 + each, panels); p++) outputs(l, p, (int)rows, x, l->k, y, l->n, add, b);
+INLINE int64_t unit_of(const Linear *l, int64_t m, How how) {
+  return how == GATED || is_wide(l, m) ? 2 : l->block / PANEL;
 }
 
-void linear(const Linear *l, int64_t m, const float *x, float *y, int add, Bench *b) {
-  const int64_t units = parts(m, ROWS) * parts(parts(l->n, PANEL), unit_of(l, m)); /* none where a chunk wants no logits */
+/* Unit `i` of a map, for ROWS inputs at most. */
+INLINE void compute_unit(const Linear *l, int64_t i, int64_t m, const float *x, float *y, How how, Bench *b) {
+  const int64_t each = unit_of(l, m, how), panels = parts(l->n, PANEL), units = parts(panels, each);
+  const int64_t first = i / units * ROWS, p0 = i % units * (how == GATED ? 1 : each), rows = smaller(ROWS, m - first);
+  const int64_t q = how == GATED ? p0 + units : p0 + 1, ldy = how == GATED ? l->n / 2 : l->n;
+  x += first * l->k;
+  y += first * ldy;
+  if (is_wide(l, rows) && (q + 1) * PANEL <= l->n) pair_of_outputs(l, p0, q, (int)rows, x, y, ldy, how, b);
+  else if (how == GATED) {
+    sums_of(l, p0, (int)rows, x, l->k, b->sums, PAIR, b);
+    sums_of(l, q, (int)rows, x, l->k, b->sums + PANEL, PAIR, b);
+    finish_gated(l, p0, q, (int)rows, b->sums, y + p0 * PANEL, ldy);
+  } else
+    for (int64_t p = p0; p < smaller(p0 + each, panels); p++)
+      outputs(l, p, (int)rows, x, l->k, y, l->n, how == ADD, b);
+}
+
+void linear(const Linear *l, int64_t m, const float *x, float *y, How how, Bench *b) {
+  const int64_t units = parts(m, ROWS) * parts(parts(l->n, PANEL), unit_of(l, m, how)); /* 0 if a chunk wants no logits */
   b->held = NULL;
   if (m > ROWS) {
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < units; i++) compute_unit(l, i, m, x, y, add, b);
+    for (int64_t i = 0; i < units; i++) compute_unit(l, i, m, x, y, how, b);
   } else { /* neighbours in memory one after the other, but the last few to whoever is free */
 #pragma omp for schedule(guided, 1)
-    for (int64_t i = 0; i < (m ? units : 0); i++) compute_unit(l, i, m, x, y, add, b);
+    for (int64_t i = 0; i < (m ? units : 0); i++) compute_unit(l, i, m, x, y, how, b);
   }
 }
 
@@ -431,6 +461,6 @@ int32_t petiole_halves(void) { return HALF_INPUTS(BF16); }
 Bench new_bench(int64_t rows, int64_t k, Scratch *s) {
   rows = smaller(rows, ROWS);
   return (Bench){.inputs = take_floats(s, parts(k, KC) * KC * rows),
-                 .sums = take_floats(s, (rows > MB ? rows : MB) * PANEL),
+                 .sums = take_floats(s, (rows > WIDE ? rows : WIDE) * PAIR),
                  .panel = take_floats(s, parts(k, KC) * KC * PANEL)};
 }

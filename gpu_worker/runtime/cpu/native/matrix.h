@@ -24,7 +24,7 @@ typedef struct {
   void *inputs;      /* [ceil(k / KC)][rows][KC] or, for wide tiles, [rows][k]: float, or bfloat16 where HALF_INPUTS */
   const float *held; /* whose copy `inputs` is */
   int whole_rows;    /* whether that is [rows][k] */
-  float *sums;       /* [rows][PANEL] or [WIDE][PAIR] */
+  float *sums;       /* [rows][PAIR] */
   void *panel;       /* widened weights: [KC][PANEL] floats, or [k / 2][PAIR] pairs of bfloat16 */
 } Bench;
 
@@ -65,5 +65,9 @@ void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, flo
 /* Rows of a packed embedding: out [t, k]. Called by every thread of a region. */
 void embed(const Linear *l, int64_t t, const int64_t *ids, float *out);
 
+/* What becomes of y. GATED: y [m, n / 2] = silu(gates) * ups, where x Wt + b is gates | ups, and n / 2 is a multiple of
+ * PANEL. */
+typedef enum { SET, ADD, GATED } How;
+
 /* y [m, n] (+)= x Wt + b. Called by every thread of a region; ends with a barrier. */
-void linear(const Linear *l, int64_t m, const float *x, float *y, int add, Bench *b);
+void linear(const Linear *l, int64_t m, const float *x, float *y, How how, Bench *b);

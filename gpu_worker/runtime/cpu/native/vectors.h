@@ -112,3 +112,10 @@ INLINE vf vexp(vf x) {
   p = p * (r * r) + r + 1.0f;
   return pick(small, (vf){0}, p * (vf)((n + 127) << 23));
 }
+
+/* gate | up -> silu(gate) * up */
+INLINE void silu_mul(const float *x, float *y, int n) {
+  int full = n / LANES * LANES;
+  for (int c = 0; c < full; c += LANES) store(y + c, load(x + c) / (1.0f + vexp(-load(x + c))) * load(x + n + c));
+  for (int c = full; c < n; c++) y[c] = x[c] / (1.0f + vexp(splat(-x[c]))[0]) * x[n + c];
+}
