@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +20,15 @@ from petiole.gpu_worker.runtime.cpu.native.encoder import NativeEncoder, native_
 from tests.support.dtypes import widened
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="no C compiler")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_kernels() -> Iterator[None]:
+    """Where torch's library is quicker at some maps of so small an encoder, there would be no fast path."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PETIOLE_PRODUCTS", "own")
+        yield
+
 
 CONFIGS = st.builds(
     lambda heads, head_dim, ff, layers, grid: VisionConfig(
