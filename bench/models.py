@@ -43,13 +43,15 @@ class Goal:
 
 @dataclass(frozen=True)
 class Case:
-    """The measurements of a shape: decodes by batch size, and one prompt by its length."""
+    """The measurements of a shape: decodes by batch size, and one prompt by its length. `int8`: at batch 1, the
+    most that a step with int8 weights may take of a step without."""
 
     shape: Shape
     prompt: int
     n_tokens: int
     decode: tuple[Goal, ...]
     prefill: Goal | None = None
+    int8: float | None = None
 
 
 LARGE = Case(
@@ -63,6 +65,7 @@ LARGE = Case(
         Goal(64, 1.2, "1.5", floors=2),
     ),
     prefill=Goal(512, 1.1, "1.3", floors=0.75),
+    int8=0.6,
 )
 CASES = {
     "small": Case(SMALL, 64, 64, decode=(Goal(1, 0.6, "1.0"), Goal(8, 1.2, "2"), Goal(32, 2.0, "3"))),
@@ -96,16 +99,7 @@ def main(argv: list[str] | None = None) -> None:
 def measure(case: Case, report: Report, rounds: int, threads: int, json_path: str | None) -> None:
     shape, machine = case.shape, floors.measure(case.shape, report)
     with checkpoint(shape) as folder:
-        runtime = ModelRuntime(
-            EngineConfig(
-                model=folder,
-                device="cpu",
-                dtype=shape.dtype,  # type: ignore[arg-type]
-                max_num_seqs=max(goal.size for goal in case.decode),
-                max_model_len=1024,
-                num_threads=threads,
-            )
-        )
+        runtime = opened(case, folder, threads)
         llama = open_peer(folder, shape, threads)
         sides: list[Side] = [Ours(runtime), Transformers(folder, shape), *([llama] if llama else [])]
         load.settle()
@@ -140,10 +134,50 @@ def measure(case: Case, report: Report, rounds: int, threads: int, json_path: st
                     rate = statistics.median(rates[Ours.name])
                     name = f"{name}: against the matrix rate"
                     report.add(name, rate, "tokens/s", floor=floor, target=case.prefill.floors)
+            if case.int8 is not None:
+                measure_int8(case, report, runtime, folder, rounds, threads)
         finally:
             runtime.close()
             if llama:
                 llama.close()
+
+
+def opened(case: Case, folder: str, threads: int, **options: Any) -> ModelRuntime:
+    return ModelRuntime(
+        EngineConfig(
+            model=folder,
+            device="cpu",
+            dtype=case.shape.dtype,  # type: ignore[arg-type]
+            max_num_seqs=max(goal.size for goal in case.decode),
+            max_model_len=1024,
+            num_threads=threads,
+            **options,
+        )
+    )
+
+
+def measure_int8(
+    case: Case, report: Report, runtime: ModelRuntime, folder: str, rounds: int, threads: int
+) -> None:
+    """A step of one sequence with int8 weights, beside one with the weights as they are."""
+    quantised = opened(case, folder, threads, weight_quantization="int8")
+    try:
+        sides = {"as it is": Ours(runtime), "int8": Ours(quantised)}
+        work = {name: side.decode(prompts(1, case.prompt), case.n_tokens) for name, side in sides.items()}
+        rates = in_turns(work, case.n_tokens, rounds)
+    finally:
+        quantised.close()
+    steps = {name: 1e3 / statistics.median(found) for name, found in rates.items()}
+    ratios = [a / b for a, b in zip(rates["as it is"], rates["int8"], strict=True)]
+    report.add(
+        f"{case.shape.name}, int8, batch 1: a step against one without int8",
+        steps["int8"],
+        "ms",
+        peer=steps["as it is"],
+        spread=(min(ratios), max(ratios)),
+        target=case.int8,
+        better="lower",
+    )
 
 
 def in_turns(work: dict[str, Work], tokens: int, rounds: int) -> dict[str, list[float]]:
