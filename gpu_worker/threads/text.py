@@ -28,6 +28,7 @@ from petiole.gpu_worker.errors import failed
 from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.protocols import PositionalSkill, SkillState
 from petiole.gpu_worker.request import Delta, FinishReason, Result, Timing, TokenLogprobs, Usage
+from petiole.gpu_worker.request.values import Bins
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import Emission, Ended, Extras, Generated
 from petiole.gpu_worker.scheduling.stopping import End, Finish, StopRules
@@ -139,6 +140,16 @@ class _PendingOutput:
     kept: list[int] = field(default_factory=list)
     text: str = ""
     extras: list[Extras] = field(default_factory=list)
+
+    def entries(self, n: int) -> tuple[tuple[TokenLogprobs, ...], tuple[tuple[float, ...], ...], tuple[Bins, ...]]:
+        """The log-probabilities, the bins' values and the bins of the first `n` tokens; empty if not asked for."""
+        if not self.extras:
+            return (), (), ()
+        logprobs = tuple(entry for extra in self.extras for entry in extra.logprobs or ())
+        values = tuple(entry for extra in self.extras for entry in extra.values or ())
+        bins = tuple(entry for extra in self.extras for entry in extra.bins or ())
+        return logprobs[:n], values[:n], bins[:n]
+
     end: End | None = None
 
 
@@ -289,9 +300,7 @@ class TextThread:
         if output.stop is not None and not isinstance(end, BaseException):
             finish = Finish(FinishReason.STOP, output.stop)
         output.texts.append(text)
-        logprobs = tuple(entry for extra in pending.extras for entry in extra.logprobs or ())[: len(token_ids)]
-        values = tuple(entry for extra in pending.extras for entry in extra.values or ())[: len(token_ids)]
-        bins = tuple(entry for extra in pending.extras for entry in extra.bins or ())[: len(token_ids)]
+        logprobs, values, bins = pending.entries(len(token_ids))
         output.logprobs.extend(logprobs)
         if token_ids or text or finish is not None:
             reason = None if finish is None else finish.reason

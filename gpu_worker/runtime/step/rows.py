@@ -274,8 +274,8 @@ class Sampled:
 
 def sampled_with(plan: OutputPlan, upload: Upload) -> Sampled:
     """Copy a plan to the device, in one copy. Called in stream order."""
-    parameters, used = plan.parameters, [name for name, flag in _FILTERS.items() if plan.uses & flag]
-    arrays = dict[str, npt.NDArray[Any]]()
+    parameters = plan.parameters
+    arrays: dict[str, npt.NDArray[Any]] = {}
     if plan.drafts is None or plan.uses & (Uses.PENALTIES | Uses.BIAS):
         arrays["rows"] = plan.rows
     if plan.drafts is not None:
@@ -285,7 +285,7 @@ def sampled_with(plan: OutputPlan, upload: Upload) -> Sampled:
             "keys": noise_keys(parameters["seed"], plan.positions),
             "temperature": parameters["temperature"],
         }
-        arrays |= {name: parameters[name] for name in used}
+        arrays |= {name: parameters[name] for name, flag in _FILTERS.items() if plan.uses & flag}
     found = dict(zip(arrays, upload([*arrays.values()]), strict=True))
     choice = None
     if plan.uses & Uses.DRAW:
