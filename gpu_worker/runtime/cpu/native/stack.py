@@ -155,16 +155,18 @@ class Stack:
         )
         queries, keys = shape.attention
         self._reduced = shape.reduced
-        self._widths = (
-            shape.hidden,
-            queries + 2 * keys,
-            queries,
-            self._layers[0].gate_up.n,
-            shape.inner,
-            shape.reduced,
-            0 if products.library is None else max(shape.inner, queries, shape.hidden),
-        )
-        self._activations, self._scratch = torch.empty(0), torch.empty(0)
+        self._widths = {  # floats for each position
+            "normed": shape.hidden,
+            "qkv": queries + 2 * keys,
+            "mixed": queries,
+            "gates": self._layers[0].gate_up.n,
+            "acted": shape.inner,
+            "reduced": shape.reduced,
+            "halves": 0 if products.library is None else max(shape.inner, queries, shape.hidden),
+        }
+        self._most = 0
+        self._step = _Step()
+        self._memory: tuple[Tensor, Tensor] | None = None
 
     def run(
         self,
@@ -185,39 +187,37 @@ class Stack:
         given, the inputs are the embeddings of these tokens, whose table is the head. positions, rows, rotary,
         limits: int64 [T]. outputs: int64 [O], the inputs whose logits, [O, vocab], are wanted. adapters: [T], see
         `NativeAdapters`."""
-        t = len(hidden)
-        self._activations = at_least(self._activations, t * sum(self._widths))
-        at, parts = self._activations.data_ptr(), []
-        for part in self._widths:
-            parts.append(at)
-            at += 4 * t * part
-        n_threads = torch.get_num_threads()
-        step = _Step(
-            t,
-            0,
-            _address(token_ids),
-            positions.data_ptr(),
-            (positions if rotary is None else rotary).data_ptr(),
-            _address(limits),
-            rows.data_ptr(),
-            hidden.data_ptr(),
-            *parts[:-2],
-            None if adapters is None else adapters.ctypes.data,
-            parts[-2],
-            self._reduced,
-            parts[-1],
-            0 if outputs is None else len(outputs),
-            _address(outputs),
-            _address(logits),
-            n_threads,
-        )
-        arguments = ctypes.byref(self.model), ctypes.byref(step)
-        step.scratch_stride = self._library.petiole_scratch(*arguments)
-        self._scratch = at_least(self._scratch, n_threads * step.scratch_stride // 4)
-        step.scratch = self._scratch.data_ptr()
-        if self._library.petiole_forward(*arguments):
+        t, n_threads = len(hidden), torch.get_num_threads()
+        if t > self._most or n_threads != self._step.n_threads:
+            self._take_memory(max(t, self._most), n_threads)
+        step = self._step
+        step.t = t
+        step.token_ids = _address(token_ids)
+        step.positions = positions.data_ptr()
+        step.rotary = (positions if rotary is None else rotary).data_ptr()
+        step.limits = _address(limits)
+        step.rows = rows.data_ptr()
+        step.hidden = hidden.data_ptr()
+        step.adapters = None if adapters is None else adapters.ctypes.data
+        step.o = 0 if outputs is None else len(outputs)
+        step.outputs = _address(outputs)
+        step.logits = _address(logits)
+        if self._library.petiole_forward(ctypes.byref(self.model), ctypes.byref(step)):
             self._products.give_up_library()
             self.model.library = None
+
+    def _take_memory(self, t: int, n_threads: int) -> None:
+        """Memory for steps of up to `t` positions. Later steps use it again."""
+        self._memory, step = None, _Step(t=t, n_threads=n_threads, reduced_stride=self._reduced)
+        activations = new_tensor((t * sum(self._widths.values()),), torch.float32, torch.device("cpu"))
+        at = activations.data_ptr()
+        for name, width in self._widths.items():
+            setattr(step, name, at)
+            at += 4 * t * width
+        step.scratch_stride = self._library.petiole_scratch(ctypes.byref(self.model), ctypes.byref(step))
+        scratch = new_tensor((n_threads * step.scratch_stride // 4,), torch.float32, torch.device("cpu"))
+        step.scratch = scratch.data_ptr()
+        self._most, self._step, self._memory = t, step, (activations, scratch)
 
     def _layer(self, layer: DecoderLayer | GeluLayer, window: int) -> _Layer:
         q_norm, k_norm = (layer.q_norm, layer.k_norm) if isinstance(layer, DecoderLayer) else (None, None)
