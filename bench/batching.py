@@ -43,7 +43,7 @@ class Loads:
 
 
 def _large(n: int, prompt: int, output: int) -> Case:
-    return Case(QWEN3_06B, n, prompt, output, n, rounds=2)
+    return Case(QWEN3_06B, n, prompt, output, n, rounds=3)
 
 
 LOADS = {
