@@ -9,7 +9,7 @@ with the reason. `bench/peers/outside.py` says how to install peers that need an
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +27,7 @@ from bench.runs import Bench, arguments, opened
 
 OURS = "petiole"
 _TARGET = 1.3
+_FINALISTS = 2  # peers that go on after the first round
 
 Side = Callable[[list[list[int]], int], float]
 """Output tokens a second of (prompts, output tokens of each)."""
@@ -43,7 +44,7 @@ class Loads:
 
 
 def _large(n: int, prompt: int, output: int) -> Case:
-    return Case(QWEN3_06B, n, prompt, output, n, rounds=3)
+    return Case(QWEN3_06B, n, prompt, output, n, rounds=7)
 
 
 LOADS = {
@@ -115,33 +116,42 @@ def _llama(peer: LlamaCpp, prompts: list[list[int]], output: int) -> float:
 
 
 def compare(bench: Bench, case: Case, sides: dict[str, Side], target: float | None) -> None:
-    """Run rounds in turns, every other round in the opposite order. A peer that fails is left out."""
+    """Run one round of all sides, then the rest of the rounds of the best few, in turns. Every other round runs in
+    the opposite order. A peer that fails is left out."""
     prompts = load.prompts(case.n, case.prompt)
     by_prompt = case.output == 1
     scale, unit = (case.prompt, "prompt tokens/s") if by_prompt else (1, "tokens/s")
     rates: dict[str, list[float]] = {name: [] for name in sides}
-    for i in range(case.rounds):
-        for name in list(reversed(rates) if i % 2 else rates):
+    turns = list(sides)
+    for _ in range(case.rounds):
+        for name in turns:
             try:
                 rates[name].append(scale * sides[name](prompts, case.output))
             except NotAvailableError as error:
                 bench.report.absent[name] = str(error)
                 del rates[name]
-    medians = {name: statistics.median(found) for name, found in rates.items()}
-    others = {name: rate for name, rate in medians.items() if name != OURS}
-    if not others:
-        return
-    best = max(others, key=lambda name: others[name])
+        others = sorted(
+            (name for name in turns if name in rates and name != OURS), key=lambda name: -_rate(rates, name)
+        )
+        if not others:
+            return
+        kept = (OURS, *others[:_FINALISTS])
+        turns = [name for name in reversed(turns) if name in kept]
+    best = others[0]
     ratios = [a / b for a, b in zip(rates[OURS], rates[best], strict=True)]
     bench.report.add(
         case.name,
-        medians[OURS],
+        _rate(rates, OURS),
         unit,
-        peer=others[best],
+        peer=_rate(rates, best),
         spread=(min(ratios), max(ratios)),
         target=target,
-        note=", ".join(f"{name} {rate:,.1f}" for name, rate in others.items()),
+        note=", ".join(f"{name} {_rate(rates, name):,.1f}" for name in rates if name != OURS),
     )
+
+
+def _rate(rates: Mapping[str, Sequence[float]], name: str) -> float:
+    return statistics.median(rates[name])
 
 
 def main(argv: list[str] | None = None) -> None:
