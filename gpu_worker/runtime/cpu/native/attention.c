@@ -47,7 +47,8 @@ int64_t find_spans(const Cache *c, int64_t t, const int64_t *rows, const int64_t
 int64_t find_units(const Cache *c, const Span *spans, int64_t n, int n_threads, Unit *units) {
   const int group = c->heads / c->kv_heads;
   int together = c->kv_heads;
-  while (together > 1 && n * (c->kv_heads / together) < UNITS * n_threads) together = together % 2 ? 1 : together / 2;
+  while (together > HEADS || (together > 1 && n * (c->kv_heads / together) < UNITS * n_threads))
+    together = together % 2 ? 1 : together / 2;
   int64_t found = 0;
   for (int64_t i = 0; i < n; i++) {
     const int each = spans[i].n * group > FEW ? 1 : together;
@@ -86,6 +87,7 @@ typedef struct {
 } Ahead;
 
 INLINE void ask_for_line(Ahead *a) {
+  if (a->at == a->end) return;
   __builtin_prefetch(a->pool + *a->at + a->done, 0, 3);
   const int whole = (a->done += 64) >= a->bytes;
   a->at += whole;
