@@ -140,6 +140,7 @@ class _PendingOutput:
     kept: list[int] = field(default_factory=list)
     text: str = ""
     extras: list[Extras] = field(default_factory=list)
+    end: End | None = None
 
     def entries(self, n: int) -> tuple[tuple[TokenLogprobs, ...], tuple[tuple[float, ...], ...], tuple[Bins, ...]]:
         """The log-probabilities, the bins' values and the bins of the first `n` tokens; empty if not asked for."""
@@ -149,8 +150,6 @@ class _PendingOutput:
         values = tuple(entry for extra in self.extras for entry in extra.values or ())
         bins = tuple(entry for extra in self.extras for entry in extra.bins or ())
         return logprobs[:n], values[:n], bins[:n]
-
-    end: End | None = None
 
 
 class TextThread:
