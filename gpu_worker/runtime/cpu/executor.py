@@ -71,7 +71,7 @@ class CpuExecutor:
                 return StepStates(lambda: logits)
             hidden = self._embed(inputs, token_ids, images).float()
             logits = self._native.forward(*step, hidden=hidden, rotary=rotary, limits=limits)
-            return StepStates(lambda: logits, self._bins(hidden[outputs].to(self._decoder.dtype)))
+            return StepStates(lambda: logits, self._bins(hidden[: len(outputs)].to(self._decoder.dtype)))
         attention = PagedAttention(
             cache=self._cache,
             windows=self._decoder.config.windows,

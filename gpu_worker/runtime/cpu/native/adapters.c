@@ -4,14 +4,15 @@
  */
 #include "adapters.h"
 
-/* Cuts a step into runs of at most ROWS inputs; leaves out those without an adapter. Returns their number. */
-int64_t find_runs(int64_t t, const Delta *const *adapters, Run *runs) {
+/* Cuts `n_inputs` of a step into runs of at most ROWS of them; leaves out those without an adapter. Returns their number. */
+int64_t find_runs(int64_t n_inputs, const int64_t *inputs, const Delta *const *adapters, Run *runs) {
   int64_t n = 0;
-  for (int64_t i = 0; i < t; i++) {
+  for (int64_t i = 0; i < n_inputs; i++) {
+    const Delta *deltas = adapters[inputs[i]];
     Run *last = runs + n - 1;
-    if (!adapters[i]) continue;
-    if (n && last->deltas == adapters[i] && last->t + last->n == i && last->n < ROWS) last->n++;
-    else runs[n++] = (Run){i, 1, adapters[i]};
+    if (!deltas) continue;
+    if (n && last->deltas == deltas && last->t + last->n == i && last->n < ROWS) last->n++;
+    else runs[n++] = (Run){i, 1, deltas};
   }
   return n;
 }

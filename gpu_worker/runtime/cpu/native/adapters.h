@@ -9,13 +9,13 @@ typedef struct {
   int64_t parts;
 } Delta;
 
-/* Inputs `t` .. `t + n - 1` have the same adapter: its deltas, [layers][maps]. */
+/* `n` inputs, from the one on that comes as number `t`, have the same adapter: its deltas, [layers][maps]. */
 typedef struct {
   int64_t t, n;
   const Delta *deltas;
 } Run;
 
-int64_t find_runs(int64_t t, const Delta *const *adapters, Run *runs);
+int64_t find_runs(int64_t n_inputs, const int64_t *inputs, const Delta *const *adapters, Run *runs);
 
 /* Adds what the adapters make of x [t, k] to y [t, n]. `at`: of the linear map in an adapter's deltas; reduced:
  * [t, reduced_stride] for A x. Called by every thread of a region; ends with a barrier. */

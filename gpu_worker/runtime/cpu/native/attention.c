@@ -27,16 +27,17 @@ int64_t span_length(const Cache *c) {
   return n ? n : 1;
 }
 
-/* Cuts a step into spans; returns their number, at most `t`. */
-int64_t find_spans(const Cache *c, int64_t t, const int64_t *rows, const int64_t *positions, const int64_t *limits,
-                   Span *spans) {
+/* Cuts `n_inputs` of a step into spans; returns their number. */
+int64_t find_spans(const Cache *c, int64_t n_inputs, const int64_t *inputs, const int64_t *rows, const int64_t *positions,
+                   const int64_t *limits, Span *spans) {
   const int64_t most = span_length(c);
   int64_t n = 0;
-  for (int64_t i = 0; i < t; i++) {
+  for (int64_t i = 0; i < n_inputs; i++) {
+    const int64_t t = inputs[i];
     Span *last = spans + n - 1;
-    if (n && last->row == rows[i] && last->first + last->n == positions[i] && last->n < most) last->n++;
-    else spans[n++] = (Span){i, 1, rows[i], positions[i], limits ? limits + i : NULL, 0};
-    const int64_t end = limits ? limits[i] : positions[i] + 1;
+    if (n && last->row == rows[t] && last->first + last->n == positions[t] && last->n < most) last->n++;
+    else spans[n++] = (Span){t, 1, rows[t], positions[t], limits ? limits + t : NULL, 0};
+    const int64_t end = limits ? limits[t] : positions[t] + 1;
     if (end > spans[n - 1].end) spans[n - 1].end = end;
   }
   return n;

@@ -11,6 +11,9 @@
  * blocking. So a sequence gets the same bits alone and among others, in one prefill and in chunks. matrix.c and
  * attention.c say how.
  *
+ * Nothing reads what the last layer makes of a position without logits, except its key and value. So behind these that
+ * layer computes the outputs alone.
+ *
  * Vectors are those of the compiler (vector_size), not of one instruction set.
  */
 #include <omp.h>
@@ -50,7 +53,7 @@ typedef struct {
   const int64_t *rotary;    /* [t] the positions by which queries and keys are rotated */
   const int64_t *limits;    /* [t] the end of the positions that each sees, or null: all up to itself */
   const int64_t *rows;      /* [t] page-table rows */
-  float *hidden;            /* [t, hidden] */
+  float *hidden;            /* [t, hidden]; in the end [o, hidden], the outputs' alone, before the last norm */
   float *normed;            /* [t, hidden] */
   float *qkv;               /* [t, q + 2 kv] */
   float *mixed;             /* [t, q] */
@@ -60,9 +63,9 @@ typedef struct {
   float *reduced;           /* [t, most outputs of an A], where there are adapters */
   int64_t reduced_stride;
   uint16_t *halves;         /* [t, most terms of a sum], for the library */
-  int64_t o;                /* positions whose logits are wanted */
+  int64_t o;                /* positions whose results are wanted */
   const int64_t *outputs;   /* [o] those, ascending */
-  float *logits;            /* [o, vocab], out */
+  float *logits;            /* [o, vocab], out; or null */
   int32_t n_threads;
   char *scratch;            /* [threads] of `scratch_stride` bytes; see petiole_scratch */
   int64_t scratch_stride;
@@ -72,6 +75,16 @@ typedef struct {
 #define CACHED (64ll << 20) /* bytes of weights that every thread may read for itself */
 #define UNEQUAL 8            /* the largest share may exceed the mean by 1 / UNEQUAL of it */
 #define READ_COST 32         /* a float of the KV cache that is read costs about as much as so many multiply-adds */
+
+/* What is computed of a step: all positions, or its outputs. */
+typedef struct {
+  Step step; /* `t` and `o`: so many positions */
+  const int64_t *inputs; /* [t] those, ascending */
+  const Unit *units;
+  int64_t n_units;
+  const Run *runs;
+  int64_t n_runs;
+} Plan;
 
 /* The order of an adapter's deltas in a layer. */
 enum { QKV = 0, OUT = 1, GATE_UP = 2, DOWN = 3, MAPS = 4 };
@@ -149,25 +162,17 @@ static void rotate_and_keep(const Model *m, const Layer *l, int64_t i, const Ste
   }
 }
 
-static void attention(const Model *m, int64_t layer, const Step *s, const Unit *units, int64_t n, Desk *d) {
+static void attention(const Model *m, int64_t layer, const Plan *p, Desk *d) {
+  const Step *s = &p->step;
   const Cache *cache = &m->cache;
   const int64_t window = m->layers[layer].window, q = (int64_t)cache->heads * cache->head_dim;
   const int64_t wide = q + 2 * (int64_t)cache->kv_heads * cache->head_dim;
   const int64_t group = q / cache->kv_heads;
 #pragma omp for schedule(dynamic, 1)
-  for (int64_t i = n - 1; i >= 0; i--) { /* from the end: the longest first */
-    const Unit *u = units + i, *next = i < omp_get_num_threads() ? u : u - omp_get_num_threads();
+  for (int64_t i = p->n_units - 1; i >= 0; i--) { /* from the end: the longest first */
+    const Unit *u = p->units + i, *next = i < omp_get_num_threads() ? u : u - omp_get_num_threads();
     attend(cache, layer, window, u, next, s->qkv + u->span->t * wide + u->head * group, wide,
            s->mixed + u->span->t * q + u->head * group, q, d);
-  }
-}
-
-/* The norms of the step's outputs -> normed [o, hidden] */
-static void last_norms(const Model *m, const Step *s) {
-#pragma omp for schedule(static)
-  for (int64_t i = 0; i < s->o; i++) {
-    const float *in = s->hidden + (s->outputs[i] - s->from) * m->hidden;
-    normalise(in, &m->norm, s->normed + i * m->hidden, m->hidden, m->eps);
   }
 }
 
@@ -176,12 +181,6 @@ static void norms(const Model *m, const Step *s, const Norm *norm) {
   for (int64_t t = 0; t < s->t; t++)
     normalise(s->hidden + t * m->hidden, norm, s->normed + t * m->hidden, m->hidden, m->eps);
 }
-
-typedef struct {
-  const Step *step;
-  const Run *runs;
-  int64_t n_runs;
-} Adapters;
 
 /* A step's linear maps, in their order: MAPS for each layer, then the head. */
 typedef struct {
@@ -198,7 +197,7 @@ static int is_gated(const Model *m, const Layer *l, const Step *s) {
 }
 
 static Map map_at(const Model *m, const Step *s, int64_t at) {
-  if (at == (int64_t)m->n_layers * MAPS) return (Map){&m->head, s->o, s->normed, s->logits, SET};
+  if (at == (int64_t)m->n_layers * MAPS) return (Map){&m->head, s->t, s->normed, s->logits, SET};
   const Layer *l = m->layers + at / MAPS;
   switch (at % MAPS) {
     case QKV: return (Map){&l->qkv, s->t, s->normed, s->qkv, SET};
@@ -211,10 +210,10 @@ static Map map_at(const Model *m, const Step *s, int64_t at) {
 }
 
 /* What the adapters add to a map. */
-static void deltas(const Map *map, int64_t at, const Adapters *a, Bench *b) {
-  const Step *s = a->step;
-  if (a->n_runs)
-    add_deltas(a->runs, a->n_runs, at, map->x, map->l->k, map->y, map->l->n, s->reduced, s->reduced_stride, b);
+static void deltas(const Map *map, int64_t at, const Plan *p, Bench *b) {
+  const Step *s = &p->step;
+  if (p->n_runs)
+    add_deltas(p->runs, p->n_runs, at, map->x, map->l->k, map->y, map->l->n, s->reduced, s->reduced_stride, b);
 }
 
 /* The most terms of a sum, those of an adapter's B among them. */
@@ -225,20 +224,29 @@ static int64_t widest(const Model *m, const Step *s) {
   return k;
 }
 
-/* A thread's scratch. The lists that all read are those of the first. */
+/* Scratch that all threads read. */
 typedef struct {
+  int64_t *inputs;
   Span *spans;
   Unit *units;
   Run *runs;
+} Lists;
+
+/* A thread's scratch. The lists are those of the first thread. */
+typedef struct {
+  Lists lists[2];
   Bench bench;
   Desk desk;
 } Room;
 
 static Room new_room(const Model *m, const Step *s, Scratch *scratch) {
   Room r;
-  r.spans = take(scratch, s->t * (int64_t)sizeof(Span));
-  r.units = take(scratch, s->t * m->cache.kv_heads * (int64_t)sizeof(Unit));
-  r.runs = take(scratch, s->t * (int64_t)sizeof(Run));
+  for (int i = 0; i < 2; i++) {
+    r.lists[i].inputs = take(scratch, s->t * (int64_t)sizeof(int64_t));
+    r.lists[i].spans = take(scratch, s->t * (int64_t)sizeof(Span));
+    r.lists[i].units = take(scratch, s->t * m->cache.kv_heads * (int64_t)sizeof(Unit));
+    r.lists[i].runs = take(scratch, s->t * (int64_t)sizeof(Run));
+  }
   r.bench = new_bench(s->t, widest(m, s), scratch);
   r.desk = new_desk(&m->cache, smaller(s->t, span_length(&m->cache)), scratch);
   return r;
@@ -251,17 +259,58 @@ int64_t petiole_scratch(const Model *m, const Step *s) {
   return none.used;
 }
 
+/* Up to the keys and values of the last layer all positions are computed, behind those the outputs. */
+typedef struct {
+  Plan all, last;
+} Plans;
+
+/* A plan of the first `n` inputs of a list. */
+static Plan new_plan(const Model *m, const Step *s, int64_t n, int n_threads, const Lists *l) {
+  Plan p = {.step = *s, .inputs = l->inputs, .units = l->units, .runs = l->runs};
+  p.step.t = n;
+  const int64_t n_spans = find_spans(&m->cache, n, l->inputs, s->rows, s->positions, s->limits, l->spans);
+  p.n_units = find_units(&m->cache, l->spans, n_spans, n_threads, l->units);
+  p.n_runs = s->adapters ? find_runs(n, l->inputs, s->adapters, l->runs) : 0;
+  return p;
+}
+
+static Plans new_plans(const Model *m, const Step *s, int n_threads, const Lists lists[2]) {
+  for (int64_t i = 0; i < s->t; i++) lists[0].inputs[i] = i;
+  for (int64_t i = 0; i < s->o; i++) lists[1].inputs[i] = s->outputs[i] - s->from;
+  const Plan all = new_plan(m, s, s->t, n_threads, lists);
+  return (Plans){all, s->o == s->t ? all : new_plan(m, s, s->o, n_threads, lists + 1)};
+}
+
+static const Plan *plan_at(const Model *m, const Plans *plans, int64_t at) {
+  return at <= (m->n_layers - 1) * (int64_t)MAPS + QKV ? &plans->all : &plans->last;
+}
+
+/* x [all positions, width] -> those of a plan */
+static void pick_rows(const Plan *p, float *x, int64_t width) {
+  for (int64_t i = 0; i < p->step.t; i++)
+    memmove(x + i * width, x + p->inputs[i] * width, sizeof(float) * (size_t)width);
+}
+
 /* What comes before a map: its inputs. */
-static void prepare(const Model *m, const Step *s, int64_t at, const Unit *units, int64_t n_units, Desk *d) {
+static void prepare(const Model *m, const Plans *plans, int64_t at, Desk *d) {
   const int64_t i = at / MAPS;
   const Layer *l = m->layers + i;
-  if (i == m->n_layers) last_norms(m, s);
+  const Plan *p = plan_at(m, plans, at);
+  const Step *s = &p->step;
+  if (i == m->n_layers) norms(m, s, &m->norm);
   else if (at % MAPS == QKV) norms(m, s, &l->input_norm);
   else if (at % MAPS == GATE_UP) {
     if (l->post_norm.weight) norms(m, s, &l->post_norm);
   } else if (at % MAPS == OUT) {
-    rotate_and_keep(m, l, i, s);
-    attention(m, i, s, units, n_units, d);
+    rotate_and_keep(m, l, i, &plans->all.step);
+    attention(m, i, p, d);
+    if (s->t == plans->all.step.t) return;
+#pragma omp single
+    {
+      pick_rows(p, s->hidden, m->hidden);
+      pick_rows(p, s->normed, m->hidden);
+      pick_rows(p, s->mixed, (int64_t)m->cache.heads * m->cache.head_dim);
+    }
   } else if (!is_gated(m, l, s)) {
     const int64_t gates = l->gate_up.n, gated = gates > m->inner;
 #pragma omp for schedule(static)
@@ -277,31 +326,30 @@ enum { NOTHING_YET = 0, PREPARED = 1, MULTIPLIED = 2 };
  * which has threads of its own. Returns how many maps the library has failed at: they are computed here. */
 static int compute(const Model *m, const Step *s, int n_threads, const Library *library) {
   const Room first = new_room(m, s, &(Scratch){s->scratch, 0});
-  const int64_t n_spans = find_spans(&m->cache, s->t, s->rows, s->positions, s->limits, first.spans);
-  const int64_t n_units = find_units(&m->cache, first.spans, n_spans, n_threads, first.units);
-  const Adapters adapters = {s, first.runs, s->adapters ? find_runs(s->t, s->adapters, first.runs) : 0};
-  const int64_t head = (int64_t)m->n_layers * MAPS;
+  const Plans plans = new_plans(m, s, n_threads, first.lists);
+  const int64_t head = (int64_t)m->n_layers * MAPS, n_maps = head + (s->logits != NULL);
   int stage = NOTHING_YET, failures = 0; /* of the map `from` */
-  for (int64_t from = 0, end; from <= head; from = end) {
-    for (end = stage ? from + 1 : from; end <= head; end++) {
-      const Map map = map_at(m, s, end);
+  for (int64_t from = 0, end; from < n_maps; from = end) {
+    for (end = stage ? from + 1 : from; end < n_maps; end++) {
+      const Map map = map_at(m, &plan_at(m, &plans, end)->step, end);
       if (library && of_library(map.l, map.rows)) break;
     }
 #pragma omp parallel num_threads(n_threads)
     {
       Room own = new_room(m, s, &(Scratch){s->scratch + omp_get_thread_num() * s->scratch_stride, 0});
       if (!from && !stage && s->token_ids) embed(&m->head, s->t, s->token_ids, s->hidden);
-      for (int64_t at = from; at <= smaller(end, head); at++) {
-        const Map map = map_at(m, s, at);
+      for (int64_t at = from; at < smaller(end + 1, n_maps); at++) {
+        const Plan *plan = plan_at(m, &plans, at);
+        const Map map = map_at(m, &plan->step, at);
         const int reached = at == from ? stage : NOTHING_YET;
-        if (reached < PREPARED) prepare(m, s, at, first.units, n_units, &own.desk);
+        if (reached < PREPARED) prepare(m, &plans, at, &own.desk);
         if (at == end) break;
         if (reached < MULTIPLIED) linear(map.l, map.rows, map.x, map.y, map.how, &own.bench);
-        if (at < head) deltas(&map, at, &adapters, &own.bench);
+        if (at < head) deltas(&map, at, plan, &own.bench);
       }
     }
-    if (end > head) break;
-    const Map map = map_at(m, s, end);
+    if (end == n_maps) break;
+    const Map map = map_at(m, &plan_at(m, &plans, end)->step, end);
     const int made = library_linear(library, map.l, map.rows, map.x, map.y, map.how == ADD, s->halves, n_threads);
     stage = made ? MULTIPLIED : PREPARED;
     failures += !made;
@@ -377,5 +425,8 @@ int32_t petiole_forward(const Model *m, const Step *s) {
   if (!share(m, s, shares)) return compute(m, s, s->n_threads, m->library);
 #pragma omp parallel for schedule(static, 1) num_threads(s->n_threads)
   for (int i = 0; i < s->n_threads; i++) compute(m, shares + i, 1, NULL);
+  for (int i = 0; i < s->n_threads; i++) /* of each share its outputs' */
+    memmove(s->hidden + (shares[i].outputs - s->outputs) * m->hidden, shares[i].hidden,
+            sizeof(float) * (size_t)(shares[i].o * m->hidden));
   return 0;
 }

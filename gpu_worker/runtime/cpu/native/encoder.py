@@ -30,7 +30,7 @@ class NativeEncoder:
         self._encoder, shape, dtype = encoder, encoder.shape, encoder.dtype
         n = shape.positions
         self._n_crops = max(1, _ROWS // n)
-        at = torch.arange(self._n_crops * n)
+        self._inputs = at = torch.arange(self._n_crops * n)
         self._positions, self._rows, self._limits = at % n, at // n, torch.full_like(at, n)
         self._table = torch.arange(self._n_crops, dtype=torch.int32)
         self._keys, self._values = (
@@ -68,7 +68,7 @@ class NativeEncoder:
     def _few(self, crops: Tensor) -> Tensor:
         hidden = self._encoder.embedded(crops).float().flatten(0, 1)
         t = len(hidden)
-        self._stack.run(hidden, self._positions[:t], self._rows[:t], limits=self._limits[:t])
+        self._stack.run(hidden, self._positions[:t], self._rows[:t], self._inputs[:t], limits=self._limits[:t])
         return self._encoder.finished(hidden.view(len(crops), -1, hidden.shape[1]).to(self._encoder.dtype))
 
 

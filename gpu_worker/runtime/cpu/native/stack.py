@@ -173,20 +173,20 @@ class Stack:
         hidden: Tensor,
         positions: Tensor,
         rows: Tensor,
+        outputs: Tensor,
         *,
         token_ids: Tensor | None = None,
         rotary: Tensor | None = None,
         limits: Tensor | None = None,
-        outputs: Tensor | None = None,
         logits: Tensor | None = None,
         adapters: npt.NDArray[np.int64] | None = None,
     ) -> None:
         """Compute all layers.
 
-        hidden: float32 [T, hidden], the layers' inputs, overwritten by their outputs. token_ids: int64 [T]; if
+        hidden: float32 [T, hidden], the layers' inputs; their outputs overwrite its first O rows. token_ids: int64 [T]; if
         given, the inputs are the embeddings of these tokens, whose table is the head. positions, rows, rotary,
-        limits: int64 [T]. outputs: int64 [O], the inputs whose logits, [O, vocab], are wanted. adapters: [T], see
-        `NativeAdapters`."""
+        limits: int64 [T]. outputs: int64 [O], ascending: the inputs whose results are wanted. logits: their logits,
+        [O, vocab]. adapters: [T], see `NativeAdapters`."""
         t, n_threads = len(hidden), torch.get_num_threads()
         if t > self._most or n_threads != self._step.n_threads:
             self._take_memory(max(t, self._most), n_threads)
@@ -199,8 +199,8 @@ class Stack:
         step.rows = rows.data_ptr()
         step.hidden = hidden.data_ptr()
         step.adapters = None if adapters is None else adapters.ctypes.data
-        step.o = 0 if outputs is None else len(outputs)
-        step.outputs = _address(outputs)
+        step.o = len(outputs)
+        step.outputs = outputs.data_ptr()
         step.logits = _address(logits)
         if self._library.petiole_forward(ctypes.byref(self.model), ctypes.byref(step)):
             self._products.give_up_library()

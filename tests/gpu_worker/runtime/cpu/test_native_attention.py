@@ -156,7 +156,7 @@ def test_many_queries_get_what_torch_computes(config: ModelConfig, page_size: in
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kv_heads", [3, 4, 8])
+@pytest.mark.parametrize("kv_heads", [3, 4, 8, 96])
 @pytest.mark.parametrize("window", [0, 100])
 def test_heads_that_are_read_together_get_the_same_bits_as_heads_read_one_by_one(
     dtype: torch.dtype, kv_heads: int, window: int

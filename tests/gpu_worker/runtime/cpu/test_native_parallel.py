@@ -155,13 +155,16 @@ def by_torch(decoder: MoondreamDecoder, cache: KVCache, step: Step) -> tuple[Ten
     return hidden, decoder.head_output(hidden)
 
 
-def by_native(native: NativeDecoder, decoder: MoondreamDecoder, step: Step) -> tuple[Tensor, Tensor]:
+def by_native(
+    native: NativeDecoder, decoder: MoondreamDecoder, step: Step, outputs: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """outputs: None: all positions."""
     hidden = decoder.embed(step.token_ids).float()
-    outputs = torch.arange(len(hidden))
+    outputs = torch.arange(len(hidden)) if outputs is None else outputs
     logits = native.forward(
         0, step.token_ids, step.positions, step.at, outputs, hidden=hidden, limits=step.limits
     ).clone()
-    return hidden, logits
+    return hidden[: len(outputs)], logits
 
 
 def opened(decoder: MoondreamDecoder, cache: KVCache) -> NativeDecoder:
@@ -191,6 +194,28 @@ def test_in_half_precision_it_is_nearer_to_the_exact_numbers_than_torch(
     torchs = by_torch(decoder, cache, step)[1].float()
     found = by_native(opened(decoder, cache), decoder, step)[1]
     assert (found - exact).norm() < 1.2 * (torchs - exact).norm()
+
+
+@DTYPES
+@settings(max_examples=40)
+@given(config=CONFIGS, prompts=PROMPTS, data=st.data())
+def test_outputs_get_the_same_bits_whatever_else_is_wanted(
+    dtype: torch.dtype, config: MoondreamConfig, prompts: list[Prompt], data: st.DataObject
+) -> None:
+    """And so do the keys and values of all positions."""
+    decoder, cache = random_decoder(config, dtype), scattered_cache(config, 1, 3, dtype)
+    native, step = opened(decoder, cache), whole(prompts)
+    hidden, logits = by_native(native, decoder, step)
+    kept = cache.keys.clone(), cache.values.clone()
+    some = data.draw(st.lists(st.integers(0, len(logits) - 1), unique=True, max_size=9).map(sorted), "outputs")
+    cache.keys.fill_(torch.nan)
+    cache.values.fill_(torch.nan)
+    outputs = torch.tensor(some, dtype=torch.int64)
+    found = by_native(native, decoder, step, outputs)
+    assert torch.equal(found[0], hidden[outputs])
+    assert torch.equal(found[1], logits[outputs])
+    for now, before in zip((cache.keys, cache.values), kept, strict=True):
+        torch.testing.assert_close(now, before, rtol=0, atol=0, equal_nan=True)
 
 
 @DTYPES
