@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,16 +42,27 @@ class Goal:
 
 
 @dataclass(frozen=True)
+class Saving:
+    """Settings with which a decode step of `size` sequences behind prompts of `prompt` tokens may take `most` of a
+    step without."""
+
+    name: str
+    settings: Mapping[str, Any]
+    size: int
+    prompt: int
+    most: float
+
+
+@dataclass(frozen=True)
 class Case:
-    """The measurements of a shape: decodes by batch size, and one prompt by its length. `int8`: at batch 1, the
-    most that a step with int8 weights may take of a step without."""
+    """The measurements of a shape: decodes by batch size, one prompt by its length, and what settings save."""
 
     shape: Shape
     prompt: int
     n_tokens: int
     decode: tuple[Goal, ...]
     prefill: Goal | None = None
-    int8: float | None = None
+    savings: tuple[Saving, ...] = ()
 
 
 LARGE = Case(
@@ -65,7 +76,10 @@ LARGE = Case(
         Goal(64, 1.2, "1.5", floors=2),
     ),
     prefill=Goal(512, 1.1, "1.3", floors=0.75),
-    int8=0.6,
+    savings=(
+        Saving("int8", {"weight_quantization": "int8"}, 1, 128, 0.6),
+        Saving("eight-bit cache", {"kv_dtype": "fp8"}, 8, 896, 0.95),
+    ),
 )
 CASES = {
     "small": Case(SMALL, 64, 64, decode=(Goal(1, 0.6, "1.0"), Goal(8, 1.2, "2"), Goal(32, 2.0, "3"))),
@@ -134,8 +148,8 @@ def measure(case: Case, report: Report, rounds: int, threads: int, json_path: st
                     rate = statistics.median(rates[Ours.name])
                     name = f"{name}: against the matrix rate"
                     report.add(name, rate, "tokens/s", floor=floor, target=case.prefill.floors)
-            if case.int8 is not None:
-                measure_int8(case, report, runtime, folder, rounds, threads)
+            for saving in case.savings:
+                measure_saving(case, saving, report, runtime, folder, rounds, threads)
         finally:
             runtime.close()
             if llama:
@@ -156,26 +170,26 @@ def opened(case: Case, folder: str, threads: int, **options: Any) -> ModelRuntim
     )
 
 
-def measure_int8(
-    case: Case, report: Report, runtime: ModelRuntime, folder: str, rounds: int, threads: int
+def measure_saving(
+    case: Case, saving: Saving, report: Report, runtime: ModelRuntime, folder: str, rounds: int, threads: int
 ) -> None:
-    """A step of one sequence with int8 weights, beside one with the weights as they are."""
-    quantised = opened(case, folder, threads, weight_quantization="int8")
+    changed = opened(case, folder, threads, **saving.settings)
     try:
-        sides = {"as it is": Ours(runtime), "int8": Ours(quantised)}
-        work = {name: side.decode(prompts(1, case.prompt), case.n_tokens) for name, side in sides.items()}
-        rates = in_turns(work, case.n_tokens, rounds)
+        sides = {"without": Ours(runtime), "with": Ours(changed)}
+        asked = prompts(saving.size, saving.prompt)
+        work = {name: side.decode(asked, case.n_tokens) for name, side in sides.items()}
+        rates = in_turns(work, saving.size * case.n_tokens, rounds)
     finally:
-        quantised.close()
-    steps = {name: 1e3 / statistics.median(found) for name, found in rates.items()}
-    ratios = [a / b for a, b in zip(rates["as it is"], rates["int8"], strict=True)]
+        changed.close()
+    steps = {name: 1e3 * saving.size / statistics.median(found) for name, found in rates.items()}
+    ratios = [a / b for a, b in zip(rates["without"], rates["with"], strict=True)]
     report.add(
-        f"{case.shape.name}, int8, batch 1: a step against one without int8",
-        steps["int8"],
+        f"{case.shape.name}, {saving.name}, batch {saving.size}: a step against one without",
+        steps["with"],
         "ms",
-        peer=steps["as it is"],
+        peer=steps["without"],
         spread=(min(ratios), max(ratios)),
-        target=case.int8,
+        target=saving.most,
         better="lower",
     )
 

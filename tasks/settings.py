@@ -74,7 +74,7 @@ class EngineSettings(BaseModel):
     weight_quantization: Literal["none", "int8", "fp8"] = Field(
         default="none", description="quantize weights when loading"
     )
-    kv_dtype: Literal["auto", "fp8"] = Field(default="auto", description="dtype of the KV cache")
+    kv_dtype: Literal["auto", "fp8"] = Field(default="auto", description="dtype of the KV cache; fp8 halves it")
     max_model_len: int = Field(
         default=0, ge=0, description="longest prompt plus output, in tokens; 0: the model's"
     )

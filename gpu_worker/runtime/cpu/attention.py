@@ -38,8 +38,7 @@ class PagedAttention:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
         q, k = rotated(q, k, rotation)
         keys, values = self.cache.keys[layer], self.cache.values[layer]
-        keys.index_copy_(0, self.slots, k.to(keys.dtype))
-        values.index_copy_(0, self.slots, v.to(values.dtype))
+        k, v = (_keep(pool, self.slots, x) for pool, x in ((keys, k), (values, v)))
         window = self.windows[layer]
         if int(self.lengths.max()) == 1 and self.limits is None:
             return self._decode(window, q, keys, values)
@@ -59,8 +58,8 @@ class PagedAttention:
             positions = torch.arange(longest).expand(size, longest).reshape(-1)
             rows = self.rows.repeat_interleave(longest)
             self._gathered = self.cache.slots(rows, positions)
-        gathered = (torch.index_select(pool, 0, self._gathered) for pool in (keys, values))
-        k, v = (x.view(size, longest, -1, width).transpose(1, 2).to(q.dtype) for x in gathered)
+        gathered = (_at(pool, self._gathered, q.dtype) for pool in (keys, values))
+        k, v = (x.view(size, longest, -1, width).transpose(1, 2) for x in gathered)
         grouped = q.view(size, k.shape[1], -1, width)
         out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=self._decode_mask(window), scale=self.scale)
         return out.reshape(size, heads * width)
@@ -84,7 +83,7 @@ class PagedAttention:
         end = start + n
         if start:
             slots = self.cache.slots(self.rows[i].expand(end), torch.arange(end))
-            k, v = keys[slots].to(q.dtype), values[slots].to(q.dtype)
+            k, v = _at(keys, slots, q.dtype), _at(values, slots, q.dtype)
         mask = None
         if start or (window and end > window) or self.limits is not None:
             queries, positions = torch.arange(start, end)[:, None], torch.arange(end)[None, :]
@@ -101,3 +100,23 @@ class PagedAttention:
             enable_gqa=True,
         )
         return out[0].transpose(0, 1).reshape(n, -1)
+
+
+_EIGHT_BITS = torch.float8_e4m3fn
+
+
+def _keep(pool: Tensor, slots: Tensor, x: Tensor) -> Tensor:
+    """Writes x to these slots of a pool, and returns what later steps read there."""
+    most = torch.finfo(pool.dtype).max
+    kept = (x.clamp(-most, most) if pool.dtype == _EIGHT_BITS else x).to(pool.dtype)
+    _movable(pool).index_copy_(0, slots, _movable(kept))
+    return kept.to(x.dtype)
+
+
+def _at(pool: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
+    return _movable(pool).index_select(0, slots).view(pool.dtype).to(dtype)
+
+
+def _movable(x: Tensor) -> Tensor:
+    """torch moves no numbers of eight bits, but it moves bytes."""
+    return x.view(torch.uint8) if x.dtype == _EIGHT_BITS else x

@@ -9,7 +9,7 @@
  * A few queries read a block's keys and values in place, 16 positions at a time at all key heads of the unit, which is
  * nearly the order of the memory. Each line that is read prefetches a line of the next 16 positions, because prefetching
  * all lines at once would queue up. For many queries (those of the span times the heads of the group) a block is first
- * laid out once. The sums are the same chains of additions in both cases. Blocks begin at multiples of 128 positions of
+ * laid out once. Keys and values in eight bits are widened to bfloat16, 16 positions at a time. The sums are the same chains of additions in both cases. Blocks begin at multiples of 128 positions of
  * the sequence, for any query. A position that a query does not see has the weight 0, which changes no sum. So a query
  * gets the same bits alone as among others.
  */
@@ -166,8 +166,8 @@ typedef struct {
 } Block;
 
 /* Positions [base, base + n) of a row. */
-INLINE void find_block(int kind, const Cache *c, int64_t row, int64_t base, int n, Block *b) {
-  const int64_t token = (int64_t)c->kv_heads * c->head_dim * size_of(kind), page = c->page_size * token;
+INLINE void find_block(const Cache *c, int64_t row, int64_t base, int n, Block *b) {
+  const int64_t token = (int64_t)c->kv_heads * c->head_dim * size_of(c->kv_kind), page = c->page_size * token;
   const int32_t *pages = c->table + row * c->columns + base / c->page_size;
   int64_t within = base % c->page_size;
   b->n = n;
@@ -182,67 +182,89 @@ INLINE void find_block(int kind, const Cache *c, int64_t row, int64_t base, int 
 }
 
 /* From a pool's beginning to the first position, at one key head. */
-INLINE int64_t bytes_to(int kind, const Cache *c, int64_t layer, int head) {
-  return (layer * c->n_slots * c->kv_heads + head) * c->head_dim * size_of(kind);
+INLINE int64_t bytes_to(const Cache *c, int64_t layer, int head) {
+  return (layer * c->n_slots * c->kv_heads + head) * c->head_dim * size_of(c->kv_kind);
 }
 
-INLINE Ahead ahead_of(int kind, const Cache *c, int64_t layer, const char *pool, const Unit *u, const Block *b, int from) {
+INLINE Ahead ahead_of(const Cache *c, int64_t layer, const char *pool, const Unit *u, const Block *b, int from) {
   const int end = (int)smaller(from + LANES, b->n);
-  return (Ahead){pool + bytes_to(kind, c, layer, u->head), b->at + from, b->at + end,
-                 (int64_t)u->n_heads * c->head_dim * size_of(kind), 0};
+  return (Ahead){pool + bytes_to(c, layer, u->head), b->at + from, b->at + end,
+                 (int64_t)u->n_heads * c->head_dim * size_of(c->kv_kind), 0};
+}
+
+/* 16 positions of a pool as the products read them: the bytes from `pool` to each. */
+typedef struct {
+  const char *pool;
+  int64_t at[LANES];
+} Rows;
+
+/* pool: of the first of `n_heads` heads */
+INLINE Rows rows_of(int stored, const Cache *c, const char *pool, const int64_t at[LANES], int n_heads, const Desk *d) {
+  const int64_t n = (int64_t)n_heads * c->head_dim;
+  Rows rows = {stored == E4M3 ? (const char *)d->widened : pool, {0}};
+  for (int64_t j = 0; j < LANES; j++) {
+    if (stored == E4M3) widen_e4m3((const uint8_t *)pool + at[j], n, d->widened + j * n);
+    rows.at[j] = stored == E4M3 ? 2 * j * n : at[j];
+  }
+  return rows;
 }
 
 /* Whether so many queries read keys and values in place. */
 INLINE int is_few(int kind, const Cache *c, int m) { return m <= FEW && c->head_dim % (kind == F32 ? LANES : 2 * LANES) == 0; }
 
 /* scores [m][KC], each product of a query and a key one chain of additions over the dimensions. */
-INLINE void score_many(int kind, const Cache *c, const char *keys, const Block *b, int m, Desk *d) {
+INLINE void score_many(int kind, int stored, const Cache *c, const char *keys, const Block *b, int m, Desk *d) {
   const int half = HALF_INPUTS(kind), width = c->head_dim, padded = (int)parts(width, PANEL) * PANEL;
   const int whole = (int)parts(b->n, LANES) * LANES;
   for (int j0 = 0; j0 < b->n; j0 += PANEL) {
     char *to = (char *)d->keys + j0 * padded * (half ? 2 : 4);
-    for (int j = j0; j < smaller(j0 + PANEL, whole); j += LANES)
-      turn_keys(kind, keys, b->at + j, width, to + j % PANEL * 4);
+    for (int j = j0; j < smaller(j0 + PANEL, whole); j += LANES) {
+      const Rows rows = rows_of(stored, c, keys, b->at + j, 1, d);
+      turn_keys(kind, rows.pool, rows.at, width, to + j % PANEL * 4);
+    }
     multiply(half, m, width, d->queries, to, d->scores + j0, KC, 0);
   }
 }
 
 /* sums [m][padded width] += weights [m][KC] x values, in the order of the positions. */
-INLINE void add_many(int kind, const Cache *c, const char *values, const Block *b, int m, Desk *d) {
+INLINE void add_many(int kind, int stored, const Cache *c, const char *values, const Block *b, int m, Desk *d) {
   const int half = HALF_INPUTS(kind), width = c->head_dim, padded = (int)parts(width, PANEL) * PANEL;
-  for (int j = 0; j < b->n; j += 2) {
-    const char *second = j + 1 < b->n ? values + b->at[j + 1] : NULL;
-    lay_values(kind, values + b->at[j], second, width, (char *)d->values + j * PANEL * (half ? 2 : 4));
+  for (int j0 = 0; j0 < b->n; j0 += LANES) {
+    const Rows rows = rows_of(stored, c, values, b->at + j0, 1, d);
+    for (int j = j0; j < smaller(j0 + LANES, b->n); j += 2) {
+      const char *second = j + 1 < b->n ? rows.pool + rows.at[j + 1 - j0] : NULL;
+      lay_values(kind, rows.pool + rows.at[j - j0], second, width, (char *)d->values + j * PANEL * (half ? 2 : 4));
+    }
   }
   for (int k = 0; k < padded; k += PANEL)
     multiply(half, m, b->n, d->weights, (char *)d->values + k * KEYS * (half ? 2 : 4), d->sums + k, padded, 1);
 }
 
-/* The sums of two queries, or of one twice, += their weights x values at the positions from j0 on: so many vectors of
- * dimensions from k on. */
-INLINE void add_some(int kind, int vectors, const char *values, const Block *b, int j0, int k, int i0, int i1, int padded,
-                     Desk *d, Ahead *ahead) {
+/* The sums of two queries, or of one twice, += their weights from j0 on x n values: so many vectors of dimensions from k
+ * on. */
+INLINE void add_some(int kind, int vectors, const char *values, const int64_t at[LANES], int n, int j0, int k, int i0,
+                     int i1, int padded, Desk *d, Ahead *ahead) {
   float *to[2] = {d->sums + i0 * padded + k, d->sums + i1 * padded + k};
-  const int rows[2] = {i0 * KC, i1 * KC}, n = (int)smaller(b->n, j0 + LANES);
+  const int rows[2] = {i0 * KC + j0, i1 * KC + j0};
   vf sums[2][4];
   for (int r = 0; r < 2; r++)
     for (int v = 0; v < vectors; v++) sums[r][v] = load(to[r] + v * LANES);
-  for (int j = j0; j < n; j += HALF_INPUTS(kind) ? 2 : 1)
+  for (int j = 0; j < n; j += HALF_INPUTS(kind) ? 2 : 1)
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; v++) {
       const int64_t within = (k + v * LANES) * size_of(kind);
-      const char *at = values + b->at[j] + within;
+      const char *first = values + at[j] + within;
       if (!i0 && v % 2 == 0) ask_for_line(ahead);
 #ifdef DOT
       if (kind == BF16) {
-        const char *other = values + b->at[j + 1] + within;
+        const char *second = values + at[j + 1] + within;
         if (!i0 && v % 2 == 0) ask_for_line(ahead);
-        const vu pairs = widen_halves(at) | (j + 1 < n ? widen_halves(other) << 16 : (vu){0});
+        const vu pairs = widen_halves(first) | (j + 1 < n ? widen_halves(second) << 16 : (vu){0});
         for (int r = 0; r < 2; r++) sums[r][v] = add_pairs(sums[r][v], pairs, pair_at(d->weights, rows[r] + j));
         continue;
       }
 #endif
-      const vf value = kind == F32 ? load((const float *)at) : (vf)(widen_halves(at) << 16);
+      const vf value = kind == F32 ? load((const float *)first) : (vf)(widen_halves(first) << 16);
       for (int r = 0; r < 2; r++) sums[r][v] += value * splat(((const float *)d->weights)[rows[r] + j]);
     }
   for (int r = 0; r < 2; r++)
@@ -293,8 +315,8 @@ INLINE int64_t first_base(const Unit *u, int64_t window) {
   return window && u->span->first >= window ? (u->span->first - window + 1) / KEYS * KEYS : 0;
 }
 
-INLINE void find_block_of(int kind, const Cache *c, const Unit *u, int64_t base, Block *b) {
-  find_block(kind, c, u->span->row, base, (int)smaller(KEYS, u->span->end - base), b);
+INLINE void find_block_of(const Cache *c, const Unit *u, int64_t base, Block *b) {
+  find_block(c, u->span->row, base, (int)smaller(KEYS, u->span->end - base), b);
 }
 
 /* The desk for the unit's head h, whose queries and sums begin at row h m. */
@@ -309,7 +331,8 @@ INLINE Desk desk_of(const Desk *d, int half, int h, int m, int padded) {
   return own;
 }
 
-INLINE void attend_kind(int kind, const Cache *c, int64_t layer, int64_t window, const Unit *u, const Unit *next,
+/* kind: of the products; stored: of the cache */
+INLINE void attend_kind(int kind, int stored, const Cache *c, int64_t layer, int64_t window, const Unit *u, const Unit *next,
                         const float *queries, int64_t q_stride, float *out, int64_t out_stride, Desk *d) {
   const int half = HALF_INPUTS(kind);
   const Span *s = u->span;
@@ -325,27 +348,28 @@ INLINE void attend_kind(int kind, const Cache *c, int64_t layer, int64_t window,
   }
   memset(d->sums, 0, sizeof(float) * (size_t)(all * padded));
   const int few = is_few(kind, c, m), vectors = width % (4 * LANES) ? 1 : 4, step = kind == F32 ? LANES : 2 * LANES;
-  const int64_t head = width * size_of(kind), to_head = bytes_to(kind, c, layer, u->head);
-  const char *keys = c->keys + to_head, *values = c->values + to_head;
+  const int64_t head = width * size_of(kind), stored_head = width * size_of(stored);
+  const char *keys = c->keys + bytes_to(c, layer, u->head), *values = c->values + bytes_to(c, layer, u->head);
   const int64_t end = s->end;
   Block block, ahead;
-  find_block_of(kind, c, u, first_base(u, window), &block);
+  find_block_of(c, u, first_base(u, window), &block);
   for (int64_t base = first_base(u, window); base < end; base += KEYS, block = ahead) {
     const int more = base + KEYS < end, shown = (int)parts(block.n, LANES) * LANES;
     const Unit *then = more ? u : next;
-    find_block_of(kind, c, then, more ? base + KEYS : first_base(next, window), &ahead);
+    find_block_of(c, then, more ? base + KEYS : first_base(next, window), &ahead);
     Desk own[HEADS];
     for (int h = 0; h < u->n_heads; h++) own[h] = desk_of(d, half, h, m, padded);
     for (int j = 0; few && j < shown; j += LANES) {
-      Ahead to = j + LANES < shown ? ahead_of(kind, c, layer, c->keys, u, &block, j + LANES)
-                                   : ahead_of(kind, c, layer, c->values, u, &block, 0);
+      const Rows rows = rows_of(stored, c, keys, block.at + j, u->n_heads, d);
+      Ahead to = j + LANES < shown ? ahead_of(c, layer, c->keys, u, &block, j + LANES)
+                                   : ahead_of(c, layer, c->values, u, &block, 0);
       for (int h = 0; h < u->n_heads; h++)
         for (int k = 0; k < width; k += step)
-          score_some(kind, keys + h * head, block.at + j, k, m, own[h].queries, own[h].scores + j, &to);
+          score_some(kind, rows.pool + h * head, rows.at, k, m, own[h].queries, own[h].scores + j, &to);
       ask_for_rest(&to);
     }
     for (int h = 0; h < u->n_heads; h++) {
-      if (!few) score_many(kind, c, keys + h * head, &block, m, own + h);
+      if (!few) score_many(kind, stored, c, keys + h * stored_head, &block, m, own + h);
       for (int i = 0; i < m; i++) {
         const int64_t at = s->first + i / group, first = window && at >= window ? at - window + 1 : 0;
         const int64_t last = s->limits ? s->limits[i / group] - 1 : at;
@@ -353,16 +377,21 @@ INLINE void attend_kind(int kind, const Cache *c, int64_t layer, int64_t window,
       }
       weigh(m, block.n, padded, own + h);
       for (int i = 0; half && i < m; i++) narrow(own[h].scores + i * KC, shown, (uint16_t *)own[h].weights + i * KC);
-      if (!few) add_many(kind, c, values + h * head, &block, m, own + h);
+      if (!few) add_many(kind, stored, c, values + h * stored_head, &block, m, own + h);
     }
     for (int j = 0; few && j < shown; j += LANES) {
-      Ahead to = j + LANES < shown ? ahead_of(kind, c, layer, c->values, u, &block, j + LANES)
-                                   : ahead_of(kind, c, layer, c->keys, then, &ahead, 0);
+      const Rows rows = rows_of(stored, c, values, block.at + j, u->n_heads, d);
+      const int n = (int)smaller(LANES, block.n - j);
+      Ahead to = j + LANES < shown ? ahead_of(c, layer, c->values, u, &block, j + LANES)
+                                   : ahead_of(c, layer, c->keys, then, &ahead, 0);
       for (int h = 0; h < u->n_heads; h++)
         for (int i = 0; i < m; i += 2)
-          for (int k = 0; k < width; k += vectors * LANES)
-            if (vectors == 4) add_some(kind, 4, values + h * head, &block, j, k, i, (int)smaller(i + 1, m - 1), padded, own + h, &to);
-            else add_some(kind, 1, values + h * head, &block, j, k, i, (int)smaller(i + 1, m - 1), padded, own + h, &to);
+          for (int k = 0; k < width; k += vectors * LANES) {
+            const int other = (int)smaller(i + 1, m - 1);
+            const char *at = rows.pool + h * head;
+            if (vectors == 4) add_some(kind, 4, at, rows.at, n, j, k, i, other, padded, own + h, &to);
+            else add_some(kind, 1, at, rows.at, n, j, k, i, other, padded, own + h, &to);
+          }
       ask_for_rest(&to);
     }
   }
@@ -375,8 +404,9 @@ INLINE void attend_kind(int kind, const Cache *c, int64_t layer, int64_t window,
 
 void attend(const Cache *c, int64_t layer, int64_t window, const Unit *u, const Unit *next, const float *queries,
             int64_t q_stride, float *out, int64_t out_stride, Desk *d) {
-  if (c->kv_kind == F32) attend_kind(F32, c, layer, window, u, next, queries, q_stride, out, out_stride, d);
-  else attend_kind(BF16, c, layer, window, u, next, queries, q_stride, out, out_stride, d);
+  if (c->kv_kind == F32) attend_kind(F32, F32, c, layer, window, u, next, queries, q_stride, out, out_stride, d);
+  else if (c->kv_kind == BF16) attend_kind(BF16, BF16, c, layer, window, u, next, queries, q_stride, out, out_stride, d);
+  else attend_kind(BF16, E4M3, c, layer, window, u, next, queries, q_stride, out, out_stride, d);
 }
 
 /* ---------------------------------------------------------------- memory */
@@ -388,7 +418,8 @@ Desk new_desk(const Cache *c, int64_t length, Scratch *s) {
             .keys = take_floats(s, KEYS * width), .values = take_floats(s, KEYS * width),
             .most = take_floats(s, all + LANES), .now = take_floats(s, m + LANES), .by = take_floats(s, m + LANES),
             .total = take_floats(s, all + LANES)};
-  d.weights = HALF_INPUTS(c->kv_kind) ? take_floats(s, all * KC / 2) : d.scores;
+  d.weights = c->kv_kind != F32 && HALF_INPUTS(BF16) ? take_floats(s, all * KC / 2) : d.scores;
+  if (c->kv_kind == E4M3) d.widened = take(s, (int64_t)LANES * c->kv_heads * c->head_dim * 2);
   if (d.values && width > c->head_dim) memset(d.values, 0, sizeof(float) * (size_t)(KEYS * width));
   return d;
 }

@@ -33,6 +33,7 @@ typedef struct {
   float *sums;   /* [all][width] */
   void *keys;    /* [KEYS / PANEL][width][PANEL], the head's dimension downwards */
   void *values;  /* [width / PANEL][KEYS][PANEL] */
+  uint16_t *widened; /* [LANES][key heads of a unit][head_dim], for a cache in eight bits */
   float *most, *total; /* [all]: highest score so far, sum of weights */
   float *now, *by;     /* [m]: highest score with this block, e^(most - now) */
 } Desk;

@@ -141,6 +141,7 @@ static void gelu(const float *x, float *y, int n) {
 
 static void keep(int kind, const char *pool, int64_t at, const float *x, int n) {
   if (kind == F32) memcpy((float *)pool + at, x, 4 * n);
+  else if (kind == E4M3) narrow_e4m3(x, n, (uint8_t *)pool + at);
   else narrow(x, n, (uint16_t *)pool + at);
 }
 

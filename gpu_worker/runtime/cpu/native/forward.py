@@ -87,9 +87,9 @@ class NativeDecoder:
         the KV of every input, and reads the KV of the positions that the input sees.
 
         hidden: float32 [T, hidden], the inputs' embeddings; None: the embeddings of the token ids. The forward
-        overwrites its first O rows with the outputs' hidden states before the final norm. rotary: int64 [T], rotary
-        positions; None: the positions. limits: int64 [T]: an input sees the positions before its limit; None: all
-        up to its own."""
+        overwrites its first O rows with the outputs' hidden states before the final norm. rotary: int64 [T],
+        rotary positions; None: the positions. limits: int64 [T]: an input sees the positions before its limit;
+        None: all up to its own."""
         model = self._stack.model
         by_ids = self._tied and hidden is None
         if hidden is None:

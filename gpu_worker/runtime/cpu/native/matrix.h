@@ -7,7 +7,8 @@
 #define KC 256   /* terms of a sum that are added up in registers in one go; the row length of packed inputs */
 #define ROWS 192 /* input rows that stay in the second-level cache while the weights pass by */
 
-enum { F32 = 0, BF16 = 1, INT8 = 2, INT8_HALF = 3 }; /* the last: with inputs in bfloat16; only with DOT */
+/* INT8_HALF: with inputs in bfloat16; only with DOT. E4M3: of keys and values. */
+enum { F32 = 0, BF16 = 1, INT8 = 2, INT8_HALF = 3, E4M3 = 4 };
 
 typedef struct {
   const char *weight; /* whole blocks: [n / block][k][block] */

@@ -183,10 +183,11 @@ class Stack:
     ) -> None:
         """Compute all layers.
 
-        hidden: float32 [T, hidden], the layers' inputs; their outputs overwrite its first O rows. token_ids: int64 [T]; if
-        given, the inputs are the embeddings of these tokens, whose table is the head. positions, rows, rotary,
-        limits: int64 [T]. outputs: int64 [O], ascending: the inputs whose results are wanted. logits: their logits,
-        [O, vocab]. adapters: [T], see `NativeAdapters`."""
+        hidden: float32 [T, hidden], the layers' inputs. outputs: int64 [O], ascending: the inputs whose results
+        are wanted; what the layers make of them overwrites the first O rows of `hidden`, and their logits are
+        written to `logits`, [O, vocab]. token_ids: int64 [T]; if given, the inputs are the embeddings of these
+        tokens, whose table is the head. positions, rows, rotary, limits: int64 [T]. adapters: [T], see
+        `NativeAdapters`."""
         t, n_threads = len(hidden), torch.get_num_threads()
         if t > self._most or n_threads != self._step.n_threads:
             self._take_memory(max(t, self._most), n_threads)

@@ -11,7 +11,7 @@ from torch import Tensor
 from petiole.gpu_worker.models.layers import DenseLinear, Int8Linear, Linear
 from petiole.gpu_worker.runtime.cpu.native.library import BLOCK, NEVER, Library
 
-KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 4}
 _INT8_HALF = 3
 _PANEL = 32
 

@@ -52,6 +52,8 @@ def trace(driver, sequences, chunk=0, steps=5):
         {"dtype": "bfloat16"},
         {"weight_quantization": "int8"},
         {"dtype": "bfloat16", "weight_quantization": "int8"},
+        {"kv_dtype": "fp8"},
+        {"dtype": "bfloat16", "kv_dtype": "fp8"},
     ],
     ids=str,
 )
@@ -82,8 +84,9 @@ def test_a_sequence_gets_the_same_bits_in_a_share_of_a_large_batch(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_prompt_gets_the_same_bits_in_chunks(family, dtype, checkpoint, open_runtime):
-    driver = Driver(open_runtime(checkpoint(family)[0], dtype=dtype))
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
+def test_a_prompt_gets_the_same_bits_in_chunks(family, dtype, kv_dtype, checkpoint, open_runtime):
+    driver = Driver(open_runtime(checkpoint(family)[0], dtype=dtype, kv_dtype=kv_dtype))
     whole = [trace(driver, [driver.sequence(p, ALL)])[0] for p in prompts()]
     for chunk in (1, 5, 64):
         assert [trace(driver, [driver.sequence(p, ALL)], chunk)[0] for p in prompts()] == whole

@@ -82,8 +82,8 @@ def scattered_cache(config: ModelConfig, page_size: int, rows: int, dtype: torch
     )
     pages = np.random.default_rng(0).permutation(rows * columns)
     cache.table[:] = torch.from_numpy(pages.reshape(rows, columns))
-    cache.keys.fill_(torch.nan)
-    cache.values.fill_(torch.nan)
+    for pool in (cache.keys, cache.values):
+        pool.view(torch.uint8).fill_(0xFF)  # not a number in any type
     return cache
 
 
