@@ -9,7 +9,6 @@ with the reason. `bench/peers/outside.py` says how to install peers that need an
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -29,7 +28,6 @@ from bench.runs import Bench, arguments, opened
 OURS = "petiole"
 _TARGET = 1.3
 _FINALISTS = 2  # peers that go on after the first round
-_REST_S = 1.5  # before each turn: the threads of a side go on spinning for a while after its work
 
 Side = Callable[[list[list[int]], int], float]
 """Output tokens a second of (prompts, output tokens of each)."""
@@ -128,7 +126,7 @@ def compare(bench: Bench, case: Case, sides: dict[str, Side], target: float | No
     for _ in range(case.rounds):
         for name in turns:
             if bench.device == "cpu" and not bench.quick:
-                time.sleep(_REST_S)
+                load.rest()
             try:
                 rates[name].append(scale * sides[name](prompts, case.output))
             except NotAvailableError as error:

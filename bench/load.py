@@ -20,6 +20,13 @@ from petiole.gpu_worker import Engine, Request, SamplingParams
 from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.request import Delta, Result
 
+_REST_S = 1.5
+
+
+def rest() -> None:
+    """Between the turns of two sides on a CPU: the threads of the first go on spinning for a while."""
+    time.sleep(_REST_S)
+
 
 def settle() -> None:
     """Exclude loaded models from garbage collections from now on, as a worker does."""

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -65,6 +66,9 @@ class Case:
     savings: tuple[Saving, ...] = ()
 
 
+FLOOR = "floor"
+"""A side that takes what the hardware needs at least, at the rates of its turn."""
+
 LARGE = Case(
     QWEN3_06B,
     128,
@@ -111,7 +115,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measure(case: Case, report: Report, rounds: int, threads: int, json_path: str | None) -> None:
-    shape, machine = case.shape, floors.measure(case.shape, report)
+    shape = case.shape
+    floors.measure(shape, report)
     with checkpoint(shape) as folder:
         runtime = opened(case, folder, threads)
         llama = open_peer(folder, shape, threads)
@@ -120,19 +125,19 @@ def measure(case: Case, report: Report, rounds: int, threads: int, json_path: st
         try:
             for goal in case.decode:
                 work = {s.name: s.decode(prompts(goal.size, case.prompt), case.n_tokens) for s in sides}
-                context = case.prompt + case.n_tokens // 2
-                floor = goal.size / machine.decode_step_s(shape, goal.size, context)
+                work[FLOOR] = partial(least_decode_s, case, goal.size)
                 name = f"{shape.name}, batch {goal.size}"
                 rates = in_turns(work, goal.size * case.n_tokens, rounds)
-                judge(report, name, goal, rates, floor)
+                judge(report, name, goal, rates)
                 if goal.floors:
-                    step_s = goal.size / statistics.median(rates[Ours.name])
-                    least_s = goal.size / floor
+                    steps = {side: 1e3 * goal.size / statistics.median(rates[side]) for side in (Ours.name, FLOOR)}
+                    ratios = [least / found for found, least in zip(rates[Ours.name], rates[FLOOR], strict=True)]
                     report.add(
                         f"{name}: a step against its floor",
-                        1e3 * step_s,
+                        steps[Ours.name],
                         "ms",
-                        floor=1e3 * least_s,
+                        floor=steps[FLOOR],
+                        spread=(1 / max(ratios), 1 / min(ratios)),
                         target=goal.floors,
                         better="lower",
                     )
@@ -140,14 +145,14 @@ def measure(case: Case, report: Report, rounds: int, threads: int, json_path: st
             if case.prefill is not None:
                 length = case.prefill.size
                 work = {s.name: s.prefill(prompts(1, length)[0]) for s in sides}
-                rates = in_turns(work, length, max(2, rounds // 2))
+                work[FLOOR] = lambda: floors.measure(shape).prefill_s(shape, length)
+                rates = in_turns(work, length, rounds)
                 name = f"{shape.name}, prefill {length}"
-                floor = length / machine.prefill_s(shape, length)
-                judge(report, name, case.prefill, rates, floor)
+                judge(report, name, case.prefill, rates)
                 if case.prefill.floors:
-                    rate = statistics.median(rates[Ours.name])
+                    rate, most = (statistics.median(rates[side]) for side in (Ours.name, FLOOR))
                     name = f"{name}: against the matrix rate"
-                    report.add(name, rate, "tokens/s", floor=floor, target=case.prefill.floors)
+                    report.add(name, rate, "tokens/s", floor=most, target=case.prefill.floors)
             for saving in case.savings:
                 measure_saving(case, saving, report, runtime, folder, rounds, threads)
         finally:
@@ -194,18 +199,25 @@ def measure_saving(
     )
 
 
-def in_turns(work: dict[str, Work], tokens: int, rounds: int) -> dict[str, list[float]]:
+def least_decode_s(case: Case, size: int) -> float:
+    machine = floors.measure(case.shape)
+    return case.n_tokens * machine.decode_step_s(case.shape, size, case.prompt + case.n_tokens // 2)
+
+
+def in_turns(work: Mapping[str, Work], tokens: int, rounds: int) -> dict[str, list[float]]:
     """Tokens a second of each side in each round. Every other round runs in the opposite order."""
     rates: dict[str, list[float]] = {name: [] for name in work}
     for i in range(rounds):
-        for name in reversed(work) if i % 2 else work:
+        for name in reversed(list(work)) if i % 2 else work:
+            if rounds > 1:
+                load.rest()
             rates[name].append(tokens / work[name]())
     return rates
 
 
-def judge(report: Report, name: str, goal: Goal, rates: dict[str, list[float]], floor: float) -> None:
+def judge(report: Report, name: str, goal: Goal, rates: dict[str, list[float]]) -> None:
     medians = {side: statistics.median(found) for side, found in rates.items()}
-    others = {side: rate for side, rate in medians.items() if side != Ours.name}
+    others = {side: rate for side, rate in medians.items() if side not in (Ours.name, FLOOR)}
     peer = goal.against or max(others, key=lambda side: others[side])
     ratios = [a / b for a, b in zip(rates[Ours.name], rates[peer], strict=True)]
     report.add(
@@ -213,7 +225,7 @@ def judge(report: Report, name: str, goal: Goal, rates: dict[str, list[float]], 
         medians[Ours.name],
         "tokens/s",
         peer=medians[peer],
-        floor=floor,
+        floor=medians[FLOOR],
         spread=(min(ratios), max(ratios)),
         target=goal.least,
         note=", ".join(f"{side} {rate:,.1f}" for side, rate in others.items()) + f"; aim {goal.aim}",

@@ -126,7 +126,11 @@ INLINE float sum(vf v) {
   return (c[0] + c[2]) + (c[1] + c[3]);
 }
 
+#ifdef __AVX512F__
+INLINE vf larger(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+#else
 INLINE vf larger(vf a, vf b) { return pick(a > b, a, b); }
+#endif
 
 INLINE float largest(vf v) {
   v = larger(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
@@ -152,11 +156,15 @@ INLINE void transpose(vu rows[LANES]) { EXCHANGE(8) EXCHANGE(4) EXCHANGE(2) EXCH
 
 /* e^x, to about one unit in the last place; 0 below -87. */
 INLINE vf vexp(vf x) {
-  vi small = x < -87.0f;
+#ifdef __AVX512F__
+  const __mmask16 large = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
+  x = (vf)_mm512_min_ps(_mm512_set1_ps(88.0f), (__m512)x);
+#else
+  const vi small = x < -87.0f;
   x = pick(small, splat(-87.0f), x);
   x = pick(x > 88.0f, splat(88.0f), x);
+#endif
   vf rounded = x * 1.44269504f + 12582912.0f; /* the sum's low bits hold the nearest integer */
-  vi n = (vi)rounded - 0x4B400000;
   vf t = rounded - 12582912.0f;
   vf r = x - t * 0.693359375f;
   r = r - t * -2.12194440e-4f;
@@ -167,7 +175,11 @@ INLINE vf vexp(vf x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  return pick(small, (vf){0}, p * (vf)((n + 127) << 23));
+#ifdef __AVX512F__
+  return (vf)_mm512_maskz_scalef_ps(large, (__m512)p, (__m512)t);
+#else
+  return pick(small, (vf){0}, p * (vf)(((vi)rounded - 0x4B400000 + 127) << 23));
+#endif
 }
 
 /* gate | up -> silu(gate) * up */
