@@ -4,7 +4,8 @@
  */
 #include "adapters.h"
 
-/* Cuts `n_inputs` of a step into runs of at most ROWS of them; leaves out those without an adapter. Returns their number. */
+/* Cuts `n_inputs` of a step into runs of at most ROWS of them, but leaves out inputs without an adapter. Returns the
+ * number of runs. */
 int64_t find_runs(int64_t n_inputs, const int64_t *inputs, const Delta *const *adapters, Run *runs) {
   int64_t n = 0;
   for (int64_t i = 0; i < n_inputs; i++) {

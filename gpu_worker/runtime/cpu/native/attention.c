@@ -9,9 +9,10 @@
  * A few queries read a block's keys and values in place, 16 positions at a time at all key heads of the unit, which is
  * nearly the order of the memory. Each line that is read prefetches a line of the next 16 positions, because prefetching
  * all lines at once would queue up. For many queries (those of the span times the heads of the group) a block is first
- * laid out once. Keys and values in eight bits are widened to bfloat16, 16 positions at a time. The sums are the same chains of additions in both cases. Blocks begin at multiples of 128 positions of
- * the sequence, for any query. A position that a query does not see has the weight 0, which changes no sum. So a query
- * gets the same bits alone as among others.
+ * laid out once. In both cases keys and values in eight bits are first widened to bfloat16, 16 positions at a time, and
+ * the sums are the same chains of additions. Blocks begin at multiples of 128 positions of the sequence, for any query. A
+ * position that a query does not see has the weight 0, which changes no sum. So a query gets the same bits alone as among
+ * others.
  */
 #include "attention.h"
 
@@ -28,8 +29,8 @@ int64_t span_length(const Cache *c) {
 }
 
 /* Cuts `n_inputs` of a step into spans; returns their number. */
-int64_t find_spans(const Cache *c, int64_t n_inputs, const int64_t *inputs, const int64_t *rows, const int64_t *positions,
-                   const int64_t *limits, Span *spans) {
+int64_t find_spans(const Cache *c, int64_t n_inputs, const int64_t *inputs, const int64_t *rows,
+                   const int64_t *positions, const int64_t *limits, Span *spans) {
   const int64_t most = span_length(c);
   int64_t n = 0;
   for (int64_t i = 0; i < n_inputs; i++) {
@@ -199,7 +200,8 @@ typedef struct {
 } Rows;
 
 /* pool: of the first of `n_heads` heads */
-INLINE Rows rows_of(int stored, const Cache *c, const char *pool, const int64_t at[LANES], int n_heads, const Desk *d) {
+INLINE Rows rows_of(int stored, const Cache *c, const char *pool, const int64_t at[LANES], int n_heads,
+                    const Desk *d) {
   const int64_t n = (int64_t)n_heads * c->head_dim;
   Rows rows = {stored == E4M3 ? (const char *)d->widened : pool, {0}};
   for (int64_t j = 0; j < LANES; j++) {
@@ -240,8 +242,8 @@ INLINE void add_many(int kind, int stored, const Cache *c, const char *values, c
     multiply(half, m, b->n, d->weights, (char *)d->values + k * KEYS * (half ? 2 : 4), d->sums + k, padded, 1);
 }
 
-/* The sums of two queries, or of one twice, += their weights from j0 on x n values: so many vectors of dimensions from k
- * on. */
+/* The sums of two queries, or of one twice, += their weights from j0 on x n values, in some vectors of dimensions from
+ * k on. */
 INLINE void add_some(int kind, int vectors, const char *values, const int64_t at[LANES], int n, int j0, int k, int i0,
                      int i1, int padded, Desk *d, Ahead *ahead) {
   float *to[2] = {d->sums + i0 * padded + k, d->sums + i1 * padded + k};
@@ -332,8 +334,9 @@ INLINE Desk desk_of(const Desk *d, int half, int h, int m, int padded) {
 }
 
 /* kind: of the products; stored: of the cache */
-INLINE void attend_kind(int kind, int stored, const Cache *c, int64_t layer, int64_t window, const Unit *u, const Unit *next,
-                        const float *queries, int64_t q_stride, float *out, int64_t out_stride, Desk *d) {
+INLINE void attend_kind(int kind, int stored, const Cache *c, int64_t layer, int64_t window, const Unit *u,
+                        const Unit *next, const float *queries, int64_t q_stride, float *out, int64_t out_stride,
+                        Desk *d) {
   const int half = HALF_INPUTS(kind);
   const Span *s = u->span;
   const int width = c->head_dim, group = c->heads / c->kv_heads, m = (int)s->n * group, all = u->n_heads * m;
@@ -404,9 +407,11 @@ INLINE void attend_kind(int kind, int stored, const Cache *c, int64_t layer, int
 
 void attend(const Cache *c, int64_t layer, int64_t window, const Unit *u, const Unit *next, const float *queries,
             int64_t q_stride, float *out, int64_t out_stride, Desk *d) {
-  if (c->kv_kind == F32) attend_kind(F32, F32, c, layer, window, u, next, queries, q_stride, out, out_stride, d);
-  else if (c->kv_kind == BF16) attend_kind(BF16, BF16, c, layer, window, u, next, queries, q_stride, out, out_stride, d);
-  else attend_kind(BF16, E4M3, c, layer, window, u, next, queries, q_stride, out, out_stride, d);
+  switch (c->kv_kind) { /* constants, so that each case is a function of its own */
+    case F32: attend_kind(F32, F32, c, layer, window, u, next, queries, q_stride, out, out_stride, d); break;
+    case BF16: attend_kind(BF16, BF16, c, layer, window, u, next, queries, q_stride, out, out_stride, d); break;
+    default: attend_kind(BF16, E4M3, c, layer, window, u, next, queries, q_stride, out, out_stride, d);
+  }
 }
 
 /* ---------------------------------------------------------------- memory */

@@ -39,8 +39,8 @@ typedef struct {
 } Desk;
 
 int64_t span_length(const Cache *c);
-int64_t find_spans(const Cache *c, int64_t n_inputs, const int64_t *inputs, const int64_t *rows, const int64_t *positions,
-                   const int64_t *limits, Span *spans);
+int64_t find_spans(const Cache *c, int64_t n_inputs, const int64_t *inputs, const int64_t *rows,
+                   const int64_t *positions, const int64_t *limits, Span *spans);
 int64_t find_units(const Cache *c, const Span *spans, int64_t n, int n_threads, Unit *units);
 Desk new_desk(const Cache *c, int64_t length, Scratch *s);
 

@@ -55,8 +55,8 @@ INLINE void narrow(const float *x, int64_t n, uint16_t *out) {
 
 INLINE vf pick(vi where, vf yes, vf no) { return (vf)(((vi)yes & where) | ((vi)no & ~where)); }
 
-/* Floats in eight bits, e4m3: a sign, an exponent of 4 bits above -7, and a mantissa of 3. The largest is 448, multiples
- * of 2^-9 are the smallest. bfloat16 holds each exactly. */
+/* Floats in eight bits, e4m3: a sign, 4 bits of exponent and 3 of mantissa. The largest is 448, the smallest are multiples
+ * of 2^-9. bfloat16 holds each exactly. */
 #define MOST_E4M3 448.0f
 
 /* n floats -> e4m3, to the nearest; those that are too large -> the largest. n: of whole vectors */
@@ -80,7 +80,8 @@ INLINE void narrow_e4m3(const float *x, int64_t n, uint8_t *out) {
 #define OF_E4M3(c) ((c) < 8 ? MULTIPLE_OF_E4M3(c) : (c) < 0x7F ? ((c) << 4) + (120 << 7) : 0x7FC0)
 #define LOW_BYTE(c) OF_E4M3(c) & 0xFF
 #define HIGH_BYTE(c) OF_E4M3(c) >> 8
-#define EACH_OF_8(of, c) of(c), of((c) + 1), of((c) + 2), of((c) + 3), of((c) + 4), of((c) + 5), of((c) + 6), of((c) + 7)
+#define EACH_OF_8(of, c) \
+  of(c), of((c) + 1), of((c) + 2), of((c) + 3), of((c) + 4), of((c) + 5), of((c) + 6), of((c) + 7)
 #define EACH_OF_64(of, c) \
   EACH_OF_8(of, c), EACH_OF_8(of, (c) + 8), EACH_OF_8(of, (c) + 16), EACH_OF_8(of, (c) + 24), \
   EACH_OF_8(of, (c) + 32), EACH_OF_8(of, (c) + 40), EACH_OF_8(of, (c) + 48), EACH_OF_8(of, (c) + 56)
