@@ -11,14 +11,14 @@
 enum { F32 = 0, BF16 = 1, INT8 = 2, INT8_HALF = 3, E4M3 = 4, TWELVE = 5 };
 
 typedef struct {
-  const char *weight; /* whole blocks: [n / block][k][block], `stride` bytes each */
+  const char *weight; /* whole blocks: [n / block][k][block]; see pack.h */
   const char *tail;   /* the block of the last n % block outputs, padded, or null */
   const float *scale; /* [n], for both kinds of INT8, and for TWELVE */
   const float *bias;  /* [n] or null */
   int32_t n, k, kind, block; /* k is even for BF16 and INT8_HALF; block is a multiple of PANEL */
   void *library;        /* the same weights as a library has them, or null; see library.h */
   int64_t library_from; /* so many rows or more are the library's */
-  int64_t stride;
+  int64_t stride;       /* from one block to the next, in bytes */
 } Linear;
 
 /* A thread's own memory for products of at most `rows` inputs of at most `k` terms. */

@@ -33,8 +33,8 @@ static void pack_block(int kind, int64_t block, const char *rows, int n, int64_t
 #ifdef DOT
 enum { NOT_SCALED = 128, ALL_ZERO };
 
-/* The power of two that scales the k weights to an output so that most lie within LEVELS, or ALL_ZERO; NOT_SCALED where that
- * is not without loss: a weight is infinite, not a number or subnormal, or would be. */
+/* The power of two that scales the k weights to an output so that most lie within LEVELS, or ALL_ZERO. NOT_SCALED where
+ * that is not without loss: a weight is infinite, not a number or subnormal, or would be after it. */
 static int scaling(const uint16_t *w, int64_t k) {
   int32_t counts[4][256] = {0}; /* of exponents; four, so that no addition waits for the one before */
   int subnormal = 0, within = 0, best = 0, top = 127, lowest = 256, highest = 0;
@@ -63,7 +63,8 @@ static int shorten(const uint16_t *weights, const uint16_t *exponents, __m512i k
   __mmask32 unfit = 0;
   for (int half = 0; half < 2; half++) {
     const __m512i w = _mm512_loadu_si512(weights + half * PANEL), by = _mm512_loadu_si512(exponents + half * PANEL);
-    kept[half] = _mm512_mask_add_epi16(w, _mm512_test_epi16_mask(w, _mm512_set1_epi16(0x7FFF)), w, by); /* zero stays zero */
+    const __mmask32 some = _mm512_test_epi16_mask(w, _mm512_set1_epi16(0x7FFF)); /* zero stays zero */
+    kept[half] = _mm512_mask_add_epi16(w, some, w, by);
     first[half] = _mm512_srli_epi16(kept[half], 8);
     second[half] = _mm512_and_si512(kept[half], _mm512_set1_epi16(0xFF));
     const __m512i others = _mm512_and_si512(first[half], _mm512_set1_epi16(0xFF ^ OWN_BITS));
@@ -78,7 +79,8 @@ static int shorten(const uint16_t *weights, const uint16_t *exponents, __m512i k
   return !unfit && (uint8_t)row[CODES] != RAW;
 }
 
-/* block: a panel in bfloat16, [k / 2][PANEL][2] -> rows in 12 bits, or where that is null nothing. Returns how many are RAW. */
+/* block: a panel in bfloat16, [k / 2][PANEL][2] -> rows in 12 bits, or where that is null nothing. Returns how many of them
+ * are RAW. */
 static int64_t shorten_block(const uint16_t *block, const uint16_t *exponents, int64_t k, char *rows) {
   int64_t n_raw = 0;
   for (int64_t i = 0; i < k / 2; i++) {
@@ -153,9 +155,6 @@ static int pack_twelve(Linear *l, uint16_t *copies, int n_threads) {
   give_back(l->weight + l->n / PANEL * l->stride, l->weight + (int64_t)l->n * k * 2);
   return 1;
 }
-
-#else
-INLINE int pack_twelve(Linear *l, uint16_t *copies, int n_threads) { return (void)l, (void)copies, n_threads * 0; }
 #endif
 
 /* ---------------------------------------------------------------- every kind */
@@ -163,11 +162,10 @@ INLINE int pack_twelve(Linear *l, uint16_t *copies, int n_threads) { return (voi
 /* Rearranges the weights [n, k] of `l` in place; the last rows go to `tail`, [k][block]. TWELVE becomes BF16 where 12 bits
  * do not do. copies: scratch, one block for each thread. */
 void petiole_pack(Linear *l, char *copies, int32_t n_threads) {
-  if (l->kind == TWELVE) {
-    if (pack_twelve(l, (uint16_t *)copies, n_threads)) return;
-    l->kind = BF16;
-    l->scale = NULL;
-  }
+#ifdef DOT
+  if (l->kind == TWELVE && pack_twelve(l, (uint16_t *)copies, n_threads)) return;
+#endif
+  if (l->kind == TWELVE) l->kind = BF16, l->scale = NULL;
   const int64_t bytes = l->stride = l->k * l->block * size_of(l->kind), whole = l->n / l->block;
 #pragma omp parallel for schedule(static) num_threads(n_threads)
   for (int64_t b = 0; b < whole; b++) {
@@ -179,30 +177,32 @@ void petiole_pack(Linear *l, char *copies, int32_t n_threads) {
     pack_block(l->kind, l->block, l->weight + whole * bytes, l->n % l->block, l->k, (char *)l->tail);
 }
 
-/* The weight from input c to output n, as a float's bits. */
-INLINE uint32_t bits_of(const Linear *l, const char *rows, int64_t c, int64_t n) {
+/* The weight from input c to output n of the block with these rows, not yet scaled. */
+static float weight_of(const Linear *l, const char *rows, int64_t c, int64_t n) {
+  uint32_t bits;
   if (l->kind != TWELVE) {
     const int64_t at = place(l->kind, l->block, c, n);
-    return l->kind == F32 ? ((const uint32_t *)rows)[at] : (uint32_t)((const uint16_t *)rows)[at] << 16;
+    bits = l->kind == F32 ? ((const uint32_t *)rows)[at] : (uint32_t)((const uint16_t *)rows)[at] << 16;
+  } else {
+    const uint8_t *row = (const uint8_t *)rows + c / 2 * ROW12, *codes = row + CODES;
+    const int64_t e = 2 * n + c % 2, eighth = e / 8;
+    const int64_t at = (eighth < 4 ? 2 * eighth : 2 * eighth - 7) * 8 + e % 8; /* where `widen_twelve` interleaves from */
+    const uint32_t code = codes[at % 32] >> at / 32 * 4 & 15;
+    if (*codes == RAW) bits = (uint32_t)((const uint16_t *)raw_of((const char *)row))[e] << 16;
+    else bits = (code >> 3 << 7 | COMMON | (code & 7)) << 24 | (uint32_t)row[at] << 16;
   }
-  const uint8_t *row = (const uint8_t *)rows + c / 2 * ROW12, *codes = row + CODES;
-  const int e = (int)(2 * n + c % 2), eighth = e / 8;
-  if (*codes == RAW) return (uint32_t)((const uint16_t *)raw_of((const char *)row))[e] << 16;
-  const int at = (eighth < 4 ? 2 * eighth : 2 * eighth - 7) * 8 + e % 8; /* where `widen_twelve` interleaves from */
-  const uint32_t code = codes[at % 32] >> at / 32 * 4 & 15;
-  return (code >> 3 << 7 | COMMON | (code & 7)) << 24 | (uint32_t)row[at] << 16;
+  float weight;
+  memcpy(&weight, &bits, sizeof(weight));
+  return weight;
 }
 
 void embed(const Linear *l, int64_t t, const int64_t *ids, float *out) {
+  const int64_t row = row_of(l->kind, l->block), n_rows = l->k / AT_ONCE(l->kind);
 #pragma omp for schedule(static)
   for (int64_t i = 0; i < t; i++) {
-    const char *block = block_of(l, ids[i]) + before_rows(l);
-    const int64_t n = ids[i] % l->block, row = row_of(l->kind, l->block);
-    for (int64_t c = 0; c < l->k; c += AT_ONCE(l->kind)) __builtin_prefetch(weights_to(l, ids[i]) + c / AT_ONCE(l->kind) * row);
-    for (int64_t c = 0; c < l->k; c++) {
-      const uint32_t bits = bits_of(l, block, c, n);
-      memcpy(out + i * l->k + c, &bits, 4);
-      if (l->kind == TWELVE) out[i * l->k + c] *= l->scale[ids[i]];
-    }
+    const char *rows = block_of(l, ids[i]) + before_rows(l), *first = weights_to(l, ids[i]);
+    const float scale = l->kind == TWELVE ? l->scale[ids[i]] : 1;
+    for (int64_t at = 0; at < n_rows; at++) __builtin_prefetch(first + at * row);
+    for (int64_t c = 0; c < l->k; c++) out[i * l->k + c] = weight_of(l, rows, c, ids[i] % l->block) * scale;
   }
 }

@@ -30,10 +30,10 @@
 /* So many inputs have their weights to an output side by side. */
 #define AT_ONCE(kind) ((kind) == BF16 || (kind) == INT8_HALF || (kind) == TWELVE ? 2 : 1)
 
-#define ROW12 (3 * PANEL) /* bytes */
-#define CODES (2 * PANEL) /* where the codes of a row begin */
-#define RAW 0x80          /* as the first byte of codes; rows where it is so anyway are raw, too */
-#define LEVELS 16
+#define ROW12 (3 * PANEL) /* bytes of a row in 12 bits */
+#define CODES (2 * PANEL) /* where its 4 bits for each weight begin */
+#define RAW 0x80          /* the first of their bytes; where it is that anyway, the row is raw, too */
+#define LEVELS 16         /* exponents */
 #define OWN_BITS 0x87     /* of a weight's first byte: those that are kept */
 #define COMMON 0x38       /* the others */
 
@@ -85,7 +85,7 @@ INLINE void widen_twelve(const char *row, vu pairs[2]) {
   const __m512i codes = _mm512_and_si512(_mm512_mask_srli_epi32(twice, 0xFF00, twice, 4), _mm512_set1_epi8(15));
   const __m512i first = _mm512_shuffle_epi8(_mm512_loadu_si512(first_bytes), codes);
   __m512i second = _mm512_loadu_si512(row);
-  __asm__("" : "+v"(second));
+  __asm__("" : "+v"(second)); /* loaded once */
   pairs[0] = (vu)_mm512_unpacklo_epi8(second, first);
   pairs[1] = (vu)_mm512_unpackhi_epi8(second, first);
 }

@@ -14,7 +14,7 @@ from petiole.gpu_worker.runtime.cpu.native.library import BLOCK, NEVER, Library
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 4}
 _BF16, _INT8_HALF, _TWELVE = 1, 3, 5
 _PANEL = 32
-_LARGE = 1 << 20  # weights that are worth shortening
+_LARGE = 1 << 20  # weights that are worth keeping in 12 bits: smaller matrices stay in the caches
 
 
 class LinearStruct(ctypes.Structure):
