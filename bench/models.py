@@ -81,7 +81,7 @@ LARGE = Case(
     ),
     prefill=Goal(512, 1.1, "1.3", floors=0.75),
     savings=(
-        Saving("int8", {"weight_quantization": "int8"}, 1, 128, 0.6),
+        Saving("int8", {"weight_quantization": "int8"}, 1, 128, 0.75),
         Saving("eight-bit cache", {"kv_dtype": "fp8"}, 8, 896),
     ),
 )

@@ -104,10 +104,20 @@ class EngineConfig:
         for name in ("delay_factor", "stream_interval_ms"):
             require(0 <= getattr(self, name) <= 1e6, name, "must be 0 to 1000000", getattr(self, name))
         if self.prefix_cache == "radix":
-            require(self.page_size == 1, "page_size", "must be 1 with prefix_cache=radix", self.page_size)
+            require(
+                self.page_size == 1,
+                "page_size",
+                "must be 1 with prefix_cache=radix (PETIOLE_PREFIX_CACHE)",
+                self.page_size,
+            )
         if self.prefix_cache == "block":
             valid = self.page_size == 1 or self.page_size % 16 == 0
-            require(valid, "page_size", "must be 1 or a multiple of 16 with prefix_cache=block", self.page_size)
+            require(
+                valid,
+                "page_size",
+                "must be 1 or a multiple of 16 with prefix_cache=block (PETIOLE_PREFIX_CACHE)",
+                self.page_size,
+            )
 
     def decided(self, defaults: Batching, largest_region: int = 0) -> EngineConfig:
         """The same settings with these defaults in place of 0. Mixed steps are short: see `MIXED_CHUNK_SIZE`.

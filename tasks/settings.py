@@ -74,7 +74,9 @@ class EngineSettings(BaseModel):
     weight_quantization: Literal["none", "int8", "fp8"] = Field(
         default="none", description="quantize weights when loading"
     )
-    kv_dtype: Literal["auto", "fp8"] = Field(default="auto", description="dtype of the KV cache; fp8 halves it")
+    kv_dtype: Literal["auto", "fp8"] = Field(
+        default="auto", description="dtype of the KV cache; fp8 takes half the memory of 16 bits"
+    )
     max_model_len: int = Field(
         default=0, ge=0, description="longest prompt plus output, in tokens; 0: the model's"
     )
@@ -88,7 +90,9 @@ class EngineSettings(BaseModel):
         default=0, ge=0, description="prompt tokens of one request in one step; 0: 512, on CUDA up to 2,048"
     )
     num_pages: int = Field(default=0, ge=0, description="pages of the KV cache; 0: what the memory holds")
-    page_size: int = Field(default=1, ge=1, description="tokens in a page of the KV cache")
+    page_size: int = Field(
+        default=1, ge=1, description="tokens in a page of the KV cache; 1 with prefix_cache radix"
+    )
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1, description="share of the GPU's memory to use")
     prefix_cache: Literal["radix", "block", "off"] = Field(
         default="radix", description="how prompts share their beginnings"

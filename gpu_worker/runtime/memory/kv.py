@@ -89,9 +89,9 @@ def decide_n_pages(
 
     The default on CUDA is all of `free_bytes`: the rest of the memory fraction after weights and working memory.
     Pages that running sequences do not need hold cached prefixes. The default on the CPU is 2,048 tokens for every
-    row, within 1 GiB and a quarter of the free memory, but at least one sequence of full length if that fits into
-    half of the free memory. Raises InvalidRequest if `num_pages` does not fit into a CPU's memory: the system
-    would grant the memory, and kill the process when the pages are used."""
+    row, within 1 GiB or a quarter of the free memory, whichever is less, but at least one sequence of full length
+    if that fits into half of the free memory. Raises InvalidRequest if `num_pages` does not fit into a CPU's
+    memory: the system would grant the memory, and kill the process when the pages are used."""
     page_bytes = model.kv_elements_per_token * engine.page_size * bytes_per_element
     per_sequence = -(-max_model_len // engine.page_size)
     if engine.num_pages:

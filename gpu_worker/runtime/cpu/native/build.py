@@ -28,9 +28,9 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("decoder.c", "attention.c", "adapters.c", "library.c", "matrix.c", "draw.c")
-_HEADERS = ("adapters.h", "attention.h", "library.h", "matrix.h", "vectors.h")
-_FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11")
+_SOURCES = ("decoder.c", "attention.c", "adapters.c", "library.c", "matrix.c", "pack.c", "draw.c")
+_HEADERS = ("adapters.h", "attention.h", "library.h", "matrix.h", "pack.h", "vectors.h")
+_FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11", "-fno-strict-aliasing")
 _TIMEOUT_S = 120
 
 

@@ -83,8 +83,8 @@ class NativeDecoder:
         new allocation in each step would cost more than the arithmetic of a small batch.
 
         token_ids, positions, rows: int64 [T]. The inputs of a row are neighbours, and their positions ascend.
-        outputs: int64 [O], ascending: the inputs whose logits are wanted. adapter_slots: [T]. The forward writes
-        the KV of every input, and reads the KV of the positions that the input sees.
+        outputs: int64 [O], strictly ascending: the inputs whose logits are wanted. adapter_slots: [T]. The forward
+        writes the KV of every input, and reads the KV of the positions that the input sees.
 
         hidden: float32 [T, hidden], the inputs' embeddings; None: the embeddings of the token ids. The forward
         overwrites its first O rows with the outputs' hidden states before the final norm. rotary: int64 [T],

@@ -1,24 +1,12 @@
-/* Linear maps over weights that were rearranged once into blocks of outputs.
+/* Linear maps over weights that were rearranged once (pack.h).
  *
- * A block holds, for one input after another, the weights that lead to its outputs:
- *
- *     k = 0:  w[n0, 0]  w[n0 + 1, 0]  ...  w[n0 + block - 1, 0]
- *     k = 1:  w[n0, 1]  w[n0 + 1, 1]  ...
- *
- * or, in bfloat16, for two inputs after the next two:
- *
- *     k = 0, 1:  w[n0, 0] w[n0, 1]   w[n0 + 1, 0] w[n0 + 1, 1]  ...
- *
- * A block has one panel of 32 outputs, or two side by side where a library reads the same weights (library.h). A
- * product is: take one input, multiply the vector beside it, add to the sums of a panel's 32 outputs. No sum crosses
+ * A product is: take one input, multiply the vector beside it, add to the sums of a panel's 32 outputs. No sum crosses
  * lanes, weights are read in order, and each output is one chain of additions over k = 0, 1, 2, ... That chain is
  * the same for one input row and for 500, however they are blocked: the same bits in any batch.
  *
- * A block takes the bytes that its rows took, so weights are rearranged where they lie.
- *
  * Where the processor multiplies bfloat16 (DOT), inputs are rounded to it beside weights in it; the sums are floats.
  */
-#include "matrix.h"
+#include "pack.h"
 
 #include <omp.h>
 
@@ -28,63 +16,6 @@
 #else
 #define MB 3
 #endif
-
-/* ---------------------------------------------------------------- panels */
-
-/* Where the weight from input c to output n lies. A pair of bfloat16 makes one float's bits: the even one is shifted
- * up, the odd one masked. */
-INLINE int64_t place(int kind, int64_t block, int64_t c, int64_t n) {
-  return kind == BF16 ? (c / 2 * block + n) * 2 + c % 2 : c * block + n;
-}
-
-/* rows [n <= block, k] -> one block [k][block], padded with zeros */
-static void pack_block(int kind, int64_t block, const char *rows, int n, int64_t k, char *out) {
-  const int64_t size = size_of(kind), squares = kind == BF16 && n == block ? k / (2 * LANES) * 2 * LANES : 0;
-  if (n < block) memset(out, 0, (size_t)(k * block * size));
-  for (int64_t c = 0; c < squares; c += 2 * LANES) /* pairs of bfloat16 change place as one lane */
-    for (int i = 0; i < n; i += LANES) {
-      vu square[LANES];
-      for (int j = 0; j < LANES; j++) square[j] = *(const vu *)((const uint16_t *)rows + (i + j) * k + c);
-      transpose(square);
-      for (int j = 0; j < LANES; j++) *(vu *)((uint32_t *)out + (c / 2 + j) * block + i) = square[j];
-    }
-  for (int64_t from = squares; from < k; from += 64) { /* a few lines of each row at a time */
-    const int64_t to = smaller(k, from + 64);
-    for (int i = 0; i < n; i++)
-      for (int64_t c = from; c < to; c++) {
-        const int64_t at = place(kind, block, c, i);
-        if (kind == F32) ((float *)out)[at] = ((const float *)rows)[i * k + c];
-        else if (kind == BF16) ((uint16_t *)out)[at] = ((const uint16_t *)rows)[i * k + c];
-        else out[at] = rows[i * k + c];
-      }
-  }
-}
-
-/* Rearranges the weights [n, k] of `l` in place; the last rows go to `tail`, [k][block]. copies: scratch, one block
- * for each thread. */
-void petiole_pack(const Linear *l, char *copies, int32_t n_threads) {
-  const int64_t bytes = l->k * l->block * size_of(l->kind), whole = l->n / l->block;
-#pragma omp parallel for schedule(static) num_threads(n_threads)
-  for (int64_t b = 0; b < whole; b++) {
-    char *block = (char *)l->weight + b * bytes, *rows = copies + omp_get_thread_num() * bytes;
-    memcpy(rows, block, (size_t)bytes);
-    pack_block(l->kind, l->block, rows, l->block, l->k, block);
-  }
-  if (l->n % l->block)
-    pack_block(l->kind, l->block, l->weight + whole * bytes, l->n % l->block, l->k, (char *)l->tail);
-}
-
-#define AT_ONCE(kind) ((kind) == BF16 || (kind) == INT8_HALF ? 2 : 1)
-
-/* From the weights of AT_ONCE inputs to those of the next, in bytes. */
-INLINE int64_t row_of(int kind, int64_t block) { return block * AT_ONCE(kind) * size_of(kind); }
-
-/* Where the weights of AT_ONCE inputs to output n begin. */
-INLINE const char *weights_to(const Linear *l, int64_t n) {
-  const int64_t block = n / l->block;
-  const char *at = block < l->n / l->block ? l->weight + block * l->k * l->block * size_of(l->kind) : l->tail;
-  return at + place(l->kind, l->block, 0, n % l->block) * size_of(l->kind);
-}
 
 /* The weights of AT_ONCE inputs to the outputs of a panel. */
 INLINE void widen(int kind, const char *at, vf rows[2][2]) {
@@ -97,19 +28,6 @@ INLINE void widen(int kind, const char *at, vf rows[2][2]) {
       const vu pairs = *(const vu *)p;
       rows[0][half] = (vf)(pairs << 16);
       rows[1][half] = (vf)(pairs & 0xFFFF0000u);
-    }
-  }
-}
-
-void embed(const Linear *l, int64_t t, const int64_t *ids, float *out) {
-#pragma omp for schedule(static)
-  for (int64_t i = 0; i < t; i++) {
-    const char *w = weights_to(l, ids[i]);
-    for (int64_t c = 0; c < l->k; c++) __builtin_prefetch(w + place(l->kind, l->block, c, 0) * size_of(l->kind));
-    for (int64_t c = 0; c < l->k; c++) {
-      const int64_t at = place(l->kind, l->block, c, 0);
-      uint32_t bits = l->kind == F32 ? ((const uint32_t *)w)[at] : (uint32_t)((const uint16_t *)w)[at] << 16;
-      memcpy(out + i * l->k + c, &bits, 4);
     }
   }
 }
@@ -128,17 +46,26 @@ INLINE vu pairs_at(int kind, const char *w, int half) {
 }
 #endif
 
+#ifdef DOT
+/* The weights of two inputs to a panel's outputs, as pairs of bfloat16. */
+INLINE void pairs_of(int kind, const char *w, vu pairs[2]) {
+  if (kind == TWELVE) widen_twelve(w, pairs);
+  else
+    for (int half = 0; half < 2; half++) pairs[half] = pairs_at(kind, w, half);
+}
+#endif
+
 /* w: the weights of inputs i .. i + AT_ONCE - 1 */
 INLINE void add_products(int kind, int mb, int64_t i, const void *x, const char *w, vf acc[MB][2]) {
 #ifdef DOT
   if (HALF_INPUTS(kind)) {
-    const vu low = pairs_at(kind, w, 0), high = pairs_at(kind, w, 1);
+    vu pairs[2];
+    pairs_of(kind, w, pairs);
 #pragma GCC unroll 16
     for (int j = 0; j < mb; j++) {
-      uint32_t pair;
-      memcpy(&pair, (const uint16_t *)x + j * KC + i, 4);
-      acc[j][0] = add_pairs(acc[j][0], low, pair - (vu){0});
-      acc[j][1] = add_pairs(acc[j][1], high, pair - (vu){0});
+      const vu in = pair_at(x, j * KC + i);
+      acc[j][0] = add_pairs(acc[j][0], pairs[0], in);
+      acc[j][1] = add_pairs(acc[j][1], pairs[1], in);
     }
     return;
   }
@@ -173,7 +100,7 @@ INLINE void tile(int kind, int mb, int kc, const void *x, const char *w, int64_t
   for (int64_t i = 0; i < kc; i += AT_ONCE(kind), w += ldw) {
     if (ahead) {
       __builtin_prefetch(next, 0, 2);
-      __builtin_prefetch(next + 64, 0, 2);
+      if (step > 64) __builtin_prefetch(next + 64, 0, 2);
       next += step;
     }
     add_products(kind, mb, i, x, w, acc);
@@ -205,6 +132,7 @@ TILE_FUNCTION(tile_bf16, BF16)
 TILE_FUNCTION(tile_int8, INT8)
 #ifdef DOT
 TILE_FUNCTION(tile_int8_half, INT8_HALF)
+TILE_FUNCTION(tile_twelve, TWELVE)
 #endif
 #undef AHEAD
 #define AHEAD NULL
@@ -230,8 +158,8 @@ INLINE void wide_tile(int kind, int lines, int mb, int64_t kc, const uint16_t *x
     vu pairs[VECTORS];
 #pragma GCC unroll 4
     for (int line = 0; line < lines; line++) __builtin_prefetch(next + line * 64, 0, 2);
-#pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; v++) pairs[v] = pairs_at(kind, v < 2 ? w : w + apart, v % 2);
+    pairs_of(kind, w, pairs);
+    pairs_of(kind, w + apart, pairs + 2);
     if (widened)
 #pragma GCC unroll 4
       for (int v = 0; v < VECTORS; v++) *widened++ = pairs[v];
@@ -261,6 +189,7 @@ INLINE void wide_tile(int kind, int lines, int mb, int64_t kc, const uint16_t *x
 WIDE_FUNCTION(wide_of_bytes, INT8_HALF, 1)
 #undef WIDENED
 #define WIDENED NULL
+WIDE_FUNCTION(wide_of_twelve, TWELVE, 1)
 WIDE_FUNCTION(wide_alone, BF16, 4) /* the only tile of its rows asks for all weights that come next */
 WIDE_FUNCTION(wide_of_many, BF16, 1)
 #endif
@@ -309,6 +238,7 @@ static void product(const Linear *l, int64_t p, int m, const char *x, float *sum
       else if (l->kind == BF16) in_tiles(tile_bf16, BF16, m, kc, x, w, ldw, sums, lds, from > 0);
 #ifdef DOT
       else if (l->kind == INT8_HALF) in_tiles(tile_int8_half, INT8_HALF, m, kc, x, w, ldw, sums, lds, from > 0);
+      else if (l->kind == TWELVE) in_tiles(tile_twelve, TWELVE, m, kc, x, w, ldw, sums, lds, from > 0);
 #endif
       else in_tiles(tile_int8, INT8, m, kc, x, w, ldw, sums, lds, from > 0);
       continue;
@@ -325,8 +255,11 @@ static void finish(const Linear *l, int64_t p, int m, const float *sums, int64_t
   for (int j = 0; j < m; j++) {
     const float *in = sums + j * lds;
     float *out = y + j * ldy;
-    if (n == PANEL && !l->bias && !l->scale) {
-      for (int c = 0; c < PANEL; c += LANES) store(out + c, add ? load(out + c) + load(in + c) : load(in + c));
+    if (n == PANEL && !l->bias) {
+      for (int c = 0; c < PANEL; c += LANES) {
+        const vf total = l->scale ? load(in + c) * load(l->scale + n0 + c) : load(in + c);
+        store(out + c, add ? load(out + c) + total : total);
+      }
       continue;
     }
     for (int64_t c = 0; c < n; c++) {
@@ -395,15 +328,16 @@ static void pair_of_outputs(const Linear *l, int64_t p, int64_t q, int m, const 
     for (int left = n, at = 0; left; left--) {
       const int mb = (m - at) / left;
       const uint16_t *in = halves + at * k + from;
-      const int64_t share = kc / 2 * (n - left) * (row / n), half = kc / 2 * row / 2;
+      const int64_t share = kc / 2 * (n - left) * (row / n), panel = n > 1 ? l->stride * PANEL / l->block : kc / 4 * row;
       /* The next pair lies behind this one. If the panels lie apart, each one's next lies behind it. */
-      const char *next = w + kc / 2 * row + share;
-      if (q != p + 1) next = share < half ? w + half + share : w + apart + share;
+      const char *next = w - before_rows(l) + share;
+      if (q == p + 1) next += 2 * panel;
+      else next += share < panel ? panel : apart;
       const Ahead ahead = {next, row / n};
       if (bytes && left < n) /* widened by the first tile */
         wide_of_many(mb, kc, in, k, b->panel, row_of(BF16, PANEL), row_of(BF16, PAIR), b->sums, from > 0, &ahead, NULL);
       else
-        (n == 1 ? wide_alone : bytes ? wide_of_bytes : wide_of_many)(
+        (n == 1 ? wide_alone : l->kind == TWELVE ? wide_of_twelve : bytes ? wide_of_bytes : wide_of_many)(
             mb, kc, in, k, w, apart, ldw, b->sums, from > 0, &ahead, b->panel);
       if (from + kc == k && how == GATED) finish_gated(l, p, q, mb, b->sums, y + at * ldy + p * PANEL, ldy);
       else if (from + kc == k) {

@@ -7,17 +7,18 @@
 #define KC 256   /* terms of a sum that are added up in registers in one go; the row length of packed inputs */
 #define ROWS 192 /* input rows that stay in the second-level cache while the weights pass by */
 
-/* INT8_HALF: with inputs in bfloat16; only with DOT. E4M3: of keys and values. */
-enum { F32 = 0, BF16 = 1, INT8 = 2, INT8_HALF = 3, E4M3 = 4 };
+/* Only with DOT: INT8_HALF, with inputs in bfloat16; TWELVE, bfloat16 in 12 bits. E4M3: of keys and values. */
+enum { F32 = 0, BF16 = 1, INT8 = 2, INT8_HALF = 3, E4M3 = 4, TWELVE = 5 };
 
 typedef struct {
-  const char *weight; /* whole blocks: [n / block][k][block] */
+  const char *weight; /* whole blocks: [n / block][k][block]; see pack.h */
   const char *tail;   /* the block of the last n % block outputs, padded, or null */
-  const float *scale; /* [n], for both kinds of INT8 */
+  const float *scale; /* [n], for both kinds of INT8, and for TWELVE */
   const float *bias;  /* [n] or null */
   int32_t n, k, kind, block; /* k is even for BF16 and INT8_HALF; block is a multiple of PANEL */
   void *library;        /* the same weights as a library has them, or null; see library.h */
   int64_t library_from; /* so many rows or more are the library's */
+  int64_t stride;       /* from one block to the next, in bytes */
 } Linear;
 
 /* A thread's own memory for products of at most `rows` inputs of at most `k` terms. */
@@ -31,12 +32,12 @@ typedef struct {
 
 /* Beside bfloat16 with DOT, inputs are bfloat16; bytes are exact in it, too. */
 #ifdef DOT
-#define HALF_INPUTS(kind) ((kind) == BF16 || (kind) == INT8_HALF)
+#define HALF_INPUTS(kind) ((kind) == BF16 || (kind) == INT8_HALF || (kind) == TWELVE)
 #else
 #define HALF_INPUTS(kind) ((void)(kind), 0)
 #endif
 
-INLINE int64_t size_of(int kind) { return kind == F32 ? 4 : kind == BF16 ? 2 : 1; }
+INLINE int64_t size_of(int kind) { return kind == F32 ? 4 : kind == BF16 || kind == TWELVE ? 2 : 1; }
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t parts(int64_t n, int64_t size) { return (n + size - 1) / size; }
 

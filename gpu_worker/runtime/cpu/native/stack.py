@@ -183,9 +183,9 @@ class Stack:
     ) -> None:
         """Compute all layers.
 
-        hidden: float32 [T, hidden], the layers' inputs. outputs: int64 [O], ascending: the inputs whose results
-        are wanted; what the layers make of them overwrites the first O rows of `hidden`, and their logits are
-        written to `logits`, [O, vocab]. token_ids: int64 [T]; if given, the inputs are the embeddings of these
+        hidden: float32 [T, hidden], the layers' inputs. outputs: int64 [O], strictly ascending: the inputs whose
+        results are wanted; what the layers make of them overwrites the first O rows of `hidden`, and their logits
+        are written to `logits`, [O, vocab]. token_ids: int64 [T]; if given, the inputs are the embeddings of these
         tokens, whose table is the head. positions, rows, rotary, limits: int64 [T]. adapters: [T], see
         `NativeAdapters`."""
         t, n_threads = len(hidden), torch.get_num_threads()

@@ -12,8 +12,9 @@ from petiole.gpu_worker.models.layers import DenseLinear, Int8Linear, Linear
 from petiole.gpu_worker.runtime.cpu.native.library import BLOCK, NEVER, Library
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 4}
-_INT8_HALF = 3
+_BF16, _INT8_HALF, _TWELVE = 1, 3, 5
 _PANEL = 32
+_LARGE = 1 << 20  # weights that are worth keeping in 12 bits: smaller matrices stay in the caches
 
 
 class LinearStruct(ctypes.Structure):
@@ -28,6 +29,7 @@ class LinearStruct(ctypes.Structure):
         ("block", c_int32),
         ("library", c_void_p),
         ("library_from", c_int64),
+        ("stride", c_int64),
     ]
 
 
@@ -51,14 +53,18 @@ class Weights:
         assert weight.is_contiguous()
         shared = library_from < NEVER
         block = BLOCK if shared else _PANEL
+        kind = self._kind(linear)
+        if kind == _BF16 and not shared and weight.numel() >= _LARGE and self.library.petiole_halves():
+            kind = _TWELVE
+        scale = self.floats(linear.scale) if isinstance(linear, Int8Linear) else None
         packed = LinearStruct(
             weight=self.pointer(weight),
             tail=self.pointer(torch.empty((k, block), dtype=weight.dtype)) if n % block else None,
-            scale=self.floats(linear.scale if isinstance(linear, Int8Linear) else None),
+            scale=self.pointer(torch.empty(n)) if kind == _TWELVE else scale,
             bias=self.floats(linear.bias),
             n=n,
             k=k,
-            kind=self._kind(linear),
+            kind=kind,
             block=block,
             library_from=library_from,
         )

@@ -159,7 +159,7 @@ def test_one_interrupt_is_a_warm_shutdown_that_succeeds(site: Site) -> None:
 @pytest.mark.parametrize(
     ("setting", "value", "limit"),
     [
-        ("PETIOLE_PAGE_SIZE", 7, "must be 1 with prefix_cache=radix"),
+        ("PETIOLE_PAGE_SIZE", 7, r"must be 1 with prefix_cache=radix \(PETIOLE_PREFIX_CACHE\)"),
         ("PETIOLE_MAX_NUM_SEQS", 10**9, r"must be at most \d+ in \d+ bytes \(\d+ each\)"),
     ],
 )
