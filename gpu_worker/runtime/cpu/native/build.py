@@ -28,8 +28,8 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("decoder.c", "attention.c", "adapters.c", "library.c", "matrix.c", "pack.c", "draw.c")
-_HEADERS = ("adapters.h", "attention.h", "library.h", "matrix.h", "pack.h", "vectors.h")
+_SOURCES = ("decoder.c", "attention.c", "adapters.c", "library.c", "matrix.c", "pack.c", "draw.c", "tiles.c")
+_HEADERS = ("adapters.h", "attention.h", "library.h", "matrix.h", "pack.h", "tiles.h", "vectors.h")
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11", "-fno-strict-aliasing")
 _TIMEOUT_S = 120
 
@@ -47,6 +47,7 @@ def load_library() -> ctypes.CDLL | None:
             "no C compiler found: the CPU path runs on torch alone, which is slower (install gcc or clang)"
         )
         return None
+    ctypes.CDLL(None).syscall(158, 0x1023, 18)
     try:
         return ctypes.CDLL(str(_compiled(compiler)))
     except (OSError, subprocess.SubprocessError) as error:

@@ -337,7 +337,9 @@ static int compute(const Model *m, const Step *s, int n_threads, const Library *
     }
 #pragma omp parallel num_threads(n_threads)
     {
+      const uint32_t before = begin_tiles();
       Room own = new_room(m, s, &(Scratch){s->scratch + omp_get_thread_num() * s->scratch_stride, 0});
+      own.bench.packed = s->halves;
       if (!from && !stage && s->token_ids) embed(&m->head, s->t, s->token_ids, s->hidden);
       for (int64_t at = from; at < smaller(end + 1, n_maps); at++) {
         const Plan *plan = plan_at(m, &plans, at);
@@ -348,6 +350,7 @@ static int compute(const Model *m, const Step *s, int n_threads, const Library *
         if (reached < MULTIPLIED) linear(map.l, map.rows, map.x, map.y, map.how, &own.bench);
         if (at < head) deltas(&map, at, plan, &own.bench);
       }
+      end_tiles(before);
     }
     if (end == n_maps) break;
     const Map map = map_at(m, &plan_at(m, &plans, end)->step, end);
@@ -381,7 +384,7 @@ static Step part_of(const Model *m, const Step *s, int64_t from, int64_t to, int
                 .adapters = s->adapters ? s->adapters + from : NULL,
                 .reduced = s->reduced + from * s->reduced_stride,
                 .reduced_stride = s->reduced_stride,
-                .halves = s->halves,
+                .halves = s->halves + (from + 32 * i) * widest(m, s),
                 .o = end - first,
                 .outputs = s->outputs + first,
                 .logits = s->logits + first * m->head.n,

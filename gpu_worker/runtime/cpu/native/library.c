@@ -51,7 +51,10 @@ int32_t petiole_linear(const Library *library, const Linear *l, int64_t m, const
 #pragma omp parallel num_threads(n_threads)
   {
     Bench own = new_bench(m, l->k, &(Scratch){scratch + omp_get_thread_num() * stride, 0});
+    const uint32_t before = begin_tiles();
+    own.packed = halves;
     linear(l, m, x, y, SET, &own);
+    end_tiles(before);
   }
   return 1;
 }
