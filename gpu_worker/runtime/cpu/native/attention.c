@@ -23,6 +23,20 @@
 #define UNITS 4 /* so many units each thread should have */
 #define NOTHING -1e30f
 
+/* What multiplies a few queries in place. With tiles it makes the same sums as they do (tiles.c), from floats that were
+ * rounded to bfloat16: of each DEPTH terms first the even ones and the odd ones. */
+#ifdef TILES
+#define IN_PLACE(kind) F32
+#define VALUES_AT_ONCE DEPTH
+#define PAIR_LANES SIDE /* from one row of pairs to the next */
+#define HALF_LANES (TILE / 4) /* from the pairs of a panel's first outputs to those of its last */
+#else
+#define IN_PLACE(kind) (kind)
+#define VALUES_AT_ONCE LANES
+#define PAIR_LANES PANEL
+#define HALF_LANES LANES
+#endif
+
 int64_t span_length(const Cache *c) {
   const int64_t n = QUERIES / (c->heads / c->kv_heads);
   return n ? n : 1;
@@ -44,6 +58,9 @@ int64_t find_spans(const Cache *c, int64_t n_inputs, const int64_t *inputs, cons
   return n;
 }
 
+/* Whether so many queries read keys and values in place. */
+INLINE int is_few(const Cache *c, int64_t m) { return m <= FEW && c->head_dim % (c->kv_kind == F32 ? LANES : 2 * LANES) == 0; }
+
 /* Cuts spans into units; returns their number, at most one for each key head of each position. Many queries are a
  * unit at each head. Few are one at as many heads as leave units enough for the threads. */
 int64_t find_units(const Cache *c, const Span *spans, int64_t n, int n_threads, Unit *units) {
@@ -53,7 +70,7 @@ int64_t find_units(const Cache *c, const Span *spans, int64_t n, int n_threads, 
     together = together % 2 ? 1 : together / 2;
   int64_t found = 0;
   for (int64_t i = 0; i < n; i++) {
-    const int each = spans[i].n * group > FEW ? 1 : together;
+    const int each = is_few(c, spans[i].n * group) ? together : 1;
     for (int head = 0; head < c->kv_heads; head += each) units[found++] = (Unit){spans + i, head, each};
   }
   return found;
@@ -112,14 +129,27 @@ INLINE void score_some(int kind, const char *keys, const int64_t at[LANES], int 
   transpose(rows);
   for (int i = 0; i < m; i++) {
     vf sums = k ? load(scores + i * KC) : (vf){0};
+#ifdef TILES
+    if (kind == BF16) {
+      const float *q = (const float *)queries + i * KC + k;
+      vf even = {0}, odd = {0};
+#pragma GCC unroll 16
+      for (int j = 0; j < LANES; j++) {
+        even += (vf)(rows[j] << 16) * splat(q[2 * j]);
+        odd += (vf)(rows[j] & 0xFFFF0000u) * splat(q[2 * j + 1]);
+      }
+      store(scores + i * KC, sums + (even + odd));
+      continue;
+    }
+#endif
 #pragma GCC unroll 16
     for (int j = 0; j < LANES; j++) sums = add_key(kind, sums, rows[j], queries, i * KC + k, j);
     store(scores + i * KC, sums);
   }
 }
 
-/* 16 keys at `at[j]` -> out[dimension * PANEL + j]; half: out[dimension / 2 * PANEL + j], in pairs. A pair of
- * bfloat16 changes place as one lane. */
+/* 16 keys at `at[j]` -> out[dimension * PANEL + j]; half: out[dimension / 2 * PANEL + j], in pairs, or where these lie in
+ * tiles. A pair of bfloat16 changes place as one lane. */
 INLINE void turn_keys(int kind, const char *keys, const int64_t at[LANES], int width, void *out) {
   const int step = kind == F32 ? LANES : 2 * LANES, full = width / step * step;
   for (int c = 0; c < full; c += step) {
@@ -130,7 +160,7 @@ INLINE void turn_keys(int kind, const char *keys, const int64_t at[LANES], int w
 #pragma GCC unroll 16
     for (int j = 0; j < LANES; j++) {
       if (kind == F32) store((float *)out + (c + j) * PANEL, (vf)rows[j]);
-      else if (HALF_INPUTS(kind)) *(vu *)((uint32_t *)out + (c / 2 + j) * PANEL) = rows[j];
+      else if (HALF_INPUTS(kind)) *(vu *)((uint32_t *)out + c / 2 * PANEL + j * PAIR_LANES) = rows[j];
       else {
         store((float *)out + (c + 2 * j) * PANEL, (vf)(rows[j] << 16));
         store((float *)out + (c + 2 * j + 1) * PANEL, (vf)(rows[j] & 0xFFFF0000u));
@@ -140,7 +170,7 @@ INLINE void turn_keys(int kind, const char *keys, const int64_t at[LANES], int w
   for (int c = full; c < width; c++)
     for (int j = 0; j < LANES; j++)
       if (HALF_INPUTS(kind))
-        ((uint16_t *)out)[(c / 2 * PANEL + j) * 2 + c % 2] = ((const uint16_t *)(keys + at[j]))[c];
+        ((uint16_t *)out)[(full / 2 * PANEL + (c - full) / 2 * PAIR_LANES + j) * 2 + c % 2] = ((const uint16_t *)(keys + at[j]))[c];
       else ((float *)out)[c * PANEL + j] = widen1(kind, keys + at[j], c);
 }
 
@@ -151,7 +181,7 @@ INLINE void lay_values(int kind, const char *first, const char *second, int widt
     const char *a = first + c * size_of(kind), *b = second + c * size_of(kind);
     if (HALF_INPUTS(kind)) {
       const vu low = widen_halves(a), high = second ? widen_halves(b) << 16 : (vu){0};
-      *(vu *)((uint32_t *)out + c / PANEL * (KEYS / 2) * PANEL + c % PANEL) = low | high;
+      *(vu *)((uint32_t *)out + c / PANEL * (KEYS / 2) * PANEL + c % PANEL / LANES * HALF_LANES) = low | high;
       continue;
     }
     store((float *)out + at, kind == F32 ? load((const float *)a) : (vf)(widen_halves(a) << 16));
@@ -188,31 +218,28 @@ INLINE int64_t bytes_to(const Cache *c, int64_t layer, int head) {
 }
 
 INLINE Ahead ahead_of(const Cache *c, int64_t layer, const char *pool, const Unit *u, const Block *b, int from) {
-  const int end = (int)smaller(from + LANES, b->n);
+  const int end = (int)smaller(from + VALUES_AT_ONCE, b->n);
   return (Ahead){pool + bytes_to(c, layer, u->head), b->at + from, b->at + end,
                  (int64_t)u->n_heads * c->head_dim * size_of(c->kv_kind), 0};
 }
 
-/* 16 positions of a pool as the products read them: the bytes from `pool` to each. */
+/* Positions of a pool as the products read them: the bytes from `pool` to each. */
 typedef struct {
   const char *pool;
-  int64_t at[LANES];
+  int64_t at[VALUES_AT_ONCE];
 } Rows;
 
 /* pool: of the first of `n_heads` heads */
-INLINE Rows rows_of(int stored, const Cache *c, const char *pool, const int64_t at[LANES], int n_heads,
+INLINE Rows rows_of(int stored, const Cache *c, const char *pool, const int64_t *at, int count, int n_heads,
                     const Desk *d) {
   const int64_t n = (int64_t)n_heads * c->head_dim;
   Rows rows = {stored == E4M3 ? (const char *)d->widened : pool, {0}};
-  for (int64_t j = 0; j < LANES; j++) {
+  for (int64_t j = 0; j < count; j++) {
     if (stored == E4M3) widen_e4m3((const uint8_t *)pool + at[j], n, d->widened + j * n);
     rows.at[j] = stored == E4M3 ? 2 * j * n : at[j];
   }
   return rows;
 }
-
-/* Whether so many queries read keys and values in place. */
-INLINE int is_few(int kind, const Cache *c, int m) { return m <= FEW && c->head_dim % (kind == F32 ? LANES : 2 * LANES) == 0; }
 
 /* scores [m][KC], each product of a query and a key one chain of additions over the dimensions. */
 INLINE void score_many(int kind, int stored, const Cache *c, const char *keys, const Block *b, int m, Desk *d) {
@@ -221,8 +248,8 @@ INLINE void score_many(int kind, int stored, const Cache *c, const char *keys, c
   for (int j0 = 0; j0 < b->n; j0 += PANEL) {
     char *to = (char *)d->keys + j0 * padded * (half ? 2 : 4);
     for (int j = j0; j < smaller(j0 + PANEL, whole); j += LANES) {
-      const Rows rows = rows_of(stored, c, keys, b->at + j, 1, d);
-      turn_keys(kind, rows.pool, rows.at, width, to + j % PANEL * 4);
+      const Rows rows = rows_of(stored, c, keys, b->at + j, LANES, 1, d);
+      turn_keys(kind, rows.pool, rows.at, width, to + j % PANEL / LANES * (half ? HALF_LANES : LANES) * 4);
     }
     multiply(half, m, width, d->queries, to, d->scores + j0, KC, 0);
   }
@@ -232,22 +259,45 @@ INLINE void score_many(int kind, int stored, const Cache *c, const char *keys, c
 INLINE void add_many(int kind, int stored, const Cache *c, const char *values, const Block *b, int m, Desk *d) {
   const int half = HALF_INPUTS(kind), width = c->head_dim, padded = (int)parts(width, PANEL) * PANEL;
   for (int j0 = 0; j0 < b->n; j0 += LANES) {
-    const Rows rows = rows_of(stored, c, values, b->at + j0, 1, d);
+    const Rows rows = rows_of(stored, c, values, b->at + j0, LANES, 1, d);
     for (int j = j0; j < smaller(j0 + LANES, b->n); j += 2) {
       const char *second = j + 1 < b->n ? rows.pool + rows.at[j + 1 - j0] : NULL;
-      lay_values(kind, rows.pool + rows.at[j - j0], second, width, (char *)d->values + j * PANEL * (half ? 2 : 4));
+      char *to = (char *)d->values + (half ? j / 32 * 32 * PANEL * 2 + j % 32 * PAIR_LANES * 2 : j * PANEL * 4);
+      lay_values(kind, rows.pool + rows.at[j - j0], second, width, to);
     }
   }
+#ifdef TILES
+  for (int j = half ? (b->n + 1) / 2 * 2 : KEYS; j % DEPTH && j < KEYS; j += 2) /* what has no weight must be a number */
+    for (int c = 0; c < padded; c += LANES)
+      *(vu *)((char *)d->values + j / 32 * 32 * PANEL * 2 + j % 32 * PAIR_LANES * 2 +
+              (c / PANEL * (KEYS / 2) * PANEL + c % PANEL / LANES * HALF_LANES) * 4) = (vu){0};
+#endif
   for (int k = 0; k < padded; k += PANEL)
     multiply(half, m, b->n, d->weights, (char *)d->values + k * KEYS * (half ? 2 : 4), d->sums + k, padded, 1);
 }
 
 /* The sums of two queries, or of one twice, += their weights from j0 on x n values, in some vectors of dimensions from
  * k on. */
-INLINE void add_some(int kind, int vectors, const char *values, const int64_t at[LANES], int n, int j0, int k, int i0,
+INLINE void add_some(int kind, int vectors, const char *values, const int64_t *at, int n, int j0, int k, int i0,
                      int i1, int padded, Desk *d, Ahead *ahead) {
   float *to[2] = {d->sums + i0 * padded + k, d->sums + i1 * padded + k};
   const int rows[2] = {i0 * KC + j0, i1 * KC + j0};
+#ifdef TILES
+  if (kind == BF16) {
+    vf sums[2][2][4] = {0}; /* of even terms, of odd ones */
+    for (int j = 0; j < n; j++)
+#pragma GCC unroll 4
+      for (int v = 0; v < vectors; v++) {
+        if (!i0 && v % 2 == 0) ask_for_line(ahead);
+        const vf value = (vf)(widen_halves(values + at[j] + (k + v * LANES) * 2) << 16);
+        for (int r = 0; r < 2; r++) sums[j % 2][r][v] += value * splat(((const float *)d->weights)[rows[r] + j]);
+      }
+    for (int r = 0; r < (to[0] == to[1] ? 1 : 2); r++)
+      for (int v = 0; v < vectors; v++)
+        store(to[r] + v * LANES, load(to[r] + v * LANES) + (sums[0][r][v] + sums[1][r][v]));
+    return;
+  }
+#endif
   vf sums[2][4];
   for (int r = 0; r < 2; r++)
     for (int v = 0; v < vectors; v++) sums[r][v] = load(to[r] + v * LANES);
@@ -321,6 +371,15 @@ INLINE void find_block_of(const Cache *c, const Unit *u, int64_t base, Block *b)
   find_block(c, u->span->row, base, (int)smaller(KEYS, u->span->end - base), b);
 }
 
+/* n floats, rounded to bfloat16 -> the same as floats */
+INLINE void round_to_halves(float *x, int64_t n) {
+  for (int64_t c = 0; c < n; c += LANES) {
+    uint16_t halves[LANES];
+    narrow(x + c, LANES, halves);
+    store(x + c, (vf)(widen_halves(halves) << 16));
+  }
+}
+
 /* The desk for the unit's head h, whose queries and sums begin at row h m. */
 INLINE Desk desk_of(const Desk *d, int half, int h, int m, int padded) {
   Desk own = *d;
@@ -337,20 +396,22 @@ INLINE Desk desk_of(const Desk *d, int half, int h, int m, int padded) {
 INLINE void attend_kind(int kind, int stored, const Cache *c, int64_t layer, int64_t window, const Unit *u,
                         const Unit *next, const float *queries, int64_t q_stride, float *out, int64_t out_stride,
                         Desk *d) {
-  const int half = HALF_INPUTS(kind);
   const Span *s = u->span;
   const int width = c->head_dim, group = c->heads / c->kv_heads, m = (int)s->n * group, all = u->n_heads * m;
+  const int few = is_few(c, m), rounded = HALF_INPUTS(kind), half = few ? HALF_INPUTS(IN_PLACE(kind)) : rounded;
   const int padded = (int)parts(width, PANEL) * PANEL;
   for (int r = 0; r < all; r++) { /* row r: head r / m, query r % m */
     const float *in = queries + r % m / group * q_stride + (r / m * group + r % group) * width;
     float *scaled = half ? d->scores : (float *)d->queries + r * KC;
     for (int k = 0; k < width; k++) scaled[k] = in[k] * c->scale;
-    if (half) narrow(scaled, width, (uint16_t *)d->queries + r * KC);
+    for (int k = width; k < padded; k++) scaled[k] = 0;
+    if (half) narrow(scaled, padded, (uint16_t *)d->queries + r * KC);
+    else if (rounded) round_to_halves(scaled, width);
     d->most[r] = NOTHING;
     d->total[r] = 0;
   }
   memset(d->sums, 0, sizeof(float) * (size_t)(all * padded));
-  const int few = is_few(kind, c, m), vectors = width % (4 * LANES) ? 1 : 4, step = kind == F32 ? LANES : 2 * LANES;
+  const int vectors = width % (4 * LANES) ? 1 : 4, step = kind == F32 ? LANES : 2 * LANES;
   const int64_t head = width * size_of(kind), stored_head = width * size_of(stored);
   const char *keys = c->keys + bytes_to(c, layer, u->head), *values = c->values + bytes_to(c, layer, u->head);
   const int64_t end = s->end;
@@ -363,7 +424,7 @@ INLINE void attend_kind(int kind, int stored, const Cache *c, int64_t layer, int
     Desk own[HEADS];
     for (int h = 0; h < u->n_heads; h++) own[h] = desk_of(d, half, h, m, padded);
     for (int j = 0; few && j < shown; j += LANES) {
-      const Rows rows = rows_of(stored, c, keys, block.at + j, u->n_heads, d);
+      const Rows rows = rows_of(stored, c, keys, block.at + j, LANES, u->n_heads, d);
       Ahead to = j + LANES < shown ? ahead_of(c, layer, c->keys, u, &block, j + LANES)
                                    : ahead_of(c, layer, c->values, u, &block, 0);
       for (int h = 0; h < u->n_heads; h++)
@@ -379,13 +440,19 @@ INLINE void attend_kind(int kind, int stored, const Cache *c, int64_t layer, int
         if (first > base || last < base + shown - 1) hide(own[h].scores + i * KC, shown, base, first, last);
       }
       weigh(m, block.n, padded, own + h);
-      for (int i = 0; half && i < m; i++) narrow(own[h].scores + i * KC, shown, (uint16_t *)own[h].weights + i * KC);
+      for (int i = 0; rounded && i < m; i++) {
+        float *weights = own[h].scores + i * KC;
+        for (int j = shown; j % VALUES_AT_ONCE; j++) weights[j] = 0;
+        const int n = (int)parts(shown, VALUES_AT_ONCE) * VALUES_AT_ONCE;
+        if (half) narrow(weights, n, (uint16_t *)own[h].weights + i * KC);
+        else round_to_halves(weights, n);
+      }
       if (!few) add_many(kind, stored, c, values + h * stored_head, &block, m, own + h);
     }
-    for (int j = 0; few && j < shown; j += LANES) {
-      const Rows rows = rows_of(stored, c, values, block.at + j, u->n_heads, d);
-      const int n = (int)smaller(LANES, block.n - j);
-      Ahead to = j + LANES < shown ? ahead_of(c, layer, c->values, u, &block, j + LANES)
+    for (int j = 0; few && j < shown; j += VALUES_AT_ONCE) {
+      const int n = (int)smaller(VALUES_AT_ONCE, block.n - j);
+      const Rows rows = rows_of(stored, c, values, block.at + j, n, u->n_heads, d);
+      Ahead to = j + VALUES_AT_ONCE < shown ? ahead_of(c, layer, c->values, u, &block, j + VALUES_AT_ONCE)
                                    : ahead_of(c, layer, c->keys, then, &ahead, 0);
       for (int h = 0; h < u->n_heads; h++)
         for (int i = 0; i < m; i += 2)
@@ -418,13 +485,16 @@ void attend(const Cache *c, int64_t layer, int64_t window, const Unit *u, const 
 
 Desk new_desk(const Cache *c, int64_t length, Scratch *s) {
   const int64_t m = length * (c->heads / c->kv_heads), few = smaller(m, FEW) * c->kv_heads, all = m > few ? m : few;
-  const int64_t width = parts(c->head_dim, PANEL) * PANEL;
-  Desk d = {.queries = take_floats(s, all * KC), .scores = take_floats(s, all * KC), .sums = take_floats(s, all * width),
+  const int64_t width = parts(c->head_dim, PANEL) * PANEL, n_rows = parts(all, 32) * 32;
+  Desk d = {.queries = take_floats(s, n_rows * KC), .scores = take_floats(s, n_rows * KC), .sums = take_floats(s, n_rows * width),
             .keys = take_floats(s, KEYS * width), .values = take_floats(s, KEYS * width),
             .most = take_floats(s, all + LANES), .now = take_floats(s, m + LANES), .by = take_floats(s, m + LANES),
             .total = take_floats(s, all + LANES)};
-  d.weights = c->kv_kind != F32 && HALF_INPUTS(BF16) ? take_floats(s, all * KC / 2) : d.scores;
-  if (c->kv_kind == E4M3) d.widened = take(s, (int64_t)LANES * c->kv_heads * c->head_dim * 2);
-  if (d.values && width > c->head_dim) memset(d.values, 0, sizeof(float) * (size_t)(KEYS * width));
+  d.weights = c->kv_kind != F32 && HALF_INPUTS(BF16) ? take_floats(s, n_rows * KC / 2) : d.scores;
+  if (c->kv_kind == E4M3) d.widened = take(s, (int64_t)VALUES_AT_ONCE * c->kv_heads * c->head_dim * 2);
+  if (d.values && width > c->head_dim) {
+    memset(d.values, 0, sizeof(float) * (size_t)(KEYS * width));
+    memset(d.keys, 0, sizeof(float) * (size_t)(KEYS * width));
+  }
   return d;
 }

@@ -249,6 +249,7 @@ static Room new_room(const Model *m, const Step *s, Scratch *scratch) {
     r.lists[i].runs = take(scratch, s->t * (int64_t)sizeof(Run));
   }
   r.bench = new_bench(s->t, widest(m, s), scratch);
+  r.bench.packed = take(scratch, packed_size(s->t, widest(m, s)));
   r.desk = new_desk(&m->cache, smaller(s->t, span_length(&m->cache)), scratch);
   return r;
 }
@@ -339,7 +340,7 @@ static int compute(const Model *m, const Step *s, int n_threads, const Library *
     {
       const uint32_t before = begin_tiles();
       Room own = new_room(m, s, &(Scratch){s->scratch + omp_get_thread_num() * s->scratch_stride, 0});
-      own.bench.packed = s->halves;
+      own.bench.packed = first.bench.packed;
       if (!from && !stage && s->token_ids) embed(&m->head, s->t, s->token_ids, s->hidden);
       for (int64_t at = from; at < smaller(end + 1, n_maps); at++) {
         const Plan *plan = plan_at(m, &plans, at);
@@ -384,7 +385,7 @@ static Step part_of(const Model *m, const Step *s, int64_t from, int64_t to, int
                 .adapters = s->adapters ? s->adapters + from : NULL,
                 .reduced = s->reduced + from * s->reduced_stride,
                 .reduced_stride = s->reduced_stride,
-                .halves = s->halves + (from + 32 * i) * widest(m, s),
+                .halves = s->halves,
                 .o = end - first,
                 .outputs = s->outputs + first,
                 .logits = s->logits + first * m->head.n,

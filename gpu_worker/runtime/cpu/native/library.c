@@ -37,10 +37,17 @@ int library_linear(const Library *library, const Linear *l, int64_t m, const flo
   return !failed;
 }
 
+/* Scratch of a thread that computes one product. The packed inputs are those of the first thread. */
+static Bench bench_of(const Linear *l, int64_t m, Scratch *s) {
+  Bench b = new_bench(m, l->k, s);
+  b.packed = take(s, packed_size(m, l->k));
+  return b;
+}
+
 /* The bytes of scratch that each thread of `petiole_linear` needs. */
 int64_t petiole_linear_scratch(const Linear *l, int64_t m) {
   Scratch none = {NULL, 0};
-  new_bench(m, l->k, &none);
+  bench_of(l, m, &none);
   return none.used;
 }
 
@@ -48,11 +55,12 @@ int64_t petiole_linear_scratch(const Linear *l, int64_t m) {
 int32_t petiole_linear(const Library *library, const Linear *l, int64_t m, const float *x, float *y,
                        uint16_t *halves, char *scratch, int64_t stride, int32_t n_threads) {
   if (of_library(l, m)) return library_linear(library, l, m, x, y, 0, halves, n_threads);
+  const Bench first = bench_of(l, m, &(Scratch){scratch, 0});
 #pragma omp parallel num_threads(n_threads)
   {
-    Bench own = new_bench(m, l->k, &(Scratch){scratch + omp_get_thread_num() * stride, 0});
+    Bench own = bench_of(l, m, &(Scratch){scratch + omp_get_thread_num() * stride, 0});
+    own.packed = first.packed;
     const uint32_t before = begin_tiles();
-    own.packed = halves;
     linear(l, m, x, y, SET, &own);
     end_tiles(before);
   }

@@ -1,8 +1,8 @@
 """`Library`: torch's own products (oneDNN), as `library.c` calls them, over weights that `matrix.c` has packed.
 
 oneDNN needs weights in bfloat16 in an order of its own. When it packs a matrix, it names the order for that shape.
-If the order is the blocks of 64 outputs that matrix.c uses, both read the same memory: no weight is kept twice,
-and for each number of rows the quicker one can multiply."""
+If the order is the blocks of 32 or 64 outputs that pack.c can write, both read the same memory: no weight is kept
+twice, and for each number of rows the quicker one can multiply."""
 
 from __future__ import annotations
 
@@ -17,10 +17,28 @@ import torch
 
 log = logging.getLogger(__name__)
 
-BLOCK = 64
-"""Outputs side by side in the library's order."""
+BLOCKS = (32, 64)
+"""Outputs side by side in a block of the library's order, on processors with and without AMX."""
 NEVER = 1 << 62
 _CPU = 0
+
+
+class _Description(ctypes.Structure):
+    """What oneDNN says of a tensor's order (its `dnnl_memory_desc`)."""
+
+    _fields_ = [
+        ("header", c_int32),
+        ("dims", c_int64 * 12),
+        ("type", c_int32),
+        ("padded_dims", c_int64 * 12),
+        ("padded_offsets", c_int64 * 12),
+        ("offset", c_int64),
+        ("format", c_int32),
+        ("strides", c_int64 * 12),
+        ("n_blocks", c_int32),
+        ("blocks", c_int64 * 12),
+        ("block_dims", c_int64 * 12),
+    ]
 
 
 class _LibraryStruct(ctypes.Structure):
@@ -55,8 +73,21 @@ class Library:
         return ctypes.addressof(self._struct)
 
     def takes(self, n: int, k: int) -> bool:
-        """Whether the library's weights [n, k] take the same memory as the C kernels' weights."""
-        return n % BLOCK == 0 and k % 2 == 0 and self._order(n, k) is not None
+        """Whether the library's weights [n, k] lie as the C kernels' weights do."""
+        return self.block(n, k) is not None
+
+    def block(self, n: int, k: int) -> int | None:
+        """How many outputs lie side by side in the library's weights [n, k]; None if the C kernels have no such
+        order."""
+        order = self._order(n, k)
+        if order is None:
+            return None
+        found = _Description.from_buffer_copy(bytes(order.tolist()))
+        inner = list(zip(found.blocks, found.block_dims, strict=True))[: found.n_blocks]
+        (pairs, _), (block, _), pair = [(1, 1)] * (3 - len(inner)) + inner
+        usual = [dim for _, dim in inner] == [1, 0, 1][3 - len(inner) :] and pair == (2, 1)
+        in_order = tuple(found.strides[:2]) == (block * k, block * pairs * 2)
+        return block if usual and in_order and block in BLOCKS and n % block == 0 else None
 
     def weights(self, address: int, n: int, k: int, owner: object) -> int:
         """A handle for the packed weights [n, k] at `address`, for as long as `owner` lives."""
@@ -98,7 +129,7 @@ def open_library() -> Library | None:
     try:
         (path,) = (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")
         library = Library(ctypes.CDLL(str(path)))
-        return library if library.takes(BLOCK, BLOCK) else None
+        return library if library.takes(64, 64) else None
     except (AttributeError, OSError, RuntimeError, ValueError) as error:
         log.info("torch's packed products cannot be used on this machine: %s", str(error).split("\n")[0])
         return None

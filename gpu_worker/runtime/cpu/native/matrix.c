@@ -212,7 +212,12 @@ INLINE void in_tiles(Tile tile, int kind, int m, int kc, const void *x, const ch
 }
 
 void multiply(int half, int m, int kc, const void *x, const void *w, float *c, int64_t ldc, int add) {
+#ifdef TILES
+  const Inputs inputs = {x, 2 * KC, 2 * DEPTH, 2 * SIDE * 2 * KC};
+  if (half) multiply_tiles(m, parts(kc, DEPTH), inputs, w, c, ldc, add, NULL);
+#else
   if (half) in_tiles(near_bf16, BF16, m, kc, x, w, row_of(BF16, PANEL), c, ldc, add);
+#endif
   else in_tiles(near_f32, F32, m, kc, x, w, row_of(F32, PANEL), c, ldc, add);
 }
 

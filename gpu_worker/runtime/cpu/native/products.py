@@ -30,7 +30,7 @@ from petiole.gpu_worker.errors import InvalidRequest
 from petiole.gpu_worker.models.decoder import DecoderLayer, LinearName
 from petiole.gpu_worker.models.layered import GeluLayer
 from petiole.gpu_worker.models.layers import DenseLinear, Linear
-from petiole.gpu_worker.runtime.cpu.native.library import BLOCK, NEVER, Library, open_library
+from petiole.gpu_worker.runtime.cpu.native.library import BLOCKS, NEVER, Library, open_library
 from petiole.gpu_worker.runtime.cpu.native.weights import Weights
 
 log = logging.getLogger(__name__)
@@ -206,7 +206,7 @@ class _Bench:
         self._native, self._library = native, library
         native.petiole_linear_scratch.restype = c_int64
         n, self._k = m.shape
-        self._n = min(n, max(BLOCK, _SAMPLE_WEIGHTS // self._k // BLOCK * BLOCK))
+        self._n = min(n, max(BLOCKS[-1], _SAMPLE_WEIGHTS // self._k // BLOCKS[-1] * BLOCKS[-1]))
         self._scale = m.count * n / self._n
         n_copies = max(1, min(len(m.examples), _COLD_BYTES // (2 * self._n * self._k)))
         self._weights = Weights(native, library)

@@ -162,7 +162,7 @@ class Stack:
             "gates": self._layers[0].gate_up.n,
             "acted": shape.inner,
             "reduced": shape.reduced,
-            "halves": max(shape.inner, queries, shape.hidden, shape.reduced),
+            "halves": 0 if products.library is None else max(shape.inner, queries, shape.hidden),
         }
         self._most = 0
         self._step = _Step()
@@ -210,7 +210,6 @@ class Stack:
     def _take_memory(self, t: int, n_threads: int) -> None:
         """Memory for steps of up to `t` positions. Later steps use it again."""
         self._memory, step = None, _Step(t=t, n_threads=n_threads, reduced_stride=self._reduced)
-        t += 32 * n_threads
         activations = new_tensor((t * sum(self._widths.values()),), torch.float32, torch.device("cpu"))
         at = activations.data_ptr()
         for name, width in self._widths.items():

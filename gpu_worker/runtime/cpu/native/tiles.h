@@ -83,7 +83,14 @@ INLINE Inputs packed_inputs(const uint16_t *at, int64_t m, int64_t k) {
 
 /* Rows [from, to) of x [m, k] -> bfloat16 in blocks of rows, [ceil(k / DEPTH)][rows][DEPTH]. Terms behind the last are 0. */
 void pack_inputs(const float *x, int64_t ldx, int64_t m, int64_t from, int64_t to, int64_t k, uint16_t *out);
+
+/* The bytes that these take. */
+INLINE int64_t packed_size(int64_t m, int64_t k) {
+  const Inputs x = packed_inputs(NULL, m, k);
+  return (m + 2 * SIDE - 1) / (2 * SIDE) * x.block;
+}
 #else
 INLINE uint32_t begin_tiles(void) { return 0; }
 INLINE void end_tiles(uint32_t before) { (void)before; }
+INLINE int64_t packed_size(int64_t m, int64_t k) { return (void)m, (void)k, 0; }
 #endif

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.models.layers import DenseLinear, Int8Linear, Linear
-from petiole.gpu_worker.runtime.cpu.native.library import BLOCK, NEVER, Library
+from petiole.gpu_worker.runtime.cpu.native.library import NEVER, Library
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 4}
 _BF16, _INT8_HALF, _TWELVE = 1, 3, 5
@@ -51,8 +51,8 @@ class Weights:
         assert isinstance(linear, (DenseLinear, Int8Linear))
         weight, (n, k) = linear.weight, linear.weight.shape
         assert weight.is_contiguous()
-        shared = library_from < NEVER
-        block = BLOCK if shared else _PANEL
+        shared = self._other.block(n, k) if self._other is not None and library_from < NEVER else None
+        block = shared or _PANEL
         kind = self._kind(linear)
         if kind == _BF16 and not shared and weight.numel() >= _LARGE and self.library.petiole_halves():
             kind = _TWELVE
@@ -71,8 +71,7 @@ class Weights:
         n_threads = torch.get_num_threads()
         copies = torch.empty((n_threads, k, block), dtype=weight.dtype)
         self.library.petiole_pack(ctypes.byref(packed), c_void_p(copies.data_ptr()), c_int32(n_threads))
-        if shared:
-            assert self._other is not None
+        if shared and self._other is not None:
             packed.library = self._other.weights(weight.data_ptr(), n, k, self)
         return packed
 
