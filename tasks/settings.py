@@ -41,6 +41,7 @@ _NOT_SETTINGS = {
     "PETIOLE_NATIVE",
     "PETIOLE_NO_PROGRESS",
     "PETIOLE_PRODUCTS",
+    "PETIOLE_TILES",
 }  # the engine reads these where it uses them
 
 

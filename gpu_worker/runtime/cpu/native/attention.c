@@ -15,6 +15,7 @@
  * others.
  */
 #include "attention.h"
+#include "tiles.h"
 
 #define KEYS 128 /* at most KC */
 #define QUERIES 192 /* rows of a span: its queries, times the heads of a group */
@@ -107,7 +108,7 @@ typedef struct {
 
 INLINE void ask_for_line(Ahead *a) {
   if (a->at == a->end) return;
-  __builtin_prefetch(a->pool + *a->at + a->done, 0, 3);
+  __builtin_prefetch(a->pool + *a->at + a->done, 0, 1);
   const int whole = (a->done += 64) >= a->bytes;
   a->at += whole;
   a->done = whole ? 0 : a->done;
@@ -127,21 +128,28 @@ INLINE void score_some(int kind, const char *keys, const int64_t at[LANES], int 
     ask_for_line(ahead);
   }
   transpose(rows);
+#ifdef TILES
+  for (int i = 0; kind == BF16 && i < m; i += 2) { /* two queries, or one twice: their sums do not wait for each other */
+    const int at_query[] = {i, (int)smaller(i + 1, m - 1)};
+    vf even[2] = {0}, odd[2] = {0};
+#pragma GCC unroll 16
+    for (int j = 0; j < LANES; j++) {
+      const vf first = (vf)(rows[j] << 16), second = (vf)(rows[j] & 0xFFFF0000u);
+#pragma GCC unroll 2
+      for (int r = 0; r < 2; r++) {
+        const float *q = (const float *)queries + at_query[r] * KC + k + 2 * j;
+        even[r] += first * splat(q[0]);
+        odd[r] += second * splat(q[1]);
+      }
+    }
+    vf before[2];
+    for (int r = 0; r < 2; r++) before[r] = k ? load(scores + at_query[r] * KC) : (vf){0};
+    for (int r = 0; r < 2; r++) store(scores + at_query[r] * KC, before[r] + (even[r] + odd[r]));
+  }
+  if (kind == BF16) return;
+#endif
   for (int i = 0; i < m; i++) {
     vf sums = k ? load(scores + i * KC) : (vf){0};
-#ifdef TILES
-    if (kind == BF16) {
-      const float *q = (const float *)queries + i * KC + k;
-      vf even = {0}, odd = {0};
-#pragma GCC unroll 16
-      for (int j = 0; j < LANES; j++) {
-        even += (vf)(rows[j] << 16) * splat(q[2 * j]);
-        odd += (vf)(rows[j] & 0xFFFF0000u) * splat(q[2 * j + 1]);
-      }
-      store(scores + i * KC, sums + (even + odd));
-      continue;
-    }
-#endif
 #pragma GCC unroll 16
     for (int j = 0; j < LANES; j++) sums = add_key(kind, sums, rows[j], queries, i * KC + k, j);
     store(scores + i * KC, sums);
@@ -217,8 +225,8 @@ INLINE int64_t bytes_to(const Cache *c, int64_t layer, int head) {
   return (layer * c->n_slots * c->kv_heads + head) * c->head_dim * size_of(c->kv_kind);
 }
 
-INLINE Ahead ahead_of(const Cache *c, int64_t layer, const char *pool, const Unit *u, const Block *b, int from) {
-  const int end = (int)smaller(from + VALUES_AT_ONCE, b->n);
+INLINE Ahead ahead_of(const Cache *c, int64_t layer, const char *pool, const Unit *u, const Block *b, int from, int n) {
+  const int end = (int)smaller(from + n, b->n);
   return (Ahead){pool + bytes_to(c, layer, u->head), b->at + from, b->at + end,
                  (int64_t)u->n_heads * c->head_dim * size_of(c->kv_kind), 0};
 }
@@ -284,17 +292,25 @@ INLINE void add_some(int kind, int vectors, const char *values, const int64_t *a
   const int rows[2] = {i0 * KC + j0, i1 * KC + j0};
 #ifdef TILES
   if (kind == BF16) {
-    vf sums[2][2][4] = {0}; /* of even terms, of odd ones */
-    for (int j = 0; j < n; j++)
+    vf even[2][4] = {0}, odd[2][4] = {0};
+    for (int j = 0; j < n; j += 2)
 #pragma GCC unroll 4
       for (int v = 0; v < vectors; v++) {
-        if (!i0 && v % 2 == 0) ask_for_line(ahead);
-        const vf value = (vf)(widen_halves(values + at[j] + (k + v * LANES) * 2) << 16);
-        for (int r = 0; r < 2; r++) sums[j % 2][r][v] += value * splat(((const float *)d->weights)[rows[r] + j]);
+        const int64_t within = (k + v * LANES) * 2;
+        if (!i0) ask_for_line(ahead);
+        const vf first = (vf)(widen_halves(values + at[j] + within) << 16);
+        const vf second = j + 1 < n ? (vf)(widen_halves(values + at[j + 1] + within) << 16) : (vf){0};
+#pragma GCC unroll 2
+        for (int r = 0; r < 2; r++) {
+          even[r][v] += first * splat(((const float *)d->weights)[rows[r] + j]);
+          odd[r][v] += second * splat(((const float *)d->weights)[rows[r] + j + 1]);
+        }
       }
-    for (int r = 0; r < (to[0] == to[1] ? 1 : 2); r++)
-      for (int v = 0; v < vectors; v++)
-        store(to[r] + v * LANES, load(to[r] + v * LANES) + (sums[0][r][v] + sums[1][r][v]));
+    vf before[2][4];
+    for (int r = 0; r < 2; r++)
+      for (int v = 0; v < vectors; v++) before[r][v] = load(to[r] + v * LANES);
+    for (int r = 0; r < 2; r++)
+      for (int v = 0; v < vectors; v++) store(to[r] + v * LANES, before[r][v] + (even[r][v] + odd[r][v]));
     return;
   }
 #endif
@@ -425,8 +441,8 @@ INLINE void attend_kind(int kind, int stored, const Cache *c, int64_t layer, int
     for (int h = 0; h < u->n_heads; h++) own[h] = desk_of(d, half, h, m, padded);
     for (int j = 0; few && j < shown; j += LANES) {
       const Rows rows = rows_of(stored, c, keys, block.at + j, LANES, u->n_heads, d);
-      Ahead to = j + LANES < shown ? ahead_of(c, layer, c->keys, u, &block, j + LANES)
-                                   : ahead_of(c, layer, c->values, u, &block, 0);
+      Ahead to = j + LANES < shown ? ahead_of(c, layer, c->keys, u, &block, j + LANES, LANES)
+                                   : ahead_of(c, layer, c->values, u, &block, 0, LANES);
       for (int h = 0; h < u->n_heads; h++)
         for (int k = 0; k < width; k += step)
           score_some(kind, rows.pool + h * head, rows.at, k, m, own[h].queries, own[h].scores + j, &to);
@@ -452,8 +468,8 @@ INLINE void attend_kind(int kind, int stored, const Cache *c, int64_t layer, int
     for (int j = 0; few && j < shown; j += VALUES_AT_ONCE) {
       const int n = (int)smaller(VALUES_AT_ONCE, block.n - j);
       const Rows rows = rows_of(stored, c, values, block.at + j, n, u->n_heads, d);
-      Ahead to = j + VALUES_AT_ONCE < shown ? ahead_of(c, layer, c->values, u, &block, j + VALUES_AT_ONCE)
-                                   : ahead_of(c, layer, c->keys, then, &ahead, 0);
+      Ahead to = j + VALUES_AT_ONCE < shown ? ahead_of(c, layer, c->values, u, &block, j + VALUES_AT_ONCE, VALUES_AT_ONCE)
+                                            : ahead_of(c, layer, c->keys, then, &ahead, 0, LANES);
       for (int h = 0; h < u->n_heads; h++)
         for (int i = 0; i < m; i += 2)
           for (int k = 0; k < width; k += vectors * LANES) {

@@ -7,6 +7,9 @@ built in the other folder.
 
 There is nothing to install. With a C compiler on the machine the CPU path is several times faster; without one the
 torch path computes the same. `PETIOLE_NATIVE=off` chooses the torch path.
+
+A processor with AMX multiplies on tiles. A process may use them only after Linux has permitted it, which a hypervisor or
+an old kernel can prevent. Then, and with `PETIOLE_TILES=off`, the library is compiled without them.
 """
 
 from __future__ import annotations
@@ -19,9 +22,10 @@ import platform
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -31,11 +35,17 @@ _FOLDER = Path(__file__).parent
 _SOURCES = ("decoder.c", "attention.c", "adapters.c", "library.c", "matrix.c", "pack.c", "draw.c", "tiles.c")
 _HEADERS = ("adapters.h", "attention.h", "library.h", "matrix.h", "pack.h", "tiles.h", "vectors.h")
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11", "-fno-strict-aliasing")
+_WITHOUT_TILES = "-DNO_TILES"
 _TIMEOUT_S = 120
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
 
 
 def wanted() -> bool:
-    return os.environ.get("PETIOLE_NATIVE", "on").lower() not in ("off", "0", "false")
+    return _is_on("PETIOLE_NATIVE")
+
+
+def _is_on(switch: str) -> bool:
+    return os.environ.get(switch, "on").lower() not in ("off", "0", "false")
 
 
 @cache
@@ -47,7 +57,6 @@ def load_library() -> ctypes.CDLL | None:
             "no C compiler found: the CPU path runs on torch alone, which is slower (install gcc or clang)"
         )
         return None
-    ctypes.CDLL(None).syscall(158, 0x1023, 18)
     try:
         return ctypes.CDLL(str(_compiled(compiler)))
     except (OSError, subprocess.SubprocessError) as error:
@@ -58,31 +67,51 @@ def load_library() -> ctypes.CDLL | None:
 
 def _compiled(compiler: str) -> Path:
     source = b"".join((_FOLDER / name).read_bytes() for name in (*_SOURCES, *_HEADERS))
-    key = hashlib.sha256(source + repr((compiler, _FLAGS, _processor())).encode()).hexdigest()[:16]
+    command = (compiler, *_FLAGS) if _may_use_tiles() else (compiler, *_FLAGS, _WITHOUT_TILES)
+    key = hashlib.sha256(source + repr((command, _processor())).encode()).hexdigest()[:16]
     try:
-        return _built(_cache_folder() / f"native-{key}.so", compiler)
+        return _built(_cache_folder() / f"native-{key}.so", command)
     except _Untrusted as error:
         log.warning("the CPU kernels are compiled in another folder: %s", error)
     except (OSError, RuntimeError):  # no home, or one that is not writable
         pass
-    return _built(_private_folder() / f"native-{key}.so", compiler)
+    return _built(_private_folder() / f"native-{key}.so", command)
+
+
+def _may_use_tiles() -> bool:
+    """Whether this process may use the tiles of its processor, as far as it has any."""
+    if not _is_on("PETIOLE_TILES"):
+        return False
+    if sys.platform != "linux" or " amx_bf16" not in _processor():
+        return True
+    if ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0:
+        return True
+    log.warning("Linux does not permit AMX on this machine: the CPU kernels multiply by vectors, which is slower")
+    return False
 
 
 class _Untrusted(PermissionError):  # noqa: N818
     """Somebody else can have written the library."""
 
 
-def _built(target: Path, compiler: str) -> Path:
+def _built(target: Path, command: Sequence[str]) -> Path:
     target.parent.parent.mkdir(parents=True, exist_ok=True)
     target.parent.mkdir(mode=0o700, exist_ok=True)
     _check_writers(target.parent, stat.S_ISDIR)
     if not os.path.lexists(target):
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
             made = Path(scratch) / target.name
-            command = [compiler, *_FLAGS, "-o", str(made), *(str(_FOLDER / name) for name in _SOURCES), "-lm"]
+            sources = [str(_FOLDER / name) for name in _SOURCES]
             began = time.monotonic()
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
-            log.info("%s compiled the CPU kernels for this machine in %.1f s", compiler, time.monotonic() - began)
+            subprocess.run(
+                [*command, "-o", str(made), *sources, "-lm"],
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT_S,
+            )
+            took = time.monotonic() - began
+            log.info("%s compiled the CPU kernels for this machine in %.1f s", command[0], took)
             made.chmod(0o700)
             made.replace(target)  # atomic: two workers may build at once
     _check_writers(target, stat.S_ISREG)

@@ -21,6 +21,7 @@
 #include "adapters.h"
 #include "attention.h"
 #include "library.h"
+#include "tiles.h"
 
 /* With a bias a LayerNorm, else an RMSNorm. */
 typedef struct {

@@ -8,6 +8,7 @@
  * any batch" (products.py).
  */
 #include "library.h"
+#include "tiles.h"
 
 #include <omp.h>
 

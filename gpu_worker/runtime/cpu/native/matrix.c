@@ -4,7 +4,8 @@
  * lanes, weights are read in order, and each output is one chain of additions over k = 0, 1, 2, ... That chain is
  * the same for one input row and for 500, however they are blocked: the same bits in any batch.
  *
- * Where the processor multiplies bfloat16 (DOT), inputs are rounded to it beside weights in it; the sums are floats.
+ * Where the processor multiplies bfloat16 (DOT), inputs are rounded to it beside weights in it; the sums are floats. Where
+ * it multiplies tiles of bfloat16 (TILES), tiles.c makes these products, in its own order of the terms.
  */
 #include "pack.h"
 #include "tiles.h"
@@ -37,28 +38,9 @@ INLINE void widen(int kind, const char *at, vf rows[2][2]) {
 
 INLINE int64_t input_size(int kind) { return HALF_INPUTS(kind) ? 2 : 4; }
 
-#ifdef DOT
-/* The weights of two inputs to 16 outputs, as pairs of bfloat16. */
-INLINE vu pairs_at(int kind, const char *w, int half) {
-  if (kind == BF16) return ((const vu *)w)[half];
-  const vf even = __builtin_convertvector(widen_bytes(w + half * LANES), vf);
-  const vf odd = __builtin_convertvector(widen_bytes(w + PANEL + half * LANES), vf);
-  return (vu)even >> 16 | ((vu)odd & 0xFFFF0000u);
-}
-#endif
-
-#ifdef DOT
-/* The weights of two inputs to a panel's outputs, as pairs of bfloat16. */
-INLINE void pairs_of(int kind, const char *w, vu pairs[2]) {
-  if (kind == TWELVE) widen_twelve(w, pairs);
-  else
-    for (int half = 0; half < 2; half++) pairs[half] = pairs_at(kind, w, half);
-}
-#endif
-
 /* w: the weights of inputs i .. i + AT_ONCE - 1 */
 INLINE void add_products(int kind, int mb, int64_t i, const void *x, const char *w, vf acc[MB][2]) {
-#ifdef DOT
+#ifdef BY_VECTORS
   if (HALF_INPUTS(kind)) {
     vu pairs[2];
     pairs_of(kind, w, pairs);
@@ -131,17 +113,19 @@ INLINE void tile(int kind, int mb, int kc, const void *x, const char *w, int64_t
 TILE_FUNCTION(tile_f32, F32)
 TILE_FUNCTION(tile_bf16, BF16)
 TILE_FUNCTION(tile_int8, INT8)
-#if defined(DOT) && !defined(TILES)
+#ifdef BY_VECTORS
 TILE_FUNCTION(tile_int8_half, INT8_HALF)
 TILE_FUNCTION(tile_twelve, TWELVE)
 #endif
 #undef AHEAD
 #define AHEAD NULL
 TILE_FUNCTION(near_f32, F32)
+#ifndef TILES
 TILE_FUNCTION(near_bf16, BF16)
+#endif
 
 #define WIDE (MB / 2)
-#if defined(DOT) && !defined(TILES)
+#ifdef BY_VECTORS
 #define VECTORS (PAIR / LANES)
 
 /* c [mb][PAIR] (+)= x [mb, kc] W, for a pair of panels, the second one's weights `apart` bytes behind the first one's. Six
@@ -214,7 +198,7 @@ INLINE void in_tiles(Tile tile, int kind, int m, int kc, const void *x, const ch
 void multiply(int half, int m, int kc, const void *x, const void *w, float *c, int64_t ldc, int add) {
 #ifdef TILES
   const Inputs inputs = {x, 2 * KC, 2 * DEPTH, 2 * SIDE * 2 * KC};
-  if (half) multiply_tiles(m, parts(kc, DEPTH), inputs, w, c, ldc, add, NULL);
+  if (half) multiply_tiles(m, parts(kc, DEPTH), inputs, w, c, ldc, add);
 #else
   if (half) in_tiles(near_bf16, BF16, m, kc, x, w, row_of(BF16, PANEL), c, ldc, add);
 #endif
@@ -242,7 +226,7 @@ static void product(const Linear *l, int64_t p, int m, const char *x, float *sum
     if (l->kind == F32 || HALF_INPUTS(l->kind) || m <= 2 * MB) {
       if (l->kind == F32) in_tiles(tile_f32, F32, m, kc, x, w, ldw, sums, lds, from > 0);
       else if (l->kind == BF16) in_tiles(tile_bf16, BF16, m, kc, x, w, ldw, sums, lds, from > 0);
-#if defined(DOT) && !defined(TILES)
+#ifdef BY_VECTORS
       else if (l->kind == INT8_HALF) in_tiles(tile_int8_half, INT8_HALF, m, kc, x, w, ldw, sums, lds, from > 0);
       else if (l->kind == TWELVE) in_tiles(tile_twelve, TWELVE, m, kc, x, w, ldw, sums, lds, from > 0);
 #endif
@@ -287,73 +271,6 @@ static void finish_gated(const Linear *l, int64_t p, int64_t q, int m, float *su
 }
 
 #ifdef TILES
-#define CHUNK 256 /* terms whose weights stay in the first-level cache */
-
-#define AMONG_OTHERS 2 /* lines that are asked for with 4 rows of weights, if other rows of inputs follow */
-
-/* 4 rows of weights, as far as there are so many -> pairs of bfloat16. lines: asked for meanwhile. */
-INLINE const char *widen_rows(int kind, int lines, int64_t rows, const char *w, int64_t ldw, char *out, const char *next) {
-#pragma GCC unroll 4
-  for (int r = 0; r < 4; r++, w += ldw) {
-    vu pairs[2] = {{0}, {0}};
-#pragma GCC unroll 2
-    for (int line = r * lines / 4; line < (r + 1) * lines / 4; line++) __builtin_prefetch(next + 64 * line, 0, 2);
-    if (r < rows) pairs_of(kind, w, pairs);
-    *(vu *)(out + r * 64) = pairs[0];
-    *(vu *)(out + TILE + r * 64) = pairs[1];
-  }
-  return w;
-}
-
-/* sums [rows, PANEL] (+)= x W for one or two tiles of rows and `kc` terms. Weights become pairs of bfloat16 as tiles take
- * them, which stay in `panel` for other rows: while those of some terms are rearranged, those before are multiplied. */
-INLINE void multiply_widened(int kind, int lines, int two, int64_t kc, Inputs x, const char *w, int64_t ldw, char *panel,
-                             float *sums, int64_t lds, int add, Next *next) {
-  const char *ask = next->at;
-  begin_sums(two, sums, lds, add);
-  for (int64_t left = kc / 2, before = 0; left > 0; left -= SIDE, before = 1) {
-    for (int r = 0; r < SIDE; r += 4, ask += 64 * lines)
-      if (left >= SIDE) w = widen_rows(kind, lines, 4, w, ldw, panel + r * 64, ask);
-      else w = widen_rows(kind, lines, left - r, w, ldw, panel + r * 64, ask);
-    SETTLE_MEMORY();
-    if (before) {
-      add_terms(two, x, panel - 2 * TILE);
-      x.at += x.step;
-    }
-    panel += 2 * TILE;
-  }
-  add_terms(two, x, panel - 2 * TILE);
-  end_sums(two, sums, lds);
-  SETTLE_MEMORY();
-  next->at = ask;
-}
-
-/* sums [whole tiles of m][lds]: those of a panel. then: weights that are read after these. */
-static void product_on_tiles(const Linear *l, int64_t p, int64_t m, Inputs x, const char *then, float *sums, int64_t lds,
-                             Bench *b) {
-  const char *w = weights_to(l, p * PANEL);
-  const int64_t ldw = row_of(l->kind, l->block), before = before_rows(l), others = parts(m, 2 * SIDE) - 1;
-  const int two = m > SIDE;
-  for (int64_t from = 0; from < l->k; from += CHUNK, w += CHUNK / 2 * ldw) {
-    const int64_t kc = smaller(CHUNK, l->k - from), n = parts(kc, DEPTH);
-    const int last = from + CHUNK >= l->k;
-    const int64_t bytes = CHUNK / 2 * ldw + (last ? before : 0) - n * SIDE * 16 * AMONG_OTHERS;
-    Next next = {last ? then - before : w + CHUNK / 2 * ldw, others ? parts(bytes, n * others * 64) : 0};
-#define WIDENED(kind, lines, two) multiply_widened(kind, lines, two, kc, x, w, ldw, b->panel, sums, lds, from > 0, &next)
-#define EACH_SIZE(kind, lines) \
-  if (others) WIDENED(kind, AMONG_OTHERS, 1); \
-  else if (two) WIDENED(kind, lines, 1); \
-  else WIDENED(kind, lines, 0);
-    if (l->kind == BF16) { EACH_SIZE(BF16, 8) }
-    else if (l->kind == TWELVE) { EACH_SIZE(TWELVE, 6) }
-    else { EACH_SIZE(INT8_HALF, 4) }
-    Inputs rest = x;
-    rest.at += x.block;
-    multiply_tiles(m - 2 * SIDE, n, rest, b->panel, sums + 2 * SIDE * lds, lds, from > 0, &next);
-    x.at += n * x.step;
-  }
-}
-
 /* Unit `i` of a map: a panel, or both of the same outputs, for ROWS inputs at most. */
 static void compute_unit_on_tiles(const Linear *l, int64_t i, int64_t m, float *y, How how, Bench *b) {
   const int64_t each = how == GATED ? 2 : 1, units = parts(l->n, PANEL) / each, ldy = l->n / each;
@@ -361,12 +278,21 @@ static void compute_unit_on_tiles(const Linear *l, int64_t i, int64_t m, float *
   Inputs x = packed_inputs(b->packed, m, l->k);
   x.at += first / (2 * SIDE) * x.block;
   for (int64_t half = 0; half < each; half++) {
-    const int64_t after = half + 1 < each ? p + units : smaller(p + 1, units - 1);
-    product_on_tiles(l, p + half * units, rows, x, weights_to(l, after * PANEL), b->sums + half * PANEL, each * PANEL, b);
+    const int64_t next = half + 1 < each ? p + units : smaller(p + 1, units - 1);
+    sums_on_tiles(l, p + half * units, next, rows, x, b->sums + half * PANEL, each * PANEL, b);
   }
   y += first * ldy + p * PANEL;
   if (how == GATED) finish_gated(l, p, p + units, (int)rows, b->sums, y, ldy);
   else finish(l, p, (int)rows, b->sums, PANEL, y, ldy, how == ADD);
+}
+
+static void linear_on_tiles(const Linear *l, int64_t m, const float *x, float *y, How how, Bench *b) {
+  const int64_t units = parts(m, ROWS) * (parts(l->n, PANEL) / (how == GATED ? 2 : 1)), block = 2 * SIDE;
+#pragma omp for schedule(static)
+  for (int64_t i = 0; i < parts(m, block); i++)
+    pack_inputs(x, l->k, m, i * block, smaller(m, (i + 1) * block), l->k, b->packed);
+#pragma omp for schedule(guided, 1)
+  for (int64_t i = 0; i < units; i++) compute_unit_on_tiles(l, i, m, y, how, b);
 }
 #endif
 
@@ -387,7 +313,7 @@ static void sums_of(const Linear *l, int64_t p, int m, const float *x, int64_t l
   if (HALF_INPUTS(l->kind)) {
     if (x != b->held) pack_inputs(x, ldx, m, 0, m, l->k, b->inputs);
     b->held = x;
-    product_on_tiles(l, p, m, packed_inputs(b->inputs, m, l->k), weights_to(l, p * PANEL), sums, lds, b);
+    sums_on_tiles(l, p, p, m, packed_inputs(b->inputs, m, l->k), sums, lds, b);
     return;
   }
 #endif
@@ -403,7 +329,7 @@ void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, flo
   finish(l, p, m, b->sums, PANEL, y + p * PANEL, ldy, add);
 }
 
-#if defined(DOT) && !defined(TILES)
+#ifdef BY_VECTORS
 /* Whether wide tiles compute a pair of panels for m rows: for many rows, and for few where a block holds both panels. */
 INLINE int is_wide(const Linear *l, int64_t m) {
   return HALF_INPUTS(l->kind) && (m > 2 * MB || (m <= WIDE && l->block == PAIR));
@@ -478,12 +404,7 @@ void linear(const Linear *l, int64_t m, const float *x, float *y, How how, Bench
   b->held = NULL;
 #ifdef TILES
   if (HALF_INPUTS(l->kind)) {
-    const int64_t each = how == GATED ? 2 : 1, blocks = parts(m, 2 * SIDE), n = parts(m, ROWS) * (parts(l->n, PANEL) / each);
-#pragma omp for schedule(static)
-    for (int64_t i = 0; i < blocks; i++)
-      pack_inputs(x, l->k, m, i * 2 * SIDE, smaller(m, (i + 1) * 2 * SIDE), l->k, b->packed);
-#pragma omp for schedule(guided, 1)
-    for (int64_t i = 0; i < (m ? n : 0); i++) compute_unit_on_tiles(l, i, m, y, how, b);
+    linear_on_tiles(l, m, x, y, how, b);
     return;
   }
 #endif
@@ -503,7 +424,7 @@ int32_t petiole_halves(void) { return HALF_INPUTS(BF16); }
 
 Bench new_bench(int64_t rows, int64_t k, Scratch *s) {
   rows = smaller(rows, ROWS);
-  const int64_t tiled = parts(rows, 32) * 32;
+  const int64_t tiled = parts(rows, 2 * SIDE) * 2 * SIDE;
   return (Bench){.inputs = take_floats(s, parts(k, KC) * KC * tiled),
                  .sums = take_floats(s, tiled * PAIR),
                  .panel = take_floats(s, parts(k, KC) * KC * PANEL)};

@@ -1,14 +1,15 @@
 /* Products with weights in panels. See matrix.c. */
 #pragma once
-#include "tiles.h"
+#include "vectors.h"
 
 #define PANEL 32 /* outputs side by side: two vectors */
 #define PAIR (2 * PANEL)
 #define KC 256   /* terms of a sum that are added up in registers in one go; the row length of packed inputs */
+/* Input rows that stay in the second-level cache while the weights pass by. */
 #ifdef TILES
 #define ROWS 256
 #else
-#define ROWS 192 /* input rows that stay in the second-level cache while the weights pass by */
+#define ROWS 192
 #endif
 
 /* Only with DOT: INT8_HALF, with inputs in bfloat16; TWELVE, bfloat16 in 12 bits. E4M3: of keys and values. */
@@ -27,7 +28,7 @@ typedef struct {
 
 /* A thread's own memory for products of at most `rows` inputs of at most `k` terms. */
 typedef struct {
-  void *packed;      /* of all threads: inputs of tiles, [all rows, k] */
+  void *packed;      /* one for all threads: inputs as tiles take them; see tiles.h */
   void *inputs;      /* [ceil(k / KC)][rows][KC] or, for wide tiles, [rows][k]: float, or bfloat16 where HALF_INPUTS */
   const float *held; /* whose copy `inputs` is */
   int whole_rows;    /* whether that is [rows][k] */

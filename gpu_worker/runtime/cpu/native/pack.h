@@ -89,4 +89,19 @@ INLINE void widen_twelve(const char *row, vu pairs[2]) {
   pairs[0] = (vu)_mm512_unpacklo_epi8(second, first);
   pairs[1] = (vu)_mm512_unpackhi_epi8(second, first);
 }
+
+/* The weights of two inputs to 16 outputs, as pairs of bfloat16. */
+INLINE vu pairs_at(int kind, const char *w, int half) {
+  if (kind == BF16) return ((const vu *)w)[half];
+  const vf even = __builtin_convertvector(widen_bytes(w + half * LANES), vf);
+  const vf odd = __builtin_convertvector(widen_bytes(w + PANEL + half * LANES), vf);
+  return (vu)even >> 16 | ((vu)odd & 0xFFFF0000u);
+}
+
+/* The weights of two inputs to a panel's outputs, as pairs of bfloat16. */
+INLINE void pairs_of(int kind, const char *w, vu pairs[2]) {
+  if (kind == TWELVE) widen_twelve(w, pairs);
+  else
+    for (int half = 0; half < 2; half++) pairs[half] = pairs_at(kind, w, half);
+}
 #endif

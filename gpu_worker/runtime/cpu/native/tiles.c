@@ -3,14 +3,31 @@
  * One instruction takes 16 inputs, 32 terms of their sums and 16 outputs. It sums the even terms and the odd ones in their
  * order, each from zero, and adds both to what the output had:  c + ((a0 b0 + a2 b2 + ...) + (a1 b1 + a3 b3 + ...)).  A row
  * gets the same bits whatever rows are beside it, and attention.c makes the same sums of a few rows without tiles. Numbers
- * too small for a normal float are zeros here; `begin_tiles` makes them zeros for a thread's other arithmetic, too.
+ * too small for a normal float are zeros here. `begin_tiles` makes them zeros for a thread's other arithmetic, too.
  *
  * An instruction takes as long for one row as for 16. Four sums are under way at a time, those of two tiles of rows by two
- * of outputs, so that each tile that is loaded is multiplied twice and no product waits for the one before.
+ * of outputs, so that each tile that is loaded is multiplied twice, and no product waits for the one before:
+ *
+ *                    outputs 0-15   16-31
+ *     rows  0-15          c0          c1         for each DEPTH terms: two tiles of inputs and two of weights are
+ *     rows 16-31          c2          c3         loaded, and four products are added
+ *
+ * Weights lie far away, and seldom as tiles take them. CHUNK terms of a panel at a time are widened to pairs of bfloat16
+ * in memory that stays in the first-level cache. While weights are widened, those before are multiplied with the first
+ * rows, and those of the next chunk are asked for, line by line: a processor waits for few lines at a time.
  */
 #include "tiles.h"
 
 #ifdef TILES
+#include "pack.h"
+
+#define CHUNK 128
+#define FOUR 4         /* rows of weights that are widened without a branch between them */
+#define AMONG_MANY 2   /* lines that are asked for with FOUR rows, where the other blocks of inputs ask for the rest */
+#define MANY 2         /* blocks of inputs: more are many */
+
+/* The compiler does not know that instructions on tiles read and write memory. */
+#define SETTLE_MEMORY() __asm__ volatile("" ::: "memory")
 
 uint32_t begin_tiles(void) {
   struct {
@@ -31,33 +48,151 @@ void end_tiles(uint32_t before) {
   _mm_setcsr(before);
 }
 
-INLINE void multiply_rows(int two, int64_t n, Inputs x, const char *w, float *c, int64_t ldc, int add, Next *next) {
+/* ---------------------------------------------------------------- sums of one or two tiles of rows */
+
+/* They begin from c [rows, PANEL], or from 0. */
+INLINE void begin_sums(int two, const float *c, int64_t ldc, int add) {
+  const int64_t stride = ldc * (int64_t)sizeof(float);
+  const float *lower = c + SIDE * ldc;
+  SETTLE_MEMORY();
+  if (add) {
+    _tile_loadd(0, c, stride);
+    _tile_loadd(1, c + SIDE, stride);
+    if (two) _tile_loadd(2, lower, stride);
+    if (two) _tile_loadd(3, lower + SIDE, stride);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    if (two) _tile_zero(2);
+    if (two) _tile_zero(3);
+  }
+}
+
+/* DEPTH terms more. w: two tiles of weights. */
+INLINE void add_terms(int two, Inputs x, const char *w) {
+  _tile_loadd(6, w, 64);
+  _tile_loadd(4, x.at, x.row);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_loadd(7, w + TILE, 64);
+  _tile_dpbf16ps(1, 4, 7);
+  if (!two) return;
+  _tile_loadd(5, x.at + SIDE * x.row, x.row);
+  _tile_dpbf16ps(2, 5, 6);
+  _tile_dpbf16ps(3, 5, 7);
+}
+
+INLINE void end_sums(int two, float *c, int64_t ldc) {
+  const int64_t stride = ldc * (int64_t)sizeof(float);
+  float *lower = c + SIDE * ldc;
+  _tile_stored(0, c, stride);
+  _tile_stored(1, c + SIDE, stride);
+  if (two) _tile_stored(2, lower, stride);
+  if (two) _tile_stored(3, lower + SIDE, stride);
+  SETTLE_MEMORY();
+}
+
+/* ---------------------------------------------------------------- weights as tiles take them */
+
+/* What is read next is asked for, `lines` of 64 bytes for each DEPTH terms of a block of inputs. */
+typedef struct {
+  const char *at;
+  int64_t lines;
+} Ahead;
+
+INLINE void ask_for_lines(Ahead *ahead) {
+  for (int64_t i = 0; i < ahead->lines; i++, ahead->at += 64) __builtin_prefetch(ahead->at, 0, 1);
+}
+
+INLINE void multiply_rows(int two, int64_t n, Inputs x, const char *w, float *c, int64_t ldc, int add, Ahead *ahead) {
   begin_sums(two, c, ldc, add);
   for (int64_t i = 0; i < n; i++, x.at += x.step, w += 2 * TILE) {
-    if (next) ask_for_lines(next);
+    if (ahead) ask_for_lines(ahead);
     add_terms(two, x, w);
   }
   end_sums(two, c, ldc);
 }
 
-void multiply_tiles(int64_t m, int64_t n, Inputs x, const char *w, float *c, int64_t ldc, int add, Next *next) {
-  SETTLE_MEMORY();
-  for (; m > 0; m -= 2 * SIDE, x.at += x.block, c += 2 * SIDE * ldc) {
-    if (m > SIDE) multiply_rows(1, n, x, w, c, ldc, add, next);
-    else multiply_rows(0, n, x, w, c, ldc, add, next);
-  }
-  SETTLE_MEMORY();
+INLINE void multiply_blocks(int64_t m, int64_t n, Inputs x, const char *w, float *c, int64_t ldc, int add, Ahead *ahead) {
+  for (; m > 0; m -= 2 * SIDE, x.at += x.block, c += 2 * SIDE * ldc)
+    if (m > SIDE) multiply_rows(1, n, x, w, c, ldc, add, ahead);
+    else multiply_rows(0, n, x, w, c, ldc, add, ahead);
 }
 
-void pack_inputs(const float *x, int64_t ldx, int64_t m, int64_t from, int64_t to, int64_t k, uint16_t *out) {
+void multiply_tiles(int64_t m, int64_t n, Inputs x, const char *w, float *c, int64_t ldc, int add) {
+  multiply_blocks(m, n, x, w, c, ldc, add, NULL);
+}
+
+/* ---------------------------------------------------------------- weights of a panel */
+
+/* FOUR rows of weights, as far as there are so many -> pairs of bfloat16. Meanwhile `lines` are asked for. */
+INLINE const char *widen_rows(int kind, int lines, int64_t rows, const char *w, int64_t ldw, char *out, const char *ahead) {
+#pragma GCC unroll 4
+  for (int r = 0; r < FOUR; r++, w += ldw) {
+    vu pairs[2] = {{0}, {0}};
+#pragma GCC unroll 2
+    for (int line = r * lines / FOUR; line < (r + 1) * lines / FOUR; line++)
+      __builtin_prefetch(ahead + 64 * line, 0, 1);
+    if (r < rows) pairs_of(kind, w, pairs);
+    *(vu *)(out + r * 64) = pairs[0];
+    *(vu *)(out + TILE + r * 64) = pairs[1];
+  }
+  return w;
+}
+
+/* sums [rows, PANEL] (+)= x W for one or two tiles of rows and `kc` terms, whose widened weights stay in `panel`. */
+INLINE void multiply_widened(int kind, int lines, int two, int64_t kc, Inputs x, const char *w, int64_t ldw, char *panel,
+                             float *sums, int64_t lds, int add, Ahead *ahead) {
+  const char *ask = ahead->at;
+  begin_sums(two, sums, lds, add);
+  for (int64_t left = kc / 2; left > 0; left -= SIDE, panel += 2 * TILE) {
+    for (int r = 0; r < SIDE; r += FOUR, ask += 64 * lines)
+      if (left >= SIDE) w = widen_rows(kind, lines, FOUR, w, ldw, panel + r * 64, ask);
+      else w = widen_rows(kind, lines, left - r, w, ldw, panel + r * 64, ask);
+    SETTLE_MEMORY();
+    if (left == kc / 2) continue;
+    add_terms(two, x, panel - 2 * TILE);
+    x.at += x.step;
+  }
+  add_terms(two, x, panel - 2 * TILE);
+  end_sums(two, sums, lds);
+  ahead->at = ask;
+}
+
+void sums_on_tiles(const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, int64_t lds, Bench *b) {
+  const char *w = weights_to(l, p * PANEL);
+  const int64_t ldw = row_of(l->kind, l->block), raw = before_rows(l), blocks = parts(m, 2 * SIDE);
+  const int two = m > SIDE, many = blocks > MANY;
+  for (int64_t from = 0; from < l->k; from += CHUNK, w += CHUNK / 2 * ldw) {
+    const int64_t kc = smaller(CHUNK, l->k - from), n = parts(kc, DEPTH);
+    const int last = from + CHUNK >= l->k;
+    const char *then = last ? weights_to(l, next * PANEL) - raw : w + CHUNK / 2 * ldw;
+    const int64_t rest = CHUNK / 2 * ldw + (last ? raw : 0) - n * SIDE / FOUR * AMONG_MANY * 64;
+    Ahead ahead = {then, many ? parts(rest, n * (blocks - 1) * 64) : 0};
+#define WIDENED(kind, lines, two) \
+  multiply_widened(kind, lines, two, kc, x, w, ldw, b->panel, sums, lds, from > 0, &ahead)
+#define EACH_SIZE(kind, lines) \
+  if (many) WIDENED(kind, AMONG_MANY, 1); \
+  else if (two) WIDENED(kind, lines, 1); \
+  else WIDENED(kind, lines, 0);
+    if (l->kind == BF16) { EACH_SIZE(BF16, 8) } /* constants, so that each case is a function of its own */
+    else if (l->kind == TWELVE) { EACH_SIZE(TWELVE, 6) }
+    else { EACH_SIZE(INT8_HALF, 4) }
+    Inputs others = x;
+    others.at += x.block;
+    multiply_blocks(m - 2 * SIDE, n, others, b->panel, sums + 2 * SIDE * lds, lds, from > 0, &ahead);
+    x.at += n * x.step;
+  }
+}
+
+/* ---------------------------------------------------------------- inputs */
+
+void pack_inputs(const float *x, int64_t ldx, int64_t m, int64_t from, int64_t to, int64_t k, void *out) {
   const Inputs packed = packed_inputs(out, m, k);
-  const int64_t rows = block_rows(m);
   for (int64_t j = from; j < to; j++) {
-    const float *in = x + j * ldx;
-    char *at = (char *)out + j / rows * packed.block + j % rows * packed.row;
+    char *at = (char *)out + j / (2 * SIDE) * packed.block + j % (2 * SIDE) * packed.row;
     for (int64_t c = 0; c < k; c += DEPTH, at += packed.step) {
-      const int64_t n = k - c < DEPTH ? k - c : DEPTH;
-      narrow(in + c, n, (uint16_t *)at);
+      const int64_t n = smaller(DEPTH, k - c);
+      narrow(x + j * ldx + c, n, (uint16_t *)at);
       if (n < DEPTH) memset((uint16_t *)at + n, 0, sizeof(uint16_t) * (size_t)(DEPTH - n));
     }
   }

@@ -27,8 +27,10 @@ INLINE vu pair_at(const void *halves, int64_t i) {
 }
 INLINE void narrow16(vf x, uint16_t *out) { _mm256_storeu_si256((__m256i *)out, (__m256i)_mm512_cvtneps_pbh((__m512)x)); }
 #endif
-#if defined(__AMX_BF16__) && defined(DOT)
-#define TILES /* the processor multiplies tiles of it: tiles.c */
+#if defined(__AMX_BF16__) && defined(DOT) && !defined(NO_TILES)
+#define TILES /* it multiplies tiles of them: tiles.c */
+#elif defined(DOT)
+#define BY_VECTORS
 #endif
 INLINE vu widen_halves(const void *p) { return (vu)_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)); }
 INLINE vi widen_bytes(const void *p) { return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128(p)); }
