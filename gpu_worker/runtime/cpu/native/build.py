@@ -8,8 +8,8 @@ built in the other folder.
 There is nothing to install. With a C compiler on the machine the CPU path is several times faster; without one the
 torch path computes the same. `PETIOLE_NATIVE=off` chooses the torch path.
 
-A processor with AMX multiplies on tiles. A process may use them only after Linux has permitted it, which a hypervisor or
-an old kernel can prevent. Then, and with `PETIOLE_TILES=off`, the library is compiled without them.
+A processor with AMX multiplies on tiles. A process may use them only after Linux has permitted it. Where a
+hypervisor or an old kernel prevents that, and with `PETIOLE_TILES=off`, the library is compiled without them.
 """
 
 from __future__ import annotations

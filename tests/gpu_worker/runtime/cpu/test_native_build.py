@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -145,6 +146,50 @@ def test_what_it_builds_is_trusted_under_any_umask(monkeypatch, empty_cache, cap
     finally:
         os.umask(before)
     assert not caplog.text
+
+
+class Linux:
+    """Answers a process that asks for tiles."""
+
+    def __init__(self, answer: int) -> None:
+        self.answer, self.calls = answer, 0
+
+    def syscall(self, *_: object) -> int:
+        self.calls += 1
+        return self.answer
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="permission is Linux's to give")
+@pytest.mark.parametrize(
+    ("flags", "answer", "may", "asked"),
+    [
+        ("flags : avx512f amx_bf16 amx_tile", 0, True, 1),
+        ("flags : avx512f amx_bf16 amx_tile", -1, False, 1),
+        ("flags : avx512f", -1, True, 0),
+    ],
+    ids=["permitted", "refused", "no tiles"],
+)
+def test_linux_is_asked_for_the_tiles_of_a_processor(flags, answer, may, asked, monkeypatch, caplog):
+    linux = Linux(answer)
+    monkeypatch.setattr(build, "_processor", lambda: flags)
+    monkeypatch.setattr(build.ctypes, "CDLL", lambda _: linux)
+    with caplog.at_level(logging.WARNING):
+        assert build._may_use_tiles() is may
+    assert linux.calls == asked
+    assert ("does not permit AMX" in caplog.text) is not may
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_without_permission_for_tiles_it_is_compiled_without_them(monkeypatch, empty_cache):
+    monkeypatch.setattr(build, "_FLAGS", ("-O0", "-fopenmp", "-shared", "-fPIC", "-std=gnu11"))
+    commands = []
+    run = build.subprocess.run
+    monkeypatch.setattr(build.subprocess, "run", lambda args, **how: (commands.append(args), run(args, **how))[1])
+    for switch in ("on", "off"):
+        monkeypatch.setenv("PETIOLE_TILES", switch)
+        assert load() is not None
+    assert [build._WITHOUT_TILES in command for command in commands][-1]
+    assert len(list((empty_cache / "petiole").glob("*.so"))) == len(commands)
 
 
 def test_it_can_be_turned_off(monkeypatch):

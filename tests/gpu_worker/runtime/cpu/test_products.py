@@ -121,13 +121,15 @@ def test_where_the_library_fails_the_own_kernels_make_its_products(
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
+@pytest.mark.parametrize("flags", [("-march=haswell",), (build._WITHOUT_TILES,)], ids=["AVX2 alone", "no tiles"])
 @pytest.mark.parametrize("whose", ["own", "library"])
-def test_a_processor_with_avx2_alone_computes_the_same(whose, checkpoint, open_runtime, monkeypatch):
+def test_a_processor_with_fewer_instructions_computes_the_same(
+    whose, flags, checkpoint, open_runtime, monkeypatch
+):
     if whose == "library" and open_library() is None:
         pytest.skip("this torch has no packed products")
     monkeypatch.setenv("PETIOLE_PRODUCTS", whose)
-    flags = ["-march=haswell" if flag == "-march=native" else flag for flag in build._FLAGS]
-    monkeypatch.setattr(build, "_FLAGS", tuple(flags))
+    monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, *flags))
     monkeypatch.setattr(stack, "load_library", build.load_library.__wrapped__)
     for dtype in ("bfloat16", "float32"):
         test_a_prompt_of_several_blocks_of_keys(dtype, checkpoint, open_runtime)
