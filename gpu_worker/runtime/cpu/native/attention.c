@@ -24,18 +24,20 @@
 #define UNITS 4 /* so many units each thread should have */
 #define NOTHING -1e30f
 
-/* What multiplies a few queries in place. With tiles it makes the same sums as they do (tiles.c), from floats that were
- * rounded to bfloat16: of each DEPTH terms first the even ones and the odd ones. */
+/* Tiles multiply many queries. A few are multiplied in place by vectors of floats, which were rounded to bfloat16, in the
+ * order of tiles.c: of each DEPTH terms the even and the odd ones apart. */
 #ifdef TILES
-#define IN_PLACE(kind) F32
+#define IN_PLACE(kind) F32 /* the type of what a few queries and their weights lie in */
 #define VALUES_AT_ONCE DEPTH
-#define PAIR_LANES SIDE /* from one row of pairs to the next */
+#define PAIR_LANES SIDE       /* from one row of pairs to the next */
 #define HALF_LANES (TILE / 4) /* from the pairs of a panel's first outputs to those of its last */
+#define NEAR 1                /* the cache that lines are prefetched to: the second, or the first */
 #else
 #define IN_PLACE(kind) (kind)
 #define VALUES_AT_ONCE LANES
 #define PAIR_LANES PANEL
 #define HALF_LANES LANES
+#define NEAR 3
 #endif
 
 int64_t span_length(const Cache *c) {
@@ -60,7 +62,9 @@ int64_t find_spans(const Cache *c, int64_t n_inputs, const int64_t *inputs, cons
 }
 
 /* Whether so many queries read keys and values in place. */
-INLINE int is_few(const Cache *c, int64_t m) { return m <= FEW && c->head_dim % (c->kv_kind == F32 ? LANES : 2 * LANES) == 0; }
+INLINE int is_few(const Cache *c, int64_t m) {
+  return m <= FEW && c->head_dim % (c->kv_kind == F32 ? LANES : 2 * LANES) == 0;
+}
 
 /* Cuts spans into units; returns their number, at most one for each key head of each position. Many queries are a
  * unit at each head. Few are one at as many heads as leave units enough for the threads. */
@@ -108,7 +112,7 @@ typedef struct {
 
 INLINE void ask_for_line(Ahead *a) {
   if (a->at == a->end) return;
-  __builtin_prefetch(a->pool + *a->at + a->done, 0, 1);
+  __builtin_prefetch(a->pool + *a->at + a->done, 0, NEAR);
   const int whole = (a->done += 64) >= a->bytes;
   a->at += whole;
   a->done = whole ? 0 : a->done;
@@ -178,7 +182,8 @@ INLINE void turn_keys(int kind, const char *keys, const int64_t at[LANES], int w
   for (int c = full; c < width; c++)
     for (int j = 0; j < LANES; j++)
       if (HALF_INPUTS(kind))
-        ((uint16_t *)out)[(full / 2 * PANEL + (c - full) / 2 * PAIR_LANES + j) * 2 + c % 2] = ((const uint16_t *)(keys + at[j]))[c];
+        ((uint16_t *)out)[(full / 2 * PANEL + (c - full) / 2 * PAIR_LANES + j) * 2 + c % 2] =
+            ((const uint16_t *)(keys + at[j]))[c];
       else ((float *)out)[c * PANEL + j] = widen1(kind, keys + at[j], c);
 }
 
@@ -263,6 +268,12 @@ INLINE void score_many(int kind, int stored, const Cache *c, const char *keys, c
   }
 }
 
+/* Where `lay_values` puts the values at positions j and j + 1. */
+INLINE char *place_of_values(int half, int j, const Desk *d) {
+  const int64_t lanes = half ? j / DEPTH * DEPTH / 2 * PANEL + j % DEPTH / 2 * PAIR_LANES : j * PANEL;
+  return (char *)d->values + lanes * 4;
+}
+
 /* sums [m][padded width] += weights [m][KC] x values, in the order of the positions. */
 INLINE void add_many(int kind, int stored, const Cache *c, const char *values, const Block *b, int m, Desk *d) {
   const int half = HALF_INPUTS(kind), width = c->head_dim, padded = (int)parts(width, PANEL) * PANEL;
@@ -270,15 +281,13 @@ INLINE void add_many(int kind, int stored, const Cache *c, const char *values, c
     const Rows rows = rows_of(stored, c, values, b->at + j0, LANES, 1, d);
     for (int j = j0; j < smaller(j0 + LANES, b->n); j += 2) {
       const char *second = j + 1 < b->n ? rows.pool + rows.at[j + 1 - j0] : NULL;
-      char *to = (char *)d->values + (half ? j / 32 * 32 * PANEL * 2 + j % 32 * PAIR_LANES * 2 : j * PANEL * 4);
-      lay_values(kind, rows.pool + rows.at[j - j0], second, width, to);
+      lay_values(kind, rows.pool + rows.at[j - j0], second, width, place_of_values(half, j, d));
     }
   }
 #ifdef TILES
-  for (int j = half ? (b->n + 1) / 2 * 2 : KEYS; j % DEPTH && j < KEYS; j += 2) /* what has no weight must be a number */
-    for (int c = 0; c < padded; c += LANES)
-      *(vu *)((char *)d->values + j / 32 * 32 * PANEL * 2 + j % 32 * PAIR_LANES * 2 +
-              (c / PANEL * (KEYS / 2) * PANEL + c % PANEL / LANES * HALF_LANES) * 4) = (vu){0};
+  static const char zeros[2 * KC];
+  for (int j = (int)parts(b->n, 2) * 2; half && j % DEPTH; j += 2) /* what has no weight must be a number */
+    lay_values(kind, zeros, NULL, padded, place_of_values(half, j, d));
 #endif
   for (int k = 0; k < padded; k += PANEL)
     multiply(half, m, b->n, d->weights, (char *)d->values + k * KEYS * (half ? 2 : 4), d->sums + k, padded, 1);
@@ -468,7 +477,7 @@ INLINE void attend_kind(int kind, int stored, const Cache *c, int64_t layer, int
     for (int j = 0; few && j < shown; j += VALUES_AT_ONCE) {
       const int n = (int)smaller(VALUES_AT_ONCE, block.n - j);
       const Rows rows = rows_of(stored, c, values, block.at + j, n, u->n_heads, d);
-      Ahead to = j + VALUES_AT_ONCE < shown ? ahead_of(c, layer, c->values, u, &block, j + VALUES_AT_ONCE, VALUES_AT_ONCE)
+      Ahead to = j + VALUES_AT_ONCE < shown ? ahead_of(c, layer, c->values, u, &block, j + n, VALUES_AT_ONCE)
                                             : ahead_of(c, layer, c->keys, then, &ahead, 0, LANES);
       for (int h = 0; h < u->n_heads; h++)
         for (int i = 0; i < m; i += 2)
@@ -501,8 +510,9 @@ void attend(const Cache *c, int64_t layer, int64_t window, const Unit *u, const 
 
 Desk new_desk(const Cache *c, int64_t length, Scratch *s) {
   const int64_t m = length * (c->heads / c->kv_heads), few = smaller(m, FEW) * c->kv_heads, all = m > few ? m : few;
-  const int64_t width = parts(c->head_dim, PANEL) * PANEL, n_rows = parts(all, 32) * 32;
-  Desk d = {.queries = take_floats(s, n_rows * KC), .scores = take_floats(s, n_rows * KC), .sums = take_floats(s, n_rows * width),
+  const int64_t width = parts(c->head_dim, PANEL) * PANEL, n_rows = parts(all, 2 * SIDE) * 2 * SIDE;
+  Desk d = {.queries = take_floats(s, n_rows * KC), .scores = take_floats(s, n_rows * KC),
+            .sums = take_floats(s, n_rows * width),
             .keys = take_floats(s, KEYS * width), .values = take_floats(s, KEYS * width),
             .most = take_floats(s, all + LANES), .now = take_floats(s, m + LANES), .by = take_floats(s, m + LANES),
             .total = take_floats(s, all + LANES)};
