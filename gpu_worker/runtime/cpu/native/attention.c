@@ -10,9 +10,9 @@
  * nearly the order of the memory. Each line that is read prefetches a line of the next 16 positions, because prefetching
  * all lines at once would queue up. For many queries (those of the span times the heads of the group) a block is first
  * laid out once. In both cases keys and values in eight bits are first widened to bfloat16, 16 positions at a time, and
- * the sums are the same chains of additions. Blocks begin at multiples of 128 positions of the sequence, for any query. A
- * position that a query does not see has the weight 0, which changes no sum. So a query gets the same bits alone as among
- * others.
+ * the sums are the same chains of additions. (With TILES the sums are those of tiles.c, and values are taken 32 at a
+ * time.) Blocks begin at multiples of 128 positions of the sequence, for any query. A position that a query does not see
+ * has the weight 0, which changes no sum. So a query gets the same bits alone as among others.
  */
 #include "attention.h"
 #include "tiles.h"
@@ -94,7 +94,7 @@ INLINE float widen1(int kind, const char *base, int64_t i) {
 /* sums + the products of dimension j, or of two, of 16 keys with a query that begins at `at` */
 INLINE vf add_key(int kind, vf sums, vu keys, const void *queries, int64_t at, int j) {
   if (kind == F32) return sums + (vf)keys * splat(((const float *)queries)[at + j]);
-#ifdef DOT
+#ifdef BY_VECTORS
   return add_pairs(sums, keys, pair_at(queries, at + 2 * j));
 #else
   const float *q = (const float *)queries + at + 2 * j;
@@ -332,7 +332,7 @@ INLINE void add_some(int kind, int vectors, const char *values, const int64_t *a
       const int64_t within = (k + v * LANES) * size_of(kind);
       const char *first = values + at[j] + within;
       if (!i0 && v % 2 == 0) ask_for_line(ahead);
-#ifdef DOT
+#ifdef BY_VECTORS
       if (kind == BF16) {
         const char *second = values + at[j + 1] + within;
         if (!i0 && v % 2 == 0) ask_for_line(ahead);

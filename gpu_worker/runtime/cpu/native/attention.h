@@ -24,16 +24,16 @@ typedef struct {
 } Unit;
 
 /* A thread's own memory. `width`: the head's, in whole panels; `m` = queries of a span times heads of a group; `all` =
- * those of all key heads of a unit. With HALF_INPUTS beside a cache in bfloat16, what is multiplied lies there in
- * bfloat16, keys and values in pairs. */
+ * those of all key heads of a unit, in whole tiles. With HALF_INPUTS beside a cache in bfloat16, what is multiplied lies
+ * there in bfloat16, keys and values in pairs; with TILES these pairs lie in tiles, and a few queries lie as floats. */
 typedef struct {
   void *queries; /* [all][KC] */
-  float *scores; /* [m][KC] */
-  void *weights; /* [m][KC]: the scores themselves, or rounded */
+  float *scores; /* [all][KC] */
+  void *weights; /* [all][KC]: the scores themselves, or rounded */
   float *sums;   /* [all][width] */
   void *keys;    /* [KEYS / PANEL][width][PANEL], the head's dimension downwards */
   void *values;  /* [width / PANEL][KEYS][PANEL] */
-  uint16_t *widened; /* [LANES][key heads of a unit][head_dim], for a cache in eight bits */
+  uint16_t *widened; /* [LANES, with TILES twice as many][key heads of a unit][head_dim], for a cache in eight bits */
   float *most, *total; /* [all]: highest score so far, sum of weights */
   float *now, *by;     /* [m]: highest score with this block, e^(most - now) */
 } Desk;

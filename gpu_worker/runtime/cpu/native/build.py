@@ -22,7 +22,6 @@ import platform
 import shutil
 import stat
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -79,11 +78,9 @@ def _compiled(compiler: str) -> Path:
 
 
 def _may_use_tiles() -> bool:
-    """Whether this process may use the tiles of its processor, as far as it has any."""
-    if not _is_on("PETIOLE_TILES"):
+    """Whether the processor has tiles that this process may use."""
+    if not _is_on("PETIOLE_TILES") or " amx_bf16" not in _processor():
         return False
-    if sys.platform != "linux" or " amx_bf16" not in _processor():
-        return True
     if ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0:
         return True
     log.warning("Linux does not permit AMX on this machine: the CPU kernels multiply by vectors, which is slower")

@@ -250,7 +250,6 @@ static Room new_room(const Model *m, const Step *s, Scratch *scratch) {
     r.lists[i].runs = take(scratch, s->t * (int64_t)sizeof(Run));
   }
   r.bench = new_bench(s->t, widest(m, s), scratch);
-  r.bench.packed = take(scratch, packed_size(s->t, widest(m, s)));
   r.desk = new_desk(&m->cache, smaller(s->t, span_length(&m->cache)), scratch);
   return r;
 }

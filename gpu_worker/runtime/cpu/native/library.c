@@ -1,6 +1,6 @@
-/* Products of torch's own library (oneDNN), which uses units that the C code here does not, such as AMX's tiles.
+/* Products of torch's own library (oneDNN), which knows instructions of processors that the C code here does not know.
  *
- * It reads weights in bfloat16 where matrix.c has packed them: in blocks of 64 outputs their orders are the same, byte
+ * It reads weights in bfloat16 where matrix.c has packed them: in blocks of 64 outputs, or of 32, their orders are the same, byte
  * for byte, so either may compute any number of rows. It is called through torch's C interface, without Python: a
  * step is one call, and no lock is taken. Inputs and outputs of the library are bfloat16.
  *
@@ -26,7 +26,7 @@ int library_linear(const Library *library, const Linear *l, int64_t m, const flo
 #pragma omp parallel for schedule(static) num_threads(n_threads)
     for (int64_t i = 0; i < m; i++) {
       float *out = y + i * l->n;
-      for (int64_t c = 0; c < l->n; c += LANES) { /* n is a multiple of 64 */
+      for (int64_t c = 0; c < l->n; c += LANES) { /* n is a multiple of 32 */
         vf total = (vf)(widen_halves(sums + i * l->n + c) << 16);
         if (l->bias) total += load(l->bias + c);
         store(out + c, add ? load(out + c) + total : total);
@@ -38,17 +38,10 @@ int library_linear(const Library *library, const Linear *l, int64_t m, const flo
   return !failed;
 }
 
-/* Scratch of a thread that computes one product. The packed inputs are those of the first thread. */
-static Bench bench_of(const Linear *l, int64_t m, Scratch *s) {
-  Bench b = new_bench(m, l->k, s);
-  b.packed = take(s, packed_size(m, l->k));
-  return b;
-}
-
 /* The bytes of scratch that each thread of `petiole_linear` needs. */
 int64_t petiole_linear_scratch(const Linear *l, int64_t m) {
   Scratch none = {NULL, 0};
-  bench_of(l, m, &none);
+  new_bench(m, l->k, &none);
   return none.used;
 }
 
@@ -56,10 +49,10 @@ int64_t petiole_linear_scratch(const Linear *l, int64_t m) {
 int32_t petiole_linear(const Library *library, const Linear *l, int64_t m, const float *x, float *y,
                        uint16_t *halves, char *scratch, int64_t stride, int32_t n_threads) {
   if (of_library(l, m)) return library_linear(library, l, m, x, y, 0, halves, n_threads);
-  const Bench first = bench_of(l, m, &(Scratch){scratch, 0});
+  const Bench first = new_bench(m, l->k, &(Scratch){scratch, 0});
 #pragma omp parallel num_threads(n_threads)
   {
-    Bench own = bench_of(l, m, &(Scratch){scratch + omp_get_thread_num() * stride, 0});
+    Bench own = new_bench(m, l->k, &(Scratch){scratch + omp_get_thread_num() * stride, 0});
     own.packed = first.packed;
     const uint32_t before = begin_tiles();
     linear(l, m, x, y, SET, &own);

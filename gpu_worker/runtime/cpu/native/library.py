@@ -27,7 +27,7 @@ class _Description(ctypes.Structure):
     """What oneDNN says of a tensor's order (its `dnnl_memory_desc`)."""
 
     _fields_ = [
-        ("header", c_int32),
+        ("n_dims", c_int32),
         ("dims", c_int64 * 12),
         ("type", c_int32),
         ("padded_dims", c_int64 * 12),
@@ -83,6 +83,8 @@ class Library:
         if order is None:
             return None
         found = _Description.from_buffer_copy(bytes(order.tolist()))
+        if found.n_blocks not in (2, 3):
+            return None
         inner = list(zip(found.blocks, found.block_dims, strict=True))[: found.n_blocks]
         (pairs, _), (block, _), pair = [(1, 1)] * (3 - len(inner)) + inner
         usual = [dim for _, dim in inner] == [1, 0, 1][3 - len(inner) :] and pair == (2, 1)

@@ -420,12 +420,23 @@ void linear(const Linear *l, int64_t m, const float *x, float *y, How how, Bench
 /* Whether inputs beside weights in bfloat16 are bfloat16, and may be beside bytes. */
 int32_t petiole_halves(void) { return HALF_INPUTS(BF16); }
 
+/* Whether such products are made on tiles. */
+int32_t petiole_tiles(void) {
+#ifdef TILES
+  return 1;
+#else
+  return 0;
+#endif
+}
+
 /* ---------------------------------------------------------------- memory */
 
 Bench new_bench(int64_t rows, int64_t k, Scratch *s) {
+  const int64_t all = rows;
   rows = smaller(rows, ROWS);
   const int64_t tiled = parts(rows, 2 * SIDE) * 2 * SIDE;
-  return (Bench){.inputs = take_floats(s, parts(k, KC) * KC * tiled),
+  return (Bench){.packed = take(s, packed_size(all, k)),
+                 .inputs = take_floats(s, parts(k, KC) * KC * tiled),
                  .sums = take_floats(s, tiled * PAIR),
                  .panel = take_floats(s, parts(k, KC) * KC * PANEL)};
 }

@@ -28,12 +28,13 @@ typedef struct {
 
 /* A thread's own memory for products of at most `rows` inputs of at most `k` terms. */
 typedef struct {
-  void *packed;      /* one for all threads: inputs as tiles take them; see tiles.h */
-  void *inputs;      /* [ceil(k / KC)][rows][KC] or, for wide tiles, [rows][k]: float, or bfloat16 where HALF_INPUTS */
+  void *packed;      /* of the first thread, for all: the inputs of a map as tiles.h packs them */
+  void *inputs;      /* [ceil(k / KC)][rows][KC] or, for wide tiles, [rows][k]: float, or bfloat16 where HALF_INPUTS.
+                      * With TILES those of an adapter's map, as tiles.h packs them */
   const float *held; /* whose copy `inputs` is */
   int whole_rows;    /* whether that is [rows][k] */
   float *sums;       /* [rows][PAIR] */
-  void *panel;       /* widened weights: [KC][PANEL] floats, or [k / 2][PAIR] pairs of bfloat16 */
+  void *panel;       /* widened weights: [KC][PANEL] floats, or [k / 2][PAIR] pairs of bfloat16, or a chunk of tiles.c */
 } Bench;
 
 /* Beside bfloat16 with DOT, inputs are bfloat16; bytes are exact in it, too. */
@@ -64,7 +65,9 @@ INLINE float *take_floats(Scratch *s, int64_t n) { return take(s, n * (int64_t)s
 Bench new_bench(int64_t rows, int64_t k, Scratch *s);
 
 /* c [m, PANEL] (+)= x [m, kc] w [kc, PANEL]. Rows of x are KC apart, those of c `ldc`. `half`: x and w are bfloat16,
- * w in pairs [ceil(kc / 2)][PANEL][2]; an odd kc is rounded up. Only with DOT. */
+ * w in pairs [ceil(kc / 2)][PANEL][2]; an odd kc is rounded up. Only with DOT. With TILES w lies as `multiply_tiles` takes
+ * it, and whole tiles are multiplied: c has rows up to a multiple of 16, and behind the last of kc, up to a multiple of
+ * DEPTH, x has zeros, and w has numbers. */
 void multiply(int half, int m, int kc, const void *x, const void *w, float *c, int64_t ldc, int add);
 
 /* y [m, n at panel p] (+)= x Wt + b, for m <= ROWS inputs. Forget `held` when x has changed. */

@@ -10,7 +10,8 @@
  *
  *     k = 0, 1:  w[n0, 0] w[n0, 1]   w[n0 + 1, 0] w[n0 + 1, 1]  ...
  *
- * A block has one panel of 32 outputs, or two side by side where a library reads the same weights (library.h).
+ * A block has one panel of 32 outputs, or two side by side where a library that reads the same weights (library.h) orders
+ * them so.
  *
  * TWELVE, bfloat16 in 12 bits without loss: of the 8 bits of an exponent most say little. Nearly all weights to an output
  * lie within 16 powers of two, so all are scaled by the power of two that makes the exponents of these 127, 126, ..., 112.

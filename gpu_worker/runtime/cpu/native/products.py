@@ -113,7 +113,8 @@ def choose_products(
         _write(file, times)
     thresholds = decide(times, exact)
     took = "as measured before" if known else f"measured in {time.perf_counter() - began:.2f} s"
-    log.info("CPU products, %s: %s", took, describe(times, thresholds))
+    unit = " on AMX tiles" if native.petiole_tiles() else ""
+    log.info("CPU products, %s: %s", took, describe(times, thresholds, unit))
     return Products(library, thresholds) if thresholds else Products(None, {})
 
 
@@ -144,19 +145,20 @@ def gain(times: Times, thresholds: Mapping[str, int]) -> float:
     return most
 
 
-def describe(times: Times, thresholds: Mapping[str, int]) -> str:
+def describe(times: Times, thresholds: Mapping[str, int], unit: str = "") -> str:
+    """unit: what the own kernels multiply on, if that is not usual."""
     if not thresholds:
         possible = gain(times, decide(times, "off"))
         return (
-            "own kernels for all rows, the same bits in any batch "
+            f"own kernels{unit} for all rows, the same bits in any batch "
             f"(with torch's library a step would be {possible:.2f} times quicker at most)"
         )
     parts = [
         f"{kind} from {thresholds[kind]} row{'s' * (thresholds[kind] > 1)}" for kind in times if kind in thresholds
     ]
     return (
-        f"torch's library for {', '.join(parts)}, own kernels for the rest: up to {gain(times, thresholds):.2f} "
-        "times quicker than own kernels alone; bits depend on the batch (not with PETIOLE_EXACT=on)"
+        f"torch's library for {', '.join(parts)}, own kernels{unit} for the rest: "
+        f"up to {gain(times, thresholds):.2f} times quicker than own kernels alone; bits depend on the batch (not with PETIOLE_EXACT=on)"
     )
 
 
@@ -223,6 +225,8 @@ class _Bench:
 
     def agree(self) -> bool:
         """Whether both compute the same product from the same memory."""
+        if not all(linear.library for linear in self._linears):
+            return False
         own, theirs = self._product(4, NEVER).clone(), self._product(4, 1)
         return bool((own - theirs).abs().max() <= _TOLERANCE * own.abs().max())
 

@@ -165,6 +165,7 @@ void sums_on_tiles(const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x
   for (int64_t from = 0; from < l->k; from += CHUNK, w += CHUNK / 2 * ldw) {
     const int64_t kc = smaller(CHUNK, l->k - from), n = parts(kc, DEPTH);
     const int last = from + CHUNK >= l->k;
+    /* `then`: what is asked for; `rest`: the bytes of it that the other blocks of inputs ask for */
     const char *then = last ? weights_to(l, next * PANEL) - raw : w + CHUNK / 2 * ldw;
     const int64_t rest = CHUNK / 2 * ldw + (last ? raw : 0) - n * SIDE / FOUR * AMONG_MANY * 64;
     Ahead ahead = {then, many ? parts(rest, n * (blocks - 1) * 64) : 0};

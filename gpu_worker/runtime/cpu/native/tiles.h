@@ -14,13 +14,13 @@ typedef struct {
   int64_t row, step, block;
 } Inputs;
 
-/* Where these lie in blocks of rows: [ceil(k / DEPTH)][rows][DEPTH]. A few inputs are one tile. */
+/* Inputs [m, k] that lie in blocks of rows: [ceil(k / DEPTH)][rows][DEPTH]. A few of them are one tile. */
 INLINE Inputs packed_inputs(const void *at, int64_t m, int64_t k) {
   const int64_t rows = m > SIDE ? 2 * SIDE : SIDE;
   return (Inputs){at, 2 * DEPTH, rows * 2 * DEPTH, parts(k, DEPTH) * rows * 2 * DEPTH};
 }
 
-/* The bytes that they take. */
+/* The bytes that such inputs take. */
 INLINE int64_t packed_size(int64_t m, int64_t k) { return parts(m, 2 * SIDE) * packed_inputs(NULL, m, k).block; }
 
 /* Rows [from, to) of x [m, k] -> bfloat16 where `packed_inputs` says. Terms behind the last are 0. */

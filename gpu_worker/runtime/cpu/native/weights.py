@@ -51,7 +51,8 @@ class Weights:
         assert isinstance(linear, (DenseLinear, Int8Linear))
         weight, (n, k) = linear.weight, linear.weight.shape
         assert weight.is_contiguous()
-        shared = self._other.block(n, k) if self._other is not None and library_from < NEVER else None
+        other = self._other if library_from < NEVER else None
+        shared = None if other is None else other.block(n, k)
         block = shared or _PANEL
         kind = self._kind(linear)
         if kind == _BF16 and not shared and weight.numel() >= _LARGE and self.library.petiole_halves():
@@ -71,8 +72,8 @@ class Weights:
         n_threads = torch.get_num_threads()
         copies = torch.empty((n_threads, k, block), dtype=weight.dtype)
         self.library.petiole_pack(ctypes.byref(packed), c_void_p(copies.data_ptr()), c_int32(n_threads))
-        if shared and self._other is not None:
-            packed.library = self._other.weights(weight.data_ptr(), n, k, self)
+        if shared and other is not None:
+            packed.library = other.weights(weight.data_ptr(), n, k, self)
         return packed
 
     def _kind(self, linear: DenseLinear | Int8Linear) -> int:
