@@ -158,7 +158,8 @@ def describe(times: Times, thresholds: Mapping[str, int], unit: str = "") -> str
     ]
     return (
         f"torch's library for {', '.join(parts)}, own kernels{unit} for the rest: "
-        f"up to {gain(times, thresholds):.2f} times quicker than own kernels alone; bits depend on the batch (not with PETIOLE_EXACT=on)"
+        f"up to {gain(times, thresholds):.2f} times quicker than own kernels alone; "
+        "bits depend on the batch (not with PETIOLE_EXACT=on)"
     )
 
 
