@@ -18,7 +18,7 @@
 #include "tiles.h"
 
 #define KEYS 128 /* at most KC */
-#define QUERIES 192 /* rows of a span: its queries, times the heads of a group */
+#define QUERIES 384 /* rows of a span: its queries, times the heads of a group */
 #define FEW 8 /* so many queries meet the keys where those lie; for more, keys are laid out once */
 #define HEADS 64 /* of a unit, at most */
 #define UNITS 4 /* so many units each thread should have */
@@ -32,12 +32,14 @@
 #define PAIR_LANES SIDE       /* from one row of pairs to the next */
 #define HALF_LANES (TILE / 4) /* from the pairs of a panel's first outputs to those of its last */
 #define NEAR 1                /* the cache that lines are prefetched to: the second, or the first */
+#define TOGETHER (2 * SIDE)   /* of many rows, those that go from scores to sums at a time: the first cache holds them */
 #else
 #define IN_PLACE(kind) (kind)
 #define VALUES_AT_ONCE LANES
 #define PAIR_LANES PANEL
 #define HALF_LANES LANES
 #define NEAR 3
+#define TOGETHER QUERIES
 #endif
 
 int64_t span_length(const Cache *c) {
@@ -121,6 +123,12 @@ INLINE void ask_for_line(Ahead *a) {
 INLINE void ask_for_rest(Ahead *a) {
   while (a->at < a->end) ask_for_line(a);
 }
+
+INLINE void ask_for_lines(Ahead *a, int64_t n) {
+  while (n-- && a->at < a->end) ask_for_line(a);
+}
+
+INLINE int64_t lines_of(const Ahead *a) { return (a->end - a->at) * parts(a->bytes, 64); }
 
 /* scores [m][KC] of 16 keys (+)= the products over the dimensions from k on, a vector's worth */
 INLINE void score_some(int kind, const char *keys, const int64_t at[LANES], int k, int m, const void *queries,
@@ -254,17 +262,13 @@ INLINE Rows rows_of(int stored, const Cache *c, const char *pool, const int64_t 
   return rows;
 }
 
-/* scores [m][KC], each product of a query and a key one chain of additions over the dimensions. */
-INLINE void score_many(int kind, int stored, const Cache *c, const char *keys, const Block *b, int m, Desk *d) {
+/* The block's keys as `multiply` takes them. */
+INLINE void turn_all_keys(int kind, int stored, const Cache *c, const char *keys, const Block *b, Desk *d) {
   const int half = HALF_INPUTS(kind), width = c->head_dim, padded = (int)parts(width, PANEL) * PANEL;
-  const int whole = (int)parts(b->n, LANES) * LANES;
-  for (int j0 = 0; j0 < b->n; j0 += PANEL) {
-    char *to = (char *)d->keys + j0 * padded * (half ? 2 : 4);
-    for (int j = j0; j < smaller(j0 + PANEL, whole); j += LANES) {
-      const Rows rows = rows_of(stored, c, keys, b->at + j, LANES, 1, d);
-      turn_keys(kind, rows.pool, rows.at, width, to + j % PANEL / LANES * (half ? HALF_LANES : LANES) * 4);
-    }
-    multiply(half, m, width, d->queries, to, d->scores + j0, KC, 0);
+  for (int j = 0; j < b->n; j += LANES) {
+    const Rows rows = rows_of(stored, c, keys, b->at + j, LANES, 1, d);
+    char *to = (char *)d->keys + (j / PANEL * PANEL * padded * (half ? 2 : 4)) + j % PANEL / LANES * (half ? HALF_LANES : LANES) * 4;
+    turn_keys(kind, rows.pool, rows.at, width, to);
   }
 }
 
@@ -274,9 +278,9 @@ INLINE char *place_of_values(int half, int j, const Desk *d) {
   return (char *)d->values + lanes * 4;
 }
 
-/* sums [m][padded width] += weights [m][KC] x values, in the order of the positions. */
-INLINE void add_many(int kind, int stored, const Cache *c, const char *values, const Block *b, int m, Desk *d) {
-  const int half = HALF_INPUTS(kind), width = c->head_dim, padded = (int)parts(width, PANEL) * PANEL;
+/* The block's values as `multiply` takes them. */
+INLINE void lay_all_values(int kind, int stored, const Cache *c, const char *values, const Block *b, Desk *d) {
+  const int half = HALF_INPUTS(kind), width = c->head_dim;
   for (int j0 = 0; j0 < b->n; j0 += LANES) {
     const Rows rows = rows_of(stored, c, values, b->at + j0, LANES, 1, d);
     for (int j = j0; j < smaller(j0 + LANES, b->n); j += 2) {
@@ -287,10 +291,8 @@ INLINE void add_many(int kind, int stored, const Cache *c, const char *values, c
 #ifdef TILES
   static const char zeros[2 * KC];
   for (int j = (int)parts(b->n, 2) * 2; half && j % DEPTH; j += 2) /* what has no weight must be a number */
-    lay_values(kind, zeros, NULL, padded, place_of_values(half, j, d));
+    lay_values(kind, zeros, NULL, (int)parts(width, PANEL) * PANEL, place_of_values(half, j, d));
 #endif
-  for (int k = 0; k < padded; k += PANEL)
-    multiply(half, m, b->n, d->weights, (char *)d->values + k * KEYS * (half ? 2 : 4), d->sums + k, padded, 1);
 }
 
 /* The sums of two queries, or of one twice, += their weights from j0 on x n values, in some vectors of dimensions from
@@ -362,23 +364,44 @@ INLINE void hide(float *scores, int padded, int64_t base, int64_t first, int64_t
   }
 }
 
-/* scores [m][KC], the first n of each row -> unnormalised weights; rescales what was summed up before. */
-INLINE void weigh(int m, int n, int width, Desk *d) {
-  const int padded = (int)parts(n, LANES) * LANES;
+/* Up to here row i sees n positions of a block that begins at `base`. */
+INLINE int end_seen(const Desk *d, int i, int64_t base, int n) {
+  return d->last[i] < base ? 0 : (int)smaller(d->last[i] + 1 - base, n);
+}
+
+/* n floats, rounded to bfloat16 -> the same as floats */
+INLINE void round_to_halves(float *x, int64_t n) {
+  for (int64_t c = 0; c < n; c += LANES) {
+    uint16_t halves[LANES];
+    narrow(x + c, LANES, halves);
+    store(x + c, (vf)(widen_halves(halves) << 16));
+  }
+}
+
+/* scores [m][KC] of n positions from `base` on -> unnormalised weights: floats, which are rounded to bfloat16 where
+ * `rounded`, and lie in it where `half`. Up to VALUES_AT_ONCE there are zeros. Rescales what was summed up before. */
+INLINE void weigh(int rounded, int half, int64_t base, int m, int n, int width, Desk *d) {
+  const int padded = (int)parts(n, VALUES_AT_ONCE) * VALUES_AT_ONCE;
   for (int i = 0; i < m; i++) { /* row by row in short loops: the processor overlaps the rows */
-    const float *row = d->scores + i * KC;
+    float *row = d->scores + i * KC;
+    const int shown = (int)parts(end_seen(d, i, base, n), LANES) * LANES;
+    if (d->first[i] > base || d->last[i] < base + shown - 1) hide(row, shown, base, d->first[i], d->last[i]);
     vf highest = splat(d->most[i]);
-    for (int j = 0; j < padded; j += LANES) highest = larger(load(row + j), highest);
+    for (int j = 0; j < shown; j += LANES) highest = larger(load(row + j), highest);
     d->now[i] = largest(highest);
   }
-  for (int i = 0; i < m; i += LANES) store(d->by + i, vexp(load(d->most + i) - load(d->now + i)));
+  for (int i = 0; i < m; i += LANES) store(d->by + i, vexp2(load(d->most + i) - load(d->now + i)));
   for (int i = 0; i < m; i++) {
     float *row = d->scores + i * KC;
+    uint16_t *halves = (uint16_t *)d->weights + i * KC;
+    const int end = end_seen(d, i, base, n);
     vf sums = {0};
     for (int j = 0; j < padded; j += LANES) {
-      const vf e = vexp(load(row + j) - d->now[i]);
-      store(row + j, e);
+      const vf e = j < end ? vexp2(load(row + j) - d->now[i]) : (vf){0};
       sums += e;
+      store(row + j, e);
+      if (half) narrow(row + j, LANES, halves + j);
+      else if (rounded) round_to_halves(row + j, LANES);
     }
     d->total[i] = d->total[i] * d->by[i] + sum(sums);
     if (d->now[i] == d->most[i]) continue;
@@ -396,25 +419,43 @@ INLINE void find_block_of(const Cache *c, const Unit *u, int64_t base, Block *b)
   find_block(c, u->span->row, base, (int)smaller(KEYS, u->span->end - base), b);
 }
 
-/* n floats, rounded to bfloat16 -> the same as floats */
-INLINE void round_to_halves(float *x, int64_t n) {
-  for (int64_t c = 0; c < n; c += LANES) {
-    uint16_t halves[LANES];
-    narrow(x + c, LANES, halves);
-    store(x + c, (vf)(widen_halves(halves) << 16));
-  }
+/* The desk from a row on. */
+INLINE Desk desk_from(const Desk *d, int half, int row, int padded) {
+  Desk own = *d;
+  own.queries = (char *)d->queries + (int64_t)row * KC * (half ? 2 : 4);
+  own.scores += row * KC;
+  own.weights = half ? (void *)((uint16_t *)d->weights + (int64_t)row * KC) : own.scores;
+  own.sums += row * padded;
+  own.most += row;
+  own.total += row;
+  own.first += row;
+  own.last += row;
+  return own;
 }
 
-/* The desk for the unit's head h, whose queries and sums begin at row h m. */
-INLINE Desk desk_of(const Desk *d, int half, int h, int m, int padded) {
-  Desk own = *d;
-  own.queries = (char *)d->queries + (int64_t)h * m * KC * (half ? 2 : 4);
-  own.scores += h * m * KC;
-  own.weights = half ? (void *)((uint16_t *)d->weights + (int64_t)h * m * KC) : own.scores;
-  own.sums += h * m * padded;
-  own.most += h * m;
-  own.total += h * m;
-  return own;
+/* Many rows meet a block, TOGETHER at a time. keys, values: of the block's first position, at the unit's head */
+INLINE void meet_many(int kind, int stored, const Cache *c, const char *keys, const char *values, const Block *b, int m,
+                      int64_t base, Ahead ahead[2], Desk *d) {
+  const int half = HALF_INPUTS(kind), width = c->head_dim, padded = (int)parts(width, PANEL) * PANEL;
+  const int64_t lines = 2 * lines_of(ahead) / (parts(m, TOGETHER) * (KEYS / PANEL + padded / PANEL)) + 1;
+  turn_all_keys(kind, stored, c, keys, b, d);
+  lay_all_values(kind, stored, c, values, b, d);
+  for (int first = 0; first < m; first += TOGETHER) {
+    const int rows = (int)smaller(TOGETHER, m - first);
+    int seen = 0;
+    for (int i = first; i < first + rows; i++) seen = end_seen(d, i, base, b->n) > seen ? end_seen(d, i, base, b->n) : seen;
+    if (!seen) continue;
+    Desk own = desk_from(d, half, first, padded);
+    for (int j = 0; j < seen; j += PANEL) {
+      ask_for_lines(ahead + (ahead->at == ahead->end), lines);
+      multiply(half, rows, width, own.queries, (char *)d->keys + j * padded * (half ? 2 : 4), own.scores + j, KC, 0);
+    }
+    weigh(half, half, base, rows, seen, padded, &own);
+    for (int k = 0; k < padded; k += PANEL) {
+      ask_for_lines(ahead + (ahead->at == ahead->end), lines);
+      multiply(half, rows, seen, own.weights, (char *)d->values + k * KEYS * (half ? 2 : 4), own.sums + k, padded, 1);
+    }
+  }
 }
 
 /* kind: of the products; stored: of the cache */
@@ -424,20 +465,24 @@ INLINE void attend_kind(int kind, int stored, const Cache *c, int64_t layer, int
   const Span *s = u->span;
   const int width = c->head_dim, group = c->heads / c->kv_heads, m = (int)s->n * group, all = u->n_heads * m;
   const int few = is_few(c, m), rounded = HALF_INPUTS(kind), half = few ? HALF_INPUTS(IN_PLACE(kind)) : rounded;
-  const int padded = (int)parts(width, PANEL) * PANEL;
+  const int padded = (int)parts(width, PANEL) * PANEL, full = width / LANES * LANES;
+  const float by = c->scale * LOG2_E; /* weights are powers of 2 */
   for (int r = 0; r < all; r++) { /* row r: head r / m, query r % m */
     const float *in = queries + r % m / group * q_stride + (r / m * group + r % group) * width;
     float *scaled = half ? d->scores : (float *)d->queries + r * KC;
-    for (int k = 0; k < width; k++) scaled[k] = in[k] * c->scale;
-    for (int k = width; k < padded; k++) scaled[k] = 0;
+    for (int k = 0; k < full; k += LANES) store(scaled + k, load(in + k) * by);
+    for (int k = full; k < padded; k++) scaled[k] = k < width ? in[k] * by : 0;
     if (half) narrow(scaled, padded, (uint16_t *)d->queries + r * KC);
     else if (rounded) round_to_halves(scaled, width);
     d->most[r] = NOTHING;
     d->total[r] = 0;
+    const int64_t at = s->first + r % m / group;
+    d->first[r] = window && at >= window ? at - window + 1 : 0;
+    d->last[r] = s->limits ? s->limits[r % m / group] - 1 : at;
   }
   memset(d->sums, 0, sizeof(float) * (size_t)(all * padded));
   const int vectors = width % (4 * LANES) ? 1 : 4, step = kind == F32 ? LANES : 2 * LANES;
-  const int64_t head = width * size_of(kind), stored_head = width * size_of(stored);
+  const int64_t head = width * size_of(kind);
   const char *keys = c->keys + bytes_to(c, layer, u->head), *values = c->values + bytes_to(c, layer, u->head);
   const int64_t end = s->end;
   Block block, ahead;
@@ -446,9 +491,14 @@ INLINE void attend_kind(int kind, int stored, const Cache *c, int64_t layer, int
     const int more = base + KEYS < end, shown = (int)parts(block.n, LANES) * LANES;
     const Unit *then = more ? u : next;
     find_block_of(c, then, more ? base + KEYS : first_base(next, window), &ahead);
+    if (!few) {
+      Ahead to[] = {ahead_of(c, layer, c->keys, then, &ahead, 0, KEYS), ahead_of(c, layer, c->values, then, &ahead, 0, KEYS)};
+      meet_many(kind, stored, c, keys, values, &block, m, base, to, d);
+      continue;
+    }
     Desk own[HEADS];
-    for (int h = 0; h < u->n_heads; h++) own[h] = desk_of(d, half, h, m, padded);
-    for (int j = 0; few && j < shown; j += LANES) {
+    for (int h = 0; h < u->n_heads; h++) own[h] = desk_from(d, half, h * m, padded);
+    for (int j = 0; j < shown; j += LANES) {
       const Rows rows = rows_of(stored, c, keys, block.at + j, LANES, u->n_heads, d);
       Ahead to = j + LANES < shown ? ahead_of(c, layer, c->keys, u, &block, j + LANES, LANES)
                                    : ahead_of(c, layer, c->values, u, &block, 0, LANES);
@@ -457,24 +507,8 @@ INLINE void attend_kind(int kind, int stored, const Cache *c, int64_t layer, int
           score_some(kind, rows.pool + h * head, rows.at, k, m, own[h].queries, own[h].scores + j, &to);
       ask_for_rest(&to);
     }
-    for (int h = 0; h < u->n_heads; h++) {
-      if (!few) score_many(kind, stored, c, keys + h * stored_head, &block, m, own + h);
-      for (int i = 0; i < m; i++) {
-        const int64_t at = s->first + i / group, first = window && at >= window ? at - window + 1 : 0;
-        const int64_t last = s->limits ? s->limits[i / group] - 1 : at;
-        if (first > base || last < base + shown - 1) hide(own[h].scores + i * KC, shown, base, first, last);
-      }
-      weigh(m, block.n, padded, own + h);
-      for (int i = 0; rounded && i < m; i++) {
-        float *weights = own[h].scores + i * KC;
-        for (int j = shown; j % VALUES_AT_ONCE; j++) weights[j] = 0;
-        const int n = (int)parts(shown, VALUES_AT_ONCE) * VALUES_AT_ONCE;
-        if (half) narrow(weights, n, (uint16_t *)own[h].weights + i * KC);
-        else round_to_halves(weights, n);
-      }
-      if (!few) add_many(kind, stored, c, values + h * stored_head, &block, m, own + h);
-    }
-    for (int j = 0; few && j < shown; j += VALUES_AT_ONCE) {
+    for (int h = 0; h < u->n_heads; h++) weigh(rounded, half, base, m, block.n, padded, own + h);
+    for (int j = 0; j < shown; j += VALUES_AT_ONCE) {
       const int n = (int)smaller(VALUES_AT_ONCE, block.n - j);
       const Rows rows = rows_of(stored, c, values, block.at + j, n, u->n_heads, d);
       Ahead to = j + VALUES_AT_ONCE < shown ? ahead_of(c, layer, c->values, u, &block, j + n, VALUES_AT_ONCE)
@@ -492,8 +526,9 @@ INLINE void attend_kind(int kind, int stored, const Cache *c, int64_t layer, int
   }
   for (int r = 0; r < all; r++) {
     float *to = out + r % m / group * out_stride + (r / m * group + r % group) * width;
-    const float by = 1.0f / d->total[r];
-    for (int k = 0; k < width; k++) to[k] = d->sums[r * padded + k] * by;
+    const float share = 1.0f / d->total[r];
+    for (int k = 0; k < full; k += LANES) store(to + k, load(d->sums + r * padded + k) * share);
+    for (int k = full; k < width; k++) to[k] = d->sums[r * padded + k] * share;
   }
 }
 
@@ -515,7 +550,8 @@ Desk new_desk(const Cache *c, int64_t length, Scratch *s) {
             .sums = take_floats(s, n_rows * width),
             .keys = take_floats(s, KEYS * width), .values = take_floats(s, KEYS * width),
             .most = take_floats(s, all + LANES), .now = take_floats(s, m + LANES), .by = take_floats(s, m + LANES),
-            .total = take_floats(s, all + LANES)};
+            .total = take_floats(s, all + LANES), .first = take(s, all * (int64_t)sizeof(int64_t)),
+            .last = take(s, all * (int64_t)sizeof(int64_t))};
   d.weights = c->kv_kind != F32 && HALF_INPUTS(BF16) ? take_floats(s, n_rows * KC / 2) : d.scores;
   if (c->kv_kind == E4M3) d.widened = take(s, (int64_t)VALUES_AT_ONCE * c->kv_heads * c->head_dim * 2);
   if (d.values && width > c->head_dim) {

@@ -188,6 +188,25 @@ INLINE vf vexp(vf x) {
 #endif
 }
 
+#define LOG2_E 1.44269504f
+
+/* 2^x for x <= 0, to about one unit in the last place. (The polynomial has the least relative error for x - floor(x), and
+ * is 1 at 0.) */
+INLINE vf vexp2(vf x) {
+#ifdef __AVX512DQ__
+  const vf r = (vf)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  vf p = splat(1.8671298442e-3f);
+  p = p * r + 9.0170307907e-3f;
+  p = p * r + 5.5799912799e-2f;
+  p = p * r + 2.4016445022e-1f;
+  p = p * r + 6.9315131180e-1f;
+  p = p * r + 1.0f;
+  return (vf)_mm512_scalef_ps((__m512)p, (__m512)x);
+#else
+  return vexp(x / LOG2_E);
+#endif
+}
+
 /* gate | up -> silu(gate) * up */
 INLINE void silu_mul(const float *x, float *y, int n) {
   int full = n / LANES * LANES;
