@@ -460,8 +460,7 @@ INLINE void meet_many(int kind, int stored, const Cache *c, const char *keys, co
 
 /* kind: of the products; stored: of the cache */
 INLINE void attend_kind(int kind, int stored, const Cache *c, int64_t layer, int64_t window, const Unit *u,
-                        const Unit *next, const float *queries, int64_t q_stride, float *out, int64_t out_stride,
-                        Desk *d) {
+                        const Unit *next, const float *queries, int64_t q_stride, Activations out, Desk *d) {
   const Span *s = u->span;
   const int width = c->head_dim, group = c->heads / c->kv_heads, m = (int)s->n * group, all = u->n_heads * m;
   const int few = is_few(c, m), rounded = HALF_INPUTS(kind), half = few ? HALF_INPUTS(IN_PLACE(kind)) : rounded;
@@ -525,19 +524,21 @@ INLINE void attend_kind(int kind, int stored, const Cache *c, int64_t layer, int
     }
   }
   for (int r = 0; r < all; r++) {
-    float *to = out + r % m / group * out_stride + (r / m * group + r % group) * width;
+    const int64_t t = s->t + r % m / group, at = ((u->head + r / m) * group + r % group) * width, n = c->heads * width;
     const float share = 1.0f / d->total[r];
-    for (int k = 0; k < full; k += LANES) store(to + k, load(d->sums + r * padded + k) * share);
-    for (int k = full; k < width; k++) to[k] = d->sums[r * padded + k] * share;
+    float *sums = d->sums + r * padded;
+    for (int k = 0; k < padded; k += LANES) store(sums + k, load(sums + k) * share);
+    if (!out.packed) memcpy((float *)out.at + t * n + at, sums, sizeof(float) * (size_t)width);
+    else for (int k = 0; k < width; k += LANES) narrow(sums + k, LANES, packed_at(out.at, n, t, at + k));
   }
 }
 
 void attend(const Cache *c, int64_t layer, int64_t window, const Unit *u, const Unit *next, const float *queries,
-            int64_t q_stride, float *out, int64_t out_stride, Desk *d) {
+            int64_t q_stride, Activations out, Desk *d) {
   switch (c->kv_kind) { /* constants, so that each case is a function of its own */
-    case F32: attend_kind(F32, F32, c, layer, window, u, next, queries, q_stride, out, out_stride, d); break;
-    case BF16: attend_kind(BF16, BF16, c, layer, window, u, next, queries, q_stride, out, out_stride, d); break;
-    default: attend_kind(BF16, E4M3, c, layer, window, u, next, queries, q_stride, out, out_stride, d);
+    case F32: attend_kind(F32, F32, c, layer, window, u, next, queries, q_stride, out, d); break;
+    case BF16: attend_kind(BF16, BF16, c, layer, window, u, next, queries, q_stride, out, d); break;
+    default: attend_kind(BF16, E4M3, c, layer, window, u, next, queries, q_stride, out, d);
   }
 }
 

@@ -51,7 +51,7 @@ INLINE int64_t slot_of(const Cache *c, int64_t row, int64_t position) {
   return (int64_t)pages[position / c->page_size] * c->page_size + position % c->page_size;
 }
 
-/* queries, out: of the span's first position, at the first group's first head; `q_stride`, `out_stride`: from one position
- * to the next. `next`: what this thread computes next, as far as one knows: its keys and values are asked for. */
+/* queries: of the span's first position, at the first group's first head; `q_stride`: from one position to the next. out
+ * [t, heads * head_dim]. `next`: what this thread computes next, as far as one knows: its keys and values are asked for. */
 void attend(const Cache *c, int64_t layer, int64_t window, const Unit *u, const Unit *next, const float *queries,
-            int64_t q_stride, float *out, int64_t out_stride, Desk *d);
+            int64_t q_stride, Activations out, Desk *d);

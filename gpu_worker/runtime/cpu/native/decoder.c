@@ -85,6 +85,7 @@ typedef struct {
   int64_t n_units;
   const Run *runs;
   int64_t n_runs;
+  int packed; /* whether normed, mixed and acted are packed in bfloat16 */
 } Plan;
 
 /* The order of an adapter's deltas in a layer. */
@@ -174,22 +175,25 @@ static void attention(const Model *m, int64_t layer, const Plan *p, Desk *d) {
   for (int64_t i = p->n_units - 1; i >= 0; i--) { /* from the end: the longest first */
     const Unit *u = p->units + i, *next = i < omp_get_num_threads() ? u : u - omp_get_num_threads();
     attend(cache, layer, window, u, next, s->qkv + u->span->t * wide + u->head * group, wide,
-           s->mixed + u->span->t * q + u->head * group, q, d);
+           (Activations){s->mixed, p->packed}, d);
   }
 }
 
-static void norms(const Model *m, const Step *s, const Norm *norm) {
+/* row: a thread's own scratch */
+static void norms(const Model *m, const Plan *p, const Norm *norm, float *row) {
+  const Step *s = &p->step;
 #pragma omp for schedule(static)
-  for (int64_t t = 0; t < s->t; t++)
-    normalise(s->hidden + t * m->hidden, norm, s->normed + t * m->hidden, m->hidden, m->eps);
+  for (int64_t t = 0; t < s->t; t++) {
+    normalise(s->hidden + t * m->hidden, norm, p->packed ? row : s->normed + t * m->hidden, m->hidden, m->eps);
+    if (p->packed) pack_row(row, m->hidden, t, s->normed);
+  }
 }
 
 /* A step's linear maps, in their order: MAPS for each layer, then the head. */
 typedef struct {
   const Linear *l;
   int64_t rows;
-  const float *x;
-  float *y;
+  Activations x, y;
   How how;
 } Map;
 
@@ -198,16 +202,19 @@ static int is_gated(const Model *m, const Layer *l, const Step *s) {
   return l->gate_up.n > m->inner && m->inner % PANEL == 0 && !l->gate_up.library && !s->adapters;
 }
 
-static Map map_at(const Model *m, const Step *s, int64_t at) {
-  if (at == (int64_t)m->n_layers * MAPS) return (Map){&m->head, s->t, s->normed, s->logits, SET};
+static Map map_at(const Model *m, const Plan *p, int64_t at) {
+  const Step *s = &p->step;
+  const Activations normed = {s->normed, p->packed}, mixed = {s->mixed, p->packed}, acted = {s->acted, p->packed};
+  const Activations qkv = {s->qkv, 0}, hidden = {s->hidden, 0}, gates = {s->gates, 0}, logits = {s->logits, 0};
+  if (at == (int64_t)m->n_layers * MAPS) return (Map){&m->head, s->t, normed, logits, SET};
   const Layer *l = m->layers + at / MAPS;
   switch (at % MAPS) {
-    case QKV: return (Map){&l->qkv, s->t, s->normed, s->qkv, SET};
-    case OUT: return (Map){&l->out, s->t, s->mixed, s->hidden, ADD};
+    case QKV: return (Map){&l->qkv, s->t, normed, qkv, SET};
+    case OUT: return (Map){&l->out, s->t, mixed, hidden, ADD};
     case GATE_UP:
-      if (is_gated(m, l, s)) return (Map){&l->gate_up, s->t, s->normed, s->acted, GATED};
-      return (Map){&l->gate_up, s->t, s->normed, s->gates, SET};
-    default: return (Map){&l->down, s->t, s->acted, s->hidden, ADD};
+      if (is_gated(m, l, s)) return (Map){&l->gate_up, s->t, normed, acted, GATED};
+      return (Map){&l->gate_up, s->t, normed, gates, SET};
+    default: return (Map){&l->down, s->t, acted, hidden, ADD};
   }
 }
 
@@ -215,7 +222,7 @@ static Map map_at(const Model *m, const Step *s, int64_t at) {
 static void deltas(const Map *map, int64_t at, const Plan *p, Bench *b) {
   const Step *s = &p->step;
   if (p->n_runs)
-    add_deltas(p->runs, p->n_runs, at, map->x, map->l->k, map->y, map->l->n, s->reduced, s->reduced_stride, b);
+    add_deltas(p->runs, p->n_runs, at, map->x.at, map->l->k, map->y.at, map->l->n, s->reduced, s->reduced_stride, b);
 }
 
 /* The most terms of a sum, those of an adapter's B among them. */
@@ -266,9 +273,24 @@ typedef struct {
   Plan all, last;
 } Plans;
 
+/* Whether what the maps of a step take can be packed: they all multiply on tiles, and it is no larger packed. */
+static int can_pack(const Model *m, const Step *s) {
+#ifdef TILES
+  if (s->t < SIDE || s->adapters || m->library || m->hidden % DEPTH || m->inner % DEPTH || m->cache.head_dim % DEPTH)
+    return 0;
+  for (int64_t i = 0; i < m->n_layers; i++) {
+    const Layer *l = m->layers + i;
+    if (!HALF_INPUTS(l->qkv.kind) || !HALF_INPUTS(l->out.kind) || !HALF_INPUTS(l->gate_up.kind) || !HALF_INPUTS(l->down.kind)) return 0;
+  }
+  return !s->logits || HALF_INPUTS(m->head.kind);
+#else
+  return (void)m, (void)s, 0;
+#endif
+}
+
 /* A plan of the first `n` inputs of a list. */
 static Plan new_plan(const Model *m, const Step *s, int64_t n, int n_threads, const Lists *l) {
-  Plan p = {.step = *s, .inputs = l->inputs, .units = l->units, .runs = l->runs};
+  Plan p = {.step = *s, .inputs = l->inputs, .units = l->units, .runs = l->runs, .packed = can_pack(m, s)};
   p.step.t = n;
   const int64_t n_spans = find_spans(&m->cache, n, l->inputs, s->rows, s->positions, s->limits, l->spans);
   p.n_units = find_units(&m->cache, l->spans, n_spans, n_threads, l->units);
@@ -288,36 +310,42 @@ static const Plan *plan_at(const Model *m, const Plans *plans, int64_t at) {
 }
 
 /* x [all positions, width] -> those of a plan */
-static void pick_rows(const Plan *p, float *x, int64_t width) {
+static void pick_rows(const Plan *p, Activations x, int64_t width) {
   for (int64_t i = 0; i < p->step.t; i++)
-    memmove(x + i * width, x + p->inputs[i] * width, sizeof(float) * (size_t)width);
+    if (!x.packed) memmove((float *)x.at + i * width, (float *)x.at + p->inputs[i] * width, sizeof(float) * (size_t)width);
+    else
+      for (int64_t c = 0; c < width; c += DEPTH)
+        memmove(packed_at(x.at, width, i, c), packed_at(x.at, width, p->inputs[i], c), sizeof(uint16_t) * DEPTH);
 }
 
 /* What comes before a map: its inputs. */
-static void prepare(const Model *m, const Plans *plans, int64_t at, Desk *d) {
+static void prepare(const Model *m, const Plans *plans, int64_t at, Room *own) {
+  float *row = own->bench.inputs;
   const int64_t i = at / MAPS;
   const Layer *l = m->layers + i;
   const Plan *p = plan_at(m, plans, at);
   const Step *s = &p->step;
-  if (i == m->n_layers) norms(m, s, &m->norm);
-  else if (at % MAPS == QKV) norms(m, s, &l->input_norm);
+  if (i == m->n_layers) norms(m, p, &m->norm, row);
+  else if (at % MAPS == QKV) norms(m, p, &l->input_norm, row);
   else if (at % MAPS == GATE_UP) {
-    if (l->post_norm.weight) norms(m, s, &l->post_norm);
+    if (l->post_norm.weight) norms(m, p, &l->post_norm, row);
   } else if (at % MAPS == OUT) {
     rotate_and_keep(m, l, i, &plans->all.step);
-    attention(m, i, p, d);
+    attention(m, i, p, &own->desk);
     if (s->t == plans->all.step.t) return;
 #pragma omp single
     {
-      pick_rows(p, s->hidden, m->hidden);
-      pick_rows(p, s->normed, m->hidden);
-      pick_rows(p, s->mixed, (int64_t)m->cache.heads * m->cache.head_dim);
+      pick_rows(p, (Activations){s->hidden, 0}, m->hidden);
+      pick_rows(p, (Activations){s->normed, p->packed}, m->hidden);
+      pick_rows(p, (Activations){s->mixed, p->packed}, (int64_t)m->cache.heads * m->cache.head_dim);
     }
   } else if (!is_gated(m, l, s)) {
     const int64_t gates = l->gate_up.n, gated = gates > m->inner;
 #pragma omp for schedule(static)
-    for (int64_t t = 0; t < s->t; t++)
-      (gated ? silu_mul : gelu)(s->gates + t * gates, s->acted + t * m->inner, m->inner);
+    for (int64_t t = 0; t < s->t; t++) {
+      (gated ? silu_mul : gelu)(s->gates + t * gates, p->packed ? row : s->acted + t * m->inner, m->inner);
+      if (p->packed) pack_row(row, m->inner, t, s->acted);
+    }
   }
 }
 
@@ -333,7 +361,7 @@ static int compute(const Model *m, const Step *s, int n_threads, const Library *
   int stage = NOTHING_YET, failures = 0; /* of the map `from` */
   for (int64_t from = 0, end; from < n_maps; from = end) {
     for (end = stage ? from + 1 : from; end < n_maps; end++) {
-      const Map map = map_at(m, &plan_at(m, &plans, end)->step, end);
+      const Map map = map_at(m, plan_at(m, &plans, end), end);
       if (library && of_library(map.l, map.rows)) break;
     }
 #pragma omp parallel num_threads(n_threads)
@@ -344,9 +372,9 @@ static int compute(const Model *m, const Step *s, int n_threads, const Library *
       if (!from && !stage && s->token_ids) embed(&m->head, s->t, s->token_ids, s->hidden);
       for (int64_t at = from; at < smaller(end + 1, n_maps); at++) {
         const Plan *plan = plan_at(m, &plans, at);
-        const Map map = map_at(m, &plan->step, at);
+        const Map map = map_at(m, plan, at);
         const int reached = at == from ? stage : NOTHING_YET;
-        if (reached < PREPARED) prepare(m, &plans, at, &own.desk);
+        if (reached < PREPARED) prepare(m, &plans, at, &own);
         if (at == end) break;
         if (reached < MULTIPLIED) linear(map.l, map.rows, map.x, map.y, map.how, &own.bench);
         if (at < head) deltas(&map, at, plan, &own.bench);
@@ -354,8 +382,8 @@ static int compute(const Model *m, const Step *s, int n_threads, const Library *
       end_tiles(before);
     }
     if (end == n_maps) break;
-    const Map map = map_at(m, &plan_at(m, &plans, end)->step, end);
-    const int made = library_linear(library, map.l, map.rows, map.x, map.y, map.how == ADD, s->halves, n_threads);
+    const Map map = map_at(m, plan_at(m, &plans, end), end);
+    const int made = library_linear(library, map.l, map.rows, map.x.at, map.y.at, map.how == ADD, s->halves, n_threads);
     stage = made ? MULTIPLIED : PREPARED;
     failures += !made;
   }

@@ -55,7 +55,7 @@ int32_t petiole_linear(const Library *library, const Linear *l, int64_t m, const
     Bench own = new_bench(m, l->k, &(Scratch){scratch + omp_get_thread_num() * stride, 0});
     own.packed = first.packed;
     const uint32_t before = begin_tiles();
-    linear(l, m, x, y, SET, &own);
+    linear(l, m, (Activations){(void *)x, 0}, (Activations){y, 0}, SET, &own);
     end_tiles(before);
   }
   return 1;

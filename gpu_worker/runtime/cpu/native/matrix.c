@@ -272,27 +272,50 @@ static void finish_gated(const Linear *l, int64_t p, int64_t q, int m, float *su
 
 #ifdef TILES
 /* Unit `i` of a map: a panel, or both of the same outputs, for ROWS inputs at most. */
-static void compute_unit_on_tiles(const Linear *l, int64_t i, int64_t m, float *y, How how, Bench *b) {
-  const int64_t each = how == GATED ? 2 : 1, units = parts(l->n, PANEL) / each, ldy = l->n / each;
-  const int64_t first = i / units * ROWS, p = i % units, rows = smaller(ROWS, m - first);
-  Inputs x = packed_inputs(b->packed, m, l->k);
-  x.at += first / (2 * SIDE) * x.block;
-  for (int64_t half = 0; half < each; half++) {
-    const int64_t next = half + 1 < each ? p + units : smaller(p + 1, units - 1);
-    sums_on_tiles(l, p + half * units, next, rows, x, b->sums + half * PANEL, each * PANEL, b);
+typedef struct {
+  const Linear *l;
+  int64_t first, p, q; /* its first row; its panel, or both */
+  Activations y;
+  int64_t ldy;
+  How how;
+  float *sums;
+} Unit;
+
+/* n rows of a unit, from row `row` of it on */
+static void finish_rows(const void *of, int64_t row, int64_t n) {
+  const Unit *u = of;
+  const int64_t first = u->first + row;
+  float *sums = u->sums + row * (u->how == GATED ? PAIR : PANEL), *y = (float *)u->y.at + first * u->ldy + u->p * PANEL;
+  if (u->how != GATED) finish(u->l, u->p, (int)n, sums, PANEL, y, u->ldy, u->how == ADD);
+  else if (!u->y.packed) finish_gated(u->l, u->p, u->q, (int)n, sums, y, u->ldy);
+  else {
+    finish_gated(u->l, u->p, u->q, (int)n, sums, sums, PAIR);
+    for (int64_t j = 0; j < n; j++) narrow(sums + j * PAIR, PANEL, packed_at(u->y.at, u->ldy, first + j, u->p * PANEL));
   }
-  y += first * ldy + p * PANEL;
-  if (how == GATED) finish_gated(l, p, p + units, (int)rows, b->sums, y, ldy);
-  else finish(l, p, (int)rows, b->sums, PANEL, y, ldy, how == ADD);
 }
 
-static void linear_on_tiles(const Linear *l, int64_t m, const float *x, float *y, How how, Bench *b) {
-  const int64_t units = parts(m, ROWS) * (parts(l->n, PANEL) / (how == GATED ? 2 : 1)), block = 2 * SIDE;
+static void finish_later(const void *of, int64_t row, int64_t n) { (void)of, (void)row, (void)n; }
+
+static void compute_unit_on_tiles(const Linear *l, int64_t i, int64_t m, const void *packed, Activations y, How how,
+                                  Bench *b) {
+  const int64_t each = how == GATED ? 2 : 1, units = parts(l->n, PANEL) / each, p = i % units;
+  const Unit u = {l, i / units * ROWS, p, p + units, y, l->n / each, how, b->sums};
+  const int64_t rows = smaller(ROWS, m - u.first), after = smaller(p + 1, units - 1);
+  Inputs x = packed_inputs(packed, l->k);
+  x.at += u.first / (2 * SIDE) * x.block;
+  if (how == GATED) {
+    sums_on_tiles(l, p, u.q, rows, x, b->sums, PAIR, b, finish_later, NULL);
+    sums_on_tiles(l, u.q, after, rows, x, b->sums + PANEL, PAIR, b, finish_rows, &u);
+  } else sums_on_tiles(l, p, after, rows, x, b->sums, PANEL, b, finish_rows, &u);
+}
+
+static void linear_on_tiles(const Linear *l, int64_t m, Activations x, Activations y, How how, Bench *b) {
+  const int64_t units = parts(m, ROWS) * (parts(l->n, PANEL) / (how == GATED ? 2 : 1));
+  if (!x.packed)
 #pragma omp for schedule(static)
-  for (int64_t i = 0; i < parts(m, block); i++)
-    pack_inputs(x, l->k, m, i * block, smaller(m, (i + 1) * block), l->k, b->packed);
+    for (int64_t j = 0; j < m; j++) pack_row((const float *)x.at + j * l->k, l->k, j, b->packed);
 #pragma omp for schedule(guided, 1)
-  for (int64_t i = 0; i < units; i++) compute_unit_on_tiles(l, i, m, y, how, b);
+  for (int64_t i = 0; i < units; i++) compute_unit_on_tiles(l, i, m, x.packed ? x.at : b->packed, y, how, b);
 }
 #endif
 
@@ -311,9 +334,9 @@ static void slice(int kind, const float *x, int64_t ldx, int64_t m, int64_t k, c
 static void sums_of(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, float *sums, int64_t lds, Bench *b) {
 #ifdef TILES
   if (HALF_INPUTS(l->kind)) {
-    if (x != b->held) pack_inputs(x, ldx, m, 0, m, l->k, b->inputs);
+    for (int j = 0; x != b->held && j < m; j++) pack_row(x + j * ldx, l->k, j, b->inputs);
     b->held = x;
-    sums_on_tiles(l, p, p, m, packed_inputs(b->inputs, m, l->k), sums, lds, b);
+    sums_on_tiles(l, p, p, m, packed_inputs(b->inputs, l->k), sums, lds, b, finish_later, NULL);
     return;
   }
 #endif
@@ -399,7 +422,7 @@ INLINE void compute_unit(const Linear *l, int64_t i, int64_t m, const float *x, 
       outputs(l, p, (int)rows, x, l->k, y, l->n, how == ADD, b);
 }
 
-void linear(const Linear *l, int64_t m, const float *x, float *y, How how, Bench *b) {
+void linear(const Linear *l, int64_t m, Activations x, Activations y, How how, Bench *b) {
   const int64_t units = parts(m, ROWS) * parts(parts(l->n, PANEL), unit_of(l, m, how)); /* 0 if a chunk wants no logits */
   b->held = NULL;
 #ifdef TILES
@@ -410,10 +433,10 @@ void linear(const Linear *l, int64_t m, const float *x, float *y, How how, Bench
 #endif
   if (m > ROWS) {
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < units; i++) compute_unit(l, i, m, x, y, how, b);
+    for (int64_t i = 0; i < units; i++) compute_unit(l, i, m, x.at, y.at, how, b);
   } else { /* neighbours in memory one after the other, but the last few to whoever is free */
 #pragma omp for schedule(guided, 1)
-    for (int64_t i = 0; i < (m ? units : 0); i++) compute_unit(l, i, m, x, y, how, b);
+    for (int64_t i = 0; i < (m ? units : 0); i++) compute_unit(l, i, m, x.at, y.at, how, b);
   }
 }
 

@@ -76,9 +76,15 @@ void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, flo
 /* Rows of a packed embedding: out [t, k]. Called by every thread of a region. */
 void embed(const Linear *l, int64_t t, const int64_t *ids, float *out);
 
+/* Inputs or outputs of a map: floats, row by row, or `packed` in bfloat16, as tiles.h packs inputs. */
+typedef struct {
+  void *at;
+  int packed;
+} Activations;
+
 /* What becomes of y. GATED: y [m, n / 2] = silu(gates) * ups, where x Wt + b is gates | ups, and n / 2 is a multiple of
  * PANEL. */
 typedef enum { SET, ADD, GATED } How;
 
-/* y [m, n] (+)= x Wt + b. Called by every thread of a region; ends with a barrier. */
-void linear(const Linear *l, int64_t m, const float *x, float *y, How how, Bench *b);
+/* y [m, n] (+)= x Wt + b; y may be packed where GATED. Called by every thread of a region; ends with a barrier. */
+void linear(const Linear *l, int64_t m, Activations x, Activations y, How how, Bench *b);

@@ -112,14 +112,15 @@ INLINE void multiply_rows(int two, int64_t n, Inputs x, const char *w, float *c,
   end_sums(two, c, ldc);
 }
 
-INLINE void multiply_blocks(int64_t m, int64_t n, Inputs x, const char *w, float *c, int64_t ldc, int add, Ahead *ahead) {
-  for (; m > 0; m -= 2 * SIDE, x.at += x.block, c += 2 * SIDE * ldc)
-    if (m > SIDE) multiply_rows(1, n, x, w, c, ldc, add, ahead);
-    else multiply_rows(0, n, x, w, c, ldc, add, ahead);
+/* m: one block of inputs or less */
+INLINE void multiply_block(int64_t m, int64_t n, Inputs x, const char *w, float *c, int64_t ldc, int add, Ahead *ahead) {
+  if (m > SIDE) multiply_rows(1, n, x, w, c, ldc, add, ahead);
+  else multiply_rows(0, n, x, w, c, ldc, add, ahead);
 }
 
 void multiply_tiles(int64_t m, int64_t n, Inputs x, const char *w, float *c, int64_t ldc, int add) {
-  multiply_blocks(m, n, x, w, c, ldc, add, NULL);
+  for (; m > 0; m -= 2 * SIDE, x.at += x.block, c += 2 * SIDE * ldc)
+    multiply_block(m, n, x, w, c, ldc, add, NULL);
 }
 
 /* ---------------------------------------------------------------- weights of a panel */
@@ -158,7 +159,8 @@ INLINE void multiply_widened(int kind, int lines, int two, int64_t kc, Inputs x,
   ahead->at = ask;
 }
 
-void sums_on_tiles(const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, int64_t lds, Bench *b) {
+void sums_on_tiles(const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, int64_t lds, Bench *b,
+                   void (*finish)(const void *of, int64_t first, int64_t n), const void *of) {
   const char *w = weights_to(l, p * PANEL);
   const int64_t ldw = row_of(l->kind, l->block), raw = before_rows(l), blocks = parts(m, 2 * SIDE);
   const int two = m > SIDE, many = blocks > MANY;
@@ -178,24 +180,26 @@ void sums_on_tiles(const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x
     if (l->kind == BF16) { EACH_SIZE(BF16, 8) } /* constants, so that each case is a function of its own */
     else if (l->kind == TWELVE) { EACH_SIZE(TWELVE, 6) }
     else { EACH_SIZE(INT8_HALF, 4) }
+    if (last) finish(of, 0, smaller(m, 2 * SIDE));
     Inputs others = x;
-    others.at += x.block;
-    multiply_blocks(m - 2 * SIDE, n, others, b->panel, sums + 2 * SIDE * lds, lds, from > 0, &ahead);
+    for (int64_t row = 2 * SIDE; row < m; row += 2 * SIDE) {
+      const int64_t rows = smaller(2 * SIDE, m - row);
+      others.at += x.block;
+      multiply_block(rows, n, others, b->panel, sums + row * lds, lds, from > 0, &ahead);
+      if (last) finish(of, row, rows);
+    }
     x.at += n * x.step;
   }
 }
 
 /* ---------------------------------------------------------------- inputs */
 
-void pack_inputs(const float *x, int64_t ldx, int64_t m, int64_t from, int64_t to, int64_t k, void *out) {
-  const Inputs packed = packed_inputs(out, m, k);
-  for (int64_t j = from; j < to; j++) {
-    char *at = (char *)out + j / (2 * SIDE) * packed.block + j % (2 * SIDE) * packed.row;
-    for (int64_t c = 0; c < k; c += DEPTH, at += packed.step) {
-      const int64_t n = smaller(DEPTH, k - c);
-      narrow(x + j * ldx + c, n, (uint16_t *)at);
-      if (n < DEPTH) memset((uint16_t *)at + n, 0, sizeof(uint16_t) * (size_t)(DEPTH - n));
-    }
+void pack_row(const float *x, int64_t k, int64_t j, void *out) {
+  for (int64_t c = 0; c < k; c += DEPTH) {
+    const int64_t n = smaller(DEPTH, k - c);
+    uint16_t *at = packed_at(out, k, j, c);
+    narrow(x + c, n, at);
+    if (n < DEPTH) memset(at + n, 0, sizeof(uint16_t) * (size_t)(DEPTH - n));
   }
 }
 #endif

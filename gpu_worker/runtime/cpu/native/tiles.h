@@ -14,17 +14,22 @@ typedef struct {
   int64_t row, step, block;
 } Inputs;
 
-/* Inputs [m, k] that lie in blocks of rows: [ceil(k / DEPTH)][rows][DEPTH]. A few of them are one tile. */
-INLINE Inputs packed_inputs(const void *at, int64_t m, int64_t k) {
-  const int64_t rows = m > SIDE ? 2 * SIDE : SIDE;
-  return (Inputs){at, 2 * DEPTH, rows * 2 * DEPTH, parts(k, DEPTH) * rows * 2 * DEPTH};
+/* Inputs [m, k] that lie in blocks of rows: [ceil(k / DEPTH)][2 SIDE][DEPTH]. */
+INLINE Inputs packed_inputs(const void *at, int64_t k) {
+  return (Inputs){at, 2 * DEPTH, 2 * TILE, parts(k, DEPTH) * 2 * TILE};
 }
 
-/* The bytes that such inputs take. */
-INLINE int64_t packed_size(int64_t m, int64_t k) { return parts(m, 2 * SIDE) * packed_inputs(NULL, m, k).block; }
+/* The place of input c in row j. */
+INLINE uint16_t *packed_at(void *at, int64_t k, int64_t j, int64_t c) {
+  const Inputs x = packed_inputs(at, k);
+  return (uint16_t *)((char *)at + j / (2 * SIDE) * x.block + c / DEPTH * x.step + j % (2 * SIDE) * x.row) + c % DEPTH;
+}
 
-/* Rows [from, to) of x [m, k] -> bfloat16 where `packed_inputs` says. Terms behind the last are 0. */
-void pack_inputs(const float *x, int64_t ldx, int64_t m, int64_t from, int64_t to, int64_t k, void *out);
+/* The bytes that such inputs take: with k a multiple of DEPTH no more than floats, if m is at least SIDE. */
+INLINE int64_t packed_size(int64_t m, int64_t k) { return parts(m, 2 * SIDE) * packed_inputs(NULL, k).block; }
+
+/* Row j of an input [k] -> bfloat16 at its place, and zeros behind the last. */
+void pack_row(const float *x, int64_t k, int64_t j, void *out);
 
 /* Between these two calls a thread may multiply on tiles. end_tiles takes what begin_tiles gave. */
 uint32_t begin_tiles(void);
@@ -34,10 +39,14 @@ void end_tiles(uint32_t before);
  * terms those to the first SIDE outputs, then those to the others. */
 void multiply_tiles(int64_t m, int64_t n, Inputs x, const char *w, float *c, int64_t ldc, int add);
 
-/* sums [m in whole tiles][lds]: those of panel p, for m <= ROWS inputs. next: the panel whose weights are read then. */
-void sums_on_tiles(const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, int64_t lds, Bench *b);
+/* sums [m in whole tiles][lds]: those of panel p, for m <= ROWS inputs. next: the panel whose weights are read then. As
+ * soon as the sums of some rows are there, while the first cache still holds them, `finish(of, first, n)` is called. */
+void sums_on_tiles(const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, int64_t lds, Bench *b,
+                   void (*finish)(const void *of, int64_t first, int64_t n), const void *of);
 #else
 INLINE int64_t packed_size(int64_t m, int64_t k) { return (void)m, (void)k, 0; }
+INLINE uint16_t *packed_at(void *at, int64_t k, int64_t j, int64_t c) { return (void)k, (void)j, (void)c, at; }
+INLINE void pack_row(const float *x, int64_t k, int64_t j, void *out) { (void)x, (void)k, (void)j, (void)out; }
 INLINE uint32_t begin_tiles(void) { return 0; }
 INLINE void end_tiles(uint32_t before) { (void)before; }
 #endif
