@@ -133,7 +133,7 @@ static void rotate(float *x, const float *table, int d) {
 }
 
 /* x (1 + tanh(s)) / 2 with s = sqrt(2 / pi) (x + 0.044715 x^3), which is x / (1 + e^-2s) */
-INLINE vf gelu1(vf x) { return x / (1.0f + vexp(x * (x * x * -0.0713548163f - 1.5957691216f))); }
+INLINE vf gelu1(vf x) { return x * sigmoid(x * (x * x * 0.0713548163f + 1.5957691216f)); }
 
 static void gelu(const float *x, float *y, int n) {
   int full = n / LANES * LANES;
@@ -343,7 +343,10 @@ static void prepare(const Model *m, const Plans *plans, int64_t at, Room *own) {
     const int64_t gates = l->gate_up.n, gated = gates > m->inner;
 #pragma omp for schedule(static)
     for (int64_t t = 0; t < s->t; t++) {
-      (gated ? silu_mul : gelu)(s->gates + t * gates, p->packed ? row : s->acted + t * m->inner, m->inner);
+      const float *in = s->gates + t * gates;
+      float *to = p->packed ? row : s->acted + t * m->inner;
+      if (gated) silu_mul(in, in + m->inner, to, m->inner);
+      else gelu(in, to, m->inner);
       if (p->packed) pack_row(row, m->inner, t, s->acted);
     }
   }

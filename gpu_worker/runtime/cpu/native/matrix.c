@@ -267,55 +267,79 @@ static void finish_gated(const Linear *l, int64_t p, int64_t q, int m, float *su
     finish(l, p, m, sums, PAIR, sums, PAIR, 0);
     finish(l, q, m, sums + PANEL, PAIR, sums + PANEL, PAIR, 0);
   }
-  for (int j = 0; j < m; j++) silu_mul(sums + j * PAIR, y + j * ldy, PANEL);
+  for (int j = 0; j < m; j++) silu_mul(sums + j * PAIR, sums + j * PAIR + PANEL, y + j * ldy, PANEL);
 }
 
 #ifdef TILES
-/* Unit `i` of a map: a panel, or both of the same outputs, for ROWS inputs at most. */
+#define SOME 8 /* rows that are finished at a time */
+
+/* A panel, or both of the same outputs, for ROWS inputs at most. */
 typedef struct {
   const Linear *l;
-  int64_t first, p, q; /* its first row; its panel, or both */
+  int64_t p, q, first, rows, done; /* its panel, or both; its inputs; how many of them are finished */
   Activations y;
-  int64_t ldy;
   How how;
-  float *sums;
+  float *sums; /* [rows][PANEL], twice where GATED */
 } Unit;
 
-/* n rows of a unit, from row `row` of it on */
-static void finish_rows(const void *of, int64_t row, int64_t n) {
-  const Unit *u = of;
-  const int64_t first = u->first + row;
-  float *sums = u->sums + row * (u->how == GATED ? PAIR : PANEL), *y = (float *)u->y.at + first * u->ldy + u->p * PANEL;
-  if (u->how != GATED) finish(u->l, u->p, (int)n, sums, PANEL, y, u->ldy, u->how == ADD);
-  else if (!u->y.packed) finish_gated(u->l, u->p, u->q, (int)n, sums, y, u->ldy);
-  else {
-    finish_gated(u->l, u->p, u->q, (int)n, sums, sums, PAIR);
-    for (int64_t j = 0; j < n; j++) narrow(sums + j * PAIR, PANEL, packed_at(u->y.at, u->ldy, first + j, u->p * PANEL));
+/* y [n, PANEL] = silu(gates) * ups, for rows from `at` on. */
+static void finish_gates(const Unit *u, int64_t at, int64_t n) {
+  float *gates = u->sums + at * PANEL, *ups = gates + ROWS * PANEL;
+  const int64_t ldy = u->l->n / 2;
+  if (u->l->bias || u->l->scale) {
+    finish(u->l, u->p, (int)n, gates, PANEL, gates, PANEL, 0);
+    finish(u->l, u->q, (int)n, ups, PANEL, ups, PANEL, 0);
+  }
+  for (int64_t j = 0; j < n; j++) {
+    float *to = u->y.packed ? gates + j * PANEL : (float *)u->y.at + (u->first + at + j) * ldy + u->p * PANEL;
+    silu_mul(gates + j * PANEL, ups + j * PANEL, to, PANEL);
+    if (u->y.packed) narrow(to, PANEL, packed_at(u->y.at, ldy, u->first + at + j, u->p * PANEL));
   }
 }
 
-static void finish_later(const void *of, int64_t row, int64_t n) { (void)of, (void)row, (void)n; }
+static void finish_some(Unit *u, int64_t most) {
+  const int64_t n = smaller(most, u->rows - u->done), at = u->done;
+  float *y = (float *)u->y.at + (u->first + at) * u->l->n + u->p * PANEL;
+  if (u->how == GATED) finish_gates(u, at, n);
+  else finish(u->l, u->p, (int)n, u->sums + at * PANEL, PANEL, y, u->l->n, u->how == ADD);
+  u->done += n;
+}
 
-static void compute_unit_on_tiles(const Linear *l, int64_t i, int64_t m, const void *packed, Activations y, How how,
-                                  Bench *b) {
-  const int64_t each = how == GATED ? 2 : 1, units = parts(l->n, PANEL) / each, p = i % units;
-  const Unit u = {l, i / units * ROWS, p, p + units, y, l->n / each, how, b->sums};
-  const int64_t rows = smaller(ROWS, m - u.first), after = smaller(p + 1, units - 1);
-  Inputs x = packed_inputs(packed, l->k);
-  x.at += u.first / (2 * SIDE) * x.block;
-  if (how == GATED) {
-    sums_on_tiles(l, p, u.q, rows, x, b->sums, PAIR, b, finish_later, NULL);
-    sums_on_tiles(l, u.q, after, rows, x, b->sums + PANEL, PAIR, b, finish_rows, &u);
-  } else sums_on_tiles(l, p, after, rows, x, b->sums, PANEL, b, finish_rows, &u);
+static void finish_meanwhile(void *unit) { finish_some(unit, SOME); }
+
+/* The sums of a unit. Meanwhile the one before is finished. */
+static void compute_unit_on_tiles(Unit *u, Unit *before, Inputs x, Bench *b) {
+  const Linear *l = u->l;
+  const int64_t panels = parts(l->n, PANEL), units = u->how == GATED ? panels / 2 : panels, next = (u->p + 1) % units;
+  b->meanwhile = before->done < before->rows ? finish_meanwhile : NULL;
+  b->of = before;
+  x.at += u->first / (2 * SIDE) * x.block;
+  sums_on_tiles(l, u->p, u->how == GATED ? u->q : next, u->rows, x, u->sums, b);
+  if (u->how == GATED) sums_on_tiles(l, u->q, next, u->rows, x, u->sums + ROWS * PANEL, b);
+  b->meanwhile = NULL;
+  finish_some(before, ROWS);
 }
 
 static void linear_on_tiles(const Linear *l, int64_t m, Activations x, Activations y, How how, Bench *b) {
-  const int64_t units = parts(m, ROWS) * (parts(l->n, PANEL) / (how == GATED ? 2 : 1));
+  const int64_t panels = parts(l->n, PANEL), each = how == GATED ? panels / 2 : panels;
+  Unit units[2] = {{.l = l}, {.l = l}};
+  b->widened = NULL;
   if (!x.packed)
 #pragma omp for schedule(static)
     for (int64_t j = 0; j < m; j++) pack_row((const float *)x.at + j * l->k, l->k, j, b->packed);
-#pragma omp for schedule(guided, 1)
-  for (int64_t i = 0; i < units; i++) compute_unit_on_tiles(l, i, m, x.packed ? x.at : b->packed, y, how, b);
+  const Inputs inputs = packed_inputs(x.packed ? x.at : b->packed, l->k);
+  int at = 0;
+#pragma omp for schedule(guided, 1) nowait
+  for (int64_t i = 0; i < parts(m, ROWS) * each; i++) {
+    const int64_t first = i / each * ROWS, p = i % each;
+    units[at] = (Unit){l, p, p + each, first, smaller(ROWS, m - first), 0, y, how, b->sums + at * ROWS * PAIR};
+    compute_unit_on_tiles(units + at, units + !at, inputs, b);
+    if (m <= 4 * SIDE) finish_some(units + at, ROWS);
+    at = !at;
+  }
+  finish_some(units, ROWS);
+  finish_some(units + 1, ROWS);
+#pragma omp barrier
 }
 #endif
 
@@ -336,7 +360,7 @@ static void sums_of(const Linear *l, int64_t p, int m, const float *x, int64_t l
   if (HALF_INPUTS(l->kind)) {
     for (int j = 0; x != b->held && j < m; j++) pack_row(x + j * ldx, l->k, j, b->inputs);
     b->held = x;
-    sums_on_tiles(l, p, p, m, packed_inputs(b->inputs, l->k), sums, lds, b, finish_later, NULL);
+    sums_on_tiles(l, p, p, m, packed_inputs(b->inputs, l->k), sums, b); /* GATED is not for tiles: lds is PANEL */
     return;
   }
 #endif
@@ -460,6 +484,6 @@ Bench new_bench(int64_t rows, int64_t k, Scratch *s) {
   const int64_t tiled = parts(rows, 2 * SIDE) * 2 * SIDE;
   return (Bench){.packed = take(s, packed_size(all, k)),
                  .inputs = take_floats(s, parts(k, KC) * KC * tiled),
-                 .sums = take_floats(s, tiled * PAIR),
+                 .sums = take_floats(s, 2 * ROWS * PAIR),
                  .panel = take_floats(s, parts(k, KC) * KC * PANEL)};
 }

@@ -34,6 +34,10 @@ typedef struct {
   const float *held; /* whose copy `inputs` is */
   int whole_rows;    /* whether that is [rows][k] */
   float *sums;       /* [rows][PAIR] */
+  void (*meanwhile)(void *of); /* what is done beside products on tiles after each block of them, or null */
+  void *of;
+  const char *widened; /* with TILES: of many inputs, the weights that lie widened in `panel`, or null */
+  int in_other;        /* whether in its second half */
   void *panel;       /* widened weights: [KC][PANEL] floats, or [k / 2][PAIR] pairs of bfloat16, or a chunk of tiles.c */
 } Bench;
 

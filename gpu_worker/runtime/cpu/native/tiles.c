@@ -22,9 +22,10 @@
 #include "pack.h"
 
 #define CHUNK 128
-#define FOUR 4         /* rows of weights that are widened without a branch between them */
-#define AMONG_MANY 2   /* lines that are asked for with FOUR rows, where the other blocks of inputs ask for the rest */
-#define MANY 2         /* blocks of inputs: more are many */
+#define FOUR 4          /* rows of weights that are widened without a branch between them */
+#define MANY (4 * SIDE) /* inputs: more are many */
+#define MANY_CHUNK 256
+#define FAR (16 << 10)  /* bytes: weights that come so far behind are asked for */
 
 /* The compiler does not know that instructions on tiles read and write memory. */
 #define SETTLE_MEMORY() __asm__ volatile("" ::: "memory")
@@ -91,39 +92,20 @@ INLINE void end_sums(int two, float *c, int64_t ldc) {
   SETTLE_MEMORY();
 }
 
-/* ---------------------------------------------------------------- weights as tiles take them */
-
-/* What is read next is asked for, `lines` of 64 bytes for each DEPTH terms of a block of inputs. */
-typedef struct {
-  const char *at;
-  int64_t lines;
-} Ahead;
-
-INLINE void ask_for_lines(Ahead *ahead) {
-  for (int64_t i = 0; i < ahead->lines; i++, ahead->at += 64) __builtin_prefetch(ahead->at, 0, 1);
-}
-
-INLINE void multiply_rows(int two, int64_t n, Inputs x, const char *w, float *c, int64_t ldc, int add, Ahead *ahead) {
+/* w: weights as tiles take them */
+INLINE void multiply_rows(int two, int64_t n, Inputs x, const char *w, float *c, int64_t ldc, int add) {
   begin_sums(two, c, ldc, add);
-  for (int64_t i = 0; i < n; i++, x.at += x.step, w += 2 * TILE) {
-    if (ahead) ask_for_lines(ahead);
-    add_terms(two, x, w);
-  }
+  for (int64_t i = 0; i < n; i++, x.at += x.step, w += 2 * TILE) add_terms(two, x, w);
   end_sums(two, c, ldc);
-}
-
-/* m: one block of inputs or less */
-INLINE void multiply_block(int64_t m, int64_t n, Inputs x, const char *w, float *c, int64_t ldc, int add, Ahead *ahead) {
-  if (m > SIDE) multiply_rows(1, n, x, w, c, ldc, add, ahead);
-  else multiply_rows(0, n, x, w, c, ldc, add, ahead);
 }
 
 void multiply_tiles(int64_t m, int64_t n, Inputs x, const char *w, float *c, int64_t ldc, int add) {
   for (; m > 0; m -= 2 * SIDE, x.at += x.block, c += 2 * SIDE * ldc)
-    multiply_block(m, n, x, w, c, ldc, add, NULL);
+    if (m > SIDE) multiply_rows(1, n, x, w, c, ldc, add);
+    else multiply_rows(0, n, x, w, c, ldc, add);
 }
 
-/* ---------------------------------------------------------------- weights of a panel */
+/* ---------------------------------------------------------------- few inputs */
 
 /* FOUR rows of weights, as far as there are so many -> pairs of bfloat16. Meanwhile `lines` are asked for. */
 INLINE const char *widen_rows(int kind, int lines, int64_t rows, const char *w, int64_t ldw, char *out, const char *ahead) {
@@ -142,9 +124,8 @@ INLINE const char *widen_rows(int kind, int lines, int64_t rows, const char *w, 
 
 /* sums [rows, PANEL] (+)= x W for one or two tiles of rows and `kc` terms, whose widened weights stay in `panel`. */
 INLINE void multiply_widened(int kind, int lines, int two, int64_t kc, Inputs x, const char *w, int64_t ldw, char *panel,
-                             float *sums, int64_t lds, int add, Ahead *ahead) {
-  const char *ask = ahead->at;
-  begin_sums(two, sums, lds, add);
+                             float *sums, int add, const char *ask) {
+  begin_sums(two, sums, PANEL, add);
   for (int64_t left = kc / 2; left > 0; left -= SIDE, panel += 2 * TILE) {
     for (int r = 0; r < SIDE; r += FOUR, ask += 64 * lines)
       if (left >= SIDE) w = widen_rows(kind, lines, FOUR, w, ldw, panel + r * 64, ask);
@@ -155,41 +136,100 @@ INLINE void multiply_widened(int kind, int lines, int two, int64_t kc, Inputs x,
     x.at += x.step;
   }
   add_terms(two, x, panel - 2 * TILE);
-  end_sums(two, sums, lds);
-  ahead->at = ask;
+  end_sums(two, sums, PANEL);
 }
 
-void sums_on_tiles(const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, int64_t lds, Bench *b,
-                   void (*finish)(const void *of, int64_t first, int64_t n), const void *of) {
+INLINE void sums_of_few(int kind, int lines, const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums,
+                        Bench *b) {
   const char *w = weights_to(l, p * PANEL);
-  const int64_t ldw = row_of(l->kind, l->block), raw = before_rows(l), blocks = parts(m, 2 * SIDE);
-  const int two = m > SIDE, many = blocks > MANY;
+  const int64_t ldw = row_of(kind, l->block), raw = before_rows(l);
+  b->widened = NULL;
   for (int64_t from = 0; from < l->k; from += CHUNK, w += CHUNK / 2 * ldw) {
     const int64_t kc = smaller(CHUNK, l->k - from), n = parts(kc, DEPTH);
-    const int last = from + CHUNK >= l->k;
-    /* `then`: what is asked for; `rest`: the bytes of it that the other blocks of inputs ask for */
-    const char *then = last ? weights_to(l, next * PANEL) - raw : w + CHUNK / 2 * ldw;
-    const int64_t rest = CHUNK / 2 * ldw + (last ? raw : 0) - n * SIDE / FOUR * AMONG_MANY * 64;
-    Ahead ahead = {then, many ? parts(rest, n * (blocks - 1) * 64) : 0};
-#define WIDENED(kind, lines, two) \
-  multiply_widened(kind, lines, two, kc, x, w, ldw, b->panel, sums, lds, from > 0, &ahead)
-#define EACH_SIZE(kind, lines) \
-  if (many) WIDENED(kind, AMONG_MANY, 1); \
-  else if (two) WIDENED(kind, lines, 1); \
-  else WIDENED(kind, lines, 0);
-    if (l->kind == BF16) { EACH_SIZE(BF16, 8) } /* constants, so that each case is a function of its own */
-    else if (l->kind == TWELVE) { EACH_SIZE(TWELVE, 6) }
-    else { EACH_SIZE(INT8_HALF, 4) }
-    if (last) finish(of, 0, smaller(m, 2 * SIDE));
-    Inputs others = x;
-    for (int64_t row = 2 * SIDE; row < m; row += 2 * SIDE) {
-      const int64_t rows = smaller(2 * SIDE, m - row);
+    const char *then = from + CHUNK < l->k ? w + CHUNK / 2 * ldw : weights_to(l, next * PANEL) - raw;
+    if (m > SIDE) multiply_widened(kind, lines, 1, kc, x, w, ldw, b->panel, sums, from > 0, then);
+    else multiply_widened(kind, lines, 0, kc, x, w, ldw, b->panel, sums, from > 0, then);
+    if (m > 2 * SIDE) {
+      Inputs others = x;
       others.at += x.block;
-      multiply_block(rows, n, others, b->panel, sums + row * lds, lds, from > 0, &ahead);
-      if (last) finish(of, row, rows);
+      multiply_tiles(m - 2 * SIDE, n, others, b->panel, sums + 2 * SIDE * PANEL, PANEL, from > 0);
     }
     x.at += n * x.step;
   }
+}
+
+/* ---------------------------------------------------------------- many inputs */
+
+/* Rows of weights that are widened, a few at a time. */
+typedef struct {
+  const char *w; /* the next one */
+  int64_t ldw, row, rows, end; /* from `rows` up to `end` there are zeros */
+  char *out;
+} Widening;
+
+INLINE Widening widening_of(int64_t kc, const char *w, int64_t ldw, char *out) {
+  return (Widening){w, ldw, 0, kc / 2, parts(kc, DEPTH) * SIDE, out};
+}
+
+INLINE void widen_some(int kind, int64_t n, Widening *to) {
+  for (const int64_t end = smaller(to->end, to->row + n); to->row < end; to->row++, to->w += to->ldw) {
+    char *out = to->out + to->row / SIDE * 2 * TILE + to->row % SIDE * 64;
+    vu pairs[2] = {{0}, {0}};
+    __builtin_prefetch(to->w + FAR, 0, 2);
+    __builtin_prefetch(to->w + FAR + 64, 0, 2);
+    if (to->row < to->rows) pairs_of(kind, to->w, pairs);
+    *(vu *)out = pairs[0];
+    *(vu *)(out + TILE) = pairs[1];
+  }
+}
+
+/* multiply_rows, while rows of weights are widened, `each` for DEPTH terms. */
+INLINE void multiply_and_widen(int kind, int two, int64_t n, Inputs x, const char *w, float *c, int add, int64_t each,
+                               Widening *next) {
+  begin_sums(two, c, PANEL, add);
+  for (int64_t i = 0; i < n; i++, x.at += x.step, w += 2 * TILE) {
+    add_terms(two, x, w);
+    widen_some(kind, each, next);
+  }
+  end_sums(two, c, PANEL);
+}
+
+INLINE void sums_of_many(int kind, const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, Bench *b) {
+  const int64_t ldw = row_of(kind, l->block), k = l->k, blocks = parts(m, 2 * SIDE);
+  const char *w = weights_to(l, p * PANEL);
+  char *panel = b->panel, *other = panel + MANY_CHUNK * 64;
+  if (b->widened != w) {
+    Widening first = widening_of(smaller(MANY_CHUNK, k), w, ldw, panel);
+    widen_some(kind, first.end, &first);
+  } else if (b->in_other) other = panel, panel += MANY_CHUNK * 64;
+  for (int64_t from = 0; from < k; from += MANY_CHUNK) {
+    const int64_t n = parts(smaller(MANY_CHUNK, k - from), DEPTH), last = from + MANY_CHUNK >= k;
+    const char *then = last ? weights_to(l, next * PANEL) : w + MANY_CHUNK / 2 * ldw;
+    Widening beside = widening_of(smaller(MANY_CHUNK, last ? k : k - from - MANY_CHUNK), then, ldw, other);
+    const int64_t each = parts(beside.end, n * blocks);
+    Inputs block = x;
+    float *c = sums;
+    for (int64_t left = m; left > 0; left -= 2 * SIDE, block.at += x.block, c += 2 * SIDE * PANEL) {
+      if (each == 2) multiply_and_widen(kind, 1, n, block, panel, c, from > 0, 2, &beside);
+      else multiply_and_widen(kind, 1, n, block, panel, c, from > 0, each, &beside);
+      if (b->meanwhile) b->meanwhile(b->of);
+    }
+    char *widened = other;
+    other = panel, panel = widened;
+    x.at += n * x.step;
+    w = then;
+  }
+  b->widened = w;
+  b->in_other = panel != b->panel;
+}
+
+void sums_on_tiles(const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, Bench *b) {
+#define EACH_SIZE(kind, lines) \
+  if (m > MANY) sums_of_many(kind, l, p, next, m, x, sums, b); \
+  else sums_of_few(kind, lines, l, p, next, m, x, sums, b);
+  if (l->kind == BF16) { EACH_SIZE(BF16, 8) } /* constants, so that each case is a function of its own */
+  else if (l->kind == TWELVE) { EACH_SIZE(TWELVE, 6) }
+  else { EACH_SIZE(INT8_HALF, 4) }
 }
 
 /* ---------------------------------------------------------------- inputs */

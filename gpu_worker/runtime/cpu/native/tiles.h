@@ -39,10 +39,8 @@ void end_tiles(uint32_t before);
  * terms those to the first SIDE outputs, then those to the others. */
 void multiply_tiles(int64_t m, int64_t n, Inputs x, const char *w, float *c, int64_t ldc, int add);
 
-/* sums [m in whole tiles][lds]: those of panel p, for m <= ROWS inputs. next: the panel whose weights are read then. As
- * soon as the sums of some rows are there, while the first cache still holds them, `finish(of, first, n)` is called. */
-void sums_on_tiles(const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, int64_t lds, Bench *b,
-                   void (*finish)(const void *of, int64_t first, int64_t n), const void *of);
+/* sums [m in whole blocks][PANEL]: those of panel p, for m <= ROWS inputs. next: the panel whose weights are read then. */
+void sums_on_tiles(const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, Bench *b);
 #else
 INLINE int64_t packed_size(int64_t m, int64_t k) { return (void)m, (void)k, 0; }
 INLINE uint16_t *packed_at(void *at, int64_t k, int64_t j, int64_t c) { return (void)k, (void)j, (void)c, at; }

@@ -190,7 +190,7 @@ INLINE vf vexp(vf x) {
 
 #define LOG2_E 1.44269504f
 
-/* 2^x for x <= 0, to about one unit in the last place. (The polynomial has the least relative error for x - floor(x), and
+/* 2^x for x < 128, to about one unit in the last place. (The polynomial has the least relative error for x - floor(x), and
  * is 1 at 0.) */
 INLINE vf vexp2(vf x) {
 #ifdef __AVX512DQ__
@@ -207,9 +207,20 @@ INLINE vf vexp2(vf x) {
 #endif
 }
 
-/* gate | up -> silu(gate) * up */
-INLINE void silu_mul(const float *x, float *y, int n) {
+/* 1 / (1 + e^-x) */
+INLINE vf sigmoid(vf x) {
+#ifdef __AVX512DQ__
+  const vf e = vexp2((vf)_mm512_min_ps(_mm512_set1_ps(100.0f), (__m512)(x * -LOG2_E))), d = 1.0f + e;
+  const vf r = (vf)_mm512_rcp14_ps((__m512)d);
+  return r * (2.0f - d * r); /* a step of Newton's: a division would take longer than all the rest */
+#else
+  return 1.0f / (1.0f + vexp(-x));
+#endif
+}
+
+/* y [n] = silu(gates) * ups */
+INLINE void silu_mul(const float *gates, const float *ups, float *y, int n) {
   int full = n / LANES * LANES;
-  for (int c = 0; c < full; c += LANES) store(y + c, load(x + c) / (1.0f + vexp(-load(x + c))) * load(x + n + c));
-  for (int c = full; c < n; c++) y[c] = x[c] / (1.0f + vexp(splat(-x[c]))[0]) * x[n + c];
+  for (int c = 0; c < full; c += LANES) store(y + c, load(gates + c) * sigmoid(load(gates + c)) * load(ups + c));
+  for (int c = full; c < n; c++) y[c] = gates[c] * sigmoid(splat(gates[c]))[0] * ups[c];
 }
