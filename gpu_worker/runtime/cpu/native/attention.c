@@ -9,16 +9,16 @@
  * A few queries read a block's keys and values in place, 16 positions at a time at all key heads of the unit, which is
  * nearly the order of the memory. Each line that is read prefetches a line of the next 16 positions, because prefetching
  * all lines at once would queue up. For many queries (those of the span times the heads of the group) a block is first
- * laid out once. In both cases keys and values in eight bits are first widened to bfloat16, 16 positions at a time, and
- * the sums are the same chains of additions. (With TILES the sums are those of tiles.c, and values are taken 32 at a
- * time.) Blocks begin at multiples of 128 positions of the sequence, for any query. A position that a query does not see
- * has the weight 0, which changes no sum. So a query gets the same bits alone as among others.
+ * laid out once, and prefetches the next one. Then the first TOGETHER rows of them go from scores to sums, then the next
+ * ones. In both cases keys and values in eight bits are first widened to bfloat16, 16 positions at a time, and the sums
+ * are the same chains of additions. (With TILES the sums are those of tiles.c, and a few queries take values 32 at a time.)
+ * Blocks begin at multiples of 128 positions of the sequence, for any query. A position that a query does not see has the
+ * weight 0, which changes no sum. So a query gets the same bits alone as among others.
  */
 #include "attention.h"
 #include "tiles.h"
 
 #define KEYS 128 /* at most KC */
-#define QUERIES 384 /* rows of a span: its queries, times the heads of a group */
 #define FEW 8 /* so many queries meet the keys where those lie; for more, keys are laid out once */
 #define HEADS 64 /* of a unit, at most */
 #define UNITS 4 /* so many units each thread should have */
@@ -32,6 +32,7 @@
 #define PAIR_LANES SIDE       /* from one row of pairs to the next */
 #define HALF_LANES (TILE / 4) /* from the pairs of a panel's first outputs to those of its last */
 #define NEAR 1                /* the cache that lines are prefetched to: the second, or the first */
+#define QUERIES 384           /* rows of a span: its queries, times the heads of a group */
 #define TOGETHER (2 * SIDE)   /* of many rows, those that go from scores to sums at a time: the first cache holds them */
 #else
 #define IN_PLACE(kind) (kind)
@@ -39,6 +40,7 @@
 #define PAIR_LANES PANEL
 #define HALF_LANES LANES
 #define NEAR 3
+#define QUERIES 192
 #define TOGETHER QUERIES
 #endif
 
@@ -267,8 +269,8 @@ INLINE void turn_all_keys(int kind, int stored, const Cache *c, const char *keys
   const int half = HALF_INPUTS(kind), width = c->head_dim, padded = (int)parts(width, PANEL) * PANEL;
   for (int j = 0; j < b->n; j += LANES) {
     const Rows rows = rows_of(stored, c, keys, b->at + j, LANES, 1, d);
-    char *to = (char *)d->keys + (j / PANEL * PANEL * padded * (half ? 2 : 4)) + j % PANEL / LANES * (half ? HALF_LANES : LANES) * 4;
-    turn_keys(kind, rows.pool, rows.at, width, to);
+    char *panel = (char *)d->keys + j / PANEL * PANEL * padded * (half ? 2 : 4);
+    turn_keys(kind, rows.pool, rows.at, width, panel + j % PANEL / LANES * (half ? HALF_LANES : LANES) * 4);
   }
 }
 
@@ -433,7 +435,8 @@ INLINE Desk desk_from(const Desk *d, int half, int row, int padded) {
   return own;
 }
 
-/* Many rows meet a block, TOGETHER at a time. keys, values: of the block's first position, at the unit's head */
+/* Many rows meet a block, TOGETHER at a time. keys, values: of the pool's first position, at the unit's head. ahead: the
+ * next block's keys and values, which are asked for, some lines before each product */
 INLINE void meet_many(int kind, int stored, const Cache *c, const char *keys, const char *values, const Block *b, int m,
                       int64_t base, Ahead ahead[2], Desk *d) {
   const int half = HALF_INPUTS(kind), width = c->head_dim, padded = (int)parts(width, PANEL) * PANEL;
@@ -442,8 +445,11 @@ INLINE void meet_many(int kind, int stored, const Cache *c, const char *keys, co
   lay_all_values(kind, stored, c, values, b, d);
   for (int first = 0; first < m; first += TOGETHER) {
     const int rows = (int)smaller(TOGETHER, m - first);
-    int seen = 0;
-    for (int i = first; i < first + rows; i++) seen = end_seen(d, i, base, b->n) > seen ? end_seen(d, i, base, b->n) : seen;
+    int seen = 0; /* positions of the block, by any of these rows */
+    for (int i = first; i < first + rows; i++) {
+      const int end = end_seen(d, i, base, b->n);
+      seen = end > seen ? end : seen;
+    }
     if (!seen) continue;
     Desk own = desk_from(d, half, first, padded);
     for (int j = 0; j < seen; j += PANEL) {
@@ -491,7 +497,8 @@ INLINE void attend_kind(int kind, int stored, const Cache *c, int64_t layer, int
     const Unit *then = more ? u : next;
     find_block_of(c, then, more ? base + KEYS : first_base(next, window), &ahead);
     if (!few) {
-      Ahead to[] = {ahead_of(c, layer, c->keys, then, &ahead, 0, KEYS), ahead_of(c, layer, c->values, then, &ahead, 0, KEYS)};
+      Ahead to[] = {ahead_of(c, layer, c->keys, then, &ahead, 0, KEYS),
+                    ahead_of(c, layer, c->values, then, &ahead, 0, KEYS)};
       meet_many(kind, stored, c, keys, values, &block, m, base, to, d);
       continue;
     }

@@ -36,7 +36,7 @@ typedef struct {
   uint16_t *widened; /* [LANES, with TILES twice as many][key heads of a unit][head_dim], for a cache in eight bits */
   float *most, *total; /* [all]: highest score so far, sum of weights */
   int64_t *first, *last; /* [all]: the positions that each sees */
-  float *now, *by;     /* [m]: highest score with this block, e^(most - now) */
+  float *now, *by;     /* [m]: highest score with this block, 2^(most - now) */
 } Desk;
 
 int64_t span_length(const Cache *c);

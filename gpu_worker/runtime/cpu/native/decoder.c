@@ -55,7 +55,7 @@ typedef struct {
   const int64_t *limits;    /* [t] the end of the positions that each sees, or null: all up to itself */
   const int64_t *rows;      /* [t] page-table rows */
   float *hidden;            /* [t, hidden]; in the end [o, hidden], the outputs' alone, before the last norm */
-  float *normed;            /* [t, hidden] */
+  float *normed;            /* [t, hidden], and like `mixed` and `acted` maybe packed */
   float *qkv;               /* [t, q + 2 kv] */
   float *mixed;             /* [t, q] */
   float *gates;             /* [t, outputs of gate_up]; unused where gate_up is gated */
@@ -280,7 +280,8 @@ static int can_pack(const Model *m, const Step *s) {
     return 0;
   for (int64_t i = 0; i < m->n_layers; i++) {
     const Layer *l = m->layers + i;
-    if (!HALF_INPUTS(l->qkv.kind) || !HALF_INPUTS(l->out.kind) || !HALF_INPUTS(l->gate_up.kind) || !HALF_INPUTS(l->down.kind)) return 0;
+    if (!HALF_INPUTS(l->qkv.kind) || !HALF_INPUTS(l->out.kind)) return 0;
+    if (!HALF_INPUTS(l->gate_up.kind) || !HALF_INPUTS(l->down.kind)) return 0;
   }
   return !s->logits || HALF_INPUTS(m->head.kind);
 #else
@@ -311,11 +312,12 @@ static const Plan *plan_at(const Model *m, const Plans *plans, int64_t at) {
 
 /* x [all positions, width] -> those of a plan */
 static void pick_rows(const Plan *p, Activations x, int64_t width) {
-  for (int64_t i = 0; i < p->step.t; i++)
-    if (!x.packed) memmove((float *)x.at + i * width, (float *)x.at + p->inputs[i] * width, sizeof(float) * (size_t)width);
-    else
-      for (int64_t c = 0; c < width; c += DEPTH)
-        memmove(packed_at(x.at, width, i, c), packed_at(x.at, width, p->inputs[i], c), sizeof(uint16_t) * DEPTH);
+  for (int64_t i = 0; i < p->step.t; i++) {
+    float *rows = x.at;
+    if (!x.packed) memmove(rows + i * width, rows + p->inputs[i] * width, sizeof(float) * (size_t)width);
+    for (int64_t c = 0; x.packed && c < width; c += DEPTH)
+      memmove(packed_at(x.at, width, i, c), packed_at(x.at, width, p->inputs[i], c), sizeof(uint16_t) * DEPTH);
+  }
 }
 
 /* What comes before a map: its inputs. */

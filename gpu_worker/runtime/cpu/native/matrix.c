@@ -4,8 +4,8 @@
  * lanes, weights are read in order, and each output is one chain of additions over k = 0, 1, 2, ... That chain is
  * the same for one input row and for 500, however they are blocked: the same bits in any batch.
  *
- * Where the processor multiplies bfloat16 (DOT), inputs are rounded to it beside weights in it; the sums are floats. Where
- * it multiplies tiles of bfloat16 (TILES), tiles.c makes these products, in its own order of the terms.
+ * Where the processor multiplies bfloat16 (DOT), inputs are rounded to it beside weights in it; the sums are floats.
+ * Where it multiplies tiles of bfloat16 (TILES), tiles.c makes these products, in its own order of the terms.
  */
 #include "pack.h"
 #include "tiles.h"
@@ -280,10 +280,10 @@ typedef struct {
   Activations y;
   How how;
   float *sums; /* [rows][PANEL], twice where GATED */
-} Unit;
+} MapUnit;
 
 /* y [n, PANEL] = silu(gates) * ups, for rows from `at` on. */
-static void finish_gates(const Unit *u, int64_t at, int64_t n) {
+static void finish_gates(const MapUnit *u, int64_t at, int64_t n) {
   float *gates = u->sums + at * PANEL, *ups = gates + ROWS * PANEL;
   const int64_t ldy = u->l->n / 2;
   if (u->l->bias || u->l->scale) {
@@ -297,7 +297,7 @@ static void finish_gates(const Unit *u, int64_t at, int64_t n) {
   }
 }
 
-static void finish_some(Unit *u, int64_t most) {
+static void finish_some(MapUnit *u, int64_t most) {
   const int64_t n = smaller(most, u->rows - u->done), at = u->done;
   float *y = (float *)u->y.at + (u->first + at) * u->l->n + u->p * PANEL;
   if (u->how == GATED) finish_gates(u, at, n);
@@ -308,7 +308,7 @@ static void finish_some(Unit *u, int64_t most) {
 static void finish_meanwhile(void *unit) { finish_some(unit, SOME); }
 
 /* The sums of a unit. Meanwhile the one before is finished. */
-static void compute_unit_on_tiles(Unit *u, Unit *before, Inputs x, Bench *b) {
+static void compute_unit_on_tiles(MapUnit *u, MapUnit *before, Inputs x, Bench *b) {
   const Linear *l = u->l;
   const int64_t panels = parts(l->n, PANEL), units = u->how == GATED ? panels / 2 : panels, next = (u->p + 1) % units;
   b->meanwhile = before->done < before->rows ? finish_meanwhile : NULL;
@@ -322,7 +322,7 @@ static void compute_unit_on_tiles(Unit *u, Unit *before, Inputs x, Bench *b) {
 
 static void linear_on_tiles(const Linear *l, int64_t m, Activations x, Activations y, How how, Bench *b) {
   const int64_t panels = parts(l->n, PANEL), each = how == GATED ? panels / 2 : panels;
-  Unit units[2] = {{.l = l}, {.l = l}};
+  MapUnit units[2] = {{.l = l}, {.l = l}};
   b->widened = NULL;
   if (!x.packed)
 #pragma omp for schedule(static)
@@ -332,9 +332,9 @@ static void linear_on_tiles(const Linear *l, int64_t m, Activations x, Activatio
 #pragma omp for schedule(guided, 1) nowait
   for (int64_t i = 0; i < parts(m, ROWS) * each; i++) {
     const int64_t first = i / each * ROWS, p = i % each;
-    units[at] = (Unit){l, p, p + each, first, smaller(ROWS, m - first), 0, y, how, b->sums + at * ROWS * PAIR};
+    units[at] = (MapUnit){l, p, p + each, first, smaller(ROWS, m - first), 0, y, how, b->sums + at * ROWS * PAIR};
     compute_unit_on_tiles(units + at, units + !at, inputs, b);
-    if (m <= 4 * SIDE) finish_some(units + at, ROWS);
+    if (m <= FEW_INPUTS) finish_some(units + at, ROWS); /* no unit has time for it meanwhile */
     at = !at;
   }
   finish_some(units, ROWS);

@@ -33,12 +33,12 @@ typedef struct {
                       * With TILES those of an adapter's map, as tiles.h packs them */
   const float *held; /* whose copy `inputs` is */
   int whole_rows;    /* whether that is [rows][k] */
-  float *sums;       /* [rows][PAIR] */
-  void (*meanwhile)(void *of); /* what is done beside products on tiles after each block of them, or null */
+  float *sums;       /* [2][ROWS][PAIR] */
+  void *panel;       /* widened weights: [KC][PANEL] floats, or [k / 2][PAIR] pairs of bfloat16, or two chunks of tiles.c */
+  const char *widened; /* with TILES, of many inputs: the weights whose chunk lies in `panel`, or null */
+  int in_other;        /* whether it is the second one there */
+  void (*meanwhile)(void *of); /* other work that is done beside products on tiles, or null */
   void *of;
-  const char *widened; /* with TILES: of many inputs, the weights that lie widened in `panel`, or null */
-  int in_other;        /* whether in its second half */
-  void *panel;       /* widened weights: [KC][PANEL] floats, or [k / 2][PAIR] pairs of bfloat16, or a chunk of tiles.c */
 } Bench;
 
 /* Beside bfloat16 with DOT, inputs are bfloat16; bytes are exact in it, too. */

@@ -12,20 +12,23 @@
  *     rows  0-15          c0          c1         for each DEPTH terms: two tiles of inputs and two of weights are
  *     rows 16-31          c2          c3         loaded, and four products are added
  *
- * Weights lie far away, and seldom as tiles take them. CHUNK terms of a panel at a time are widened to pairs of bfloat16
- * in memory that stays in the first-level cache. While weights are widened, those before are multiplied with the first
- * rows, and those of the next chunk are asked for, line by line: a processor waits for few lines at a time.
+ * Weights lie far away, and seldom as tiles take them. A chunk of a panel at a time is widened to pairs of bfloat16, in
+ * memory that stays in the first-level cache.
+ *
+ * Of few inputs the memory is the limit. While weights are widened, those before are multiplied, and those of the next
+ * chunk are asked for, line by line: a processor waits for few lines at a time. Of many inputs the tiles are the limit.
+ * While a chunk is multiplied with one block of inputs after another, the next chunk is widened, a few rows for each four
+ * products; and after each block there is time for other work (`meanwhile`).
  */
 #include "tiles.h"
 
 #ifdef TILES
 #include "pack.h"
 
-#define CHUNK 128
-#define FOUR 4          /* rows of weights that are widened without a branch between them */
-#define MANY (4 * SIDE) /* inputs: more are many */
-#define MANY_CHUNK 256
-#define FAR (16 << 10)  /* bytes: weights that come so far behind are asked for */
+#define CHUNK 128        /* terms, of few inputs; with more, loads of weights bunch together */
+#define FOUR 4           /* rows of weights that are widened without a branch between them */
+#define CHUNK_OF_MANY 256 /* two chunks and a block of inputs fill the first cache */
+#define FAR (16 << 10)   /* bytes: weights that come so far behind are asked for */
 
 /* The compiler does not know that instructions on tiles read and write memory. */
 #define SETTLE_MEMORY() __asm__ volatile("" ::: "memory")
@@ -122,7 +125,8 @@ INLINE const char *widen_rows(int kind, int lines, int64_t rows, const char *w, 
   return w;
 }
 
-/* sums [rows, PANEL] (+)= x W for one or two tiles of rows and `kc` terms, whose widened weights stay in `panel`. */
+/* sums [rows, PANEL] (+)= x W for one or two tiles of rows and `kc` terms, whose widened weights stay in `panel`. ask: what
+ * is asked for */
 INLINE void multiply_widened(int kind, int lines, int two, int64_t kc, Inputs x, const char *w, int64_t ldw, char *panel,
                              float *sums, int add, const char *ask) {
   begin_sums(two, sums, PANEL, add);
@@ -197,15 +201,15 @@ INLINE void multiply_and_widen(int kind, int two, int64_t n, Inputs x, const cha
 INLINE void sums_of_many(int kind, const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, Bench *b) {
   const int64_t ldw = row_of(kind, l->block), k = l->k, blocks = parts(m, 2 * SIDE);
   const char *w = weights_to(l, p * PANEL);
-  char *panel = b->panel, *other = panel + MANY_CHUNK * 64;
+  char *panel = b->panel, *other = panel + CHUNK_OF_MANY * 64;
   if (b->widened != w) {
-    Widening first = widening_of(smaller(MANY_CHUNK, k), w, ldw, panel);
+    Widening first = widening_of(smaller(CHUNK_OF_MANY, k), w, ldw, panel);
     widen_some(kind, first.end, &first);
-  } else if (b->in_other) other = panel, panel += MANY_CHUNK * 64;
-  for (int64_t from = 0; from < k; from += MANY_CHUNK) {
-    const int64_t n = parts(smaller(MANY_CHUNK, k - from), DEPTH), last = from + MANY_CHUNK >= k;
-    const char *then = last ? weights_to(l, next * PANEL) : w + MANY_CHUNK / 2 * ldw;
-    Widening beside = widening_of(smaller(MANY_CHUNK, last ? k : k - from - MANY_CHUNK), then, ldw, other);
+  } else if (b->in_other) other = panel, panel += CHUNK_OF_MANY * 64;
+  for (int64_t from = 0; from < k; from += CHUNK_OF_MANY) {
+    const int64_t n = parts(smaller(CHUNK_OF_MANY, k - from), DEPTH), last = from + CHUNK_OF_MANY >= k;
+    const char *then = last ? weights_to(l, next * PANEL) : w + CHUNK_OF_MANY / 2 * ldw;
+    Widening beside = widening_of(smaller(CHUNK_OF_MANY, last ? k : k - from - CHUNK_OF_MANY), then, ldw, other);
     const int64_t each = parts(beside.end, n * blocks);
     Inputs block = x;
     float *c = sums;
@@ -225,7 +229,7 @@ INLINE void sums_of_many(int kind, const Linear *l, int64_t p, int64_t next, int
 
 void sums_on_tiles(const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, Bench *b) {
 #define EACH_SIZE(kind, lines) \
-  if (m > MANY) sums_of_many(kind, l, p, next, m, x, sums, b); \
+  if (m > FEW_INPUTS) sums_of_many(kind, l, p, next, m, x, sums, b); \
   else sums_of_few(kind, lines, l, p, next, m, x, sums, b);
   if (l->kind == BF16) { EACH_SIZE(BF16, 8) } /* constants, so that each case is a function of its own */
   else if (l->kind == TWELVE) { EACH_SIZE(TWELVE, 6) }
