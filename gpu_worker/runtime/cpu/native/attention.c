@@ -366,22 +366,20 @@ INLINE void hide(float *scores, int padded, int64_t base, int64_t first, int64_t
   }
 }
 
-/* Up to here row i sees n positions of a block that begins at `base`. */
+/* The end of what row i sees among n positions from `base` on. */
 INLINE int end_seen(const Desk *d, int i, int64_t base, int n) {
   return d->last[i] < base ? 0 : (int)smaller(d->last[i] + 1 - base, n);
 }
 
-/* n floats, rounded to bfloat16 -> the same as floats */
-INLINE void round_to_halves(float *x, int64_t n) {
-  for (int64_t c = 0; c < n; c += LANES) {
-    uint16_t halves[LANES];
-    narrow(x + c, LANES, halves);
-    store(x + c, (vf)(widen_halves(halves) << 16));
-  }
+/* Rounded to bfloat16. */
+INLINE vf to_halves(vf x) {
+  uint16_t halves[LANES];
+  narrow16(x, halves);
+  return (vf)(widen_halves(halves) << 16);
 }
 
 /* scores [m][KC] of n positions from `base` on -> unnormalised weights: floats, which are rounded to bfloat16 where
- * `rounded`, and lie in it where `half`. Up to VALUES_AT_ONCE there are zeros. Rescales what was summed up before. */
+ * `rounded`, and lie in it where `half`. Zeros fill up VALUES_AT_ONCE. Rescales what was summed up before. */
 INLINE void weigh(int rounded, int half, int64_t base, int m, int n, int width, Desk *d) {
   const int padded = (int)parts(n, VALUES_AT_ONCE) * VALUES_AT_ONCE;
   for (int i = 0; i < m; i++) { /* row by row in short loops: the processor overlaps the rows */
@@ -401,9 +399,8 @@ INLINE void weigh(int rounded, int half, int64_t base, int m, int n, int width, 
     for (int j = 0; j < padded; j += LANES) {
       const vf e = j < end ? vexp2(load(row + j) - d->now[i]) : (vf){0};
       sums += e;
-      store(row + j, e);
-      if (half) narrow(row + j, LANES, halves + j);
-      else if (rounded) round_to_halves(row + j, LANES);
+      if (half) narrow16(e, halves + j);
+      else store(row + j, rounded ? to_halves(e) : e);
     }
     d->total[i] = d->total[i] * d->by[i] + sum(sums);
     if (d->now[i] == d->most[i]) continue;
@@ -478,7 +475,7 @@ INLINE void attend_kind(int kind, int stored, const Cache *c, int64_t layer, int
     for (int k = 0; k < full; k += LANES) store(scaled + k, load(in + k) * by);
     for (int k = full; k < padded; k++) scaled[k] = k < width ? in[k] * by : 0;
     if (half) narrow(scaled, padded, (uint16_t *)d->queries + r * KC);
-    else if (rounded) round_to_halves(scaled, width);
+    else if (rounded) for (int k = 0; k < width; k += LANES) store(scaled + k, to_halves(load(scaled + k)));
     d->most[r] = NOTHING;
     d->total[r] = 0;
     const int64_t at = s->first + r % m / group;

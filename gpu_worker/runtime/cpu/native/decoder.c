@@ -5,7 +5,7 @@
  * few sequences or one long prompt, all threads work together: they divide the outputs of each map, so that each weight
  * is read once, and meet after the map.
  *
- * Activations are float32. Weights and the KV cache are read as they are stored, and widened in registers. If the
+ * Activations are float32, or packed in bfloat16 (`can_pack`). Weights and the KV cache are read as they are stored, and widened in registers. If the
  * processor multiplies bfloat16 (DOT), activations are rounded to bfloat16 instead. The result for a position depends on
  * that position alone: every sum runs over its terms in one fixed order, whatever the batch, the number of threads or the
  * blocking. So a sequence gets the same bits alone and among others, in one prefill and in chunks. matrix.c and
@@ -273,7 +273,8 @@ typedef struct {
   Plan all, last;
 } Plans;
 
-/* Whether what the maps of a step take can be packed: they all multiply on tiles, and it is no larger packed. */
+/* Whether what the maps of a step take can be packed: they all multiply on tiles, and packed it is no larger, which takes
+ * SIDE rows. */
 static int can_pack(const Model *m, const Step *s) {
 #ifdef TILES
   if (s->t < SIDE || s->adapters || m->library || m->hidden % DEPTH || m->inner % DEPTH || m->cache.head_dim % DEPTH)

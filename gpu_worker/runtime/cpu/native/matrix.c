@@ -221,6 +221,7 @@ INLINE void widen_panel(int kind, int kc, const char *w, int64_t ldw, float *out
 static void product(const Linear *l, int64_t p, int m, const char *x, float *sums, int64_t lds, Bench *b) {
   const char *w = weights_to(l, p * PANEL);
   const int64_t ldw = row_of(l->kind, l->block);
+  b->widened = NULL;
   for (int64_t from = 0; from < l->k; from += KC, x += m * KC * input_size(l->kind), w += KC / AT_ONCE(l->kind) * ldw) {
     const int kc = (int)smaller(KC, l->k - from);
     if (l->kind == F32 || HALF_INPUTS(l->kind) || m <= 2 * MB) {
@@ -324,9 +325,10 @@ static void linear_on_tiles(const Linear *l, int64_t m, Activations x, Activatio
   const int64_t panels = parts(l->n, PANEL), each = how == GATED ? panels / 2 : panels;
   MapUnit units[2] = {{.l = l}, {.l = l}};
   b->widened = NULL;
-  if (!x.packed)
+  if (!x.packed) {
 #pragma omp for schedule(static)
     for (int64_t j = 0; j < m; j++) pack_row((const float *)x.at + j * l->k, l->k, j, b->packed);
+  }
   const Inputs inputs = packed_inputs(x.packed ? x.at : b->packed, l->k);
   int at = 0;
 #pragma omp for schedule(guided, 1) nowait
@@ -360,7 +362,7 @@ static void sums_of(const Linear *l, int64_t p, int m, const float *x, int64_t l
   if (HALF_INPUTS(l->kind)) {
     for (int j = 0; x != b->held && j < m; j++) pack_row(x + j * ldx, l->k, j, b->inputs);
     b->held = x;
-    sums_on_tiles(l, p, p, m, packed_inputs(b->inputs, l->k), sums, b); /* GATED is not for tiles: lds is PANEL */
+    sums_on_tiles(l, p, -1, m, packed_inputs(b->inputs, l->k), sums, b); /* of adapters: lds is PANEL */
     return;
   }
 #endif

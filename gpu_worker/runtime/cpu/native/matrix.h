@@ -30,7 +30,7 @@ typedef struct {
 typedef struct {
   void *packed;      /* of the first thread, for all: the inputs of a map as tiles.h packs them */
   void *inputs;      /* [ceil(k / KC)][rows][KC] or, for wide tiles, [rows][k]: float, or bfloat16 where HALF_INPUTS.
-                      * With TILES those of an adapter's map, as tiles.h packs them */
+                      * With TILES those of an adapter's map, as tiles.h packs them, or a row before it is packed */
   const float *held; /* whose copy `inputs` is */
   int whole_rows;    /* whether that is [rows][k] */
   float *sums;       /* [2][ROWS][PAIR] */

@@ -150,7 +150,7 @@ INLINE void sums_of_few(int kind, int lines, const Linear *l, int64_t p, int64_t
   b->widened = NULL;
   for (int64_t from = 0; from < l->k; from += CHUNK, w += CHUNK / 2 * ldw) {
     const int64_t kc = smaller(CHUNK, l->k - from), n = parts(kc, DEPTH);
-    const char *then = from + CHUNK < l->k ? w + CHUNK / 2 * ldw : weights_to(l, next * PANEL) - raw;
+    const char *then = from + CHUNK < l->k ? w + CHUNK / 2 * ldw : next < 0 ? w : weights_to(l, next * PANEL) - raw;
     if (m > SIDE) multiply_widened(kind, lines, 1, kc, x, w, ldw, b->panel, sums, from > 0, then);
     else multiply_widened(kind, lines, 0, kc, x, w, ldw, b->panel, sums, from > 0, then);
     if (m > 2 * SIDE) {
@@ -208,13 +208,16 @@ INLINE void sums_of_many(int kind, const Linear *l, int64_t p, int64_t next, int
   } else if (b->in_other) other = panel, panel += CHUNK_OF_MANY * 64;
   for (int64_t from = 0; from < k; from += CHUNK_OF_MANY) {
     const int64_t n = parts(smaller(CHUNK_OF_MANY, k - from), DEPTH), last = from + CHUNK_OF_MANY >= k;
-    const char *then = last ? weights_to(l, next * PANEL) : w + CHUNK_OF_MANY / 2 * ldw;
-    Widening beside = widening_of(smaller(CHUNK_OF_MANY, last ? k : k - from - CHUNK_OF_MANY), then, ldw, other);
+    const int none = last && next < 0;
+    const char *then = none ? NULL : last ? weights_to(l, next * PANEL) : w + CHUNK_OF_MANY / 2 * ldw;
+    const int64_t kc = none ? 0 : smaller(CHUNK_OF_MANY, last ? k : k - from - CHUNK_OF_MANY);
+    Widening beside = widening_of(kc, then, ldw, other);
     const int64_t each = parts(beside.end, n * blocks);
     Inputs block = x;
     float *c = sums;
     for (int64_t left = m; left > 0; left -= 2 * SIDE, block.at += x.block, c += 2 * SIDE * PANEL) {
-      if (each == 2) multiply_and_widen(kind, 1, n, block, panel, c, from > 0, 2, &beside);
+      if (left <= SIDE) multiply_and_widen(kind, 0, n, block, panel, c, from > 0, each, &beside);
+      else if (each == 2) multiply_and_widen(kind, 1, n, block, panel, c, from > 0, 2, &beside);
       else multiply_and_widen(kind, 1, n, block, panel, c, from > 0, each, &beside);
       if (b->meanwhile) b->meanwhile(b->of);
     }

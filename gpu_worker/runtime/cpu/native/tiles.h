@@ -8,8 +8,8 @@
 #define FEW_INPUTS (4 * SIDE) /* of a product; more are many */
 
 #ifdef TILES
-/* Where a product's inputs lie, in whole tiles of rows: the bytes from one row to the next, from DEPTH terms to the next
- * ones, and from two tiles of rows to the next two. */
+/* Where a product's inputs lie, in whole tiles of rows, for `sums_on_tiles` in whole blocks: the bytes from one row to the
+ * next, from DEPTH terms to the next ones, and from one block, two tiles of rows, to the next. */
 typedef struct {
   const char *at;
   int64_t row, step, block;
@@ -40,8 +40,8 @@ void end_tiles(uint32_t before);
  * terms those to the first SIDE outputs, then those to the others. */
 void multiply_tiles(int64_t m, int64_t n, Inputs x, const char *w, float *c, int64_t ldc, int add);
 
-/* sums [m in whole blocks][PANEL]: those of panel p, for m <= ROWS inputs. next: the panel whose weights are read then.
- * Of many inputs, `b->meanwhile` is called after each block of them and each chunk of terms. */
+/* sums [m in whole blocks][PANEL]: those of panel p, for m <= ROWS inputs. next: the panel whose weights are read then,
+ * or -1. Of many inputs, `b->meanwhile` is called after each block of them and each chunk of terms. */
 void sums_on_tiles(const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, Bench *b);
 #else
 INLINE int64_t packed_size(int64_t m, int64_t k) { return (void)m, (void)k, 0; }

@@ -49,12 +49,16 @@ INLINE vf load(const float *p) { return *(const vf *)p; }
 INLINE void store(float *p, vf v) { *(vf *)p = v; }
 INLINE vf splat(float x) { return x - (vf){0}; }
 
+#ifndef DOT
+INLINE void narrow16(vf x, uint16_t *out) {
+  for (int i = 0; i < LANES; i++) out[i] = to_bf16(x[i]);
+}
+#endif
+
 /* n floats -> bfloat16 */
 INLINE void narrow(const float *x, int64_t n, uint16_t *out) {
   int64_t c = 0;
-#ifdef DOT
   for (; c + LANES <= n; c += LANES) narrow16(load(x + c), out + c);
-#endif
   for (; c < n; c++) out[c] = to_bf16(x[c]);
 }
 
@@ -160,17 +164,29 @@ INLINE float largest(vf v) {
   }
 INLINE void transpose(vu rows[LANES]) { EXCHANGE(8) EXCHANGE(4) EXCHANGE(2) EXCHANGE(1) }
 
-/* e^x, to about one unit in the last place; 0 below -87. */
-INLINE vf vexp(vf x) {
-#ifdef __AVX512F__
-  const __mmask16 large = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
-  x = (vf)_mm512_min_ps(_mm512_set1_ps(88.0f), (__m512)x);
+#define LOG2_E 1.44269504f
+
+#ifdef __AVX512DQ__
+/* 2^x for x < 128, to about one unit in the last place; 0 below -126. The polynomial is that with the least relative error
+ * for x - floor(x) among those that are 1 at 0. */
+INLINE vf vexp2(vf x) {
+  const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  const vf r = (vf)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  vf p = splat(1.8671298442e-3f);
+  p = p * r + 9.0170307907e-3f;
+  p = p * r + 5.5799912799e-2f;
+  p = p * r + 2.4016445022e-1f;
+  p = p * r + 6.9315131180e-1f;
+  p = p * r + 1.0f;
+  return (vf)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)x);
+}
 #else
+/* e^x, to about one unit in the last place; 0 below -87, and from 88 on e^88. */
+INLINE vf vexp(vf x) {
   const vi small = x < -87.0f;
   x = pick(small, splat(-87.0f), x);
   x = pick(x > 88.0f, splat(88.0f), x);
-#endif
-  vf rounded = x * 1.44269504f + 12582912.0f; /* the sum's low bits hold the nearest integer */
+  vf rounded = x * LOG2_E + 12582912.0f; /* the sum's low bits hold the nearest integer */
   vf t = rounded - 12582912.0f;
   vf r = x - t * 0.693359375f;
   r = r - t * -2.12194440e-4f;
@@ -181,36 +197,16 @@ INLINE vf vexp(vf x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-#ifdef __AVX512F__
-  return (vf)_mm512_maskz_scalef_ps(large, (__m512)p, (__m512)t);
-#else
   return pick(small, (vf){0}, p * (vf)(((vi)rounded - 0x4B400000 + 127) << 23));
-#endif
 }
 
-#define LOG2_E 1.44269504f
-
-/* 2^x for x < 128, to about one unit in the last place. (The polynomial has the least relative error for x - floor(x), and
- * is 1 at 0.) */
-INLINE vf vexp2(vf x) {
-#ifdef __AVX512DQ__
-  const vf r = (vf)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  vf p = splat(1.8671298442e-3f);
-  p = p * r + 9.0170307907e-3f;
-  p = p * r + 5.5799912799e-2f;
-  p = p * r + 2.4016445022e-1f;
-  p = p * r + 6.9315131180e-1f;
-  p = p * r + 1.0f;
-  return (vf)_mm512_scalef_ps((__m512)p, (__m512)x);
-#else
-  return vexp(x / LOG2_E);
+INLINE vf vexp2(vf x) { return vexp(x / LOG2_E); }
 #endif
-}
 
 /* 1 / (1 + e^-x) */
 INLINE vf sigmoid(vf x) {
 #ifdef __AVX512DQ__
-  const vf e = vexp2((vf)_mm512_min_ps(_mm512_set1_ps(100.0f), (__m512)(x * -LOG2_E))), d = 1.0f + e;
+  const vf e = vexp2((vf)_mm512_min_ps(_mm512_set1_ps(125.0f), (__m512)(x * -LOG2_E))), d = 1.0f + e;
   const vf r = (vf)_mm512_rcp14_ps((__m512)d);
   return r * (2.0f - d * r); /* a step of Newton's: a division would take longer than all the rest */
 #else

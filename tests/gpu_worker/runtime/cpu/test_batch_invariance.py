@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from bench.checkpoints import Shape, write_adapter
+from bench.checkpoints import checkpoint as bench_checkpoint
 from bench.driver import Driver
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
@@ -62,6 +63,17 @@ def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch(family, settings, ch
     alone = [trace(driver, [driver.sequence(p, ALL)])[0] for p in prompts()]
     together = trace(driver, [driver.sequence(p, ALL) for p in prompts()])
     assert together == alone
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_a_sequence_gets_the_same_bits_in_a_wide_model(quantization, cpu_path, open_runtime):
+    """Sums of more terms than are added up in one go, and not a multiple of them."""
+    with bench_checkpoint(Shape("wide", "bfloat16", 320, 288, 608, 2, 8, 2, 32)) as folder:
+        driver = Driver(open_runtime(folder, dtype="bfloat16", weight_quantization=quantization))
+        alone = [trace(driver, [driver.sequence(p, ALL)])[0] for p in prompts()]
+        for chunk in (0, 70):
+            assert [trace(driver, [driver.sequence(p, ALL)], chunk)[0] for p in prompts()] == alone
+        assert trace(driver, [driver.sequence(p, ALL) for p in prompts()]) == alone
 
 
 @pytest.mark.parametrize("family", FAMILIES)

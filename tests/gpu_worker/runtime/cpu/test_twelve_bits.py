@@ -152,3 +152,16 @@ def test_a_model_computes_the_same_bits(family, checkpoint, open_runtime, monkey
         monkeypatch.setattr(packing, "_LARGE", large)
         found.append(some_steps(open_runtime(checkpoint(family)[0], dtype="bfloat16")))
     assert np.array_equal(*found)
+
+
+@pytest.mark.parametrize(("n", "k"), [(96, 1024), (70, 600), (33, 288), (40, 130)])
+@pytest.mark.parametrize("at_least", [0, NEVER], ids=["12 bits", "16 bits"])
+def test_a_row_has_the_same_bits_beside_any_others(n, k, at_least, monkeypatch):
+    monkeypatch.setattr(packing, "_LARGE", at_least)
+    weight, x = random_weights(n, k), torch.randn(600, k, generator=torch.Generator().manual_seed(1))
+    rows = [0, 1, 15, 16, 31, 32, 63, 64, 79, 80, 95, 255, 256, 320, 599]
+    alone = {row: product(weight, x[row : row + 1])[1][0] for row in rows}
+    for many in (2, 16, 17, 64, 65, 80, 81, 96, 97, 256, 257, 321, 600):
+        y = product(weight, x[:many])[1]
+        for row in rows:
+            assert row >= many or torch.equal(y[row], alone[row])
