@@ -31,7 +31,7 @@
 #define VALUES_AT_ONCE DEPTH
 #define PAIR_LANES SIDE       /* from one row of pairs to the next */
 #define HALF_LANES (TILE / 4) /* from the pairs of a panel's first outputs to those of its last */
-#define NEAR 1                /* the cache that lines are prefetched to: the second, or the first */
+#define NEAR 1                /* how near lines are prefetched: 3 is the first cache, 1 one of those farther away */
 #define QUERIES 384           /* rows of a span: its queries, times the heads of a group */
 #define TOGETHER (2 * SIDE)   /* of many rows, those that go from scores to sums at a time: the first cache holds them */
 #else

@@ -362,7 +362,7 @@ static void sums_of(const Linear *l, int64_t p, int m, const float *x, int64_t l
   if (HALF_INPUTS(l->kind)) {
     for (int j = 0; x != b->held && j < m; j++) pack_row(x + j * ldx, l->k, j, b->inputs);
     b->held = x;
-    sums_on_tiles(l, p, -1, m, packed_inputs(b->inputs, l->k), sums, b); /* of adapters: lds is PANEL */
+    sums_on_tiles(l, p, -1, m, packed_inputs(b->inputs, l->k), sums, b); /* only adapters come here: lds is PANEL */
     return;
   }
 #endif

@@ -25,10 +25,10 @@
 #ifdef TILES
 #include "pack.h"
 
-#define CHUNK 128        /* terms, of few inputs; with more, loads of weights bunch together */
-#define FOUR 4           /* rows of weights that are widened without a branch between them */
-#define CHUNK_OF_MANY 256 /* two chunks and a block of inputs fill the first cache */
-#define FAR (16 << 10)   /* bytes: weights that come so far behind are asked for */
+#define CHUNK 128         /* terms whose weights are widened at a time, beside few inputs */
+#define CHUNK_OF_MANY 256 /* the same beside many: two chunks and a block of inputs fill the first cache */
+#define FOUR 4            /* rows of weights that are widened without a branch between them */
+#define FAR (16 << 10)    /* bytes: beside many inputs, weights that come so far behind are asked for */
 
 /* The compiler does not know that instructions on tiles read and write memory. */
 #define SETTLE_MEMORY() __asm__ volatile("" ::: "memory")
