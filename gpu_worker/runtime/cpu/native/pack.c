@@ -1,4 +1,4 @@
-/* Rearranges weights where they lie (pack.h): a block takes no more bytes than its rows took. */
+/* Rearranges weights (pack.h): a block takes no more bytes than its rows took. */
 #include "pack.h"
 
 #include <omp.h>
@@ -119,8 +119,9 @@ static void give_back(const char *from, const char *to) {
   if (first < last) madvise((void *)first, last - first, MADV_DONTNEED);
 }
 
-/* Packs weights in 12 bits. Returns whether they fit and that saves a tenth; else they are as they were. */
-static int pack_twelve(Linear *l, uint16_t *copies, int n_threads) {
+/* Packs weights in 12 bits into `to`, and gives the memory where they lay back. Returns whether they fit and that saves a
+ * tenth; else they are as they were. */
+static int pack_twelve(Linear *l, uint16_t *copies, char *to, int n_threads) {
   const int64_t k = l->k, panels = parts(l->n, PANEL), bytes = k * PANEL * 2;
   const uint16_t *weights = (const uint16_t *)l->weight;
   float *scales = (float *)l->scale;
@@ -140,30 +141,29 @@ static int pack_twelve(Linear *l, uint16_t *copies, int n_threads) {
   }
   l->stride = k / 2 * ROW12 + most_raw * PANEL * 4;
   if (unfit || l->stride > bytes / 10 * 9) return 0;
-#pragma omp parallel num_threads(n_threads)
-  for (int64_t first = 0; first < panels; first += omp_get_num_threads()) {
-    const int64_t p = first + omp_get_thread_num(), is_tail = p == l->n / PANEL;
+#pragma omp parallel for schedule(static) num_threads(n_threads)
+  for (int64_t p = 0; p < panels; p++) {
     uint16_t *block = copies + omp_get_thread_num() * k * PANEL, exponents[2 * PANEL];
-    if (p < panels) block_of_panel(l, p, block, exponents);
-#pragma omp barrier /* a block may begin among another one's weights: they are copied by now */
-    if (p < panels) {
-      char *to = is_tail ? (char *)l->tail : (char *)l->weight + p * l->stride;
-      shorten_block(block, exponents, k, to + before_rows(l));
-    }
-#pragma omp barrier
+    char *rows = p < l->n / PANEL ? to + p * l->stride : (char *)l->tail;
+    block_of_panel(l, p, block, exponents);
+    shorten_block(block, exponents, k, rows + before_rows(l));
   }
-  give_back(l->weight + l->n / PANEL * l->stride, l->weight + (int64_t)l->n * k * 2);
+  give_back(l->weight, l->weight + (int64_t)l->n * k * 2);
+  l->weight = to;
   return 1;
 }
 #endif
 
 /* ---------------------------------------------------------------- every kind */
 
-/* Rearranges the weights [n, k] of `l` in place; the last rows go to `tail`, [k][block]. TWELVE becomes BF16 where 12 bits
- * do not do. copies: scratch, one block for each thread. */
-void petiole_pack(Linear *l, char *copies, int32_t n_threads) {
+/* Rearranges the weights [n, k] of `l`: TWELVE into `to`, which has room for them as they are, other kinds in place. The
+ * last rows go to `tail`, [k][block]. TWELVE becomes BF16 where 12 bits do not do. copies: scratch, one block for each
+ * thread. */
+void petiole_pack(Linear *l, char *copies, char *to, int32_t n_threads) {
 #ifdef DOT
-  if (l->kind == TWELVE && pack_twelve(l, (uint16_t *)copies, n_threads)) return;
+  if (l->kind == TWELVE && pack_twelve(l, (uint16_t *)copies, to, n_threads)) return;
+#else
+  (void)to;
 #endif
   if (l->kind == TWELVE) l->kind = BF16, l->scale = NULL;
   const int64_t bytes = l->stride = l->k * l->block * size_of(l->kind), whole = l->n / l->block;

@@ -8,12 +8,14 @@ from ctypes import c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
+from petiole.gpu_worker.models.host_memory import new_tensor
 from petiole.gpu_worker.models.layers import DenseLinear, Int8Linear, Linear
 from petiole.gpu_worker.runtime.cpu.native.library import NEVER, Library
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 4}
 _BF16, _INT8_HALF, _TWELVE = 1, 3, 5
 _PANEL = 32
+_LINE = 64
 _LARGE = 1 << 20  # weights that are worth keeping in 12 bits: smaller matrices stay in the caches
 
 
@@ -37,6 +39,31 @@ EMPTY = LinearStruct(block=_PANEL)
 """A map without outputs."""
 
 
+class _Room:
+    """Memory for matrices one behind the other, in pages of 2 MB if the system has them. What is not used yet takes
+    none: the system hands out a page when something is written to it."""
+
+    _LEAST = 1 << 30
+
+    def __init__(self) -> None:
+        self._kept: list[Tensor] = []
+        self._left, self._next = 0, 0
+
+    def at_least(self, n_bytes: int) -> int:
+        """The address of so many free bytes."""
+        if self._left < n_bytes:
+            memory = new_tensor((max(n_bytes, self._LEAST),), torch.uint8, torch.device("cpu"))
+            self._kept.append(memory)
+            self._left, self._next = memory.nbytes, memory.data_ptr()
+        return self._next
+
+    def take(self, n_bytes: int) -> None:
+        """The first of them are used."""
+        n_bytes = min(-(-n_bytes // _LINE) * _LINE, self._left)
+        self._left -= n_bytes
+        self._next += n_bytes
+
+
 class Weights:
     """`other`: the library that may read the same weights."""
 
@@ -44,10 +71,11 @@ class Weights:
         self.library = library
         self._other = other
         self._kept: list[object] = []
+        self._room = _Room()
 
     def linear(self, linear: Linear, library_from: int = NEVER) -> LinearStruct:
-        """Rearranges the weights in place. Nobody else can use them afterwards, except the other library, which
-        multiplies `library_from` rows or more."""
+        """Rearranges the weights. Nobody else can use them afterwards, except the other library, which multiplies
+        `library_from` rows or more."""
         assert isinstance(linear, (DenseLinear, Int8Linear))
         weight, (n, k) = linear.weight, linear.weight.shape
         assert weight.is_contiguous()
@@ -71,7 +99,10 @@ class Weights:
         )
         n_threads = torch.get_num_threads()
         copies = torch.empty((n_threads, k, block), dtype=weight.dtype)
-        self.library.petiole_pack(ctypes.byref(packed), c_void_p(copies.data_ptr()), c_int32(n_threads))
+        room = c_void_p(self._room.at_least(weight.nbytes) if kind == _TWELVE else None)
+        self.library.petiole_pack(ctypes.byref(packed), c_void_p(copies.data_ptr()), room, c_int32(n_threads))
+        if packed.kind == _TWELVE:
+            self._room.take(n // block * packed.stride)
         if shared and other is not None:
             packed.library = other.weights(weight.data_ptr(), n, k, self)
         return packed
