@@ -336,7 +336,6 @@ static void linear_on_tiles(const Linear *l, int64_t m, Activations x, Activatio
     const int64_t first = i / each * ROWS, p = i % each;
     units[at] = (MapUnit){l, p, p + each, first, smaller(ROWS, m - first), 0, y, how, b->sums + at * ROWS * PAIR};
     compute_unit_on_tiles(units + at, units + !at, inputs, b);
-    if (m <= FEW_INPUTS) finish_some(units + at, ROWS); /* no unit has time for it meanwhile */
     at = !at;
   }
   finish_some(units, ROWS);

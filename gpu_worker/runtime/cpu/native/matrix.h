@@ -35,7 +35,7 @@ typedef struct {
   int whole_rows;    /* whether that is [rows][k] */
   float *sums;       /* [2][ROWS][PAIR] */
   void *panel;       /* widened weights: [KC][PANEL] floats, or [k / 2][PAIR] pairs of bfloat16, or two chunks of tiles.c */
-  const char *widened; /* with TILES, of many inputs: the weights whose chunk lies in `panel`, or null */
+  const char *widened; /* with TILES: the weights whose chunk lies in `panel`, or null */
   int in_other;        /* whether it is the second one there */
   void (*meanwhile)(void *of); /* other work that is done beside products on tiles, or null */
   void *of;

@@ -13,22 +13,17 @@
  *     rows 16-31          c2          c3         loaded, and four products are added
  *
  * Weights lie far away, and seldom as tiles take them. A chunk of a panel at a time is widened to pairs of bfloat16, in
- * memory that stays in the first-level cache.
- *
- * Of few inputs the memory is the limit. While weights are widened, those before are multiplied, and those of the next
- * chunk are asked for, line by line: a processor waits for few lines at a time. Of many inputs the tiles are the limit.
- * While a chunk is multiplied with one block of inputs after another, the next chunk is widened, a few rows for each four
- * products; and after each block there is time for other work (`meanwhile`).
+ * memory that stays in the first-level cache. While a chunk is multiplied with one block of inputs after another, the next
+ * chunk is widened, a few rows for each four products, and the weights behind it are asked for: so the processor reads
+ * evenly, and neither memory nor tiles wait. After each block there is time for other work (`meanwhile`).
  */
 #include "tiles.h"
 
 #ifdef TILES
 #include "pack.h"
 
-#define CHUNK 128         /* terms whose weights are widened at a time, beside few inputs */
-#define CHUNK_OF_MANY 256 /* the same beside many: two chunks and a block of inputs fill the first cache */
-#define FOUR 4            /* rows of weights that are widened without a branch between them */
-#define FAR (16 << 10)    /* bytes: beside many inputs, weights that come so far behind are asked for */
+#define CHUNK 256      /* terms whose weights are widened at a time: two chunks and a block of inputs fill the first cache */
+#define MANY (8 * SIDE) /* inputs. Beside fewer, which are multiplied sooner, a chunk is half as long */
 
 /* The compiler does not know that instructions on tiles read and write memory. */
 #define SETTLE_MEMORY() __asm__ volatile("" ::: "memory")
@@ -108,87 +103,47 @@ void multiply_tiles(int64_t m, int64_t n, Inputs x, const char *w, float *c, int
     else multiply_rows(0, n, x, w, c, ldc, add);
 }
 
-/* ---------------------------------------------------------------- few inputs */
-
-/* FOUR rows of weights, as far as there are so many -> pairs of bfloat16. Meanwhile `lines` are asked for. */
-INLINE const char *widen_rows(int kind, int lines, int64_t rows, const char *w, int64_t ldw, char *out, const char *ahead) {
-#pragma GCC unroll 4
-  for (int r = 0; r < FOUR; r++, w += ldw) {
-    vu pairs[2] = {{0}, {0}};
-#pragma GCC unroll 2
-    for (int line = r * lines / FOUR; line < (r + 1) * lines / FOUR; line++)
-      __builtin_prefetch(ahead + 64 * line, 0, 1);
-    if (r < rows) pairs_of(kind, w, pairs);
-    *(vu *)(out + r * 64) = pairs[0];
-    *(vu *)(out + TILE + r * 64) = pairs[1];
-  }
-  return w;
-}
-
-/* sums [rows, PANEL] (+)= x W for one or two tiles of rows and `kc` terms, whose widened weights stay in `panel`. ask: what
- * is asked for */
-INLINE void multiply_widened(int kind, int lines, int two, int64_t kc, Inputs x, const char *w, int64_t ldw, char *panel,
-                             float *sums, int add, const char *ask) {
-  begin_sums(two, sums, PANEL, add);
-  for (int64_t left = kc / 2; left > 0; left -= SIDE, panel += 2 * TILE) {
-    for (int r = 0; r < SIDE; r += FOUR, ask += 64 * lines)
-      if (left >= SIDE) w = widen_rows(kind, lines, FOUR, w, ldw, panel + r * 64, ask);
-      else w = widen_rows(kind, lines, left - r, w, ldw, panel + r * 64, ask);
-    SETTLE_MEMORY();
-    if (left == kc / 2) continue;
-    add_terms(two, x, panel - 2 * TILE);
-    x.at += x.step;
-  }
-  add_terms(two, x, panel - 2 * TILE);
-  end_sums(two, sums, PANEL);
-}
-
-INLINE void sums_of_few(int kind, int lines, const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums,
-                        Bench *b) {
-  const char *w = weights_to(l, p * PANEL);
-  const int64_t ldw = row_of(kind, l->block), raw = before_rows(l);
-  b->widened = NULL;
-  for (int64_t from = 0; from < l->k; from += CHUNK, w += CHUNK / 2 * ldw) {
-    const int64_t kc = smaller(CHUNK, l->k - from), n = parts(kc, DEPTH);
-    const char *then = from + CHUNK < l->k ? w + CHUNK / 2 * ldw : next < 0 ? w : weights_to(l, next * PANEL) - raw;
-    if (m > SIDE) multiply_widened(kind, lines, 1, kc, x, w, ldw, b->panel, sums, from > 0, then);
-    else multiply_widened(kind, lines, 0, kc, x, w, ldw, b->panel, sums, from > 0, then);
-    if (m > 2 * SIDE) {
-      Inputs others = x;
-      others.at += x.block;
-      multiply_tiles(m - 2 * SIDE, n, others, b->panel, sums + 2 * SIDE * PANEL, PANEL, from > 0);
-    }
-    x.at += n * x.step;
-  }
-}
-
-/* ---------------------------------------------------------------- many inputs */
+/* ---------------------------------------------------------------- sums of a panel */
 
 /* Rows of weights that are widened, a few at a time. */
 typedef struct {
-  const char *w; /* the next one */
-  int64_t ldw, row, rows, end; /* from `rows` up to `end` there are zeros */
+  const char *w, *ask; /* the next one, and what is asked for meanwhile */
+  int64_t ldw, row, rows, end; /* from `rows` up to `end`, whole tiles, there are zeros */
   char *out;
 } Widening;
 
-INLINE Widening widening_of(int64_t kc, const char *w, int64_t ldw, char *out) {
-  return (Widening){w, ldw, 0, kc / 2, parts(kc, DEPTH) * SIDE, out};
+INLINE void widen_row(int kind, const char *w, const char *ask, char *out) {
+  vu pairs[2];
+  __builtin_prefetch(ask, 0, 2);
+  if (kind != INT8_HALF) __builtin_prefetch(ask + 64, 0, 2); /* a row is longer than a line */
+  pairs_of(kind, w, pairs);
+  *(vu *)out = pairs[0];
+  *(vu *)(out + TILE) = pairs[1];
 }
 
-INLINE void widen_some(int kind, int64_t n, Widening *to) {
-  for (const int64_t end = smaller(to->end, to->row + n); to->row < end; to->row++, to->w += to->ldw) {
-    char *out = to->out + to->row / SIDE * 2 * TILE + to->row % SIDE * 64;
-    vu pairs[2] = {{0}, {0}};
-    __builtin_prefetch(to->w + FAR, 0, 2);
-    __builtin_prefetch(to->w + FAR + 64, 0, 2);
-    if (to->row < to->rows) pairs_of(kind, to->w, pairs);
-    *(vu *)out = pairs[0];
-    *(vu *)(out + TILE) = pairs[1];
-  }
+/* n: a divisor of SIDE */
+INLINE void widen_some(int kind, int n, Widening *to) {
+  if (to->row == to->end) return;
+  char *out = to->out + to->row / SIDE * 2 * TILE + to->row % SIDE * 64;
+  const int64_t left = to->rows - to->row;
+  if (n <= left)
+#pragma GCC unroll 16
+    for (int i = 0; i < n; i++) widen_row(kind, to->w + i * to->ldw, to->ask + i * to->ldw, out + i * 64);
+  else
+    for (int i = 0; i < n; i++)
+      if (i < left) widen_row(kind, to->w + i * to->ldw, to->ask + i * to->ldw, out + i * 64);
+      else *(vu *)(out + i * 64) = *(vu *)(out + TILE + i * 64) = (vu){0};
+  to->row += n;
+  to->w += n * to->ldw;
+  to->ask += n * to->ldw;
+}
+
+INLINE void widen_all(int kind, Widening *to) {
+  while (to->row < to->end) widen_some(kind, SIDE, to);
 }
 
 /* multiply_rows, while rows of weights are widened, `each` for DEPTH terms. */
-INLINE void multiply_and_widen(int kind, int two, int64_t n, Inputs x, const char *w, float *c, int add, int64_t each,
+INLINE void multiply_and_widen(int kind, int two, int each, int64_t n, Inputs x, const char *w, float *c, int add,
                                Widening *next) {
   begin_sums(two, c, PANEL, add);
   for (int64_t i = 0; i < n; i++, x.at += x.step, w += 2 * TILE) {
@@ -198,45 +153,64 @@ INLINE void multiply_and_widen(int kind, int two, int64_t n, Inputs x, const cha
   end_sums(two, c, PANEL);
 }
 
-INLINE void sums_of_many(int kind, const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, Bench *b) {
-  const int64_t ldw = row_of(kind, l->block), k = l->k, blocks = parts(m, 2 * SIDE);
-  const char *w = weights_to(l, p * PANEL);
-  char *panel = b->panel, *other = panel + CHUNK_OF_MANY * 64;
-  if (b->widened != w) {
-    Widening first = widening_of(smaller(CHUNK_OF_MANY, k), w, ldw, panel);
-    widen_some(kind, first.end, &first);
-  } else if (b->in_other) other = panel, panel += CHUNK_OF_MANY * 64;
-  for (int64_t from = 0; from < k; from += CHUNK_OF_MANY) {
-    const int64_t n = parts(smaller(CHUNK_OF_MANY, k - from), DEPTH), last = from + CHUNK_OF_MANY >= k;
-    const int none = last && next < 0;
-    const char *then = none ? NULL : last ? weights_to(l, next * PANEL) : w + CHUNK_OF_MANY / 2 * ldw;
-    const int64_t kc = none ? 0 : smaller(CHUNK_OF_MANY, last ? k : k - from - CHUNK_OF_MANY);
-    Widening beside = widening_of(kc, then, ldw, other);
-    const int64_t each = parts(beside.end, n * blocks);
+/* `each` at least. */
+INLINE void multiply_block(int kind, int two, int64_t each, int64_t n, Inputs x, const char *w, float *c, int add,
+                           Widening *next) {
+  if (each <= 2) multiply_and_widen(kind, two, 2, n, x, w, c, add, next); /* constants, so that each case is unrolled */
+  else if (each <= 4) multiply_and_widen(kind, two, 4, n, x, w, c, add, next);
+  else if (each <= 8) multiply_and_widen(kind, two, 8, n, x, w, c, add, next);
+  else multiply_and_widen(kind, two, SIDE, n, x, w, c, add, next);
+}
+
+/* Panels that are read one after the other, in chunks. */
+typedef struct {
+  const char *first, *second; /* the second may be null */
+  int64_t k, chunk, ldw;
+} Reading;
+
+/* Chunk i, to be widened. */
+INLINE Widening chunk_at(const Reading *r, int64_t i, char *out) {
+  const int64_t chunks = parts(r->k, r->chunk), bytes = r->chunk / 2 * r->ldw;
+  const char *at[2];
+  for (int64_t j = i; j < i + 2; j++) at[j - i] = j < chunks ? r->first + j * bytes : r->second + (j - chunks) * bytes;
+  const int64_t kc = i < chunks || r->second ? smaller(r->chunk, r->k - i % chunks * r->chunk) : 0;
+  return (Widening){at[0], at[1], r->ldw, 0, kc / 2, parts(kc, DEPTH) * SIDE, out};
+}
+
+/* The first chunk of a panel may have been widened beside the last one of the panel before. (Of a map's inputs, the last
+ * ones may be fewer than those before, and need no more of it.) */
+INLINE void sums_of(int kind, const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, Bench *b) {
+  const Reading r = {weights_to(l, p * PANEL), next < 0 ? NULL : weights_to(l, next * PANEL), l->k,
+                     m < MANY ? CHUNK / 2 : CHUNK, row_of(kind, l->block)};
+  char *panel = b->panel, *other = panel + CHUNK * 64;
+  if (b->widened != r.first) {
+    Widening first = chunk_at(&r, 0, panel);
+    widen_all(kind, &first);
+  } else if (b->in_other) other = panel, panel += CHUNK * 64;
+  for (int64_t i = 0; i * r.chunk < l->k; i++) {
+    const int64_t n = parts(smaller(r.chunk, l->k - i * r.chunk), DEPTH);
+    Widening beside = chunk_at(&r, i + 1, other);
+    const int64_t each = parts(beside.end, n * parts(m, 2 * SIDE));
     Inputs block = x;
     float *c = sums;
     for (int64_t left = m; left > 0; left -= 2 * SIDE, block.at += x.block, c += 2 * SIDE * PANEL) {
-      if (left <= SIDE) multiply_and_widen(kind, 0, n, block, panel, c, from > 0, each, &beside);
-      else if (each == 2) multiply_and_widen(kind, 1, n, block, panel, c, from > 0, 2, &beside);
-      else multiply_and_widen(kind, 1, n, block, panel, c, from > 0, each, &beside);
+      if (left > SIDE) multiply_block(kind, 1, each, n, block, panel, c, i > 0, &beside);
+      else multiply_block(kind, 0, each, n, block, panel, c, i > 0, &beside);
       if (b->meanwhile) b->meanwhile(b->of);
     }
+    widen_all(kind, &beside);
     char *widened = other;
     other = panel, panel = widened;
     x.at += n * x.step;
-    w = then;
   }
-  b->widened = w;
+  b->widened = r.second;
   b->in_other = panel != b->panel;
 }
 
 void sums_on_tiles(const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, Bench *b) {
-#define EACH_SIZE(kind, lines) \
-  if (m > FEW_INPUTS) sums_of_many(kind, l, p, next, m, x, sums, b); \
-  else sums_of_few(kind, lines, l, p, next, m, x, sums, b);
-  if (l->kind == BF16) { EACH_SIZE(BF16, 8) } /* constants, so that each case is a function of its own */
-  else if (l->kind == TWELVE) { EACH_SIZE(TWELVE, 6) }
-  else { EACH_SIZE(INT8_HALF, 4) }
+  if (l->kind == BF16) sums_of(BF16, l, p, next, m, x, sums, b); /* constants, so that each case is a function of its own */
+  else if (l->kind == TWELVE) sums_of(TWELVE, l, p, next, m, x, sums, b);
+  else sums_of(INT8_HALF, l, p, next, m, x, sums, b);
 }
 
 /* ---------------------------------------------------------------- inputs */

@@ -5,7 +5,6 @@
 #define SIDE 16   /* rows of a tile, and outputs */
 #define DEPTH 32  /* terms that a row of a tile holds */
 #define TILE 1024 /* bytes */
-#define FEW_INPUTS (4 * SIDE) /* of a product; more are many */
 
 #ifdef TILES
 /* Where a product's inputs lie, in whole tiles of rows, for `sums_on_tiles` in whole blocks: the bytes from one row to the
@@ -41,7 +40,7 @@ void end_tiles(uint32_t before);
 void multiply_tiles(int64_t m, int64_t n, Inputs x, const char *w, float *c, int64_t ldc, int add);
 
 /* sums [m in whole blocks][PANEL]: those of panel p, for m <= ROWS inputs. next: the panel whose weights are read then,
- * or -1. Of many inputs, `b->meanwhile` is called after each block of them and each chunk of terms. */
+ * or -1. `b->meanwhile` is called after each block of inputs and chunk of terms. */
 void sums_on_tiles(const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, Bench *b);
 #else
 INLINE int64_t packed_size(int64_t m, int64_t k) { return (void)m, (void)k, 0; }
