@@ -5,11 +5,11 @@
  * few sequences or one long prompt, all threads work together: they divide the outputs of each map, so that each weight
  * is read once, and meet after the map.
  *
- * Activations are float32, or packed in bfloat16 (`can_pack`). Weights and the KV cache are read as they are stored, and widened in registers. If the
- * processor multiplies bfloat16 (DOT), activations are rounded to bfloat16 instead. The result for a position depends on
- * that position alone: every sum runs over its terms in one fixed order, whatever the batch, the number of threads or the
- * blocking. So a sequence gets the same bits alone and among others, in one prefill and in chunks. matrix.c and
- * attention.c say how.
+ * Activations are float32, or packed in bfloat16 (`can_pack`). Weights and the KV cache are read as they are stored, and
+ * widened in registers. If the processor multiplies bfloat16 (DOT), activations are rounded to bfloat16 instead. The
+ * result for a position depends on that position alone: every sum runs over its terms in one fixed order, whatever the
+ * batch, the number of threads or the blocking. So a sequence gets the same bits alone and among others, in one prefill
+ * and in chunks. matrix.c and attention.c say how.
  *
  * Nothing reads what the last layer makes of a position without logits, except its key and value. So behind these that
  * layer computes the outputs alone.

@@ -22,7 +22,7 @@
 #ifdef TILES
 #include "pack.h"
 
-#define CHUNK 256      /* terms whose weights are widened at a time: two chunks and a block of inputs fill the first cache */
+#define CHUNK 256       /* terms widened at a time: two chunks and a block of inputs fill the first cache */
 #define MANY (8 * SIDE) /* inputs. Beside fewer, which are multiplied sooner, a chunk is half as long */
 
 /* The compiler does not know that instructions on tiles read and write memory. */
@@ -179,7 +179,7 @@ INLINE Widening chunk_at(const Reading *r, int64_t i, char *out) {
 
 /* The first chunk of a panel may have been widened beside the last one of the panel before. (Of a map's inputs, the last
  * ones may be fewer than those before, and need no more of it.) */
-INLINE void sums_of(int kind, const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, Bench *b) {
+INLINE void sums_of_panel(int kind, const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, Bench *b) {
   const Reading r = {weights_to(l, p * PANEL), next < 0 ? NULL : weights_to(l, next * PANEL), l->k,
                      m < MANY ? CHUNK / 2 : CHUNK, row_of(kind, l->block)};
   char *panel = b->panel, *other = panel + CHUNK * 64;
@@ -208,9 +208,10 @@ INLINE void sums_of(int kind, const Linear *l, int64_t p, int64_t next, int64_t 
 }
 
 void sums_on_tiles(const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, Bench *b) {
-  if (l->kind == BF16) sums_of(BF16, l, p, next, m, x, sums, b); /* constants, so that each case is a function of its own */
-  else if (l->kind == TWELVE) sums_of(TWELVE, l, p, next, m, x, sums, b);
-  else sums_of(INT8_HALF, l, p, next, m, x, sums, b);
+  /* constants, so that each case is a function of its own */
+  if (l->kind == BF16) sums_of_panel(BF16, l, p, next, m, x, sums, b);
+  else if (l->kind == TWELVE) sums_of_panel(TWELVE, l, p, next, m, x, sums, b);
+  else sums_of_panel(INT8_HALF, l, p, next, m, x, sums, b);
 }
 
 /* ---------------------------------------------------------------- inputs */
