@@ -7,8 +7,8 @@
  *   query 260      all         all     up to 260
  *
  * A few queries read a block's keys and values in place, 16 positions at a time at all key heads of the unit, which is
- * nearly the order of the memory. Each line that is read prefetches a line of the next 16 positions, because prefetching
- * all lines at once would queue up. For many queries (those of the span times the heads of the group) a block is first
+ * nearly the order of the memory. Beside each line that is read the same line of the next 16 positions is prefetched,
+ * because prefetching all lines at once would queue up. For many queries (those of the span times the heads of the group) a block is first
  * laid out once, and prefetches the next one. Then the first TOGETHER rows of them go from scores to sums, then the next
  * ones. In both cases keys and values in eight bits are first widened to bfloat16, 16 positions at a time, and the sums
  * are the same chains of additions. (With TILES the sums are those of tiles.c, and a few queries take values 32 at a time.)
@@ -114,16 +114,23 @@ typedef struct {
   int64_t bytes, done; /* done: of the position `at` */
 } Ahead;
 
+/* Positions that a few queries read next: beside each line that is read, the same line of these is asked for. */
+typedef struct {
+  const char *pool;  /* of the first of the unit's heads */
+  const int64_t *at; /* from there to each position */
+  int64_t n;         /* at least LANES */
+} Next;
+
+INLINE void ask_for(const Next *next, int64_t i, int64_t bytes) {
+  __builtin_prefetch(next->pool + next->at[i] + bytes, 0, NEAR);
+}
+
 INLINE void ask_for_line(Ahead *a) {
   if (a->at == a->end) return;
   __builtin_prefetch(a->pool + *a->at + a->done, 0, NEAR);
   const int whole = (a->done += 64) >= a->bytes;
   a->at += whole;
   a->done = whole ? 0 : a->done;
-}
-
-INLINE void ask_for_rest(Ahead *a) {
-  while (a->at < a->end) ask_for_line(a);
 }
 
 INLINE void ask_for_lines(Ahead *a, int64_t n) {
@@ -134,12 +141,13 @@ INLINE int64_t lines_of(const Ahead *a) { return (a->end - a->at) * parts(a->byt
 
 /* scores [m][KC] of 16 keys (+)= the products over the dimensions from k on, a vector's worth */
 INLINE void score_some(int kind, const char *keys, const int64_t at[LANES], int k, int m, const void *queries,
-                       float *scores, Ahead *ahead) {
+                       float *scores, const Next *next, int64_t bytes) {
   vu rows[LANES];
 #pragma GCC unroll 16
   for (int j = 0; j < LANES; j++) {
     rows[j] = *(const vu *)(keys + at[j] + k * size_of(kind));
-    ask_for_line(ahead);
+    ask_for(next, j, bytes);
+    if (next->n > LANES) ask_for(next, LANES + j, bytes);
   }
   transpose(rows);
 #ifdef TILES
@@ -300,7 +308,7 @@ INLINE void lay_all_values(int kind, int stored, const Cache *c, const char *val
 /* The sums of two queries, or of one twice, += their weights from j0 on x n values, in some vectors of dimensions from
  * k on. */
 INLINE void add_some(int kind, int vectors, const char *values, const int64_t *at, int n, int j0, int k, int i0,
-                     int i1, int padded, Desk *d, Ahead *ahead) {
+                     int i1, int padded, Desk *d, const Next *next, int64_t bytes) {
   float *to[2] = {d->sums + i0 * padded + k, d->sums + i1 * padded + k};
   const int rows[2] = {i0 * KC + j0, i1 * KC + j0};
 #ifdef TILES
@@ -310,7 +318,10 @@ INLINE void add_some(int kind, int vectors, const char *values, const int64_t *a
 #pragma GCC unroll 4
       for (int v = 0; v < vectors; v++) {
         const int64_t within = (k + v * LANES) * 2;
-        if (!i0) ask_for_line(ahead);
+        if (!i0 && v % 2 == 0 && j < next->n) {
+          ask_for(next, j, bytes + v * 2 * LANES);
+          ask_for(next, j + 1, bytes + v * 2 * LANES);
+        }
         const vf first = (vf)(widen_halves(values + at[j] + within) << 16);
         const vf second = j + 1 < n ? (vf)(widen_halves(values + at[j + 1] + within) << 16) : (vf){0};
 #pragma GCC unroll 2
@@ -335,11 +346,11 @@ INLINE void add_some(int kind, int vectors, const char *values, const int64_t *a
     for (int v = 0; v < vectors; v++) {
       const int64_t within = (k + v * LANES) * size_of(kind);
       const char *first = values + at[j] + within;
-      if (!i0 && v % 2 == 0) ask_for_line(ahead);
+      if (!i0 && j < next->n && (v % 2 == 0 || kind == F32)) ask_for(next, j, bytes + v * LANES * size_of(kind));
 #ifdef BY_VECTORS
       if (kind == BF16) {
         const char *second = values + at[j + 1] + within;
-        if (!i0 && v % 2 == 0) ask_for_line(ahead);
+        if (!i0 && j < next->n && v % 2 == 0) ask_for(next, j + 1, bytes + v * 2 * LANES);
         const vu pairs = widen_halves(first) | (j + 1 < n ? widen_halves(second) << 16 : (vu){0});
         for (int r = 0; r < 2; r++) sums[r][v] = add_pairs(sums[r][v], pairs, pair_at(d->weights, rows[r] + j));
         continue;
@@ -503,28 +514,28 @@ INLINE void attend_kind(int kind, int stored, const Cache *c, int64_t layer, int
     for (int h = 0; h < u->n_heads; h++) own[h] = desk_from(d, half, h * m, padded);
     for (int j = 0; j < shown; j += LANES) {
       const Rows rows = rows_of(stored, c, keys, block.at + j, LANES, u->n_heads, d);
-      Ahead to = j + LANES < shown ? ahead_of(c, layer, c->keys, u, &block, j + LANES, LANES)
-                                   : ahead_of(c, layer, c->values, u, &block, 0, LANES);
+      const Next to = j + LANES < shown ? (Next){keys, block.at + j + LANES, LANES}
+                                        : (Next){values, block.at, VALUES_AT_ONCE};
       for (int h = 0; h < u->n_heads; h++)
         for (int k = 0; k < width; k += step)
-          score_some(kind, rows.pool + h * head, rows.at, k, m, own[h].queries, own[h].scores + j, &to);
-      ask_for_rest(&to);
+          score_some(kind, rows.pool + h * head, rows.at, k, m, own[h].queries, own[h].scores + j, &to,
+                     (h * width + k) * size_of(stored));
     }
     for (int h = 0; h < u->n_heads; h++) weigh(rounded, half, base, m, block.n, padded, own + h);
     for (int j = 0; j < shown; j += VALUES_AT_ONCE) {
       const int n = (int)smaller(VALUES_AT_ONCE, block.n - j);
       const Rows rows = rows_of(stored, c, values, block.at + j, n, u->n_heads, d);
-      Ahead to = j + VALUES_AT_ONCE < shown ? ahead_of(c, layer, c->values, u, &block, j + n, VALUES_AT_ONCE)
-                                            : ahead_of(c, layer, c->keys, then, &ahead, 0, LANES);
+      const Next to = j + VALUES_AT_ONCE < shown ? (Next){values, block.at + j + n, VALUES_AT_ONCE}
+                                                 : (Next){c->keys + bytes_to(c, layer, then->head), ahead.at, LANES};
       for (int h = 0; h < u->n_heads; h++)
         for (int i = 0; i < m; i += 2)
           for (int k = 0; k < width; k += vectors * LANES) {
             const int other = (int)smaller(i + 1, m - 1);
             const char *at = rows.pool + h * head;
-            if (vectors == 4) add_some(kind, 4, at, rows.at, n, j, k, i, other, padded, own + h, &to);
-            else add_some(kind, 1, at, rows.at, n, j, k, i, other, padded, own + h, &to);
+            const int64_t bytes = (h * width + k) * size_of(stored);
+            if (vectors == 4) add_some(kind, 4, at, rows.at, n, j, k, i, other, padded, own + h, &to, bytes);
+            else add_some(kind, 1, at, rows.at, n, j, k, i, other, padded, own + h, &to, bytes);
           }
-      ask_for_rest(&to);
     }
   }
   for (int r = 0; r < all; r++) {

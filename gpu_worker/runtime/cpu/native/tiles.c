@@ -25,6 +25,8 @@
 #define CHUNK 256       /* terms widened at a time: two chunks and a block of inputs fill the first cache */
 #define MANY (8 * SIDE) /* inputs. Beside fewer, which are multiplied sooner, a chunk is half as long */
 
+#define FURTHER 2048    /* bytes: a chunk of INT8_HALF is shorter than others, so what lies so much further is asked for */
+
 /* The compiler does not know that instructions on tiles read and write memory. */
 #define SETTLE_MEMORY() __asm__ volatile("" ::: "memory")
 
@@ -114,8 +116,8 @@ typedef struct {
 
 INLINE void widen_row(int kind, const char *w, const char *ask, char *out) {
   vu pairs[2];
-  __builtin_prefetch(ask, 0, 2);
-  if (kind != INT8_HALF) __builtin_prefetch(ask + 64, 0, 2); /* a row is longer than a line */
+  if (kind == INT8_HALF) __builtin_prefetch(ask + FURTHER, 0, 2); /* a row is a line */
+  else __builtin_prefetch(ask, 0, 2), __builtin_prefetch(ask + 64, 0, 2);
   pairs_of(kind, w, pairs);
   *(vu *)out = pairs[0];
   *(vu *)(out + TILE) = pairs[1];
