@@ -8,9 +8,10 @@
  *
  * A few queries read a block's keys and values in place, 16 positions at a time at all key heads of the unit, which is
  * nearly the order of the memory. Beside each line that is read the same line of the next 16 positions is prefetched,
- * because prefetching all lines at once would queue up. For many queries (those of the span times the heads of the group) a block is first
- * laid out once, and prefetches the next one. Then the first TOGETHER rows of them go from scores to sums, then the next
- * ones. In both cases keys and values in eight bits are first widened to bfloat16, 16 positions at a time, and the sums
+ * because prefetching all lines at once would queue up. For many queries (those of the span times the heads of the group)
+ * a block is first laid out once, and prefetches the next one. Then the first TOGETHER rows of them go from scores to
+ * sums, then the next ones. In both cases keys and values in eight bits are first widened to bfloat16, 16 positions at a
+ * time, and the sums
  * are the same chains of additions. (With TILES the sums are those of tiles.c, and a few queries take values 32 at a time.)
  * Blocks begin at multiples of 128 positions of the sequence, for any query. A position that a query does not see has the
  * weight 0, which changes no sum. So a query gets the same bits alone as among others.
