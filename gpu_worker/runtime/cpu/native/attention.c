@@ -11,10 +11,9 @@
  * because prefetching all lines at once would queue up. For many queries (those of the span times the heads of the group)
  * a block is first laid out once, and prefetches the next one. Then the first TOGETHER rows of them go from scores to
  * sums, then the next ones. In both cases keys and values in eight bits are first widened to bfloat16, 16 positions at a
- * time, and the sums
- * are the same chains of additions. (With TILES the sums are those of tiles.c, and a few queries take values 32 at a time.)
- * Blocks begin at multiples of 128 positions of the sequence, for any query. A position that a query does not see has the
- * weight 0, which changes no sum. So a query gets the same bits alone as among others.
+ * time, and the sums are the same chains of additions. (With TILES the sums are those of tiles.c, and a few queries take
+ * values 32 at a time.) Blocks begin at multiples of 128 positions of the sequence, for any query. A position that a query
+ * does not see has the weight 0, which changes no sum. So a query gets the same bits alone as among others.
  */
 #include "attention.h"
 #include "tiles.h"
@@ -108,7 +107,7 @@ INLINE vf add_key(int kind, vf sums, vu keys, const void *queries, int64_t at, i
 #endif
 }
 
-/* What is read next: the first `bytes` at each of some positions. */
+/* What many queries read next: the first `bytes` at each of some positions. */
 typedef struct {
   const char *pool;
   const int64_t *at, *end; /* from the pool to each position */
@@ -119,11 +118,12 @@ typedef struct {
 typedef struct {
   const char *pool;  /* of the first of the unit's heads */
   const int64_t *at; /* from there to each position */
-  int64_t n;         /* at least LANES */
+  int64_t n, size;   /* at least LANES positions, so many bytes a number */
 } Next;
 
-INLINE void ask_for(const Next *next, int64_t i, int64_t bytes) {
-  __builtin_prefetch(next->pool + next->at[i] + bytes, 0, NEAR);
+/* Position i, the line with number c of its heads. */
+INLINE void ask_for(const Next *next, int64_t i, int64_t c) {
+  __builtin_prefetch(next->pool + next->at[i] + c * next->size, 0, NEAR);
 }
 
 INLINE void ask_for_line(Ahead *a) {
@@ -140,15 +140,15 @@ INLINE void ask_for_lines(Ahead *a, int64_t n) {
 
 INLINE int64_t lines_of(const Ahead *a) { return (a->end - a->at) * parts(a->bytes, 64); }
 
-/* scores [m][KC] of 16 keys (+)= the products over the dimensions from k on, a vector's worth */
+/* scores [m][KC] of 16 keys (+)= the products over the dimensions from k on, a vector's worth. c: number k of the heads */
 INLINE void score_some(int kind, const char *keys, const int64_t at[LANES], int k, int m, const void *queries,
-                       float *scores, const Next *next, int64_t bytes) {
+                       float *scores, const Next *next, int64_t c) {
   vu rows[LANES];
 #pragma GCC unroll 16
   for (int j = 0; j < LANES; j++) {
     rows[j] = *(const vu *)(keys + at[j] + k * size_of(kind));
-    ask_for(next, j, bytes);
-    if (next->n > LANES) ask_for(next, LANES + j, bytes);
+    ask_for(next, j, c);
+    if (next->n > LANES) ask_for(next, LANES + j, c);
   }
   transpose(rows);
 #ifdef TILES
@@ -307,9 +307,9 @@ INLINE void lay_all_values(int kind, int stored, const Cache *c, const char *val
 }
 
 /* The sums of two queries, or of one twice, += their weights from j0 on x n values, in some vectors of dimensions from
- * k on. */
+ * k on. c: number k of the heads */
 INLINE void add_some(int kind, int vectors, const char *values, const int64_t *at, int n, int j0, int k, int i0,
-                     int i1, int padded, Desk *d, const Next *next, int64_t bytes) {
+                     int i1, int padded, Desk *d, const Next *next, int64_t c) {
   float *to[2] = {d->sums + i0 * padded + k, d->sums + i1 * padded + k};
   const int rows[2] = {i0 * KC + j0, i1 * KC + j0};
 #ifdef TILES
@@ -320,8 +320,8 @@ INLINE void add_some(int kind, int vectors, const char *values, const int64_t *a
       for (int v = 0; v < vectors; v++) {
         const int64_t within = (k + v * LANES) * 2;
         if (!i0 && v % 2 == 0 && j < next->n) {
-          ask_for(next, j, bytes + v * 2 * LANES);
-          ask_for(next, j + 1, bytes + v * 2 * LANES);
+          ask_for(next, j, c + v * LANES);
+          ask_for(next, j + 1, c + v * LANES);
         }
         const vf first = (vf)(widen_halves(values + at[j] + within) << 16);
         const vf second = j + 1 < n ? (vf)(widen_halves(values + at[j + 1] + within) << 16) : (vf){0};
@@ -347,11 +347,11 @@ INLINE void add_some(int kind, int vectors, const char *values, const int64_t *a
     for (int v = 0; v < vectors; v++) {
       const int64_t within = (k + v * LANES) * size_of(kind);
       const char *first = values + at[j] + within;
-      if (!i0 && j < next->n && (v % 2 == 0 || kind == F32)) ask_for(next, j, bytes + v * LANES * size_of(kind));
+      if (!i0 && j < next->n && (v % 2 == 0 || kind == F32)) ask_for(next, j, c + v * LANES);
 #ifdef BY_VECTORS
       if (kind == BF16) {
         const char *second = values + at[j + 1] + within;
-        if (!i0 && j < next->n && v % 2 == 0) ask_for(next, j + 1, bytes + v * 2 * LANES);
+        if (!i0 && j < next->n && v % 2 == 0) ask_for(next, j + 1, c + v * LANES);
         const vu pairs = widen_halves(first) | (j + 1 < n ? widen_halves(second) << 16 : (vu){0});
         for (int r = 0; r < 2; r++) sums[r][v] = add_pairs(sums[r][v], pairs, pair_at(d->weights, rows[r] + j));
         continue;
@@ -496,7 +496,7 @@ INLINE void attend_kind(int kind, int stored, const Cache *c, int64_t layer, int
   }
   memset(d->sums, 0, sizeof(float) * (size_t)(all * padded));
   const int vectors = width % (4 * LANES) ? 1 : 4, step = kind == F32 ? LANES : 2 * LANES;
-  const int64_t head = width * size_of(kind);
+  const int64_t head = width * size_of(kind), size = size_of(stored);
   const char *keys = c->keys + bytes_to(c, layer, u->head), *values = c->values + bytes_to(c, layer, u->head);
   const int64_t end = s->end;
   Block block, ahead;
@@ -515,27 +515,27 @@ INLINE void attend_kind(int kind, int stored, const Cache *c, int64_t layer, int
     for (int h = 0; h < u->n_heads; h++) own[h] = desk_from(d, half, h * m, padded);
     for (int j = 0; j < shown; j += LANES) {
       const Rows rows = rows_of(stored, c, keys, block.at + j, LANES, u->n_heads, d);
-      const Next to = j + LANES < shown ? (Next){keys, block.at + j + LANES, LANES}
-                                        : (Next){values, block.at, VALUES_AT_ONCE};
+      const Next to = j + LANES < shown ? (Next){keys, block.at + j + LANES, LANES, size}
+                                        : (Next){values, block.at, VALUES_AT_ONCE, size};
       for (int h = 0; h < u->n_heads; h++)
         for (int k = 0; k < width; k += step)
           score_some(kind, rows.pool + h * head, rows.at, k, m, own[h].queries, own[h].scores + j, &to,
-                     (h * width + k) * size_of(stored));
+                     h * width + k);
     }
     for (int h = 0; h < u->n_heads; h++) weigh(rounded, half, base, m, block.n, padded, own + h);
     for (int j = 0; j < shown; j += VALUES_AT_ONCE) {
       const int n = (int)smaller(VALUES_AT_ONCE, block.n - j);
       const Rows rows = rows_of(stored, c, values, block.at + j, n, u->n_heads, d);
-      const Next to = j + VALUES_AT_ONCE < shown ? (Next){values, block.at + j + n, VALUES_AT_ONCE}
-                                                 : (Next){c->keys + bytes_to(c, layer, then->head), ahead.at, LANES};
+      const Next to = j + VALUES_AT_ONCE < shown ? (Next){values, block.at + j + n, VALUES_AT_ONCE, size}
+                                                 : (Next){c->keys + bytes_to(c, layer, then->head), ahead.at, LANES, size};
       for (int h = 0; h < u->n_heads; h++)
         for (int i = 0; i < m; i += 2)
           for (int k = 0; k < width; k += vectors * LANES) {
             const int other = (int)smaller(i + 1, m - 1);
             const char *at = rows.pool + h * head;
-            const int64_t bytes = (h * width + k) * size_of(stored);
-            if (vectors == 4) add_some(kind, 4, at, rows.at, n, j, k, i, other, padded, own + h, &to, bytes);
-            else add_some(kind, 1, at, rows.at, n, j, k, i, other, padded, own + h, &to, bytes);
+            const int64_t number = h * width + k;
+            if (vectors == 4) add_some(kind, 4, at, rows.at, n, j, k, i, other, padded, own + h, &to, number);
+            else add_some(kind, 1, at, rows.at, n, j, k, i, other, padded, own + h, &to, number);
           }
     }
   }

@@ -14,8 +14,8 @@
  *
  * Weights lie far away, and seldom as tiles take them. A chunk of a panel at a time is widened to pairs of bfloat16, in
  * memory that stays in the first-level cache. While a chunk is multiplied with one block of inputs after another, the next
- * chunk is widened, a few rows for each four products, and the weights behind it are asked for: so the processor reads
- * evenly, and neither memory nor tiles wait. After each block there is time for other work (`meanwhile`).
+ * chunk is widened, a few rows for each four products, and the weights behind it are asked for: so the processor reads and
+ * multiplies at the same time. After each block there is time for other work (`meanwhile`).
  */
 #include "tiles.h"
 

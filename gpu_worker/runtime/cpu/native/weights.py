@@ -40,8 +40,8 @@ EMPTY = LinearStruct(block=_PANEL)
 
 
 class _Room:
-    """Memory for matrices one behind the other, in pages of 2 MB if the system has them. What is not used yet takes
-    none: the system hands out a page when something is written to it."""
+    """Memory for matrices one behind the other, in pages of 2 MB if the system has them. The part that is not used
+    yet costs nothing: the system hands out a page when something is written to it."""
 
     _LEAST = 1 << 30
 
@@ -58,7 +58,7 @@ class _Room:
         return self._next
 
     def take(self, n_bytes: int) -> None:
-        """The first of them are used."""
+        """The next matrix begins behind these bytes, on a line of the cache."""
         n_bytes = min(-(-n_bytes // _LINE) * _LINE, self._left)
         self._left -= n_bytes
         self._next += n_bytes
