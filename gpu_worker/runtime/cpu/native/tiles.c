@@ -25,20 +25,30 @@
 #define CHUNK 256       /* terms widened at a time: two chunks and a block of inputs fill the first cache */
 #define MANY (8 * SIDE) /* inputs. Beside fewer, which are multiplied sooner, a chunk is half as long */
 
-#define FURTHER 2048    /* bytes: a chunk of INT8_HALF is shorter than others, so what lies so much further is asked for */
+#define FEW 2           /* inputs that vectors multiply */
+#define BEHIND 6144     /* bytes: the weights that lie so far behind those that are read are asked for */
 
 /* The compiler does not know that instructions on tiles read and write memory. */
 #define SETTLE_MEMORY() __asm__ volatile("" ::: "memory")
 
-uint32_t begin_tiles(void) {
-  struct {
+/* How many rows inputs and sums have, in the first of two tiles of them and in the other one. */
+INLINE void set_rows(int64_t first, int64_t second) {
+  const uint8_t a = (uint8_t)first, b = (uint8_t)second;
+  const struct {
     uint8_t palette, start, reserved[14];
     uint16_t bytes[16];
     uint8_t rows[16];
-  } tiles = {.palette = 1};
-  for (int i = 0; i < 8; i++) tiles.bytes[i] = 2 * DEPTH, tiles.rows[i] = SIDE;
+  } tiles = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {a, a, b, b, a, b, SIDE, SIDE}};
   SETTLE_MEMORY();
   _tile_loadconfig(&tiles);
+}
+
+void fit_tiles(int64_t m) {
+  set_rows(smaller(m, SIDE), m > SIDE ? smaller(m - SIDE, SIDE) : SIDE);
+}
+
+uint32_t begin_tiles(void) {
+  set_rows(SIDE, SIDE);
   const uint32_t before = _mm_getcsr();
   _mm_setcsr(before | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
   return before;
@@ -114,13 +124,18 @@ typedef struct {
   char *out;
 } Widening;
 
-INLINE void widen_row(int kind, const char *w, const char *ask, char *out) {
+/* Asks for row i of weights. (In 12 bits two rows take three lines.) */
+INLINE void ask_for_row(int kind, int64_t i, const char *at) {
+  if (kind != TWELVE || i % 2 == 0) __builtin_prefetch(at, 0, 2);
+  if (kind != INT8_HALF) __builtin_prefetch(at + 64, 0, 2);
+}
+
+INLINE void widen_row(int kind, int64_t i, const char *w, const char *ask, char *out) {
   vu pairs[2];
-  if (kind == INT8_HALF) __builtin_prefetch(ask + FURTHER, 0, 2); /* a row is a line */
-  else __builtin_prefetch(ask, 0, 2), __builtin_prefetch(ask + 64, 0, 2);
+  ask_for_row(kind, i, ask);
   pairs_of(kind, w, pairs);
-  *(vu *)out = pairs[0];
-  *(vu *)(out + TILE) = pairs[1];
+  *(vu *)(out + i * 64) = pairs[0];
+  *(vu *)(out + TILE + i * 64) = pairs[1];
 }
 
 /* n: a divisor of SIDE */
@@ -130,10 +145,10 @@ INLINE void widen_some(int kind, int n, Widening *to) {
   const int64_t left = to->rows - to->row;
   if (n <= left)
 #pragma GCC unroll 16
-    for (int i = 0; i < n; i++) widen_row(kind, to->w + i * to->ldw, to->ask + i * to->ldw, out + i * 64);
+    for (int i = 0; i < n; i++) widen_row(kind, i, to->w + i * to->ldw, to->ask + i * to->ldw, out);
   else
     for (int i = 0; i < n; i++)
-      if (i < left) widen_row(kind, to->w + i * to->ldw, to->ask + i * to->ldw, out + i * 64);
+      if (i < left) widen_row(kind, i, to->w + i * to->ldw, to->ask + i * to->ldw, out);
       else *(vu *)(out + i * 64) = *(vu *)(out + TILE + i * 64) = (vu){0};
   to->row += n;
   to->w += n * to->ldw;
@@ -172,11 +187,11 @@ typedef struct {
 
 /* Chunk i, to be widened. */
 INLINE Widening chunk_at(const Reading *r, int64_t i, char *out) {
-  const int64_t chunks = parts(r->k, r->chunk), bytes = r->chunk / 2 * r->ldw;
+  const int64_t chunks = parts(r->k, r->chunk), bytes = r->chunk / 2 * r->ldw, further = BEHIND - CHUNK / 4 * r->ldw;
   const char *at[2];
   for (int64_t j = i; j < i + 2; j++) at[j - i] = j < chunks ? r->first + j * bytes : r->second + (j - chunks) * bytes;
   const int64_t kc = i < chunks || r->second ? smaller(r->chunk, r->k - i % chunks * r->chunk) : 0;
-  return (Widening){at[0], at[1], r->ldw, 0, kc / 2, parts(kc, DEPTH) * SIDE, out};
+  return (Widening){at[0], at[1] + further, r->ldw, 0, kc / 2, parts(kc, DEPTH) * SIDE, out};
 }
 
 /* The first chunk of a panel may have been widened beside the last one of the panel before. (Of a map's inputs, the last
@@ -209,11 +224,63 @@ INLINE void sums_of_panel(int kind, const Linear *l, int64_t p, int64_t next, in
   b->in_other = panel != b->panel;
 }
 
+/* The weights of two inputs to a panel's outputs. */
+INLINE void floats_of(int kind, const char *w, vf even[2], vf odd[2]) {
+  vu pairs[2];
+  if (kind != INT8_HALF) pairs_of(kind, w, pairs);
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; half++) {
+    const char *at = w + half * LANES;
+    even[half] = kind == INT8_HALF ? __builtin_convertvector(widen_bytes(at), vf) : (vf)(pairs[half] << 16);
+    odd[half] = kind == INT8_HALF ? __builtin_convertvector(widen_bytes(at + PANEL), vf) : (vf)(pairs[half] & 0xFFFF0000u);
+  }
+}
+
+/* The sums of a few inputs, by vectors. Weights go from memory to registers: nothing is stored and loaded again. */
+INLINE void sums_of_few(int kind, int m, const Linear *l, int64_t p, Inputs x, float *sums) {
+  const char *w = weights_to(l, p * PANEL);
+  const int64_t ldw = row_of(kind, l->block);
+  vf total[FEW][2] = {0};
+  for (int64_t from = 0; from < l->k; from += DEPTH, x.at += x.step) {
+    vf even[FEW][2] = {0}, odd[FEW][2] = {0};
+    float terms[FEW][2][LANES];
+    for (int j = 0; j < m; j++) {
+      const vu pairs = *(const vu *)(x.at + j * x.row);
+      store(terms[j][0], (vf)(pairs << 16));
+      store(terms[j][1], (vf)(pairs & 0xFFFF0000u));
+    }
+    const int64_t rows = smaller(DEPTH, l->k - from) / 2;
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < rows; i++, w += ldw) {
+      vf first[2], second[2];
+      ask_for_row(kind, i, w + BEHIND);
+      floats_of(kind, w, first, second);
+#pragma GCC unroll 2
+      for (int j = 0; j < m; j++)
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+          even[j][half] += first[half] * splat(terms[j][0][i]);
+          odd[j][half] += second[half] * splat(terms[j][1][i]);
+        }
+    }
+    for (int j = 0; j < m; j++)
+      for (int half = 0; half < 2; half++) total[j][half] += even[j][half] + odd[j][half];
+  }
+  for (int j = 0; j < m; j++)
+    for (int half = 0; half < 2; half++) store(sums + j * PANEL + half * LANES, total[j][half]);
+}
+
+INLINE void sums_of_kind(int kind, const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, Bench *b) {
+  if (m == 1) sums_of_few(kind, 1, l, p, x, sums);
+  else if (m == FEW) sums_of_few(kind, FEW, l, p, x, sums);
+  else sums_of_panel(kind, l, p, next, m, x, sums, b);
+}
+
 void sums_on_tiles(const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, Bench *b) {
   /* constants, so that each case is a function of its own */
-  if (l->kind == BF16) sums_of_panel(BF16, l, p, next, m, x, sums, b);
-  else if (l->kind == TWELVE) sums_of_panel(TWELVE, l, p, next, m, x, sums, b);
-  else sums_of_panel(INT8_HALF, l, p, next, m, x, sums, b);
+  if (l->kind == BF16) sums_of_kind(BF16, l, p, next, m, x, sums, b);
+  else if (l->kind == TWELVE) sums_of_kind(TWELVE, l, p, next, m, x, sums, b);
+  else sums_of_kind(INT8_HALF, l, p, next, m, x, sums, b);
 }
 
 /* ---------------------------------------------------------------- inputs */

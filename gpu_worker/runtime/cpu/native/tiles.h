@@ -35,6 +35,10 @@ void pack_row(const float *x, int64_t k, int64_t j, void *out);
 uint32_t begin_tiles(void);
 void end_tiles(uint32_t before);
 
+/* For products of m <= 2 SIDE inputs tiles may have no more rows than these: fewer lines are loaded. fit_tiles(2 SIDE): as
+ * they were. */
+void fit_tiles(int64_t m);
+
 /* c [m, PANEL] (+)= x [m, n DEPTH] w. c has whole tiles of rows. w: pairs of bfloat16, [n][2][SIDE][SIDE][2]: of DEPTH
  * terms those to the first SIDE outputs, then those to the others. */
 void multiply_tiles(int64_t m, int64_t n, Inputs x, const char *w, float *c, int64_t ldc, int add);
