@@ -16,6 +16,8 @@
  * memory that stays in the first-level cache. While a chunk is multiplied with one block of inputs after another, the next
  * chunk is widened, a few rows for each four products, and the weights behind it are asked for: so the processor reads and
  * multiplies at the same time. After each block there is time for other work (`meanwhile`).
+ *
+ * One or two inputs are multiplied by vectors of floats, in the same order of the terms (`sums_of_few`).
  */
 #include "tiles.h"
 
