@@ -331,7 +331,7 @@ static void linear_on_tiles(const Linear *l, int64_t m, Activations x, Activatio
   }
   const Inputs inputs = packed_inputs(x.packed ? x.at : b->packed, l->k);
   int at = 0;
-  if (m) fit_tiles(smaller(m, 2 * SIDE));
+  if (m) fit_tiles(m);
 #pragma omp for schedule(guided, 1) nowait
   for (int64_t i = 0; i < parts(m, ROWS) * each; i++) {
     const int64_t first = i / each * ROWS, p = i % each;

@@ -27,30 +27,25 @@
 #define CHUNK 256       /* terms widened at a time: two chunks and a block of inputs fill the first cache */
 #define MANY (8 * SIDE) /* inputs. Beside fewer, which are multiplied sooner, a chunk is half as long */
 
-#define FEW 2           /* inputs that vectors multiply */
+#define FEW 2           /* so many inputs, or one, vectors multiply */
 #define BEHIND 6144     /* bytes: the weights that lie so far behind those that are read are asked for */
 
 /* The compiler does not know that instructions on tiles read and write memory. */
 #define SETTLE_MEMORY() __asm__ volatile("" ::: "memory")
 
-/* How many rows inputs and sums have, in the first of two tiles of them and in the other one. */
-INLINE void set_rows(int64_t first, int64_t second) {
-  const uint8_t a = (uint8_t)first, b = (uint8_t)second;
+void fit_tiles(int64_t m) {
+  const uint8_t first = (uint8_t)smaller(m, SIDE), second = (uint8_t)smaller(m > SIDE ? m - SIDE : SIDE, SIDE);
   const struct {
     uint8_t palette, start, reserved[14];
     uint16_t bytes[16];
     uint8_t rows[16];
-  } tiles = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {a, a, b, b, a, b, SIDE, SIDE}};
+  } tiles = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {first, first, second, second, first, second, SIDE, SIDE}};
   SETTLE_MEMORY();
   _tile_loadconfig(&tiles);
 }
 
-void fit_tiles(int64_t m) {
-  set_rows(smaller(m, SIDE), m > SIDE ? smaller(m - SIDE, SIDE) : SIDE);
-}
-
 uint32_t begin_tiles(void) {
-  set_rows(SIDE, SIDE);
+  fit_tiles(2 * SIDE);
   const uint32_t before = _mm_getcsr();
   _mm_setcsr(before | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
   return before;

@@ -35,8 +35,8 @@ void pack_row(const float *x, int64_t k, int64_t j, void *out);
 uint32_t begin_tiles(void);
 void end_tiles(uint32_t before);
 
-/* For products of m <= 2 SIDE inputs tiles may have no more rows than these: fewer lines are loaded. fit_tiles(2 SIDE): as
- * they were. */
+/* Gives tiles of inputs and of sums no more rows than m >= 1 inputs need, so that fewer lines are loaded. With 2 SIDE
+ * inputs or more they have all their rows, as after begin_tiles; `multiply_tiles` expects that. */
 void fit_tiles(int64_t m);
 
 /* c [m, PANEL] (+)= x [m, n DEPTH] w. c has whole tiles of rows. w: pairs of bfloat16, [n][2][SIDE][SIDE][2]: of DEPTH
