@@ -94,6 +94,17 @@ def test_products_have_the_bits_of_those_in_16_bits(change, n, k, monkeypatch):
         assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("change", [Tensor.clone, with_zeros, with_outputs_of_all_sizes, with_outliers])
+@pytest.mark.parametrize("large", [1, NEVER], ids=["12 bits", "16 bits"])
+def test_an_input_gets_the_same_bits_beside_any_number_of_others(change, large, monkeypatch):
+    monkeypatch.setattr(packing, "_LARGE", large)
+    weight = change(random_weights(70, 600))
+    x = torch.randn(300, 600, generator=torch.Generator().manual_seed(0))
+    expected = product(weight, x)[1]
+    for rows in (1, 2, 3, 8, 16, 17, 24, 31, 32, 40, 150, 257, 258):
+        assert torch.equal(product(weight, x[:rows])[1], expected[:rows])
+
+
 def test_large_matrices_take_about_12_bits_and_small_ones_16():
     large, _large = packed(random_weights(1024, 1024))
     assert large.kind == TWELVE
