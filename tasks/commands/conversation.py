@@ -46,6 +46,8 @@ class Conversation:
         try:
             for piece in answer.read():
                 print(piece, end="", flush=True)
+        except KeyboardInterrupt:  # while the program waits for a piece, or for the terminal to take it
+            answer.cancel()
         finally:
             print()
         self.messages = [*asked, {"role": "assistant", "content": answer.text}]
@@ -59,30 +61,30 @@ class Answer:
         self._reader = reader
         self._asked_at = time.monotonic()
         self._first_at: float | None = None
-        self._ended_at = self._asked_at
+        self._last_at = self._asked_at
         self.text, self.tokens, self.cancelled = "", 0, False
 
     def read(self) -> Iterator[str]:
-        """The pieces of text. Ctrl-C cancels the task and ends the iteration."""
-        try:
-            with self._reader as deltas:
-                for delta in deltas:
-                    self._first_at = self._first_at or time.monotonic()
-                    self.text += delta.text
-                    self.tokens += len(delta.token_ids)
-                    yield delta.text
-        except KeyboardInterrupt:
-            self.cancelled = True
-            control.cancel(self._reader.task_id)
-        self._ended_at = time.monotonic()
+        """The pieces of text, as they arrive."""
+        with self._reader as deltas:
+            for delta in deltas:
+                self._last_at = time.monotonic()
+                self._first_at = self._first_at or self._last_at
+                self.text += delta.text
+                self.tokens += len(delta.token_ids)
+                yield delta.text
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        control.cancel(self._reader.task_id)
 
     def figures(self) -> str:
         """Such as `12 tokens, the first after 0.21 s, 38.2 a second; prompt 40 tokens, 32 of them cached`."""
         parts = [f"{self.tokens} tokens"]
         if self._first_at is not None:
             parts.append(f"the first after {self._first_at - self._asked_at:.2f} s")
-            if self.tokens > 1 and self._ended_at > self._first_at:
-                parts.append(f"{(self.tokens - 1) / (self._ended_at - self._first_at):.1f} a second")
+            if self.tokens > 1 and self._last_at > self._first_at:
+                parts.append(f"{(self.tokens - 1) / (self._last_at - self._first_at):.1f} a second")
         if self.cancelled:
             return f"[cancelled: {', '.join(parts)}]"
         with contextlib.suppress(*FAILURES):

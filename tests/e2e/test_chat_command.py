@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -82,3 +83,33 @@ def test_ctrl_c_cancels_the_answer_and_not_the_program(site: Site, tmp_path: Pat
     finally:
         program.kill()
     eventually(lambda: site.unfinished() == 0, "the workers have dropped both")
+
+
+def test_ctrl_c_cancels_an_answer_that_the_terminal_does_not_take(site: Site, tmp_path: Path) -> None:
+    """As after Ctrl-S: the interrupt meets the program while it prints, not while it waits for a piece."""
+    terminal, screen = os.pipe()
+    room = fcntl.fcntl(screen, fcntl.F_SETPIPE_SZ, 4096)
+    said = tmp_path / "err"
+    with said.open("w") as err:
+        program = subprocess.Popen(
+            command("--max-tokens", "4000"),
+            env={**os.environ, **site.environment},
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=screen,
+            stderr=err,
+        )
+    os.close(screen)
+    assert program.stdin is not None
+    try:
+        program.stdin.write(b"hello\n")
+        program.stdin.close()
+        waits_in = Path(f"/proc/{program.pid}/wchan")
+        eventually(lambda: "pipe_write" in waits_in.read_text(), "it cannot print")
+        program.send_signal(signal.SIGINT)
+        eventually(lambda: os.read(terminal, room) and "[cancelled: " in said.read_text(), "it is cancelled")
+        assert program.wait(30) == 0
+    finally:
+        program.kill()
+        os.close(terminal)
+    eventually(lambda: site.unfinished() == 0, "the worker has dropped it")
