@@ -171,6 +171,7 @@ class Linux:
 )
 def test_linux_is_asked_for_the_tiles_of_a_processor(flags, answer, may, asked, monkeypatch, caplog):
     linux = Linux(answer)
+    monkeypatch.delenv("PETIOLE_TILES", raising=False)
     monkeypatch.setattr(build, "_processor", lambda: flags)
     monkeypatch.setattr(build.ctypes, "CDLL", lambda _: linux)
     with caplog.at_level(logging.WARNING):
