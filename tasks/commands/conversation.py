@@ -8,9 +8,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import signal
 import sys
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import redis
@@ -23,7 +26,11 @@ from petiole.tasks.submission.definitions import chat
 
 HELP = "/reset begins a new conversation, /help shows this, Ctrl-C cancels an answer, Ctrl-D leaves"
 ENDED_WITHIN_S = 10.0
-"""How long to wait for the figures of an answer after its stream has ended."""
+"""How long to wait for the figures of an answer after its stream has ended, or until it is cancelled."""
+LOOK_S = 1.0
+"""How long the wait for the next piece may go on after Ctrl-C."""
+SHORTEST_S = 0.01
+"""Tokens that arrived within less time have no rate."""
 
 FAILURES = (PetioleError, OperationalError, CeleryError, redis.RedisError, OSError)
 
@@ -42,53 +49,82 @@ class Conversation:
     def turn(self, text: str) -> None:
         """Ask, and print the answer and its figures. A turn that fails leaves the history as it was."""
         asked = [*self.messages, {"role": "user", "content": text}]
-        answer = Answer(chat.stream(messages=asked, **self._options))
-        try:
-            for piece in answer.read():
-                print(piece, end="", flush=True)
-        except KeyboardInterrupt:  # while the program waits for a piece, or for the terminal to take it
-            answer.cancel()
-        finally:
-            print()
-        self.messages = [*asked, {"role": "assistant", "content": answer.text}]
-        print(answer.figures(), file=sys.stderr, flush=True)
+        answer = Answer(asked, self._options)
+        with first_ctrl_c(answer.cancel):
+            try:
+                for piece in answer.read():
+                    print(piece, end="", flush=True)
+            finally:
+                print()
+            self.messages = [*asked, {"role": "assistant", "content": answer.text}]
+            print(answer.figures(), file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def first_ctrl_c(act: Callable[[], None]) -> Iterator[None]:
+    """The first Ctrl-C calls `act`, and interrupts nothing: an exception out of nowhere may leave any library half
+    done. The next one raises KeyboardInterrupt, as usual."""
+    usual = signal.getsignal(signal.SIGINT)
+
+    def first(*_: object) -> None:
+        signal.signal(signal.SIGINT, usual)
+        act()
+
+    signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 class Answer:
     """One answer, as it arrives."""
 
-    def __init__(self, reader: Any) -> None:
-        self._reader = reader
+    def __init__(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> None:
+        self._messages, self._options = messages, options
+        self._task_id = str(uuid.uuid4())  # known before the task is submitted, so it can be cancelled at any time
+        self._cancelled: Future[None] | None = None
+        self._result: Any = None
         self._asked_at = time.monotonic()
         self._first_at: float | None = None
         self._last_at = self._asked_at
-        self.text, self.tokens, self.cancelled = "", 0, False
+        self.text, self.tokens = "", 0
 
     def read(self) -> Iterator[str]:
-        """The pieces of text, as they arrive."""
-        with self._reader as deltas:
+        """Ask. The pieces of text, as they arrive, until it is cancelled."""
+        options = {"heartbeat_s": LOOK_S, **self._options, "task_id": self._task_id}
+        with chat.stream(messages=self._messages, **options) as deltas:
+            self._result = deltas.result
             for delta in deltas:
-                self._last_at = time.monotonic()
-                self._first_at = self._first_at or self._last_at
-                self.text += delta.text
-                self.tokens += len(delta.token_ids)
-                yield delta.text
+                if not delta.is_heartbeat:
+                    self._last_at = time.monotonic()
+                    self._first_at = self._first_at or self._last_at
+                    self.text += delta.text
+                    self.tokens += len(delta.token_ids)
+                    yield delta.text
+                if self._cancelled is not None:
+                    return
 
     def cancel(self) -> None:
-        self.cancelled = True
-        control.cancel(self._reader.task_id)
+        """Cancel the task, on a thread of its own, because it may wait for a server."""
+        threads = ThreadPoolExecutor(1, "petiole-cancel")
+        self._cancelled = threads.submit(control.cancel, self._task_id)
+        threads.shutdown(wait=False)
 
     def figures(self) -> str:
-        """Such as `12 tokens, the first after 0.21 s, 38.2 a second; prompt 40 tokens, 32 of them cached`."""
+        """Such as `12 tokens, the first after 0.21 s, 38.2 a second; prompt 40 tokens, 32 of them cached`.
+
+        Raises what has kept the task from being cancelled."""
         parts = [f"{self.tokens} tokens"]
         if self._first_at is not None:
             parts.append(f"the first after {self._first_at - self._asked_at:.2f} s")
-            if self.tokens > 1 and self._last_at > self._first_at:
+            if self._last_at - self._first_at > SHORTEST_S:
                 parts.append(f"{(self.tokens - 1) / (self._last_at - self._first_at):.1f} a second")
-        if self.cancelled:
+        if self._cancelled is not None:
+            self._cancelled.result(ENDED_WITHIN_S)
             return f"[cancelled: {', '.join(parts)}]"
         with contextlib.suppress(*FAILURES):
-            result = self._reader.result.get(timeout=ENDED_WITHIN_S)
+            result = self._result.get(timeout=ENDED_WITHIN_S)
             usage = result["usage"]
             prompt = f"prompt {usage['prompt_tokens']} tokens, {usage['cached_prompt_tokens']} of them cached"
             return f"[{', '.join(parts)}; {prompt}; {result['finish_reason']}]"
@@ -153,7 +189,7 @@ def run(given: argparse.Namespace) -> int:
         elif text:
             try:
                 conversation.turn(text)
-            except KeyboardInterrupt:  # interrupted before there was a task to cancel
+            except KeyboardInterrupt:  # the second one: waiting for what the first one began may take long
                 continue
             except FAILURES as error:
                 print(f"petiole: {error}", file=sys.stderr)

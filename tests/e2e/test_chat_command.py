@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from petiole.tasks.commands.conversation import first_ctrl_c
 from tests.support.site import REPOSITORY, Site, eventually
 
 
@@ -113,3 +114,37 @@ def test_ctrl_c_cancels_an_answer_that_the_terminal_does_not_take(site: Site, tm
         program.kill()
         os.close(terminal)
     eventually(lambda: site.unfinished() == 0, "the worker has dropped it")
+
+
+CANCELLED_BEFORE = """
+from petiole.tasks.commands.conversation import Answer
+answer = Answer([{"role": "user", "content": "hello"}], {"max_tokens": 4000})
+answer.cancel()
+for _ in answer.read():
+    pass
+print(answer.figures())
+"""
+
+
+def test_an_answer_can_be_cancelled_before_it_is_submitted(site: Site) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CANCELLED_BEFORE],
+        env={**os.environ, **site.environment},
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("[cancelled: ")
+    eventually(lambda: site.unfinished() == 0, "the worker has dropped it", 5)
+
+
+def test_the_first_ctrl_c_acts_and_the_next_one_interrupts() -> None:
+    usual, acted = signal.getsignal(signal.SIGINT), []
+    with first_ctrl_c(lambda: acted.append(1)):
+        signal.raise_signal(signal.SIGINT)
+        assert acted == [1]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert acted == [1]
+    assert signal.getsignal(signal.SIGINT) is usual
