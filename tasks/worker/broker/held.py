@@ -87,7 +87,7 @@ class HeldMessages(_stock.QoS):  # type: ignore[misc]
     @property
     def _excess(self) -> int:
         """How many messages are held beyond the prefetch count."""
-        return len(self._delivered) - len(self._dirty) - int(self.prefetch_count)
+        return self.count - int(self.prefetch_count)
 
     def begun(self, delivery_tag: str) -> None:
         """The engine has admitted the message's request."""
@@ -133,11 +133,11 @@ class HeldMessages(_stock.QoS):  # type: ignore[misc]
         self._forget_beyond()
 
     def _release(self, delivery_tag: str) -> None:
-        if message := self._delivered.get(delivery_tag):
+        if message := self._delivered.get(delivery_tag):  # else forgotten
             self._by_step[self._step(message)].discard(delivery_tag)
+            _base.ack(self, delivery_tag)
         self._beyond.pop(delivery_tag, None)
         self._begun.discard(delivery_tag)
-        _base.ack(self, delivery_tag)
         if self._excess <= 0:  # the messages that are left are within the prefetch count again
             self._forget_beyond()
         self.channel.acknowledged()
