@@ -5,8 +5,11 @@ functions that run in any process with the worker's packages."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
+
+from click import ClickException
 
 POOL = "petiole.tasks.worker.pool.pool:EnginePool"
 PROGRAM = "petiole.tasks.worker.boot.program:Worker"
@@ -15,6 +18,15 @@ CONSUMER = "petiole.tasks.worker.broker.consumer:Consumer"
 REQUEST = "petiole.tasks.worker.delivery.revoking:Request"
 RUN_HERE = "petiole.tasks.worker.generation.local:run"
 TRACE = "petiole.tasks.worker.generation.local:trace"
+
+
+class PackagesMissingError(ClickException, ImportError):
+    """The worker side cannot be imported where only a producer is installed. `celery worker` prints one line."""
+
+    def __init__(self, packages: Sequence[str]) -> None:
+        super().__init__(
+            f"a worker needs more than a producer: pip install 'petiole[worker]' (no {', '.join(packages)})"
+        )
 
 
 def load(name: str) -> Any:

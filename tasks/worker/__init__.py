@@ -16,3 +16,10 @@ Each line may import what stands below it. Nobody above imports any of it: Celer
     periodic     a thread that repeats one function
     scripts      loads and runs the Lua scripts in `lua/` beside their callers; `prelude.lua` precedes each
 """
+
+from importlib.util import find_spec
+
+from petiole.tasks.worker_side import PackagesMissingError
+
+if missing := [package for package in ("hiredis", "torch") if find_spec(package) is None]:
+    raise PackagesMissingError(missing)
