@@ -1,13 +1,41 @@
-"""The engine's settings, validated on construction."""
+"""The engine's settings, validated on construction, and its switches.
+
+Switches are environment variables that say what this process does without, whichever engine runs in it:
+
+    PETIOLE_NATIVE    off: a CPU's models are computed by torch alone
+    PETIOLE_TILES     off: the compiled kernels do without AMX
+    PETIOLE_EXACT     on: a CPU's logits have the same bits in any batch; off: speed decides alone
+    PETIOLE_PRODUCTS  own, library: whose kernels multiply on a CPU; nothing is measured
+    PETIOLE_PROGRESS  off: no progress bar while a model is loaded"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from petiole.gpu_worker.errors import require
 
 _INT32 = 2**31 - 1  # page tables and row indices are int32
+
+SWITCHES = {
+    "native": ("on", "off"),
+    "tiles": ("on", "off"),
+    "exact": ("auto", "on", "off"),
+    "products": ("auto", "own", "library"),
+    "progress": ("on", "off"),
+}
+"""The values of each, its default first."""
+_SPELLINGS = {"1": "on", "true": "on", "yes": "on", "0": "off", "false": "off", "no": "off"}
+
+
+def switch(name: str) -> str:
+    """Its value now. Raises InvalidRequest if it may not have it."""
+    given = os.environ.get(f"PETIOLE_{name.upper()}", "")
+    values = SWITCHES[name]
+    value = _SPELLINGS.get(given.lower(), given.lower()) or values[0]
+    require(value in values, name, f"must be one of {', '.join(values)}", given)
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +111,8 @@ class EngineConfig:
     debug: bool = False
 
     def __post_init__(self) -> None:
+        for name in SWITCHES:
+            switch(name)
         require(self.max_waiting >= 1, "max_waiting", "must be at least 1", self.max_waiting)
         for name in ("page_size", "lora_max_rank", "image_max_bytes", "image_max_pixels"):
             require(1 <= getattr(self, name) <= _INT32, name, f"must be 1 to {_INT32}", getattr(self, name))

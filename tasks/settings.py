@@ -39,10 +39,10 @@ _UNSHARED_BACKENDS = {"disabled", "cache+memory", "rpc"}
 _NOT_SETTINGS = {
     "PETIOLE_EXACT",
     "PETIOLE_NATIVE",
-    "PETIOLE_NO_PROGRESS",
     "PETIOLE_PRODUCTS",
+    "PETIOLE_PROGRESS",
     "PETIOLE_TILES",
-}  # the engine reads these where it uses them
+}  # the engine's switches
 
 
 IGNORED_URLS = {

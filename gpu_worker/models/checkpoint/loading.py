@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from petiole.gpu_worker.config import switch
 from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.checkpoint import formats
 from petiole.gpu_worker.models.checkpoint.safetensors import DTYPES, Checkpoint
@@ -315,7 +315,7 @@ def _progress(n_bytes: int, what: str) -> Iterator[Callable[[int], None]]:
     """A progress bar in bytes, for large loads on an interactive terminal."""
     from tqdm import tqdm
 
-    quiet = n_bytes < _PROGRESS_FROM_BYTES or bool(os.environ.get("PETIOLE_NO_PROGRESS"))
+    quiet = n_bytes < _PROGRESS_FROM_BYTES or switch("progress") == "off"
     settings: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
     with tqdm(total=n_bytes, desc=f"loading {what}", disable=True if quiet else None, **settings) as bar:
         yield bar.update

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from petiole.gpu_worker.models.layers import Rotation, rotated
-from petiole.gpu_worker.runtime.interface import Int32Array
+from petiole.gpu_worker.runtime.interface import Int32Array, Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 
 
@@ -22,7 +22,7 @@ from petiole.gpu_worker.runtime.memory.kv import KVCache
 class PagedAttention:
     """The attention of one step. rows: int64 [B]; starts, lengths: host [B]; slots: int64 [T], the KV slots of the
     step's positions. limits: int64 [T], for each query the end of the keys that it sees; None: all up to its
-    own."""
+    own. progress: called in each layer."""
 
     cache: KVCache
     windows: Sequence[int]
@@ -32,10 +32,12 @@ class PagedAttention:
     slots: Tensor
     scale: float
     limits: Tensor | None = None
+    progress: Progress = nothing
     _masks: dict[int, Tensor | None] = field(default_factory=dict)
     _gathered: Tensor | None = None
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
+        self.progress()
         q, k = rotated(q, k, rotation)
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         k, v = (_keep(pool, self.slots, x) for pool, x in ((keys, k), (values, v)))

@@ -34,8 +34,8 @@ def choose(logits: Tensor, choice: Choice | None) -> Tensor:
 
 
 class CpuExecutor:
-    """Forward and logits of one decoder over one KV pool. See `Executor` in `runtime.runtime`. A native encoder
-    calls `progress` after every few crops; torch's encoder does not."""
+    """Forward and logits of one decoder over one KV pool. See `Executor` in `runtime.runtime`. Long steps
+    call `progress`, except for those of torch's encoder."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class CpuExecutor:
         self._decoder, self._cache, self._bank, self._progress = decoder, cache, bank, progress
         self._pending, self._pending_bins = pending.numpy(), pending_bins.numpy()
         self._text_only = decoder.value_tokens is None and decoder.images is None
-        self._native = native_decoder(decoder, cache, bank)
+        self._native = native_decoder(decoder, cache, bank, progress)
         self._seeing = decoder if isinstance(decoder, LayeredVision) else None
-        self._encoder = None if self._seeing is None else native_encoder(self._seeing.vision)
+        self._encoder = None if self._seeing is None else native_encoder(self._seeing.vision, progress)
 
     def forward(self, slot_id: int, inputs: StepInputs, images: ImageInputs = ()) -> StepStates:
         self._cache.update(inputs.pages)
@@ -81,6 +81,7 @@ class CpuExecutor:
             slots=self._cache.slots(rows, positions),
             scale=self._decoder.config.head_dim**-0.5,
             limits=limits,
+            progress=self._progress,
         )
         deltas = None if self._bank is None or adapters is None else GroupedDeltas(self._bank, adapters)
         forward = Forward(positions if rotary is None else rotary, attention, deltas)
@@ -97,7 +98,7 @@ class CpuExecutor:
         encoder, seeing = self._encoder, self._seeing
         if encoder is None or seeing is None:
             return cast(ImageDecoder, self._decoder).encode(crops)
-        return [seeing.image_features(encoder.features(pixels, self._progress), at) for pixels, at in crops]
+        return [seeing.image_features(encoder.features(pixels), at) for pixels, at in crops]
 
     def _embed(self, inputs: StepInputs, token_ids: Tensor, images: ImageInputs) -> Tensor:
         """[T, hidden] in the model's type."""

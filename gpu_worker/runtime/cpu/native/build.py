@@ -19,6 +19,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import stat
 import subprocess
@@ -27,6 +28,8 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+
+from petiole.gpu_worker.config import switch
 
 log = logging.getLogger(__name__)
 
@@ -39,47 +42,43 @@ _TIMEOUT_S = 120
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
 
 
-def wanted() -> bool:
-    return _is_on("PETIOLE_NATIVE")
-
-
-def _is_on(switch: str) -> bool:
-    return os.environ.get(switch, "on").lower() not in ("off", "0", "false")
-
-
 @cache
 def load_library() -> ctypes.CDLL | None:
     """The compiled library; None if there is no compiler or it fails, which is logged once."""
-    compiler = os.environ.get("CC") or next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CC", "")) or [c for c in ("cc", "gcc", "clang") if shutil.which(c)][:1]
+    if not compiler:
         log.warning(
             "no C compiler found: the CPU path runs on torch alone, which is slower (install gcc or clang)"
         )
         return None
-    try:
-        return ctypes.CDLL(str(_compiled(compiler)))
-    except (OSError, subprocess.SubprocessError) as error:
-        detail = getattr(error, "stderr", None) or error
-        log.warning("%s cannot compile the CPU kernels, so torch is used: %s", compiler, str(detail)[:500])
-        return None
+    command = _command(compiler)
+    name = f"native-{_key(command)}.so"
+    failures = []
+    for folder in (_cache_folder, _private_folder):
+        try:
+            return ctypes.CDLL(str(_built(folder() / name, command)))
+        except _Untrusted as error:
+            log.warning("the CPU kernels are compiled in another folder: %s", error)
+            failures.append(str(error))
+        except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # no home; full, or without programs
+            failures.append(str(getattr(error, "stderr", None) or error))
+    why = "; ".join(dict.fromkeys(" ".join(failure.split())[:500] for failure in failures))
+    log.warning("there are no CPU kernels compiled by %s, so torch is used: %s", compiler[0], why)
+    return None
 
 
-def _compiled(compiler: str) -> Path:
+def _command(compiler: Sequence[str]) -> Sequence[str]:
+    return (*compiler, *_FLAGS) if _may_use_tiles() else (*compiler, *_FLAGS, _WITHOUT_TILES)
+
+
+def _key(command: Sequence[str]) -> str:
     source = b"".join((_FOLDER / name).read_bytes() for name in (*_SOURCES, *_HEADERS))
-    command = (compiler, *_FLAGS) if _may_use_tiles() else (compiler, *_FLAGS, _WITHOUT_TILES)
-    key = hashlib.sha256(source + repr((command, _processor())).encode()).hexdigest()[:16]
-    try:
-        return _built(_cache_folder() / f"native-{key}.so", command)
-    except _Untrusted as error:
-        log.warning("the CPU kernels are compiled in another folder: %s", error)
-    except (OSError, RuntimeError):  # no home, or one that is not writable
-        pass
-    return _built(_private_folder() / f"native-{key}.so", command)
+    return hashlib.sha256(source + repr((tuple(command), _processor())).encode()).hexdigest()[:16]
 
 
 def _may_use_tiles() -> bool:
     """Whether the processor has tiles that this process may use."""
-    if not _is_on("PETIOLE_TILES") or " amx_bf16" not in _processor():
+    if switch("tiles") == "off" or " amx_bf16" not in _processor():
         return False
     if ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0:
         return True
@@ -95,7 +94,7 @@ def _built(target: Path, command: Sequence[str]) -> Path:
     target.parent.parent.mkdir(parents=True, exist_ok=True)
     target.parent.mkdir(mode=0o700, exist_ok=True)
     _check_writers(target.parent, stat.S_ISDIR)
-    if not os.path.lexists(target):
+    if not _is_whole(target):
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
             made = Path(scratch) / target.name
             sources = [str(_FOLDER / name) for name in _SOURCES]
@@ -109,10 +108,32 @@ def _built(target: Path, command: Sequence[str]) -> Path:
             )
             took = time.monotonic() - began
             log.info("%s compiled the CPU kernels for this machine in %.1f s", command[0], took)
-            made.chmod(0o700)
+            _seal(made)
             made.replace(target)  # atomic: two workers may build at once
     _check_writers(target, stat.S_ISREG)
     return target
+
+
+def _seal(made: Path) -> None:
+    """Append its hash, which nothing that loads it reads, and wait until all of it is on the disk."""
+    made.chmod(0o700)
+    with made.open("rb+") as file:
+        file.write(hashlib.sha256(file.read()).digest())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _is_whole(target: Path) -> bool:
+    """Whether there is a library, all of it: to load the rest of one would end the process."""
+    if not os.path.lexists(target):
+        return False
+    _check_writers(target, stat.S_ISREG)
+    content = target.read_bytes()
+    size = hashlib.sha256().digest_size
+    whole = hashlib.sha256(content[:-size]).digest() == content[-size:]
+    if not whole:
+        log.warning("%s is not whole: the CPU kernels are compiled again", target)
+    return whole
 
 
 def _check_writers(path: Path, is_kind: Callable[[int], bool]) -> None:

@@ -70,8 +70,12 @@ typedef struct {
   int32_t n_threads;
   char *scratch;            /* [threads] of `scratch_stride` bytes; see petiole_scratch */
   int64_t scratch_stride;
+  void (*progress)(void);   /* called every REPORT_S seconds of a step, between two maps; or null */
 } Step;
 
+#ifndef REPORT_S
+#define REPORT_S 1.0
+#endif
 #define LEAST 8              /* positions of a share: fewer do not make up for reading all weights */
 #define CACHED (64ll << 20) /* bytes of weights that every thread may read for itself */
 #define UNEQUAL 8            /* the largest share may exceed the mean by 1 / UNEQUAL of it */
@@ -355,6 +359,14 @@ static void prepare(const Model *m, const Plans *plans, int64_t at, Room *own) {
   }
 }
 
+/* Says that a long step makes progress. */
+static void report(const Step *s, double *last) {
+  const double now = omp_get_wtime();
+  if (!s->progress || now - *last < REPORT_S) return;
+  *last = now;
+  s->progress();
+}
+
 /* What has been done of a map. */
 enum { NOTHING_YET = 0, PREPARED = 1, MULTIPLIED = 2 };
 
@@ -365,6 +377,7 @@ static int compute(const Model *m, const Step *s, int n_threads, const Library *
   const Plans plans = new_plans(m, s, n_threads, first.lists);
   const int64_t head = (int64_t)m->n_layers * MAPS, n_maps = head + (s->logits != NULL);
   int stage = NOTHING_YET, failures = 0; /* of the map `from` */
+  double reported = omp_get_wtime();
   for (int64_t from = 0, end; from < n_maps; from = end) {
     for (end = stage ? from + 1 : from; end < n_maps; end++) {
       const Map map = map_at(m, plan_at(m, &plans, end), end);
@@ -384,6 +397,7 @@ static int compute(const Model *m, const Step *s, int n_threads, const Library *
         if (at == end) break;
         if (reached < MULTIPLIED) linear(map.l, map.rows, map.x, map.y, map.how, &own.bench);
         if (at < head) deltas(&map, at, plan, &own.bench);
+        if (omp_get_thread_num() == 0) report(s, &reported);
       }
       end_tiles(before);
     }
@@ -423,7 +437,8 @@ static Step part_of(const Model *m, const Step *s, int64_t from, int64_t to, int
                 .o = end - first,
                 .outputs = s->outputs + first,
                 .logits = s->logits + first * m->head.n,
-                .scratch = s->scratch + i * s->scratch_stride};
+                .scratch = s->scratch + i * s->scratch_stride,
+                .progress = s->progress};
 }
 
 static int64_t terms(const Linear *l) { return (int64_t)l->n * l->k; }

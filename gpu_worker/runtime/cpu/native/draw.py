@@ -7,7 +7,8 @@ from ctypes import c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.runtime.cpu.native.build import load_library, wanted
+from petiole.gpu_worker.config import switch
+from petiole.gpu_worker.runtime.cpu.native.build import load_library
 
 
 def draw(scores: Tensor, keys: Tensor) -> Tensor | None:
@@ -15,7 +16,7 @@ def draw(scores: Tensor, keys: Tensor) -> Tensor | None:
 
     scores: float32 [n, V]; keys: int32 [n, 2]; see `noise.gumbel`.
     """
-    library = load_library() if scores.device.type == "cpu" and wanted() else None
+    library = load_library() if scores.device.type == "cpu" and switch("native") == "on" else None
     if library is None:
         return None
     scores, keys = scores.contiguous(), keys.contiguous()

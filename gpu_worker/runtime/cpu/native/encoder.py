@@ -26,8 +26,10 @@ _BEHIND = 64
 class NativeEncoder:
     """An encoder in native code. It takes over the weights of the layers. Make it with `native_encoder`."""
 
-    def __init__(self, library: ctypes.CDLL, encoder: LayeredEncoder, products: Products) -> None:
-        self._encoder, shape, dtype = encoder, encoder.shape, encoder.dtype
+    def __init__(
+        self, library: ctypes.CDLL, encoder: LayeredEncoder, products: Products, progress: Progress = nothing
+    ) -> None:
+        self._encoder, self._progress, shape, dtype = encoder, progress, encoder.shape, encoder.dtype
         n = shape.positions
         self._n_crops = max(1, _ROWS // n)
         self._inputs = at = torch.arange(self._n_crops * n)
@@ -55,14 +57,15 @@ class NativeEncoder:
                 columns=1,
                 table=self._table.data_ptr(),
             ),
+            progress=progress,
         )
 
-    def features(self, crops: Tensor, progress: Progress = nothing) -> Tensor:
+    def features(self, crops: Tensor) -> Tensor:
         """uint8 [n, height, width, 3] -> [n, ...]."""
         parts = []
         for some in torch.split(crops, self._n_crops):
             parts.append(self._few(some))
-            progress()
+            self._progress()
         return torch.cat(parts)
 
     def _few(self, crops: Tensor) -> Tensor:
@@ -72,9 +75,10 @@ class NativeEncoder:
         return self._encoder.finished(hidden.view(len(crops), -1, hidden.shape[1]).to(self._encoder.dtype))
 
 
-def native_encoder(encoder: LayeredEncoder) -> NativeEncoder | None:
+def native_encoder(encoder: LayeredEncoder, progress: Progress = nothing) -> NativeEncoder | None:
     """The fast CPU path for the layers of an encoder. None where `native_decoder` is None, and if torch's
-    library is quicker at some maps but cannot read the others as the C kernels pack them.
+    library is quicker at some maps but cannot read the others as the C kernels pack them. progress: called after
+    every few crops, and every second of those that take longer.
 
     The layers' weights are rearranged in place, so only the fast path can use them afterwards."""
     shape = encoder.shape
@@ -84,7 +88,7 @@ def native_encoder(encoder: LayeredEncoder) -> NativeEncoder | None:
     products = choose_products(library, encoder.layers, None, encoder.dtype, in_part=True)
     if products.library is not None and not all(products.library.takes(*shape) for shape in _shapes(encoder)):
         return None
-    return NativeEncoder(library, encoder, products)
+    return NativeEncoder(library, encoder, products, progress)
 
 
 def _shapes(encoder: LayeredEncoder) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ from petiole.gpu_worker.runtime.cpu.native.adapters import NativeAdapters
 from petiole.gpu_worker.runtime.cpu.native.products import choose_products
 from petiole.gpu_worker.runtime.cpu.native.stack import CacheStruct, Shape, Stack, at_least, library_for
 from petiole.gpu_worker.runtime.cpu.native.weights import KINDS
-from petiole.gpu_worker.runtime.interface import Int32Array
+from petiole.gpu_worker.runtime.interface import Int32Array, Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 
 _LANES = 16
@@ -28,7 +28,12 @@ class NativeDecoder:
     """One decoder over one KV pool. It takes over the decoder's weights. Make it with `native_decoder`."""
 
     def __init__(
-        self, library: ctypes.CDLL, decoder: LayeredDecoder, cache: KVCache, bank: AdapterBank | None
+        self,
+        library: ctypes.CDLL,
+        decoder: LayeredDecoder,
+        cache: KVCache,
+        bank: AdapterBank | None,
+        progress: Progress = nothing,
     ) -> None:
         self._decoder, self._cache = decoder, cache
         self._adapters = NativeAdapters(library, bank) if bank is not None else None
@@ -63,6 +68,7 @@ class NativeDecoder:
             norm=decoder.norm,
             head=head,
             rotary=decoder.rotary,
+            progress=progress,
         )
         self._logits: dict[int, Tensor] = {}
 
@@ -115,9 +121,11 @@ class NativeDecoder:
         return memory[: shape[0] * shape[1]].view(shape)
 
 
-def native_decoder(decoder: object, cache: KVCache, bank: AdapterBank | None = None) -> NativeDecoder | None:
+def native_decoder(
+    decoder: object, cache: KVCache, bank: AdapterBank | None = None, progress: Progress = nothing
+) -> NativeDecoder | None:
     """The fast CPU path for this model. None if nothing can be compiled, if PETIOLE_NATIVE is off, or if the
-    model's sizes or type are unusual.
+    model's sizes or type are unusual. progress: called every second of a step that takes longer.
 
     The weights of the layers and of the head are rearranged in place: afterwards only the fast path can use them.
     """
@@ -126,4 +134,4 @@ def native_decoder(decoder: object, cache: KVCache, bank: AdapterBank | None = N
     config = decoder.config
     sizes = config.hidden_size, config.intermediate_size, config.head_dim
     library = library_for(*sizes, decoder.dtype, _LANES)
-    return None if library is None else NativeDecoder(library, decoder, cache, bank)
+    return None if library is None else NativeDecoder(library, decoder, cache, bank, progress)

@@ -26,7 +26,7 @@ from typing import Literal, get_args
 
 import torch
 
-from petiole.gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.config import switch
 from petiole.gpu_worker.models.decoder import DecoderLayer, LinearName
 from petiole.gpu_worker.models.layered import GeluLayer
 from petiole.gpu_worker.models.layers import DenseLinear, Linear
@@ -87,17 +87,26 @@ def choose_products(
 ) -> Products:
     """Decides which kernels compute the products of a model in `dtype`: those of its layers and of its head, if it
     has one. `in_part`: the library may compute some maps even if it cannot compute all of them."""
-    forced, exact = _setting("products", ("auto", "own", "library")), _setting("exact")
-    maps = _maps(layers, head)
-    usable = dtype == torch.bfloat16 and all(_is_dense(m) for m in maps.values())
-    if not usable or forced == "own" or exact == "on":
+    forced, exact = switch("products"), switch("exact")
+    unit = " on AMX tiles" if dtype == torch.bfloat16 and native.petiole_tiles() else ""
+
+    def own(why: str) -> Products:
+        log.info("CPU products: own kernels%s for all rows, %s", unit, why)
         return Products(None, {})
+
+    if exact == "on":
+        return own("as PETIOLE_EXACT says")
+    if forced == "own":
+        return own("as PETIOLE_PRODUCTS says")
+    maps = _maps(layers, head)
+    if dtype != torch.bfloat16 or not all(_is_dense(m) for m in maps.values()):
+        return own("because torch's library would be used only for weights in bfloat16")
     library = open_library()
     if library is None:
-        return Products(None, {})
+        return own("because torch's library has no products of packed weights")
     n_maps, maps = len(maps), {kind: m for kind, m in maps.items() if library.takes(*m.shape)}
     if not maps or (len(maps) < n_maps and not in_part):
-        return Products(None, {})
+        return own("because torch's library orders such weights in another way")
     if forced == "library":
         log.info("CPU products: torch's library for all rows, as PETIOLE_PRODUCTS says")
         return Products(library, dict.fromkeys(maps, 1))
@@ -108,12 +117,10 @@ def choose_products(
     if times is None:
         times = _measure(native, library, maps)
         if times is None:
-            log.info("CPU products: own kernels for all rows, because the machine is too busy to measure others")
-            return Products(None, {})
+            return own("because the machine is too busy to measure others")
         _write(file, times)
     thresholds = decide(times, exact)
     took = "as measured before" if known else f"measured in {time.perf_counter() - began:.2f} s"
-    unit = " on AMX tiles" if native.petiole_tiles() else ""
     log.info("CPU products, %s: %s", took, describe(times, thresholds, unit))
     return Products(library, thresholds) if thresholds else Products(None, {})
 
@@ -292,10 +299,3 @@ def _write(file: Path, times: Times) -> None:
         scratch.replace(file)
     except OSError as error:
         log.info("the measured times cannot be saved: %s", error)
-
-
-def _setting(name: str, values: tuple[str, ...] = ("auto", "on", "off")) -> str:
-    value = os.environ.get(f"PETIOLE_{name.upper()}", "").lower() or values[0]
-    if value not in values:
-        raise InvalidRequest(name, f"must be one of {', '.join(values)}", value)
-    return value

@@ -6,6 +6,7 @@ The structures mirror those in the C files, field by field.
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
@@ -15,13 +16,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from petiole.gpu_worker.config import switch
 from petiole.gpu_worker.models.decoder import DecoderLayer
 from petiole.gpu_worker.models.host_memory import new_tensor
 from petiole.gpu_worker.models.layered import GeluLayer, LayerNorm
 from petiole.gpu_worker.models.layers import Linear
-from petiole.gpu_worker.runtime.cpu.native.build import load_library, wanted
+from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.products import Products
 from petiole.gpu_worker.runtime.cpu.native.weights import EMPTY, LinearStruct, Weights
+from petiole.gpu_worker.runtime.interface import Progress, nothing
+
+log = logging.getLogger(__name__)
 
 
 class NormStruct(ctypes.Structure):
@@ -98,6 +103,7 @@ class _Step(ctypes.Structure):
         ("n_threads", c_int32),
         ("scratch", c_void_p),
         ("scratch_stride", c_int64),
+        ("progress", ctypes.CFUNCTYPE(None)),
     ]
 
 
@@ -119,7 +125,7 @@ class Shape:
 class Stack:
     """The layers of a model. It takes over their weights, and rearranges them in place. norm, head: they turn
     hidden states into logits; None: there are no logits. rotary: see `rotary_table`; None: queries and keys are
-    not rotated."""
+    not rotated. progress: called every second of a step that takes longer."""
 
     def __init__(
         self,
@@ -133,8 +139,10 @@ class Stack:
         norm: Tensor | LayerNorm | None = None,
         head: Linear | None = None,
         rotary: Tensor | None = None,
+        progress: Progress = nothing,
     ) -> None:
         self._library, self._products = library, products
+        self._progress = ctypes.CFUNCTYPE(None)(progress)
         library.petiole_scratch.restype = c_int64
         self._weights = Weights(library, products.library)
         windows = windows or [0] * len(layers)
@@ -209,7 +217,10 @@ class Stack:
 
     def _take_memory(self, t: int, n_threads: int) -> None:
         """Memory for steps of up to `t` positions. Later steps use it again."""
-        self._memory, step = None, _Step(t=t, n_threads=n_threads, reduced_stride=self._reduced)
+        self._memory, step = (
+            None,
+            _Step(t=t, n_threads=n_threads, reduced_stride=self._reduced, progress=self._progress),
+        )
         activations = new_tensor((t * sum(self._widths.values()),), torch.float32, torch.device("cpu"))
         at = activations.data_ptr()
         for name, width in self._widths.items():
@@ -242,9 +253,16 @@ class Stack:
 def library_for(hidden: int, inner: int, head_dim: int, dtype: torch.dtype, lanes: int) -> ctypes.CDLL | None:
     """The compiled code for layers of these sizes and this type. None if it has none for them, if nothing can be
     compiled, or if PETIOLE_NATIVE is off. lanes: heads must be a multiple of them."""
-    even, whole = hidden % 2 == inner % 2 == 0, head_dim % lanes == 0 and head_dim <= _MAX_HEAD
-    usual = dtype in (torch.float32, torch.bfloat16) and even and whole
-    return load_library() if usual and wanted() else None
+    if switch("native") == "off":
+        why = "as PETIOLE_NATIVE says"
+    elif dtype not in (torch.float32, torch.bfloat16):
+        why = f"because the kernels are not made for {str(dtype).removeprefix('torch.')}"
+    elif hidden % 2 or inner % 2 or head_dim % lanes or head_dim > _MAX_HEAD:
+        why = f"because the kernels are not made for layers of {hidden}, {inner} and heads of {head_dim}"
+    else:
+        return load_library()
+    log.info("torch alone computes on this CPU, %s: slower than the compiled kernels", why)
+    return None
 
 
 def at_least(memory: Tensor | None, n: int) -> Tensor:

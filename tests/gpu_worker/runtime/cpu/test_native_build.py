@@ -193,7 +193,41 @@ def test_without_permission_for_tiles_it_is_compiled_without_them(monkeypatch, e
     assert len(list((empty_cache / "petiole").glob("*.so"))) == len(commands)
 
 
-def test_it_can_be_turned_off(monkeypatch):
-    for value, expected in (("off", False), ("0", False), ("on", True)):
-        monkeypatch.setenv("PETIOLE_NATIVE", value)
-        assert build.wanted() is expected
+@pytest.fixture
+def quick(monkeypatch):
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    monkeypatch.setattr(build, "_FLAGS", ("-O0", "-fopenmp", "-shared", "-fPIC", "-std=gnu11"))
+
+
+@pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.999])
+def test_a_library_that_is_not_whole_is_compiled_again(share, quick, empty_cache, caplog):
+    """As after a power cut, or on a full disk. To load half of it would end the process."""
+    folder = empty_cache / "petiole"
+    folder.mkdir(mode=0o700)
+    command = build._command(["cc"])
+    target = folder / f"native-{build._key(command)}.so"
+    build._built(target, command)
+    whole = target.read_bytes()
+    target.write_bytes(whole[: int(share * len(whole))])
+    assert load() is not None
+    assert target.read_bytes() == whole
+    assert "is not whole" in caplog.text
+
+
+def test_a_compiler_may_have_arguments(quick, monkeypatch):
+    monkeypatch.setenv("CC", "cc -DANY_OTHER")
+    assert load() is not None
+
+
+def test_where_one_folder_is_full_the_other_one_is_used(quick, monkeypatch, tmp_path):
+    compiler = tmp_path / "cc-with-a-full-disk"
+    compiler.write_text(
+        f'#!/bin/sh\ncase "$*" in *{tmp_path}/petiole/*) echo full >&2; exit 1;; esac\nexec cc "$@"\n'
+    )
+    compiler.chmod(0o755)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("CC", str(compiler))
+    assert load() is not None
+    assert list((tmp_path / "tmp").glob("petiole-kernels-*/*.so"))
