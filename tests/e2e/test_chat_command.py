@@ -139,12 +139,21 @@ def test_an_answer_can_be_cancelled_before_it_is_submitted(site: Site) -> None:
     eventually(lambda: site.unfinished() == 0, "the worker has dropped it", 5)
 
 
+@pytest.fixture
+def usual_ctrl_c() -> Iterator[None]:
+    """Where these tests run in the background, a shell may have told them to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("usual_ctrl_c")
 def test_the_first_ctrl_c_acts_and_the_next_one_interrupts() -> None:
-    usual, acted = signal.getsignal(signal.SIGINT), []
+    acted = []
     with first_ctrl_c(lambda: acted.append(1)):
         signal.raise_signal(signal.SIGINT)
         assert acted == [1]
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert acted == [1]
-    assert signal.getsignal(signal.SIGINT) is usual
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
