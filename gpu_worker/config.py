@@ -1,6 +1,6 @@
 """The engine's settings, validated on construction, and its switches.
 
-Switches are environment variables that say what this process does without, whichever engine runs in it:
+Switches are environment variables that hold for the whole process, whichever engine runs in it:
 
     PETIOLE_NATIVE    off: a CPU's models are computed by torch alone
     PETIOLE_TILES     off: the compiled kernels do without AMX

@@ -51,9 +51,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InvalidSettings as error:
         print(f"petiole: {error}", file=sys.stderr)
         return error.exit_code
-    except worker_side.PackagesMissingError as error:
-        print(f"petiole: {error}", file=sys.stderr)
-        return 1
     except (PetioleError, OperationalError, redis.RedisError, OSError) as error:
         print(f"petiole: {error_text(error)}", file=sys.stderr)
         return 1

@@ -121,7 +121,12 @@ class Answer:
             if self._last_at - self._first_at > SHORTEST_S:
                 parts.append(f"{(self.tokens - 1) / (self._last_at - self._first_at):.1f} a second")
         if self._cancelled is not None:
-            self._cancelled.result(ENDED_WITHIN_S)
+            try:
+                self._cancelled.result(ENDED_WITHIN_S)
+            except TimeoutError:
+                raise TimeoutError(
+                    f"not cancelled within {ENDED_WITHIN_S:g} s: a server does not answer"
+                ) from None
             return f"[cancelled: {', '.join(parts)}]"
         with contextlib.suppress(*FAILURES):
             result = self._result.get(timeout=ENDED_WITHIN_S)

@@ -91,3 +91,21 @@ assert celery.current_app._get_current_object() is mine
 assert tasks.generate.app is tasks.celery_app
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+WORKER_OF_A_PRODUCER = """
+import sys
+sys.modules |= dict.fromkeys(("hiredis", "torch"))  # as if they were not installed
+sys.argv = ["celery", "-A", "petiole", "worker"]
+from celery.__main__ import main
+main()
+"""
+
+
+def test_a_worker_needs_more_than_a_producer_and_says_so_in_a_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WORKER_OF_A_PRODUCER], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "pip install 'petiole[worker]' (no hiredis, torch)" in done.stderr

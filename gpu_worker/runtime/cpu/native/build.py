@@ -48,7 +48,7 @@ def load_library() -> ctypes.CDLL | None:
     compiler = shlex.split(os.environ.get("CC", "")) or [c for c in ("cc", "gcc", "clang") if shutil.which(c)][:1]
     if not compiler:
         log.warning(
-            "no C compiler found: the CPU path runs on torch alone, which is slower (install gcc or clang)"
+            "no C compiler found: the CPU path runs on torch alone, which is usually slower (install gcc or clang)"
         )
         return None
     command = _command(compiler)
@@ -57,10 +57,9 @@ def load_library() -> ctypes.CDLL | None:
     for folder in (_cache_folder, _private_folder):
         try:
             return ctypes.CDLL(str(_built(folder() / name, command)))
-        except _Untrusted as error:
-            log.warning("the CPU kernels are compiled in another folder: %s", error)
-            failures.append(str(error))
-        except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # no home; full, or without programs
+        except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # no home, or a full disk, say
+            if isinstance(error, _Untrusted):
+                log.warning("CPU kernels that others may have written are not used: %s", error)
             failures.append(str(getattr(error, "stderr", None) or error))
     why = "; ".join(dict.fromkeys(" ".join(failure.split())[:500] for failure in failures))
     log.warning("there are no CPU kernels compiled by %s, so torch is used: %s", compiler[0], why)
@@ -115,7 +114,7 @@ def _built(target: Path, command: Sequence[str]) -> Path:
 
 
 def _seal(made: Path) -> None:
-    """Append its hash, which nothing that loads it reads, and wait until all of it is on the disk."""
+    """Append the file's hash, which loaders ignore, and wait until all of it is on the disk."""
     made.chmod(0o700)
     with made.open("rb+") as file:
         file.write(hashlib.sha256(file.read()).digest())
@@ -124,7 +123,7 @@ def _seal(made: Path) -> None:
 
 
 def _is_whole(target: Path) -> bool:
-    """Whether there is a library, all of it: to load the rest of one would end the process."""
+    """Whether the library is there, all of it: loading a part of one would end the process."""
     if not os.path.lexists(target):
         return False
     _check_writers(target, stat.S_ISREG)

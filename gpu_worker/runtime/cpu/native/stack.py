@@ -217,10 +217,8 @@ class Stack:
 
     def _take_memory(self, t: int, n_threads: int) -> None:
         """Memory for steps of up to `t` positions. Later steps use it again."""
-        self._memory, step = (
-            None,
-            _Step(t=t, n_threads=n_threads, reduced_stride=self._reduced, progress=self._progress),
-        )
+        self._memory = None
+        step = _Step(t=t, n_threads=n_threads, reduced_stride=self._reduced, progress=self._progress)
         activations = new_tensor((t * sum(self._widths.values()),), torch.float32, torch.device("cpu"))
         at = activations.data_ptr()
         for name, width in self._widths.items():
@@ -261,7 +259,7 @@ def library_for(hidden: int, inner: int, head_dim: int, dtype: torch.dtype, lane
         why = f"because the kernels are not made for layers of {hidden}, {inner} and heads of {head_dim}"
     else:
         return load_library()
-    log.info("torch alone computes on this CPU, %s: slower than the compiled kernels", why)
+    log.info("torch alone computes on this CPU, %s", why)
     return None
 
 
