@@ -60,6 +60,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     stop_token_sequences: Sequence[Sequence[int]] = ()
     skip_special_tokens: bool = True
+    include_stop: bool = False
 
 
 ConstraintKind = Literal["json_schema", "regex", "choice", "grammar"]

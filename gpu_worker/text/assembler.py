@@ -26,7 +26,8 @@ class TextAssembler:
     """The text of one output. Owned by one thread. `before`: the tokens before the output, whose text it
     continues.
 
-    The text of the first `min_tokens` tokens completes no stop string, but may begin one.
+    With `include_stop`, the text ends with the stop string; otherwise it ends before the stop string. The text of
+    the first `min_tokens` tokens completes no stop string, but may begin one.
     """
 
     __slots__ = ("_detokenizer", "_matcher", "_min_tokens", "_n_tokens")
@@ -36,12 +37,13 @@ class TextAssembler:
         tokenizer: Tokenizer,
         stop: Sequence[str] = (),
         *,
+        include_stop: bool = False,
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
         before: Sequence[int] = (),
     ) -> None:
         self._detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens, before=before)
-        self._matcher = StopMatcher(automaton_of(tuple(stop))) if stop else None
+        self._matcher = StopMatcher(automaton_of(tuple(stop)), include_stop=include_stop) if stop else None
         self._min_tokens = min_tokens
         self._n_tokens = 0  # counted only if there are stop strings
 

@@ -70,12 +70,13 @@ def automaton_of(stops: tuple[str, ...]) -> StopAutomaton:
 
 
 class StopMatcher:
-    """Passes text through, up to the first stop string."""
+    """Passes text through, up to the first stop string. With `include_stop`, the stop string is passed, too."""
 
-    __slots__ = ("_automaton", "_held", "_node", "stop")
+    __slots__ = ("_automaton", "_held", "_include_stop", "_node", "stop")
 
-    def __init__(self, automaton: StopAutomaton) -> None:
+    def __init__(self, automaton: StopAutomaton, *, include_stop: bool = False) -> None:
         self._automaton = automaton
+        self._include_stop = include_stop
         self._node = automaton.root
         self._held = ""
         self.stop: str | None = None
@@ -95,7 +96,7 @@ class StopMatcher:
                 self.stop = node.stop
                 whole = self._held + text[: k + 1]
                 self._held, self._node = "", root
-                return whole[: len(whole) - len(node.stop)]
+                return whole if self._include_stop else whole[: len(whole) - len(node.stop)]
         whole = self._held + text
         self._node = node
         sure = len(whole) - node.depth

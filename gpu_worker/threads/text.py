@@ -83,6 +83,7 @@ class RequestOutput:
             self.text = TextAssembler(
                 tokenizer,
                 tuple(sampling.stop),
+                include_stop=sampling.include_stop,
                 min_tokens=sampling.min_tokens,
                 skip_special_tokens=sampling.skip_special_tokens,
                 before=() if answers else prompt,
@@ -94,14 +95,15 @@ class RequestOutput:
     def push(self, fresh: Sequence[int], terminal: bool) -> tuple[list[int], str]:
         """Append tokens. Returns those up to the end of the output, and their text.
 
-        `terminal`: the last token ends the output (EOS or a stop token) and has no text.
+        `terminal`: the last token ends the output (EOS or a stop token). It has text only with `include_stop`.
         """
         kept = list(fresh)
         if self.text is None or self.stop is not None:
             kept = kept if self.stop is None else []
             self.token_ids += kept
             return kept, ""
-        piece = self.text.push(kept[:-1] if terminal else kept)
+        hidden = terminal and not self.handle.request.sampling.include_stop
+        piece = self.text.push(kept[:-1] if hidden else kept)
         if piece.stop is not None:
             self.stop = piece.stop
             del kept[piece.n_tokens :]
@@ -369,7 +371,7 @@ def _detokenize(output: RequestOutput, pending: _PendingOutput) -> None:
 
 
 def _is_terminal(end: End | None) -> bool:
-    """Whether the output ended with EOS or a stop token, whose text is not part of the output."""
+    """Whether the output ended with EOS or a stop token."""
     if not isinstance(end, Finish) or end.reason is not FinishReason.STOP:
         return False
     return end.stop_reason == "eos" or isinstance(end.stop_reason, int)

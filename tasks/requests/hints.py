@@ -14,6 +14,7 @@ _ELSEWHERE = {
     "guided_grammar": "grammar",
     "guided_json": "json_schema",
     "guided_regex": "regex",
+    "include_stop_str_in_output": "include_stop",
     "json_mode": "json_schema",
     "length_penalty": "there is no beam search",
     "lora": "adapter",

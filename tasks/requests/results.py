@@ -135,8 +135,8 @@ class GenerationResult(Received):
     """
 
     text: str
-    """The output, without the end token, stop strings and (unless `skip_special_tokens` is false) special
-    tokens."""
+    """The output, without the end token and stop strings (unless `include_stop` is true) and without special
+    tokens (unless `skip_special_tokens` is false)."""
     token_ids: list[int]
     """The output, with the end token or the tokens of the stop string."""
     finish_reason: FinishReason

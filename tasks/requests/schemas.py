@@ -143,6 +143,9 @@ class Sampling(_Declared):
     """The model's end tokens do not end the output. For benchmarks."""
     stop: Annotated[list[StopString], Field(max_length=MAX_STOPS), Given(str)] = Field(default_factory=list)
     """One string, or up to 64. When the text would contain one of them, it ends before the first one."""
+    include_stop: bool = False
+    """The text ends with what ended the output: the stop string, or the text of the stop token. See
+    docs/requests.md#special-tokens."""
     stop_token_ids: TokenIds = Field(default_factory=list)
     """Any of these tokens ends the output. The token is part of the output, its text is not."""
     stop_token_sequences: list[Annotated[TokenIds, Field(min_length=1)]] = Field(

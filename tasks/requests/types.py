@@ -54,6 +54,9 @@ class Sampling(TypedDict, total=False):
     """The model's end tokens do not end the output. For benchmarks. Default: False."""
     stop: str | list[str]
     """One string, or up to 64. When the text would contain one of them, it ends before the first one."""
+    include_stop: bool
+    """The text ends with what ended the output: the stop string, or the text of the stop token. See
+    docs/requests.md#special-tokens. Default: False."""
     stop_token_ids: list[int]
     """Any of these tokens ends the output. The token is part of the output, its text is not."""
     stop_token_sequences: list[list[int]]
@@ -326,8 +329,8 @@ class GenerationDict(TypedDict):
     """What a task returns."""
 
     text: str
-    """The output, without the end token, stop strings and (unless `skip_special_tokens` is false) special
-    tokens."""
+    """The output, without the end token and stop strings (unless `include_stop` is true) and without special
+    tokens (unless `skip_special_tokens` is false)."""
     token_ids: list[int]
     """The output, with the end token or the tokens of the stop string."""
     finish_reason: FinishReason

@@ -83,6 +83,14 @@ def test_what_a_template_cannot_do_fails_the_task(site: Site, options: Any, fiel
     assert caught.value.field == field
 
 
+def test_the_stop_string_is_in_stream_and_result_if_asked_for(site: Site) -> None:
+    whole = continuation(site, "Count from 1 to 9.")["text"]
+    stop = whole[4:7]
+    result = site.generate("Count from 1 to 9.", **GREEDY, stop=stop, include_stop=True)
+    text = site.get(result)["text"]
+    assert text == "".join(delta["text"] for delta in site.log(result)) == whole[: whole.index(stop) + len(stop)]
+
+
 def first_of_its_kind(text: str, at: int) -> str:
     """The shortest text that begins at `at`, contains a special token and occurs nowhere before."""
     return next(

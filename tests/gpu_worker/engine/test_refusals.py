@@ -74,6 +74,7 @@ BAD: dict[str, tuple[Request, str]] = {
     "an empty stop sequence": (request(stop_token_sequences=[[]]), "stop_token_sequences[0]"),
     "ignore_eos": (request(ignore_eos="no"), "ignore_eos"),  # type: ignore[arg-type]
     "skip_special_tokens": (request(skip_special_tokens=0), "skip_special_tokens"),  # type: ignore[arg-type]
+    "include_stop": (request(include_stop="yes"), "include_stop"),  # type: ignore[arg-type]
     "priority": (request(priority="high"), "priority"),
     "deadline": (request(deadline_s=0), "deadline_s"),
     "deadline beyond what a lock can wait": (request(deadline_s=1e12), "deadline_s"),

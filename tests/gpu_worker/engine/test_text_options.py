@@ -91,6 +91,34 @@ def test_a_stop_string_may_be_a_special_token(engine: Engine, mixed: SamplingPar
     assert "<|" not in skipped.text
 
 
+@pytest.mark.parametrize("given", ["stop", "stop_token_ids"])
+def test_include_stop_adds_what_ended_the_output_and_changes_nothing_else(
+    engine: Engine, tokenizer: Tokenizer, given: str
+) -> None:
+    free = engine.generate([Request(prompt="Count from 1 to 9.", sampling=GREEDY)])[0]
+    stop = free.text[4:7] if given == "stop" else tokenizer.decode(free.token_ids[-1:])
+    assert stop
+    cut_off = replace(GREEDY, **{given: [stop if given == "stop" else free.token_ids[-1]]})
+    request = Request(prompt="Count from 1 to 9.", sampling=replace(cut_off, include_stop=True))
+    without, whole = engine.generate([replace(request, sampling=cut_off), request])
+    assert (without.token_ids, without.stop_reason) == (whole.token_ids, whole.stop_reason)
+    assert whole.text == without.text + stop
+    resumed = [replace(request, resume_token_ids=whole.token_ids[:n]) for n in range(len(whole.token_ids) + 1)]
+    assert {result.text for result in engine.generate(resumed)} == {whole.text}
+
+
+def test_an_end_token_is_text_if_stops_are_included_and_special_tokens_shown(
+    engine: Engine, tokenizer: Tokenizer
+) -> None:
+    end = min(tokenizer.eos_token_ids)
+    for shown, text in ((False, tokenizer.decode([end], skip_special_tokens=False)), (True, "")):
+        sampling = SamplingParams(
+            4, temperature=0, allowed_token_ids=[end], include_stop=True, skip_special_tokens=shown
+        )
+        result = engine.generate([Request(prompt="a", sampling=sampling)])[0]
+        assert (result.text, result.stop_reason) == (text, "eos")
+
+
 @pytest.mark.parametrize(
     ("messages", "options", "prompt"),
     [

@@ -183,28 +183,34 @@ def letters(text: str) -> list[int]:
     return [token_id for byte in text for token_id in made.encode(byte)]
 
 
-def first_stop(text: str, stops: Sequence[str], settled: int = 0) -> tuple[str, str | None]:
+def first_stop(
+    text: str, stops: Sequence[str], settled: int = 0, *, include_stop: bool = False
+) -> tuple[str, str | None]:
     """The model: grow the text by a letter until it ends with a stop string; the longest such counts. `settled`:
     in its first letters none ends."""
     for end in range(settled + 1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
             stop = max(found, key=len)
-            return text[: end - len(stop)], stop
+            return text[: end if include_stop else end - len(stop)], stop
     return text, None
 
 
 stop_strings = st.lists(st.text(st.sampled_from("ab😀"), min_size=1, max_size=4), min_size=1, max_size=4)
 
 
-@given(text=st.text(st.sampled_from("ab😀c"), max_size=40), stops=stop_strings, cuts=cuts)
-def test_any_cut_gives_the_text_and_the_stop_of_the_model(text: str, stops: list[str], cuts: list[int]) -> None:
+@given(
+    text=st.text(st.sampled_from("ab😀c"), max_size=40), stops=stop_strings, cuts=cuts, include_stop=st.booleans()
+)
+def test_any_cut_gives_the_text_and_the_stop_of_the_model(
+    text: str, stops: list[str], cuts: list[int], include_stop: bool
+) -> None:
     made = tokenizer("byte_level")
     token_ids = letters(text)
-    texts, stop, counted = in_pieces(TextAssembler(made, stops), token_ids, cuts)
-    assert ("".join(texts), stop) == first_stop(text, stops)
+    texts, stop, counted = in_pieces(TextAssembler(made, stops, include_stop=include_stop), token_ids, cuts)
+    assert ("".join(texts), stop) == first_stop(text, stops, include_stop=include_stop)
     kept = made.decode(token_ids[:counted])
-    assert kept == text if stop is None else kept == "".join(texts) + stop
+    assert kept == text if stop is None else kept == "".join(texts) + ("" if include_stop else stop)
 
 
 @given(

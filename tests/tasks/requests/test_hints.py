@@ -28,6 +28,7 @@ def refused(task: Any, *given: Any, **options: Any) -> str:
     [
         ("max_completion_tokens", 5, "use max_tokens"),
         ("max_new_tokens", 5, "use max_tokens"),
+        ("include_stop_str_in_output", True, "use include_stop"),
         ("response_format", {"type": "json_object"}, "use json_schema, which takes a schema or a pydantic class"),
         ("tool_choice", "auto", "use json_schema or regex"),
         ("model", "gpt-4o", "queue, that of the workers that serve the model; adapter for a LoRA adapter"),
