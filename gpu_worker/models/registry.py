@@ -24,15 +24,17 @@ from petiole.gpu_worker.models.moondream.loading import load_moondream, read_moo
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """`load` reads a checkpoint's folder; `read` takes tensors from any source."""
+    """`load` reads a checkpoint's folder; `read` takes tensors from any source. `adapters`: whether the decoder's
+    forward adds LoRA adapters."""
 
     parse: Callable[[Mapping[str, Any]], ModelConfig]
     load: Callable[[Path, ModelConfig, LoadOptions], Decoder]
     read: Callable[[TensorSource, ModelConfig, LoadOptions], Decoder] = read_decoder
+    adapters: bool = False
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    name: Architecture(parse_decoder_config, load_decoder) for name in FAMILIES
+    name: Architecture(parse_decoder_config, load_decoder, adapters=True) for name in FAMILIES
 } | {
     name: Architecture(parse_moondream_config, load_moondream, read_moondream) for name in moondream.ARCHITECTURES
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from petiole.gpu_worker.config import EngineConfig
-from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.errors import ModelError, require
 from petiole.gpu_worker.models.checkpoint.loading import Quantization
 from petiole.gpu_worker.models.config import ModelConfig
 from petiole.gpu_worker.runtime.memory.container import cpu_quota
@@ -27,6 +27,12 @@ def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
             f"max_model_len: must be at most {model.max_position}, the model's, got {config.max_model_len}"
         )
     return config.max_model_len or model.max_position
+
+
+def require_adapters(config: EngineConfig, taken: bool, model: ModelConfig) -> None:
+    """Raises InvalidRequest if there shall be adapter slots for a model that takes no adapters."""
+    limit = f"must be 0 for a {model.architecture}, which takes no LoRA adapters"
+    require(taken or not config.lora_slots, "lora_slots", limit, config.lora_slots)
 
 
 def weights_dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:

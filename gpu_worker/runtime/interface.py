@@ -184,7 +184,8 @@ class ModelLimits:
 
     `n_pages` and `max_batch_size` include the reserved page 0 and row 0. `values`: the model's value tokens, or
     None. `images`: the images that it takes, or None. `processor`: turns images into crops and skill calls into
-    prompts, or None. `batching`: the meaning of settings of 0, on this device and with this memory."""
+    prompts, or None. `adapters`: whether it takes LoRA adapters. `batching`: the meaning of settings of 0, on this
+    device and with this memory."""
 
     model: str
     fingerprint: str
@@ -197,6 +198,7 @@ class ModelLimits:
     values: ValueTokens | None = None
     images: ImageLimits | None = None
     processor: Processor | None = None
+    adapters: bool = False
     device: str = ""
     batching: Batching = field(default_factory=Batching)
 

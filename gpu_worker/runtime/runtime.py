@@ -35,7 +35,7 @@ from petiole.gpu_worker.runtime.cuda.executor import (
 )
 from petiole.gpu_worker.runtime.cuda.executor import accept as accept_on_cuda
 from petiole.gpu_worker.runtime.cuda.executor import choose as choose_on_cuda
-from petiole.gpu_worker.runtime.derived import max_model_len, n_threads
+from petiole.gpu_worker.runtime.derived import max_model_len, n_threads, require_adapters
 from petiole.gpu_worker.runtime.device.cuda import CudaStream
 from petiole.gpu_worker.runtime.device.interface import Device, upload, upload_together
 from petiole.gpu_worker.runtime.device.opening import open_device
@@ -117,6 +117,7 @@ class ModelRuntime:
         with torch.no_grad():  # not inference mode: buffers are also written by copies outside it
             self._reader = ModelReader(config, source, self._torch_device)
             self._info = self._reader.find(config.model)
+            require_adapters(config, self._info.architecture.adapters, self._info.config)
             self._decoder: Decoder = self._reader.read(self._info)
             self.config = config = self._decided(config)
             self._stream = self._device.new_stream("compute")
@@ -252,6 +253,7 @@ class ModelRuntime:
             values=self._decoder.value_tokens,
             images=self._decoder.images,
             processor=self._decoder.processor,
+            adapters=self._info.architecture.adapters,
             device=self._device.kind,
             batching=self.config.batching,
         )

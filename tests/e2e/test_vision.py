@@ -15,6 +15,7 @@ import pytest
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.requests import images
 from petiole.tasks.requests.results import GenerationResult
+from petiole.tasks.worker.pool.pool import EX_USAGE
 from tests.support.pictures import MODEL, file
 from tests.support.site import REPOSITORY, Site
 
@@ -168,6 +169,9 @@ def test_what_is_bad_is_refused_by_name_and_the_worker_lives(site: Site) -> None
         ("query", {"image": [PICTURE, PICTURE], "question": "Is it?"}, "image"),
         ("chat", {"messages": [{"role": "user", "content": two}]}, "messages[0].content"),
         ("chat", {"messages": [{"role": "system", "content": "Be brief."}]}, "messages"),
+        ("generate", {"prompt": "A picture of", "adapter": "someone/adapter"}, "adapter"),
+        ("chat", {"messages": [{"role": "user", "content": "Is it?"}], "adapter": "/an/adapter"}, "adapter"),
+        ("query", {"image": PICTURE, "question": "Is it?", "adapter": "/an/adapter"}, "adapter"),
     ]
     sent = [site.app.send_task(f"tasks.{task}", kwargs=kwargs) for task, kwargs, _ in cases]
     for result, (task, kwargs, field) in zip(sent, cases, strict=True):
@@ -205,3 +209,12 @@ def test_images_of_handles_are_kept_for_some_time_after_their_use(site: Site) ->
     site.redis.set(images.key_of(handle), file(8), ex=60)
     site.get(send(site, "query", image=handle))
     assert site.redis.ttl(images.key_of(handle)) > 3000
+
+
+def test_slots_for_adapters_are_refused_with_one_line(site: Site) -> None:
+    worker = site.start_worker(PETIOLE_LORA_SLOTS=2, PETIOLE_QUEUE="adapters")
+    assert worker.ended() == EX_USAGE
+    refusal = "PETIOLE_LORA_SLOTS: must be 0 for a Moondream, which takes no LoRA adapters, got 2"
+    assert worker.output.count(refusal) == 1
+    assert "Traceback" not in worker.output
+    site.workers.remove(worker)

@@ -19,6 +19,7 @@ known = Version(triton.__version__) >= Version("3.7") or Version(np.__version__)
 if DEVICE == "cpu" and not known:
     pytest.skip("numpy 2.4 is not known to the interpreter of Triton before 3.7", allow_module_level=True)
 
+from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.layers import DenseLinear, Rotation
 from petiole.gpu_worker.runtime.cuda.fused import choose as fused
 from petiole.gpu_worker.runtime.cuda.fused import products
@@ -240,6 +241,16 @@ def test_each_row_adds_what_its_own_adapter_gives(width, outputs, most, dtype):
     near = 2e-2 if dtype is torch.bfloat16 else 1e-4
     torch.testing.assert_close(ours.cpu(), expected, rtol=near, atol=near)
     assert torch.equal(ours.cpu()[slots == 0], y[slots == 0])
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 96), (32, 128), (64, 160)], ids=str)
+def test_adapters_of_other_sizes_than_the_layer_are_refused(inputs, outputs):
+    x, y = torch.zeros(2, inputs, device=DEVICE), torch.zeros(2, outputs, device=DEVICE)
+    a, b = torch.ones(2, 8, 64, device=DEVICE), [torch.ones(2, 64, 4, device=DEVICE)] * 2
+    ones = torch.ones(2, dtype=torch.int32, device=DEVICE)
+    with pytest.raises(ModelError, match="of the linear layer, got 64 and 128"):
+        add_deltas(x, y, a, b, ones, 4 * ones)
+    assert not y.any()
 
 
 @pytest.mark.parametrize("biased", [True, False])

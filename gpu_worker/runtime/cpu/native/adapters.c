@@ -4,6 +4,17 @@
  */
 #include "adapters.h"
 
+int delta_fits(const Delta *d, const Linear *l, int64_t reduced_stride) {
+  int64_t n = 0, k = 0;
+  if (d->parts < 1 || d->parts > (int64_t)(sizeof(d->b) / sizeof(d->b[0]))) return 0;
+  for (int64_t part = 0; part < d->parts; part++) {
+    if (d->b[part].k != d->b[0].k) return 0;
+    n += d->b[part].n;
+    k += d->b[part].k;
+  }
+  return d->a.k == l->k && d->a.n == k && k <= reduced_stride && n == l->n;
+}
+
 /* Cuts `n_inputs` of a step into runs of at most ROWS of them, but leaves out inputs without an adapter. Returns the
  * number of runs. */
 int64_t find_runs(int64_t n_inputs, const int64_t *inputs, const Delta *const *adapters, Run *runs) {

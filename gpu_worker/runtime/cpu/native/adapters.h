@@ -15,6 +15,9 @@ typedef struct {
   const Delta *deltas;
 } Run;
 
+/* Whether a delta has the sizes of a linear map, and A x has room in `reduced_stride` floats. */
+int delta_fits(const Delta *d, const Linear *l, int64_t reduced_stride);
+
 int64_t find_runs(int64_t n_inputs, const int64_t *inputs, const Delta *const *adapters, Run *runs);
 
 /* Adds what the adapters make of x [t, k] to y [t, n]. `at`: of the linear map in an adapter's deltas; reduced:

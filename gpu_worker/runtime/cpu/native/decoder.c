@@ -473,9 +473,26 @@ static int share(const Model *m, const Step *s, Step *shares) {
   return made == n;
 }
 
-/* Returns how many maps the library has failed at. Shares are computed without it: its threads are those of a step. */
+/* Whether all adapters of a step have the sizes of the model's maps. Others would write beyond a row's outputs. */
+static int adapters_fit(const Model *m, const Step *s) {
+  const Delta *last = NULL;
+  for (int64_t t = 0; s->adapters && t < s->t; t++) {
+    const Delta *deltas = s->adapters[t];
+    if (!deltas || deltas == last) continue;
+    for (int64_t i = 0; i < m->n_layers; i++) {
+      const Linear *of[MAPS] = {&m->layers[i].qkv, &m->layers[i].out, &m->layers[i].gate_up, &m->layers[i].down};
+      for (int64_t at = 0; at < MAPS; at++)
+        if (!delta_fits(deltas + i * MAPS + at, of[at], s->reduced_stride)) return 0;
+    }
+    last = deltas;
+  }
+  return 1;
+}
+
+/* Returns how many maps the library has failed at, or -1 if an adapter does not fit: then nothing is computed. Shares are computed without it: its threads are those of a step. */
 int32_t petiole_forward(const Model *m, const Step *s) {
   Step shares[s->n_threads];
+  if (!adapters_fit(m, s)) return -1;
   if (!share(m, s, shares)) return compute(m, s, s->n_threads, m->library);
 #pragma omp parallel for schedule(static, 1) num_threads(s->n_threads)
   for (int i = 0; i < s->n_threads; i++) compute(m, shares + i, 1, NULL);

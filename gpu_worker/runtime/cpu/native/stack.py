@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.config import switch
+from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.decoder import DecoderLayer
 from petiole.gpu_worker.models.host_memory import new_tensor
 from petiole.gpu_worker.models.layered import GeluLayer, LayerNorm
@@ -211,7 +212,10 @@ class Stack:
         step.o = len(outputs)
         step.outputs = outputs.data_ptr()
         step.logits = _address(logits)
-        if self._library.petiole_forward(ctypes.byref(self.model), ctypes.byref(step)):
+        failures = self._library.petiole_forward(ctypes.byref(self.model), ctypes.byref(step))
+        if failures < 0:
+            raise ModelError("adapters: must have the sizes of the model's linear layers")
+        if failures:
             self._products.give_up_library()
             self.model.library = None
 

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from petiole.gpu_worker.errors import ModelError
+
 _INNER, _INPUTS, _OUTPUTS = 8, 512, 64
 """The size of one program: rows of A, inputs at a time, rows of B."""
 
@@ -29,14 +31,17 @@ def add_deltas(x: Tensor, y: Tensor, a: Tensor, b: Sequence[Tensor], slots: Tens
     assert x.stride(1) == y.stride(1) == 1
     n, width = x.shape
     rows, most = a.shape[1], b[0].shape[2]
+    outputs = [matrix.shape[1] for matrix in b]
+    if a.shape[2] != width or sum(outputs) != y.shape[1] or rows != len(b) * most:
+        of, given = f"{width} inputs and {y.shape[1]} outputs", f"{a.shape[2]} and {sum(outputs)}"
+        raise ModelError(f"adapters: must have the {of} of the linear layer, got {given}")
     inner = torch.empty((n, rows), dtype=torch.float32, device=x.device)
     _shrink[(n, triton.cdiv(rows, _INNER))](
         x, a, inner, slots, ranks, x.stride(0), width, rows, most, ROWS=_INNER, BLOCK=_INPUTS, num_warps=4
     )
     first = 0
-    for part, matrix in enumerate(b):
-        outputs = matrix.shape[1]
-        _expand[(n, triton.cdiv(outputs, _OUTPUTS))](
+    for part, (matrix, of_part) in enumerate(zip(b, outputs, strict=True)):
+        _expand[(n, triton.cdiv(of_part, _OUTPUTS))](
             inner,
             matrix,
             y,
@@ -46,13 +51,13 @@ def add_deltas(x: Tensor, y: Tensor, a: Tensor, b: Sequence[Tensor], slots: Tens
             first,
             rows,
             y.stride(0),
-            outputs,
+            of_part,
             most,
             ROWS=_OUTPUTS,
             RANK=triton.next_power_of_2(most),
             num_warps=4,
         )
-        first += outputs
+        first += of_part
 
 
 @triton.jit
