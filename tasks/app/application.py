@@ -7,9 +7,7 @@ dotted name.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -20,11 +18,11 @@ from celery import Celery, _state
 from celery.app.backends import by_url
 from celery.app.utils import Settings as StockConfiguration
 from celery.signals import celeryd_after_setup, celeryd_init
-from kombu import pools
 
 from petiole import _lazy
 from petiole.tasks import worker_side
 from petiole.tasks.app import two_apps
+from petiole.tasks.app.pools import Pools
 from petiole.tasks.app.rabbitmq import Amqp, whole_second
 from petiole.tasks.app.stored_errors import with_stored_errors
 from petiole.tasks.requests.names import TASKS
@@ -70,10 +68,7 @@ class App(Celery):  # type: ignore[misc]
     """A Celery app that several threads may configure, and that may be forked.
 
     Celery shows other threads a configuration before its defaults are set. So if two threads submit first, one of
-    them could use the default broker URL. Here other threads see only the complete configuration.
-
-    Celery's pools of connections notice only billiard's forks. If a web server loads the app and then forks its
-    workers (`gunicorn --preload`, uWSGI), they would share RabbitMQ's connections, and mix their messages."""
+    them could use the default broker URL. Here other threads see only the complete configuration."""
 
     _conf: Any  # Celery's
     _pending_defaults: Any
@@ -84,8 +79,7 @@ class App(Celery):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._configuring = threading.RLock()
-        self._process = os.getpid()
-        self._inherited: list[Any] = []
+        self.pools = Pools(self.connection_for_write, lambda: self.conf.broker_pool_limit)
         super().__init__(*args, **options)
         object.__setattr__(self._conf, "__class__", Configuration)  # a plain assignment would be a setting
 
@@ -125,24 +119,7 @@ class App(Celery):  # type: ignore[misc]
 
     @property
     def pool(self) -> Any:
-        self._leave_to_parent()
-        return Celery.pool.fget(self)
-
-    @property
-    def producer_pool(self) -> Any:
-        self._leave_to_parent()
-        return Celery.producer_pool.fget(self)
-
-    def _leave_to_parent(self) -> None:
-        """In a forked child, make new pools. The inherited pools are kept, because amqp's connections, when they
-        are collected, close the parent's connections, too."""
-        if self._process != os.getpid():
-            self._inherited += [self._pool, self.amqp._producer_pool]
-            for group in (pools.producers, pools.connections):
-                with contextlib.suppress(KeyError):
-                    del group[self.connection_for_write()]
-            self._after_fork()
-            self._process = os.getpid()
+        return self.pools.connections
 
     def _get_backend(self) -> Any:
         kind, url = by_url(self.backend_cls or self.conf.result_backend, self.loader)

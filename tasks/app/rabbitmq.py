@@ -58,6 +58,12 @@ class Amqp(amqp.AMQP):  # type: ignore[misc]
 
     queues_cls = Queues
 
+    @property
+    def producer_pool(self) -> Any:
+        return self.app.pools.producers
+
+    publisher_pool = producer_pool  # Celery's other name
+
     @cached_property
     def send_task_message(self) -> Callable[..., Any]:
         send = self._create_task_sender()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
+from billiard import util
 from celery.result import GroupResult
 
 from petiole.tasks import Unavailable
@@ -177,14 +180,26 @@ def test_a_child_has_connections_of_its_own_and_leaves_the_parents_alone(app: An
     parents = [app.pool, app.producer_pool]
     connection = parents[0].acquire(block=True)
     connection.release()
+    known = [weakref.ref(pool) for pool in parents]
     fork()
     assert all(getattr(app, first) is not pool for pool in parents)
     assert app.pool is not parents[0]
     assert app.producer_pool is not parents[1]
     assert app.producer_pool.connections is app.pool
-    assert app._inherited == parents  # not collected, which would close them for the parent
     with app.pool.acquire(block=True) as own:
         assert own is not connection
+    del parents
+    gc.collect()
+    assert all(ref() is not None for ref in known)  # not collected, which would close them for the parent
+
+
+def test_a_fork_of_billiards_closes_nothing_of_its_parents(app: Any) -> None:
+    """What billiard calls in a child of Celery's prefork pool."""
+    with app.pool.acquire(block=True) as connection:
+        connection.ensure_connection()
+    util._run_after_forkers()
+    with app.pool.acquire(block=True) as connection:
+        assert connection.connected
 
 
 def test_a_result_that_a_child_drops_is_still_its_parents(consumer: Any, fork: Any) -> None:

@@ -54,17 +54,14 @@ PRIVATE: dict[str, dict[str, Private]] = {
     },
     "celery.app.amqp:AMQP": {
         "_create_task_sender": Private("(self)", "RabbitMQ would drop a message with `expires` in silence"),
-        "_producer_pool": Private("", "a forked child must not close its parent's connections"),
     },
     "celery.app.base:Celery": {
-        "_after_fork": Private("(self)", "new pools in a forked child: Celery only notices billiard's forks"),
         "_backend_cache": Private("", "whether the app is in use before a test configures it"),
         "_conf": Private("", "other threads must not see a configuration without its defaults"),
         "_get_backend": Private("(self)", "stored errors have one module name, in any backend"),
         "_load_config": Private("(self)", "other threads must not see a configuration without its defaults"),
         "_pending": Private("", "tasks are made at their first use, as by `app.task`"),
         "_pending_defaults": Private("", "a configuration that raised is read again at the next access"),
-        "_pool": Private("", "a forked child must not use its parent's connections"),
         "_task_from_fun": Private(
             "(self, fun, name=None, base=None, bind=False, pydantic: bool = False, pydantic_strict: bool = False, "
             "pydantic_context: Optional[Dict[str, Any]] = None, pydantic_dump_kwargs: Optional[Dict[str, Any]] = "
