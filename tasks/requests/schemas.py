@@ -263,7 +263,7 @@ class ChatRequest(Options):
             elif isinstance(content, list | NoneType):
                 for part, image in images.parts_of(message):
                     images.check(f"messages[{position}].content[{part}]", image)
-                rest = images.without_images(message)["content"]
+                rest = images.without_images(message).get("content")
                 total += _json_length(f"messages[{position}].content", rest, MAX_PROMPT_CHARACTERS)
             else:
                 raise InvalidRequest(f"messages[{position}].content", "must be text", content)

@@ -12,6 +12,8 @@ from petiole.tasks.requests.kinds import CONTINUED, SCHEMAS
 from petiole.tasks.requests.names import CHAT
 from petiole.tasks.requests.schemas import Common, validate
 
+_MOST_GROUPS = 64
+
 
 def apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The options of a request, and the options of its submission."""
@@ -48,13 +50,16 @@ def _is_conversation(given: object) -> bool:
     return isinstance(given, list) and any(isinstance(one, dict) and "role" in one for one in given)
 
 
-def text_of(result: object) -> str:
-    """The text of a previous task's result: text, a generation's result, or a list of either."""
+def text_of(result: object, depth: int = 0) -> str:
+    """The text of a previous task's result: text, a generation's result, or a list of either (a group's results,
+    in which there may be groups)."""
+    if depth > _MOST_GROUPS:
+        raise InvalidRequest("args[0]", f"must be nested at most {_MOST_GROUPS} deep", "deeper")
     match result:
         case str():
             return result
         case {"text": str(text)}:
             return text
         case list():
-            return "\n".join(map(text_of, result))
+            return "\n".join(text_of(one, depth + 1) for one in result)
     raise InvalidRequest("args[0]", "must be text, a generation's result, or a list of these", result)

@@ -1,0 +1,102 @@
+"""A malformed request of any kind is refused as `InvalidRequest`, wherever it is read: nothing else is raised."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.requests import affinity
+from petiole.tasks.requests.kinds import SCHEMAS
+from petiole.tasks.requests.schemas import ChatRequest, in_json, validate
+from petiole.tasks.submission.parsing import apart, parse
+from petiole.tasks.worker.generation.requests import engine_request
+
+CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+
+texts = st.text(st.characters(), max_size=8) | st.sampled_from(
+    ["user", "text", "image", "\ud800", "data:;base64,", "é"]
+)
+numbers = st.integers() | st.floats() | st.sampled_from([10**400, -(10**400), 2**63, float("nan")])
+plain = st.none() | st.booleans() | numbers | texts | st.binary(max_size=8)
+odd = st.sampled_from(
+    [object(), int, ChatRequest, {1}, (1,), ValueError("x"), 1j, bytearray(b"x"), memoryview(b"x")]
+)
+keys = st.sampled_from(["role", "content", "type", "text", "image_url", "image", "url", "tool_calls"]) | texts
+anything: st.SearchStrategy[Any] = st.recursive(
+    plain | odd,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(keys | st.integers() | st.none(), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+messages = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "role": st.sampled_from(["user", "assistant", "tool"]) | anything,
+            "content": st.lists(st.dictionaries(keys, anything, max_size=3), max_size=3) | anything,
+            "tool_calls": st.just([CALL]) | anything,
+        },
+    )
+    | anything,
+    max_size=4,
+)
+
+
+def deep(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[str, list[Any], dict[str, Any]]:
+    name = draw(st.sampled_from(sorted(SCHEMAS)))
+    options = draw(st.lists(st.sampled_from(sorted(SCHEMAS[name].model_fields)) | texts, max_size=4))
+    given_ = {option: draw(messages if option == "messages" else anything) for option in options}
+    return name, draw(st.lists(anything, max_size=2)), given_
+
+
+def read(name: str, args: list[Any], options: dict[str, Any]) -> None:
+    """What a producer does with a request, and then a worker."""
+    with contextlib.suppress(InvalidRequest):
+        request, _ = apart(options)
+        request = in_json(request)
+        affinity.headers(parse(name, args, request))
+    with contextlib.suppress(InvalidRequest):
+        parsed = parse(name, args, options)
+        engine_request("1", parsed)
+
+
+@settings(max_examples=200, deadline=None)
+@given(requests())
+def test_nothing_but_invalid_request_is_raised(request: tuple[str, list[Any], dict[str, Any]]) -> None:
+    read(*request)
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMAS))
+@pytest.mark.parametrize("levels", [100, 20_000])
+def test_deep_nesting_is_refused(name: str, levels: int) -> None:
+    for option in SCHEMAS[name].model_fields:
+        read(name, [], {option: deep(levels)})
+        read(name, [], {option: [{"role": "user", "content": deep(levels)}]})
+        read(name, [], {option: {"x": deep(levels)}})
+    read(name, [deep(levels)], {})
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}])
+def test_a_tool_call_needs_no_content(content: dict[str, Any]) -> None:
+    said = [
+        {"role": "user", "content": "weather?"},
+        {"role": "assistant", **content, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "1", "content": "rain"},
+    ]
+    request = validate(ChatRequest, {"messages": said})
+    assert request.messages == said
+    assert request.subject()["messages"] == said
