@@ -73,6 +73,7 @@ class EngineConfig:
     `num_pages`: pages of `page_size` tokens, including the reserved page 0.
     `delay_factor`: let the waiting queue grow for this fraction of the last prefill's duration.
     `stream_interval_ms`: after a request's first token, tokens within this interval are delivered as one delta.
+    `user_control_tokens`: what a control token is that is written out in the content of users and tools.
     `image_max_bytes`: maximum size of an image's file; `image_max_pixels`: of the picture in the file.
     `max_waiting`: maximum waiting requests; more are refused with EngineBusy.
 
@@ -104,6 +105,7 @@ class EngineConfig:
     lora_max_rank: int = 64
     cuda_graphs: Literal["on", "off"] = "on"
     graph_batch_sizes: tuple[int, ...] = ()
+    user_control_tokens: Literal["text", "token"] = "text"
     image_max_bytes: int = 20 * 2**20
     image_max_pixels: int = 50_000_000
     max_waiting: int = 10_000

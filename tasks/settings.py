@@ -123,6 +123,9 @@ class EngineSettings(BaseModel):
     graph_batch_sizes: Annotated[tuple[int, ...], NoDecode] = Field(
         default=(), description="sizes of decode batches with a CUDA graph, such as 1,2,4,8; empty: chosen"
     )
+    user_control_tokens: Literal["text", "token"] = Field(
+        default="text", description="what control tokens become that users and tools write out"
+    )
     image_max_bytes: int = Field(default=20 * 2**20, ge=1, le=96 * 2**20, description="largest file of an image")
     image_max_pixels: int = Field(default=50_000_000, ge=1, le=2**31 - 1, description="most pixels of an image")
     num_threads: int = Field(

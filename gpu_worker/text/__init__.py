@@ -3,6 +3,8 @@
 tokenizer    the tokenizer of a checkpoint
 loading      a tokenizer from a folder
 chat         chat templates
+forms        which forms of a message a template reads
+control      control tokens that are written out in a message
 sandbox      renders chat templates in a process of their own
 _template_process  limits itself; started by `sandbox` as a script
 checks       text and data of a request, checked

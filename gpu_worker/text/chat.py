@@ -5,18 +5,17 @@ within limits of time and memory (see `sandbox`), and sees nothing but plain dat
 always the messages' fault (an unknown role, roles that do not alternate), so it is an `InvalidRequest`. A template
 that does not compile is the checkpoint's fault, a `ModelError`.
 
-Few templates read two forms of OpenAI's API: `arguments` of tool calls as JSON text, and `content` as a list of
-text parts. Both are turned into the forms that templates read."""
+Messages in forms of OpenAI's API that the template does not read take the forms that it reads: see `forms`."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from petiole.gpu_worker.errors import InvalidRequest, ModelError
 from petiole.gpu_worker.text import sandbox
 from petiole.gpu_worker.text.checks import plain_data
+from petiole.gpu_worker.text.forms import Forms
 from petiole.gpu_worker.text.sandbox import TemplateFailed
 
 RESERVED_VARIABLES = frozenset(
@@ -40,7 +39,7 @@ class ChatTemplate:
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, Any]) -> None:
         self._special_tokens = dict(special_tokens)
         self._sources = dict(sources)
-        self._read_parts: dict[str, bool] = {}  # by source
+        self._forms: dict[str, Forms] = {}  # by source
         for name, source in self._sources.items():
             try:
                 sandbox.compile_template(source)
@@ -55,15 +54,16 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        hide: Callable[[list[dict[str, Any]]], None] | None = None,
     ) -> str:
         """The prompt text. The template reads `variables` by name (Qwen3's `enable_thinking`, for one).
 
         With `continue_final_message` the prompt ends with the final message, which must be the assistant's, and
-        does not begin a new one."""
+        does not begin a new one. `hide` may change the messages' contents before the template sees them."""
         template = self._choose(tools)
-        chat = _messages(messages)
-        if any(isinstance(message.get("content"), list) for message in chat) and not self._reads_parts(template):
-            chat = [_with_text(f"messages[{k}].content", message) for k, message in enumerate(chat)]
+        chat = self._readable(template, _messages(messages))
+        if hide is not None:
+            hide(chat)
         tool_data = None if tools is None else _tools(tools)
         given = _variables(variables or {})
         outline = _outline(chat, given)
@@ -83,22 +83,32 @@ class ChatTemplate:
             raise InvalidRequest("messages", problem, outline) from error
         return text if final is None else _up_to_end(text, final, outline)
 
-    def _reads_parts(self, template: str) -> bool:
-        """Whether the template renders a list of one text part as it renders the text."""
-        if template not in self._read_parts:
-            self._read_parts[template] = self._rendered(template, [{"type": "text", "text": "a"}]) == (
-                self._rendered(template, "a")
-            )
-        return self._read_parts[template]
+    def framed_turns(self) -> str:
+        """What the templates write for a short conversation: their marks for the turns, and nothing of tools."""
+        turns = [{"role": role, "content": "a"} for role in ("system", "user", "assistant", "user")]
+        sources = self._sources.values()
+        return "".join(
+            self._rendered(source, turns) or self._rendered(source, turns[1:]) or "" for source in sources
+        )
 
-    def _rendered(self, template: str, content: object) -> str | None:
-        """The rendered message; None if the template refuses it."""
-        rest = {"documents": None, "tools": None, "add_generation_prompt": False}
+    def _readable(self, template: str, chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages in forms that the template reads."""
+        if not any(isinstance(one.get("content"), list) or one.get("tool_calls") for one in chat):
+            return chat
+        if template not in self._forms:
+            self._forms[template] = Forms.of(lambda messages, tools: self._rendered(template, messages, tools))
+        forms = self._forms[template]
+        if not forms.text_parts:
+            chat = [_with_text(f"messages[{k}].content", message) for k, message in enumerate(chat)]
+        return [forms.adapt(message) for message in chat]
+
+    def _rendered(
+        self, template: str, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
+    ) -> str | None:
+        """A conversation of Petiole's own; None if the template refuses it."""
+        rest = {"documents": None, "tools": tools, "add_generation_prompt": False, "messages": messages}
         try:
-            return sandbox.render(
-                template,
-                {**self._special_tokens, **rest, "messages": [{"role": "user", "content": content}]},
-            )
+            return sandbox.render(template, {**self._special_tokens, **rest})
         except TemplateFailed:
             return None
 
@@ -129,24 +139,8 @@ def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         reasoning = next((given[key] for key in _REASONING if key in given), None)
         if reasoning is not None:
             given = {"thinking": reasoning, **given, "reasoning_content": reasoning}
-        if isinstance(given.get("tool_calls"), list):
-            given["tool_calls"] = [_with_object(call) for call in given["tool_calls"]]
         chat.append(given)
     return chat
-
-
-def _with_object(call: Any) -> Any:
-    """A tool call with `arguments` as an object: templates write the JSON themselves."""
-    match call:
-        case {"function": dict() as function}:
-            return {**call, "function": _with_object(function)}
-        case {"arguments": str(text)}:
-            try:
-                arguments = json.loads(text)
-            except (ValueError, RecursionError):
-                return call
-            return {**call, "arguments": arguments} if isinstance(arguments, dict) else call
-    return call
 
 
 def _with_text(field: str, message: dict[str, Any]) -> dict[str, Any]:

@@ -41,6 +41,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         special_tokens=roles,
         eos_token_ids=eos if named is None else eos | {named},
         chat_templates=_chat_templates(folder, config),
+        control_tokens=_control_tokens(config),
     )
 
 
@@ -97,6 +98,14 @@ def _add_missing_tokens(
     named = [text for value in roles.values() for text in (value if isinstance(value, list) else [value])]
     missing = [text for text in named if text not in special and backend.token_to_id(text) is not None]
     backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in missing])
+
+
+def _control_tokens(config: Mapping[str, Any]) -> list[str] | None:
+    """The configuration's "chat_control_tokens", as `transformers` has them."""
+    given = config.get("chat_control_tokens")
+    if given is not None and not (isinstance(given, list) and all(isinstance(one, str) for one in given)):
+        raise ModelError("tokenizer_config.json: chat_control_tokens must be a list of texts")
+    return given
 
 
 def _described_tokens(config: Mapping[str, Any]) -> dict[int, tokenizers.AddedToken]:

@@ -3,14 +3,14 @@
 Everything here is read-only after construction, so preparation threads can share it. The library encodes without
 the interpreter lock.
 
-Two rules follow `transformers`. A prompt gets the special tokens that the checkpoint's post-processor adds (BOS
-for Llama, none for Qwen), while a rendered chat template gets none, because it has its own. And special tokens
-written out in a text become control tokens, also in a chat message."""
+As in `transformers`, a prompt gets the special tokens that the checkpoint's post-processor adds (BOS for Llama,
+none for Qwen), while a rendered chat template gets none, because it has its own. Special tokens that are written
+out in a prompt become control tokens. In a conversation, `control` decides."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
@@ -19,6 +19,7 @@ from petiole.gpu_worker.errors import InvalidRequest, ModelError
 from petiole.gpu_worker.models.config import MAX_VOCAB
 from petiole.gpu_worker.text.chat import ChatTemplate
 from petiole.gpu_worker.text.checks import check_text
+from petiole.gpu_worker.text.control import ControlTokens
 from petiole.gpu_worker.text.detokenizer import Detokenizer, LibraryDetokenizer, PieceDetokenizer
 from petiole.gpu_worker.text.pieces import TokenPieces, token_pieces
 
@@ -33,6 +34,8 @@ class Tokenizer:
     `special_tokens`: the tokens by role ("bos_token": "<s>", ...), as templates know them.
     `eos_token_ids`: the ids that end an output; by default the id of "eos_token".
     `chat_templates`: jinja2 sources by name; "default" is used, or "tool_use" where tools are given.
+    `control_tokens`: texts of added tokens that are control tokens beside the special ones; by default those that
+    frame turns in the chat templates.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Tokenizer:
         special_tokens: Mapping[str, Any] | None = None,
         eos_token_ids: Iterable[int] | None = None,
         chat_templates: Mapping[str, str] | None = None,
+        control_tokens: Collection[str] | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
@@ -63,6 +67,9 @@ class Tokenizer:
         own_eos = frozenset() if eos is None else frozenset([eos])
         self.eos_token_ids: frozenset[int] = own_eos if eos_token_ids is None else frozenset(eos_token_ids)
         self.chat_template = ChatTemplate(chat_templates or {}, self.special_tokens)
+        framing = self.chat_template.framed_turns() if control_tokens is None else control_tokens
+        texts = {token.content for token in added.values() if token.special or _frames(token.content, framing)}
+        self.control = ControlTokens(backend, texts)
         self._pieces = self._token_pieces()
         self._pieces_without_special = self._pieces and self._pieces.without(self.special_token_ids)
 
@@ -74,10 +81,18 @@ class Tokenizer:
         check_text(field, text)
         if max_tokens is not None:
             self._check_length(field, text, max_tokens)
-        ids = list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
-        if max_tokens is not None and len(ids) > max_tokens:
-            raise InvalidRequest(field, f"must have at most {max_tokens} tokens", f"{len(ids)} tokens")
-        return ids
+        return self._of_length(
+            field, list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids), max_tokens
+        )
+
+    def encode_as_text(self, text: str, *, field: str, max_tokens: int | None = None) -> list[int]:
+        """`encode` without special tokens, and with control tokens that are written out as text."""
+        check_text(field, text)
+        if self.control.pattern.search(text) is None:
+            return self.encode(text, field=field, add_special_tokens=False, max_tokens=max_tokens)
+        if max_tokens is not None:
+            self._check_length(field, text, max_tokens)
+        return self._of_length(field, self.control.encode_as_text(text), max_tokens)
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
@@ -98,19 +113,31 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         max_tokens: int | None = None,
+        content_is_text: bool = True,
     ) -> list[int]:
         """The prompt of a conversation: see `ChatTemplate.render`; `max_tokens` as for `encode`.
 
-        Raises InvalidRequest, whose field is mostly "messages".
+        `content_is_text`: control tokens that are written out in the content of users and tools are text; see
+        `control`. Raises InvalidRequest, whose field is mostly "messages".
         """
+        content = self.control.in_content()
         text = self.chat_template.render(
             messages,
             tools,
             variables,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            hide=content.hide if content_is_text else None,
         )
+        if (ids := content.encode(text)) is not None:
+            return self._of_length("messages", ids, max_tokens)
         return self.encode(text, field="messages", add_special_tokens=False, max_tokens=max_tokens)
+
+    @staticmethod
+    def _of_length(field: str, ids: list[int], max_tokens: int | None) -> list[int]:
+        if max_tokens is not None and len(ids) > max_tokens:
+            raise InvalidRequest(field, f"must have at most {max_tokens} tokens", f"{len(ids)} tokens")
+        return ids
 
     def _check_length(self, field: str, text: str, max_tokens: int) -> None:
         """Check the length by the beginning of a text. Except for a few tokens at the cut, it has as many tokens
@@ -131,3 +158,9 @@ class Tokenizer:
     def _special_id(self, role: str) -> int | None:
         token = self.special_tokens.get(role)
         return None if token is None else self.backend.token_to_id(token)
+
+
+def _frames(text: str, framing: str | Collection[str]) -> bool:
+    """Whether an added token is among the control tokens, or in the template's text around turns. Whitespace, such
+    as Gemma's line break, frames nothing."""
+    return text in framing and not text.isspace()

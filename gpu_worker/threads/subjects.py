@@ -95,6 +95,7 @@ class Subjects:
                 request.chat_template_kwargs,
                 continue_final_message=request.continue_final_message,
                 max_tokens=self._most_tokens,
+                content_is_text=self.config.user_control_tokens == "text",
             )
             return Subject(request, Tokens(tokens), "messages")
         for field in _ONLY_FOR_CHAT:
@@ -111,7 +112,7 @@ class Subjects:
 
     def _asked(self, request: Request, call: SkillCall, images: list[RequestImage], field: str) -> Subject:
         asked = cast(Processor, self.limits.processor).ask(
-            call, len(images), _Codec(self._tokenizer(field), self._most_tokens)
+            call, len(images), _Codec(self._tokenizer(field), self._most_tokens, self.config.user_control_tokens)
         )
         tokens = prompt_tokens(asked.prompt, self.limits.vocab_size, self.limits.values, images)
         return Subject(self._steered(request, asked), tokens, field, asked.state, asked.has_text)
@@ -176,8 +177,11 @@ class _Codec:
 
     tokenizer: Tokenizer
     max_tokens: int
+    user_control_tokens: str
 
     def encode(self, text: str, *, field: str) -> list[int]:
+        if self.user_control_tokens == "text":
+            return self.tokenizer.encode_as_text(text, field=field, max_tokens=self.max_tokens)
         return self.tokenizer.encode(text, field=field, add_special_tokens=False, max_tokens=self.max_tokens)
 
     def decode(self, token_ids: Sequence[int]) -> str:

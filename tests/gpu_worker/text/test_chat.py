@@ -269,21 +269,6 @@ def test_a_part_that_the_template_does_not_read_is_refused(tmp_path: Path, part:
         rendered(tmp_path, CHATML, [*QUESTION, {"role": "user", "content": content}])
 
 
-@pytest.mark.parametrize("wrapped", [True, False])
-@pytest.mark.parametrize(
-    ("arguments", "written"),
-    [('{"city": "Köln"}', '{"city": "Köln"}'), ("{}", "{}"), ("[1]", '"[1]"'), ("no JSON", '"no JSON"')],
-)
-def test_arguments_as_json_text_are_read_as_an_object(
-    tmp_path: Path, arguments: str, written: str, wrapped: bool
-) -> None:
-    """As OpenAI's API has them; a template would write them as a string, in quotes."""
-    template = "{% set c = messages[0].tool_calls[0] %}{{ (c.function or c).arguments | tojson }}"
-    call = {"name": "weather", "arguments": arguments}
-    call = {"type": "function", "function": call} if wrapped else call
-    assert rendered(tmp_path, template, [{"role": "assistant", "tool_calls": [call]}]) == written
-
-
 def test_the_template_for_tools_is_taken_when_tools_are_given(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     made = load_tokenizer(model_folder(tmp_path, named))
@@ -295,12 +280,6 @@ def test_a_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
     folder = model_folder(tmp_path, "from the configuration")
     (folder / "chat_template.jinja").write_text("from the file")
     assert load_tokenizer(folder).chat_template.render(QUESTION) == "from the file"
-
-
-def test_control_tokens_in_a_message_are_parsed_as_transformers_does(tmp_path: Path) -> None:
-    made = load_tokenizer(model_folder(tmp_path, CHATML))
-    token_ids = made.apply_chat_template([{"role": "user", "content": "<|im_end|>"}])
-    assert token_ids.count(made.backend.token_to_id("<|im_end|>")) == 2
 
 
 def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
