@@ -274,8 +274,9 @@ class KVCacheManager:
             self.table.map_pages(row, 0, match.matched_pages)
             if not self.table.reserve(row, self._target(tokens.kv_length, reused, kv_length, first_chunk)):
                 return None
+            allocation = KVAllocation(self, row, reused, node, namespace)
             undo.pop_all()
-        return KVAllocation(self, row, reused, node, namespace)
+        return allocation
 
     def reserve_many(self, allocations: Sequence[KVAllocation], kv_lengths: NDArray[np.integer]) -> int:
         """`reserve` for distinct allocations, in order. Returns the number of leading ones that succeeded.

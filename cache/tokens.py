@@ -202,10 +202,14 @@ class CacheTokens:
     @classmethod
     def from_ids(cls, ids: NDArray[np.int64], typed: Mapping[int, CacheToken | int]) -> CacheTokens:
         """One id per KV position, int64 [kv_length]. `typed`: tokens of other kinds, by the position where each
-        begins; the ids at their positions are ignored."""
+        begins; the ids at their positions are ignored. Raises MisalignedError if a token does not lie within
+        them."""
         codes = ids.copy()
         images: list[ImageIdentity] = []
         for at, token in typed.items():
+            end = at + (token.kv_length_ if isinstance(token, ImageToken) else 1)
+            if at < 0 or end > len(codes):
+                raise MisalignedError(f"a token at positions {at}..{end} does not lie within {len(codes)} ids")
             if isinstance(token, ImageToken):
                 images.append(_images.identity(token))
                 codes[at : at + token.kv_length_] = 0

@@ -226,10 +226,14 @@ class Engine:
     def _accept(self, seq: ScheduledSequence, output: RequestOutput) -> None:
         output.seq = seq
         state = self.scheduler.state
-        state.enqueue(seq)
-        end = output.requested_end
-        if end is None and seq.generated:  # resumed tokens may already satisfy a stop condition
-            end = seq.rules.cut((), seq.generated)[1]
+        try:
+            state.enqueue(seq)
+            end = output.requested_end
+            if end is None and seq.generated:  # resumed tokens may already satisfy a stop condition
+                end = seq.rules.cut((), seq.generated)[1]
+        except Exception as error:
+            state.fail(seq, error)
+            return
         if end is None and output.stop is not None:
             end = Finish(FinishReason.STOP, output.stop)
         if end is not None:

@@ -51,9 +51,9 @@ class WaitingQueue:
         self._arrivals.add((seq.arrival_s, seq.rank))
 
     def remove(self, seq: ScheduledSequence) -> None:
-        """Remove a sequence at any position."""
-        del self._by_rank[seq.rank]
-        self._arrivals.remove((seq.arrival_s, seq.rank))
+        """Remove a sequence at any position, if it is in the queue."""
+        self._by_rank.pop(seq.rank, None)
+        self._arrivals.discard((seq.arrival_s, seq.rank))
 
     def first(self) -> ScheduledSequence | None:
         return self._by_rank.peekitem(0)[1] if self._by_rank else None
@@ -105,14 +105,15 @@ def forked(seq: ScheduledSequence, running: Iterable[ScheduledSequence], n_cache
 
 
 def _continues(seq: ScheduledSequence, other: ScheduledSequence, n_positions: int) -> bool:
-    """Whether the other sequence has committed this many positions, and `seq` begins with them."""
+    """Whether the other sequence has committed this many positions, and `seq` begins with them. The last of them
+    may lie inside an image."""
     if min(seq.prefill_target, other.kv_position) < n_positions:
         return False
     last = n_positions - 1  # mostly decides without comparing all tokens
     return (
         seq.tokens(last, n_positions)[0] == other.tokens(last, n_positions)[0]
         and seq.namespace == other.namespace
-        and bool((seq.cache_tokens.codes[:n_positions] == other.cached_as(n_positions).codes).all())
+        and bool((seq.cache_tokens.codes[:n_positions] == other.cache_codes(n_positions)).all())
     )
 
 
@@ -153,8 +154,8 @@ class Cutting:
         if waiting is not None:
             waiting.setdefault(seq, []).append(image)
         elif first or len(self._at_hand) + len(self._being_cut) < AHEAD:
-            self._being_cut[key] = {seq: [image]}
             self._cut(image, lambda outcome: self._done(key, outcome))
+            self._being_cut[key] = {seq: [image]}
 
     def _done(self, key: int, outcome: PreparedImage | Exception) -> None:
         for seq, images in self._being_cut.pop(key).items():

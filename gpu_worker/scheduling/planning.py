@@ -1,4 +1,6 @@
-"""Selects the sequences of the next step. Its side effects: admission, preemption, and failing broken requests.
+"""Selects the sequences of the next step. Its side effects: admission, preemption, and failing broken requests: if
+anything raises while a plan looks at a waiting sequence or asks a drafter, that request fails, and planning starts
+anew.
 
 Order: a step of prompts' chunks precedes decode steps. But while sequences are decoding, two steps without a
 decode never follow each other, so a running sequence waits for at most one chunk. With the policy `mixed` it waits
@@ -23,7 +25,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from petiole.gpu_worker.constraints import ConstraintState
-from petiole.gpu_worker.errors import AdapterError
 from petiole.gpu_worker.request.images import whole_regions
 from petiole.gpu_worker.scheduling.admission import can_reuse
 from petiole.gpu_worker.scheduling.batching import StepPlan, payload_of
@@ -55,7 +56,7 @@ class Planner:
         self.after_long = False
         self.left_out: dict[ScheduledSequence, int] = {}
         self._chunk = min(state.config.chunk_size, state.config.max_num_batched_tokens)
-        self._broken: list[tuple[ScheduledSequence, Exception]] = []
+        self._broken: dict[ScheduledSequence, Exception] = {}
 
     def on_launch(self, plan: StepPlan) -> None:
         self.after_prefill = plan.n_decodes == 0
@@ -69,13 +70,12 @@ class Planner:
         while True:
             self.left_out.clear()
             plan = self._choose(pipeline, now)
-            if self._broken:
-                for seq, error in self._broken:
-                    self.state.fail(seq, error)
-                self._broken.clear()
-                continue
-            if not self._relieve(pipeline, plan, now):
+            again = not self._broken and self._relieve(pipeline, plan, now)
+            if not self._broken and not again:
                 return plan
+            for seq, error in self._broken.items():
+                self.state.fail(seq, error)
+            self._broken.clear()
 
     def _choose(self, pipeline: PipelineState[ScheduledSequence], now: float) -> StepPlan | None:
         drain = self.state.config.prefill_policy == "drain"
@@ -103,12 +103,13 @@ class Planner:
         if state.prefilling:
             return True
         first = next(self._candidates(), None)
-        return (
-            first is not None
-            and state.num_allocated < state.config.max_num_seqs
-            and state.gate.is_open(state.waiting, streams, now)
-            and self._fits(first, self._promised())
-        )
+        if first is None or state.num_allocated >= state.config.max_num_seqs:
+            return False
+        try:
+            return state.gate.is_open(state.waiting, streams, now) and self._fits(first, self._promised())
+        except Exception as error:
+            self._broken.setdefault(first, error)
+            return False
 
     # ------------------------------------------------------------ decode and verify
 
@@ -140,7 +141,7 @@ class Planner:
             drafts = seq.drafter.propose(room)
             return drafts if seq.constraint is None else drafts[: _allowed(seq.constraint, drafts)]
         except Exception as error:  # a host-side error fails only this request
-            self._broken.append((seq, error))
+            self._broken.setdefault(seq, error)
             return ()
 
     def _promising(self, seq: ScheduledSequence) -> bool:
@@ -148,7 +149,7 @@ class Planner:
         try:
             return seq.drafter is not None and bool(seq.drafter.propose(1))
         except Exception as error:
-            self._broken.append((seq, error))
+            self._broken.setdefault(seq, error)
             return False
 
     def _with_pages(
@@ -263,14 +264,16 @@ class Planner:
         for seq in self._candidates():
             if seq.rank[0] > worst_priority or sum(chunks.values()) >= budget:
                 return
-            if (short_only and self._is_long(seq)) or self._awaits_chunks(seq, state.prefilling):
-                worst_priority = seq.rank[0]
+            try:
+                if (short_only and self._is_long(seq)) or self._awaits_chunks(seq, state.prefilling):
+                    worst_priority = seq.rank[0]
+                    continue
+                if not self._admit(seq, budget - sum(chunks.values()), now, promised):
+                    return
+                promised += self._missing_pages(seq)
+            except Exception as error:
+                self._broken.setdefault(seq, error)
                 continue
-            if not self._admit(seq, budget - sum(chunks.values()), now, promised):
-                return
-            if seq.finalized:
-                continue
-            promised += self._missing_pages(seq)
             yield seq
 
     def _candidates(self) -> Iterator[ScheduledSequence]:
@@ -280,9 +283,14 @@ class Planner:
         state, slots_awaited = self.state, False
         for k, seq in enumerate(islice(state.waiting, state.config.max_num_seqs + LOOK_AHEAD)):
             slots_awaited |= state.adapters.must_wait(seq.adapter_key)
-            if slots_awaited and seq.adapter_key is not None:
+            if (slots_awaited and seq.adapter_key is not None) or seq in self._broken:
                 continue
-            if not seq.images or self._images_at_hand(seq, first=k == 0):
+            try:
+                at_hand = not seq.images or self._images_at_hand(seq, first=k == 0)
+            except Exception as error:
+                self._broken.setdefault(seq, error)
+                continue
+            if at_hand:
                 yield seq
 
     def _images_at_hand(self, seq: ScheduledSequence, *, first: bool) -> bool:
@@ -327,16 +335,11 @@ class Planner:
         return self._new_pages(seq, seq.prefill_target - seq.scheduled_position)
 
     def _admit(self, seq: ScheduledSequence, budget: int, now: float, promised: int) -> bool:
-        """Admit a sequence. Returns False if it and all behind it must wait. An AdapterError ends the request and
-        returns True."""
+        """Admit a sequence. Returns False if it and all behind it must wait."""
         state = self.state
         if state.num_allocated >= state.config.max_num_seqs or not self._fits(seq, promised):
             return False
-        try:
-            return state.start(seq, min(state.config.chunk_size, budget), now)
-        except AdapterError as error:
-            state.finalize(seq, error)
-            return True
+        return state.start(seq, min(state.config.chunk_size, budget), now)
 
     def _fits(self, seq: ScheduledSequence, promised: int) -> bool:
         """Whether pages suffice for the whole prefill, the `promised` pages and the headroom of running sequences.
@@ -391,16 +394,21 @@ class Planner:
         for seq in self._candidates():
             if budget <= 0 or seq.rank[0] >= worst:
                 return
-            if self._awaits_chunks(seq, ahead) or (self._is_long(seq) and any(map(self._is_long, ahead))):
+            try:
+                if self._awaits_chunks(seq, ahead) or (self._is_long(seq) and any(map(self._is_long, ahead))):
+                    continue
+                pages = self._pages_to_start(seq)
+                reused = state.manager.match_length(seq.cache_tokens, seq.namespace)
+            except Exception as error:
+                self._broken.setdefault(seq, error)
                 continue
             if seq.adapter_key is not None:
                 slots_awaited |= state.adapters.must_wait(seq.adapter_key, adapters)
                 if slots_awaited:
                     continue
                 adapters.add(seq.adapter_key)
-            yield Need(seq, self._pages_to_start(seq))
+            yield Need(seq, pages)
             ahead.append(seq)
-            reused = state.manager.match_length(seq.cache_tokens, seq.namespace)
             budget -= min(self._chunk, seq.prefill_target - reused)
 
     def _room(

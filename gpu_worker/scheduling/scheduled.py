@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from petiole.cache import CacheNamespace, CacheToken, CacheTokens, ImageToken, KVAllocation
 from petiole.gpu_worker.request import Request
@@ -166,8 +167,14 @@ class ScheduledSequence(SchedulableSequence):
         allocation.publish(self.cached_as(self.kv_position), self.kv_position)
         allocation.share(self.kv_position)
 
+    def cache_codes(self, n_positions: int) -> npt.NDArray[np.int64]:
+        """The cache codes of the first positions. The last of them may lie inside an image."""
+        if n_positions <= self.cache_tokens.kv_length:
+            return self.cache_tokens.codes[:n_positions]
+        return self.cached_as(n_positions).codes
+
     def cached_as(self, n_positions: int) -> CacheTokens:
-        """The first positions, as prefix cache tokens."""
+        """The first positions, as prefix cache tokens. They must not end inside an image."""
         ids = self.tokens(0, n_positions).astype(np.int64)
         if not self.bins and not self.images:
             return CacheTokens.from_text(ids)

@@ -12,7 +12,9 @@ capacity is the number of rows held (`table.num_allocated`), never a list length
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,7 +22,7 @@ from sortedcontainers import SortedDict
 
 from petiole.cache import KVCacheManager
 from petiole.gpu_worker.config import EngineConfig
-from petiole.gpu_worker.errors import InvalidRequest, failed
+from petiole.gpu_worker.errors import AdapterError, InvalidRequest, failed
 from petiole.gpu_worker.request import TokenLogprobs
 from petiole.gpu_worker.request.values import Bins
 from petiole.gpu_worker.runtime.interface import ModelLimits
@@ -29,6 +31,8 @@ from petiole.gpu_worker.scheduling.admission import Cut, Cutting, DelayGate, Wai
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.scheduling.stopping import End
 from petiole.gpu_worker.speculation import SpeculationStats
+
+logger = logging.getLogger(__name__)
 
 
 class Extras(NamedTuple):
@@ -134,7 +138,7 @@ class SchedulerState:
 
     def enqueue(self, seq: ScheduledSequence) -> None:
         """Queue an accepted request. Running sequences that begin with the same tokens publish their committed
-        positions."""
+        positions. If that raises, the sequence is in the queue, and `fail` removes it."""
         self.waiting.push(seq)
         if self.running and self.config.prefix_cache != "off":
             n_cached = self.manager.match_length(seq.cache_tokens, seq.namespace)
@@ -143,24 +147,29 @@ class SchedulerState:
 
     def start(self, seq: ScheduledSequence, first_chunk: int, now: float) -> bool:
         """Give a waiting sequence a row, its first pages and an adapter slot. Returns False if one of them is not
-        available; the sequence then stays in the queue. Raises AdapterError."""
+        available. Then, and if anything raises, the sequence has none of them and stays in the queue. Raises
+        AdapterError."""
         slot = self.adapters.acquire(seq.adapter_key, seq.request.adapter)
         if slot is None:
             return False
-        full = seq.max_positions if self.config.reserve == "full" else None
-        chunk = None if full is not None else first_chunk
-        allocation = self.manager.start(seq.cache_tokens, seq.namespace, kv_length=full, first_chunk=chunk)
-        if allocation is None:
-            self.adapters.release(seq.adapter_key)
-            return False
-        self.waiting.remove(seq)
-        self.prefilling.append(seq)
+        with ExitStack() as undo:
+            undo.callback(self.adapters.release, seq.adapter_key)
+            full = seq.max_positions if self.config.reserve == "full" else None
+            chunk = None if full is not None else first_chunk
+            allocation = self.manager.start(seq.cache_tokens, seq.namespace, kv_length=full, first_chunk=chunk)
+            if allocation is None:
+                return False
+            undo.callback(allocation.discard)
+            undo.callback(seq.release)
+            if seq.scheduled_s is None:
+                seq.match_and_add_prefix(allocation, allocation.reused)
+                self._admitted(seq, allocation.reused, now)
+            else:
+                seq.reacquire(allocation, allocation.reused)
+            self.waiting.remove(seq)
+            undo.pop_all()
         seq.adapter_slot = slot
-        if seq.scheduled_s is None:
-            seq.match_and_add_prefix(allocation, allocation.reused)
-            self._admitted(seq, allocation.reused, now)
-        else:
-            seq.reacquire(allocation, allocation.reused)
+        self.prefilling.append(seq)
         return True
 
     def _admitted(self, seq: ScheduledSequence, reused: int, now: float) -> None:
@@ -188,9 +197,9 @@ class SchedulerState:
         self.settle(seq)
 
     def fail(self, seq: ScheduledSequence, error: Exception) -> None:
-        """End a request after an error on the host (in a mask, drafter or launch), without affecting others."""
-        late = isinstance(error, InvalidRequest)  # the caller's error, detected late: passed on unchanged
-        self.finalize(seq, error if late else failed(seq.request.request_id, error))
+        """End a request after an error on the host (in admission, a mask, drafter or launch). Others go on."""
+        named = isinstance(error, (InvalidRequest, AdapterError))  # the caller's errors are passed on unchanged
+        self.finalize(seq, error if named else failed(seq.request.request_id, error))
 
     def preempt(self, seq: ScheduledSequence) -> None:
         """Stop planning a sequence. Once no operation is outstanding, it releases its row and waits again."""
@@ -213,13 +222,16 @@ class SchedulerState:
         (self.prefilling if seq in self.prefilling else self.running).remove(seq)
 
     def give_back(self, seq: ScheduledSequence) -> None:
-        """Cache the committed positions, and release the row, the pages and the adapter slot."""
+        """Cache the committed positions, and release the row, the pages and the adapter slot. If they cannot be
+        cached, the next prompt that begins with them computes them again."""
         allocation = seq.allocation
         assert allocation is not None
-        if seq.kv_position > allocation.published:
-            allocation.finish(seq.cached_as(seq.kv_position), seq.kv_position)
-        else:
-            allocation.discard()
+        try:
+            if seq.kv_position > allocation.published:
+                allocation.publish(seq.cached_as(seq.kv_position), seq.kv_position)
+        except Exception:
+            logger.exception("request %s: what it has computed is not cached", seq.request.request_id)
+        allocation.discard()
         self.adapters.release(seq.adapter_key)
         if seq.features:
             self.forget_images(list(seq.features.values()))

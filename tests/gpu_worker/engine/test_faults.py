@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
 
 from petiole.gpu_worker import AdapterError, Constraint, Engine, EngineError, Request
 from petiole.gpu_worker.handle import Handle
+from petiole.gpu_worker.scheduling import admission
 from petiole.gpu_worker.scheduling import scheduler as scheduler_module
 from petiole.gpu_worker.threads import text as text_thread
+from tests.support.interrupted import Interrupted
 from tests.support.toy_engine import VOCAB, Expected, expected, request, toy_engine
 from tests.support.toy_runtime import ToyRuntime
 
@@ -205,6 +209,70 @@ def test_an_adapter_that_cannot_be_loaded_is_told_to_one_who_waits_alone() -> No
         with pytest.raises(AdapterError, match="the disk is gone"):
             engine.submit(request([3], adapter="bad")).result(timeout=5)
         assert outcomes([engine.submit(GOOD[0])]) == [expected(GOOD[0])]
+
+
+# ---------------------------------------------------------------- admission
+
+CACHES: dict[str, dict[str, Any]] = {
+    "radix": {"prefix_cache": "radix", "speculative_tokens": 3, "lora_slots": 1},
+    "blocks": {"prefix_cache": "block", "page_size": 16, "lora_slots": 1, "reserve": "full"},
+    "drained": {"prefix_cache": "block", "prefill_policy": "drain", "lora_slots": 1},
+}
+
+
+@pytest.mark.parametrize("config", CACHES.values(), ids=CACHES.keys())
+def test_a_fault_anywhere_in_an_admission_fails_that_request_alone(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every call that the engine makes to accept a request and to start it: a fork of a running one, with an
+    adapter and a deadline."""
+    monkeypatch.setattr(admission, "RUN_TOKENS", 2)
+    answer = list(expected(request([5, 6, 7], 30, ignore_eos=True)).token_ids)
+    origin = request([5, 6, 7], 60, ignore_eos=True)
+    bad = request([5, 6, 7, *answer], 3, ignore_eos=True, request_id="bad", deadline_s=100.0, adapter="a")
+    fork = replace(bad, adapter=None)
+    with toy_engine(**config) as engine:
+        planner, places = engine.scheduler.planner, set[str]()
+        interrupted = Interrupted()
+
+        def watch(owner: Any, name: str) -> None:
+            inner = getattr(owner, name)
+
+            def call(seq: Any, *args: Any) -> Any:
+                if seq.request.request_id == "bad" and seq.blocks is None:
+                    return interrupted(inner, seq, *args)
+                return inner(seq, *args)
+
+            setattr(owner, name, call)
+
+        watch(engine, "_accept")
+        for name in ("_admit", "_awaits_chunks", "_is_long", "_fits", "_pages_to_start"):
+            watch(planner, name)
+        for at in count(1):
+            interrupted.left, interrupted.place = at, None
+            read = threading.Event()
+            seen = lambda _, d, read=read: d.index + len(d.token_ids) > 30 and read.set()  # noqa: E731
+            first = engine.submit(origin, on_delta=seen)
+            second = engine.submit(GOOD[0])
+            assert read.wait(30)
+            this = replace(fork if at % 2 else bad, request_id="bad")
+            handle, last = engine.submit(this), engine.submit(GOOD[1])
+            assert outcomes([first, second, last]) == [expected(r) for r in (origin, *GOOD[:2])]
+            (found,) = outcomes([handle])
+            engine.check_invariants()
+            assert engine.healthy
+            if interrupted.place is None:
+                assert found == expected(this)
+                break
+            places.add(interrupted.place)
+            assert found in (EngineError, AdapterError), interrupted.place
+            assert "InjectedFault" in repr(handle.error)
+        while engine.stats()["rows_held"]:
+            engine._call(lambda: None)
+        assert engine.stats()["pages_private"] == 0
+        assert engine.scheduler.state.adapters.held == 0
+    assert any("enqueue" in place for place in places)
+    assert any("KVCacheManager.start" in place for place in places)
 
 
 # ---------------------------------------------------------------- before dispatch

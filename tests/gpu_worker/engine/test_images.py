@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ import torch
 from petiole.gpu_worker import Engine, InvalidRequest
 from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.request.images import ImagePlace, PreparedImage, Region, whole_regions
+from petiole.gpu_worker.scheduling import admission
 from tests.support.toy_decoder import (
     LeadingToyDecoder,
     SeeingToyDecoder,
@@ -119,6 +121,30 @@ def test_two_questions_about_one_image_encode_it_once(open_engine: OpenEngine) -
         for k, handle in zip((2, 3, 4), handles, strict=True):
             assert handle.result(timeout=30).token_ids == expected([1, picture, k])
         assert sum(encoded(engine)) == 1
+
+
+@pytest.mark.parametrize(
+    ("cache", "page_size", "most"),
+    [
+        *[("radix", 1, None), ("radix", 1, 0), ("radix", 1, 10), ("radix", 1, 30), ("block", 1, 10)],
+        *[("block", 16, None), ("block", 16, 0), ("block", 16, 1), ("off", 4, None)],
+    ],
+)
+def test_questions_about_the_image_of_a_running_one_are_answered_wherever_its_publication_ends(
+    open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch, cache: str, page_size: int, most: int | None
+) -> None:
+    """The run that makes a fork ends before the image, at either end of it, inside it and behind it."""
+    machine = {"prefix_cache": cache, "page_size": page_size, "prefix_cache_max_pages": most}
+    with open_engine(**machine) as engine:
+        for run in (1, 2, 3, 16, 21, 22):
+            monkeypatch.setattr(admission, "RUN_TOKENS", run)
+            picture, read = image(run, 20), threading.Event()
+            prompts = [[1, picture, *rest] for rest in ([2, 3], [2, 3, 4, 7], [9, 8, 7, 3, 2, 1, 4, 9, 8])]
+            first = engine.submit(asked(prompts[0], 30), on_delta=lambda *_, read=read: read.set())
+            assert read.wait(30)
+            handles = [first, *(engine.submit(asked(prompt)) for prompt in prompts[1:])]
+            for prompt, handle, n in zip(prompts, handles, (30, N, N), strict=True):
+                assert handle.result(timeout=60).token_ids == expected(prompt, n)
 
 
 @pytest.mark.parametrize(("same", "reused"), [(11, 32), (10, 0)])

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from petiole.gpu_worker import FinishReason
+from petiole.gpu_worker import FinishReason, Request, SamplingParams
+from petiole.gpu_worker.request.images import IMAGE, RequestImage
 from petiole.gpu_worker.scheduling import admission
 from petiole.gpu_worker.scheduling.admission import forked
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
-from petiole.gpu_worker.scheduling.stopping import Finish
+from petiole.gpu_worker.scheduling.stopping import Finish, StopRules
 from tests.support.stepped import Bench, sequence
 
 RUN = 4
@@ -53,6 +56,26 @@ def test_who_begins_with_a_run_that_another_has_committed_is_its_fork() -> None:
     assert not is_fork([1, 2, 3] + [ANSWER] * RUN, salt="tenant"), "another namespace"
     assert not is_fork([1, 2, 3] + [ANSWER] * RUN, adapter="a"), "another namespace"
     assert not is_fork([1, 2, 3]), "nothing of the answer"
+
+
+@pytest.mark.parametrize("begin", [0, 1, 5])
+@pytest.mark.parametrize("n_images", [1, 2])
+def test_a_run_may_end_anywhere_in_an_image(monkeypatch: pytest.MonkeyPatch, begin: int, n_images: int) -> None:
+    def with_images(last: int, arrival: int) -> ScheduledSequence:
+        images = {begin + 9 * k: RequestImage(content_hash=k + last, n_positions=9) for k in range(n_images)}
+        ids = [7] * begin + [IMAGE] * (9 * n_images) + [8, 9, 8, 9]
+        request = Request(prompt=ids, sampling=SamplingParams(max_tokens=20))
+        rules = StopRules.of(request.sampling, frozenset(), len(ids), 64)
+        return ScheduledSequence(request, np.array(ids), rules, arrival=arrival, images=images)
+
+    running, same, other = with_images(0, 0), with_images(0, 1), with_images(n_images, 2)
+    running.generated += [ANSWER] * 3
+    running.blocks = mock.Mock(published=0)  # a cache without room took nothing
+    running.kv_position = n = len(running.prompt)
+    for run in range(1, n + 5):
+        monkeypatch.setattr(admission, "RUN_TOKENS", run)
+        assert forked(same, [running], 0) == ([running] if run <= n else []), run
+        assert forked(other, [running], 0) == ([running] if run <= begin else []), run
 
 
 def test_positions_in_flight_are_not_forked() -> None:
