@@ -19,7 +19,8 @@ from celery import Celery
 from celery.app.trace import build_tracer, trace_task_ret
 from celery.worker.request import Request
 
-from petiole.tasks.worker.broker import gate, inflating
+from petiole.tasks.worker.broker import gate
+from petiole.tasks.worker.broker.gate import bodies
 from petiole.tasks.worker.completion import claims
 from tests.support.hostile import Hostile, message, raw, received
 
@@ -110,7 +111,7 @@ class Pipeline:
 
 @pytest.fixture(scope="module")
 def pipeline() -> Iterator[Pipeline]:
-    inflating.install()
+    bodies.install()
     logging.disable(logging.CRITICAL)
     yield Pipeline()
     logging.disable(logging.NOTSET)

@@ -13,6 +13,7 @@ A whole installation, and who uses it:
     shop             a team's own Celery app, as it was before Petiole came
     foreign_tasks    tasks of the same app that are no generations
     hostile          messages as no producer sends them
+    hostile_broadcasts  control commands and events as no Celery sends them
     scraping         `petiole metrics` as a process
 
 Engines that a worker of a site may run, named by `PETIOLE_ENGINE_FACTORY`:

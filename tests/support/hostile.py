@@ -13,6 +13,8 @@ from typing import Any
 
 from kombu.transport import redis, virtual
 
+from petiole.tasks.worker.broker.gate.messages import RedisMessage
+
 SIGNATURE = {
     "task": "tasks.nothing",
     "args": [],
@@ -164,12 +166,12 @@ def raw(envelope: Any) -> bytes:
     return json.dumps(envelope).encode()
 
 
-def received(payload: dict[str, Any]) -> virtual.Message:
+def received(payload: dict[str, Any]) -> RedisMessage:
     """As kombu's Redis transport makes it of an envelope."""
     channel = object.__new__(redis.Channel)
     channel.codecs = virtual.Channel.codecs
     payload["properties"]["delivery_tag"] = "1"
-    read = virtual.Message(payload, channel=channel)
+    read = RedisMessage(payload, channel=channel)
     read.accept = {"application/json"}
     return read
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from petiole.tasks.worker.broker import inflating, prefetch, transport
+from petiole.tasks.worker.broker import prefetch, rabbitmq, transport
+from petiole.tasks.worker.broker.gate import bodies
 
 
 class Patch(NamedTuple):
@@ -30,6 +31,12 @@ PATCHES = (
         transport.install,
     ),
     Patch(
+        ("amqp.method_framing:Message",),
+        "RabbitMQ's messages: properties that cannot be read would end the worker, and come back. Also replaces "
+        "kombu's transports for RabbitMQ in its table.",
+        rabbitmq.install,
+    ),
+    Patch(
         ("celery.worker.consumer.tasks:QoS",),
         "The prefetch count: kombu ignores a raise beyond the limit, but applies the matching decrement.",
         prefetch.install,
@@ -37,7 +44,7 @@ PATCHES = (
     Patch(
         ("kombu.compression:register",),
         "kombu decompresses without a limit: a few kilobytes could become gigabytes of memory.",
-        inflating.install,
+        bodies.install,
     ),
 )
 
@@ -49,6 +56,9 @@ class Private(NamedTuple):
 
 
 PRIVATE: dict[str, dict[str, Private]] = {
+    "amqp.serialization:GenericContent": {
+        "_load_properties": Private("(self, class_id, buf, offset)", "properties that cannot be read"),
+    },
     "celery._state": {
         "_tls": Private("", "whether the process has a current app: Petiole's must not take its place"),
     },
@@ -127,6 +137,7 @@ PRIVATE: dict[str, dict[str, Private]] = {
     },
     "kombu.message:Message": {
         "_decoded_cache": Private("", "the body that the gate has read is not decoded again"),
+        "_reraise_error": Private("(self, callback=None)", "a refused message keeps nothing alive"),
     },
     "kombu.transport.redis:Channel": {
         "_brpop_read": Private("(self, **options)", "the wait removes no message, so its reply contains none"),
@@ -134,15 +145,17 @@ PRIVATE: dict[str, dict[str, Private]] = {
         "_brpop_start": Private("(self, timeout=None)", "wait for a message without removing it"),
         "_closing": Private("", "a channel that is closing takes no messages"),
         "_connparams": Private("(self, asynchronous=False)", "sentinels; errors that name damaged keys"),
-        "_deliver_fanout_message": Private(
-            "(self, message, exchange)", "a malformed control command must not end the worker"
-        ),
         "_fanout_queues": Private("", "what is published to all is never in the ledger"),
         "_flush_brpop_reauth": Private("(self)", "what kombu does at the end of `_brpop_read`"),
+        "_handle_message": Private("(self, client, r)", "a broadcast passes the gate before it is parsed"),
         "_in_poll": Private("", "what kombu does at the end of `_brpop_read`"),
         "_q_for_pri": Private("(self, queue, pri)", "the lists of a queue, by priority"),
         "_queue_cycle": Private("", "the order of queues: fair shares of tenants"),
+        "_receive_one": Private("(self, c)", "a control command that fails must not end the worker"),
         "_size": Private("(self, queue)", "the length of a queue with a damaged list"),
+    },
+    "kombu.transport.virtual.base:Message": {
+        "_raw": Private("", "a refused message keeps nothing alive"),
     },
     "kombu.transport.virtual.base:QoS": {
         "_delivered": Private("", "which messages are held"),

@@ -1,10 +1,10 @@
-"""Messages on Redis. Celery calls `consumer` and `transport`; these and `boot` call the other modules.
+"""Messages from the broker. Celery calls `consumer` and the two transports; these and `boot` call the other
+modules.
 
-transport   kombu's channel with an atomic take; messages taken beyond the prefetch count
+transport   on Redis: kombu's channel with an atomic take; messages taken beyond the prefetch count
+rabbitmq    on RabbitMQ: kombu's channel, on which an unreadable message is no error of the connection
 consumer    Celery's consumer: each message passes the gate first; refuses what Celery cannot run
-gate        checks that a message is well-formed, or refuses it with a reason. A new reason goes here;
-            a reason about a header goes into `requests.messages`
-inflating   decompression with a limit
+gate/       checks that a message is well-formed, or refuses it with a reason
 held        the messages that a channel holds, and whether it may take more
 ledger      who owns which unacknowledged message, in Redis: take, acknowledge, give back
 leases      the thread that renews leases, looks who is present, and gives back the messages of dead workers

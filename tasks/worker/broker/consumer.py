@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import redis
 from celery import signals
 from celery.exceptions import CPendingDeprecationWarning, NotRegistered
 from celery.worker.consumer import Consumer as StockConsumer
+from celery.worker.consumer.control import Control
+from celery.worker.consumer.gossip import Gossip
+from celery.worker.consumer.mingle import Mingle
 from celery.worker.state import maybe_shutdown
 
 from petiole.tasks.worker.broker import gate
@@ -29,19 +32,12 @@ CONNECTING_PAUSES_S = (1, 1, 5)
 """Pause before the second attempt to connect, its increment at each further attempt, and its maximum."""
 
 
-@contextmanager
-def _controlled(what: str, queue: object) -> Iterator[None]:
-    """Log an error of a control command, `add_consumer` or `cancel_consumer`. Celery runs these where an error
-    would end the worker."""
-    try:
-        yield
-    except (redis.RedisError, OSError):
-        raise
-    except Exception:
-        logger.exception("a control command to %s the queue %r could not be carried out", what, queue)
-
-
 class Consumer(StockConsumer):  # type: ignore[misc]
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        for step in self.steps:
+            guard(step)
+
     def ensure_connected(self, conn: Any) -> Any:
         """Connect to the broker; retry without limit by default, and log each failed attempt."""
         conf = self.app.conf
@@ -63,12 +59,34 @@ class Consumer(StockConsumer):  # type: ignore[misc]
             super().on_connection_error_after_connected(exc)
 
     def add_task_queue(self, queue: Any, *args: Any, **options: Any) -> None:
-        with _controlled("add", queue):
+        """Carry out the command `add_consumer`. A queue that cannot be consumed is forgotten, because it would be
+        declared again with each new connection. Celery calls this where an error would end the worker."""
+        queues = self.app.amqp.queues
+        known = queue in queues
+        try:
             super().add_task_queue(queue, *args, **options)
+        except self.lost_errors:
+            raise
+        except Exception as error:
+            if not known:
+                queues.deselect(queue)
+                dict.pop(queues, queue, None)
+            logger.error("cannot consume from the queue %r: %s: %s", queue, type(error).__name__, error)
+            if isinstance(error, self.channel_errors):  # the broker has closed the channel
+                raise
 
     def cancel_task_queue(self, queue: Any) -> None:
-        with _controlled("cancel", queue):
+        try:
             super().cancel_task_queue(queue)
+        except (*self.lost_errors, *self.channel_errors):
+            raise
+        except Exception:
+            logger.exception("cannot stop to consume from the queue %r", queue)
+
+    @cached_property
+    def lost_errors(self) -> tuple[type[Exception], ...]:
+        """What a lost connection raises. kombu's list for Redis has KeyError, too, which a command can cause."""
+        return tuple(kind for kind in self.connection_errors if kind is not KeyError)
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], None]:
         handle = super().create_task_handler(*args, **kwargs)
@@ -110,9 +128,14 @@ class Consumer(StockConsumer):  # type: ignore[misc]
 
         queue = str(where.get("routing_key"))
         put_aside(body, queue, refused.reason, refused.task_id, error=error, done=acknowledge)
+        message.forget()
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
-        """Called by kombu for a body that it cannot decompress."""
+        """Called by kombu for a message that it cannot decompress, and for a control command that it cannot
+        decode."""
+        if message.channel is not getattr(self.task_consumer, "channel", None):
+            logger.error("a control command was refused: %s: %s", type(exc).__name__, exc)
+            return
         task = gate.task(message)
         if isinstance(task, gate.Refused) and task.reason.startswith("headers"):
             self.refuse(message, task)
@@ -141,3 +164,76 @@ class Consumer(StockConsumer):  # type: ignore[misc]
         if self.event_dispatcher:
             self.event_dispatcher.send("task-failed", uuid=task.id, exception=f"NotRegistered({name!r})")
         signals.task_unknown.send(sender=self, message=message, exc=exc, name=name, id=task.id)
+
+
+# ---------------------------------------------------------------- what is no task
+
+MOST_ELECTIONS = 100
+"""Maximum number of elections that wait for their end. Celery forgets none by itself."""
+
+
+def guard(step: Any) -> None:
+    """Have a bootstep of Celery's consumer handle only what passes the gate."""
+    if isinstance(step, Control):
+        _guard_commands(step.box)
+    elif isinstance(step, Gossip):
+        _guard_events(step)
+    elif isinstance(step, Mingle):
+        _guard_replies(step)
+
+
+def _guard_commands(box: Any) -> None:
+    handle_message, handle = box.on_message, box.node.handle
+
+    def on_message(body: Any, message: Any) -> None:
+        if refused := gate.broadcasts.control(message):
+            logger.error("a control command was refused: %s", refused.reason)
+        else:
+            handle_message(message.payload, message)
+
+    def checked(method: str, arguments: dict[str, Any] | None = None) -> Any:
+        gate.broadcasts.arguments(method, arguments or {})
+        return handle(method, arguments)
+
+    box.on_message, box.node.handle = on_message, checked
+
+
+def _guard_events(gossip: Any) -> None:
+    handle_message, get_consumers = gossip.on_message, gossip.get_consumers
+
+    def on_message(prepare: Any, message: Any) -> None:
+        if not gate.broadcasts.is_of_a_worker(message):
+            return
+        if refused := gate.broadcasts.event(message):
+            logger.error("an event was refused: %s", refused.reason)
+            return
+        handle_message(prepare, message)
+        if len(gossip.consensus_requests) > MOST_ELECTIONS:
+            gossip.consensus_requests.clear()
+
+    def consumers(channel: Any) -> Any:
+        found = get_consumers(channel)
+        for consumer in found:
+            consumer.on_decode_error = _refuse_event
+        return found
+
+    gossip.on_message, gossip.get_consumers = on_message, consumers
+
+
+def _refuse_event(message: Any, exc: Exception) -> None:
+    logger.error("an event was refused: %s: %s", type(exc).__name__, exc)
+
+
+def _guard_replies(mingle: Any) -> None:
+    send_hello = mingle.send_hello
+
+    def checked(consumer: Any) -> Any:
+        try:
+            return gate.broadcasts.hello(send_hello(consumer))
+        except (*consumer.lost_errors, *consumer.channel_errors):
+            raise
+        except Exception:
+            logger.exception("the replies of other workers could not be read")
+            return {}
+
+    mingle.send_hello = checked

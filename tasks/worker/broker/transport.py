@@ -53,6 +53,7 @@ from petiole.tasks.settings import settings
 from petiole.tasks.urls import DEFAULT_PORT, SENTINEL, SentinelUrl, netloc
 from petiole.tasks.worker.broker import gate
 from petiole.tasks.worker.broker.fairness import FairShares, tenant_queues
+from petiole.tasks.worker.broker.gate.messages import RedisMessage
 from petiole.tasks.worker.broker.held import HeldMessages
 from petiole.tasks.worker.broker.ledger import Ledger, Taken
 from petiole.tasks.worker.broker.presence import PING_AFTER_S, Subscription
@@ -102,6 +103,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
     """kombu's channel with another way of consuming."""
 
     QoS = HeldMessages
+    Message = RedisMessage
     socket_connect_timeout = CONNECT_TIMEOUT_S
     socket_timeout = ANSWER_S
     ledger: Ledger
@@ -124,6 +126,11 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         if self.fair:
             self._queue_cycle = FairShares(tenant_queues(ours.queue, ours.weights))
         channels.add(self)
+
+    @cached_property
+    def lost_errors(self) -> tuple[type[Exception], ...]:
+        """What a lost connection raises. kombu's list has KeyError, too, which a message can cause."""
+        return tuple(kind for kind in self.connection_errors if kind is not KeyError)
 
     # ------------------------------------------------------------ waiting
 
@@ -253,29 +260,43 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         try:
             self.connection._deliver(read.payload, queue)
         except Exception as error:
-            if isinstance(error, self.connection_errors) or self.qos.holds(taken.tag):
+            if isinstance(error, self.lost_errors) or self.qos.holds(taken.tag):
                 raise
             logger.exception("a message could not be read")
             self._refuse(taken, queue, gate.Refused(f"cannot be read: {type(error).__name__}"))
 
     def _refuse(self, taken: Taken, queue: str, refused: gate.Refused) -> None:
         """Hold the message until the quarantine has it."""
-        self.qos.append(_Unread(), taken.tag)
+        tag = taken.tag
+        self.qos.append(_Unread(), tag)
 
-        def acknowledge() -> None:
-            if self.holds(taken.tag):
-                self.qos.ack(taken.tag)
+        def acknowledge() -> None:  # keeps the tag alive, not the message
+            if self.holds(tag):
+                self.qos.ack(tag)
 
         put_aside(taken.item, queue, refused.reason, refused.task_id, done=acknowledge)
 
-    def _deliver_fanout_message(self, message: Any, exchange: str) -> Any:
-        """Handle a control command or event. A malformed one is logged and dropped."""
+    def _handle_message(self, client: Any, response: Any) -> Any:
+        """What the subscription has received. A broadcast that the gate refuses is logged, and is empty."""
+        received = super()._handle_message(client, response)
+        data = received["data"]
+        if isinstance(data, bytes) and data:
+            refused = gate.broadcasts.envelope(data)
+            if refused is not None:
+                logger.error("a message on %r was refused: %s", received["channel"], refused.reason)
+                received["data"] = None
+        return received
+
+    def _receive_one(self, client: Any) -> Any:
+        """Receive a control command or an event. One that cannot be handled is logged and dropped."""
         try:
-            return super()._deliver_fanout_message(message, exchange)
-        except (redis.RedisError, OSError):
+            return super()._receive_one(client)
+        except Empty:
+            raise
+        except self.lost_errors:
             raise
         except Exception:
-            logger.exception("a message on %s could not be handled", exchange)
+            logger.exception("a control command or an event could not be handled")
             return True
 
     def _lost(self) -> None:

@@ -16,7 +16,7 @@ import pytest
 from petiole.tasks.worker.boot.patches import PATCHES, PRIVATE, Private
 from tests.support.site import REPOSITORY
 
-LIBRARIES = ("celery", "kombu", "redis")
+LIBRARIES = ("amqp", "celery", "kombu", "redis")
 NOT_THEIRS = {"os", "atexit"}  # modules whose private names are used, too
 LISTED = {name for names in PRIVATE.values() for name in names}
 PATCHED = {name.partition(":")[2] for patch in PATCHES for name in patch.names}

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import bz2
+import gc
 import select
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kombu.message import Message
+from kombu import message as kombu
 
 from petiole.tasks.worker.broker import consumer as module
 from petiole.tasks.worker.broker.consumer import Consumer, StockConsumer
+from petiole.tasks.worker.broker.gate import bodies
+from petiole.tasks.worker.broker.gate.messages import Bounded
 from petiole.tasks.worker.broker.prefetch import Prefetch
 from petiole.tasks.worker.delivery.mailbox import Mailbox
 
 GOOD = {"task": "tasks.generate", "id": "an-id"}
+
+
+class Message(Bounded, kombu.Message):  # type: ignore[misc]
+    """As both brokers' messages are, without a broker."""
 
 
 def message(headers: Any, body: bytes = b"[[], {}, {}]") -> Message:
@@ -92,7 +101,9 @@ def test_a_body_that_kombu_cannot_decompress_is_put_aside(aside: list[Any], comp
     """Stock Celery acknowledges it without a result."""
     damaged = message({**GOOD, "compression": compression})
     assert damaged.errors
-    object.__new__(Consumer).on_decode_error(damaged, damaged.errors[0][1])
+    consumer = object.__new__(Consumer)
+    consumer.task_consumer = None
+    consumer.on_decode_error(damaged, damaged.errors[0][1])
     ((reason, task_id, _),) = aside
     assert reason.startswith(says)
     assert task_id == "an-id"
@@ -121,3 +132,37 @@ def test_a_task_that_makes_room_for_another_wakes_the_event_loop(
     consumer.create_task_handler()(message(GOOD))
     assert bool(select.select([consumer.pool.mailbox._reader], [], [], 0)[0]) == raised
     consumer.pool.mailbox.close()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ({**GOOD, "compression": "bzip2"}, bz2.compress(bytes(2 * bodies.SMALL_BYTES))),
+        (GOOD, b"[" * 100_000),
+        (GOOD, b"[1, 2"),
+        (GOOD, b"5"),
+    ],
+    ids=["inflates", "deep", "cut off", "wrong"],
+)
+def test_a_refused_message_keeps_nothing_alive(
+    given: tuple[dict[str, Any], bytes], monkeypatch: pytest.MonkeyPatch, aside: list[Any]
+) -> None:
+    """kombu keeps the traceback of an error, and with it all that was inflated."""
+    bodies.install()
+    handle = handler(monkeypatch, pytest.fail)
+    consumer = object.__new__(Consumer)
+    consumer.task_consumer = None
+    gc.collect()
+    gc.disable()
+    try:
+        refused = message(*given)
+        alive = weakref.ref(refused)
+        if refused.errors:
+            refused._reraise_error(consumer.on_decode_error)
+        else:
+            handle(refused)
+        assert len(aside) == 1
+        del refused
+        assert alive() is None
+    finally:
+        gc.enable()

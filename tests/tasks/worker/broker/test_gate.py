@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 import json
+import lzma
+import random
 from typing import Any
 
 import pytest
 from celery import Celery, chain, chord, group
 from hypothesis import given
 from hypothesis import strategies as st
+from kombu import compression
 from kombu.message import Message
 
-from petiole.tasks.worker.broker import gate, inflating
+from petiole.tasks.worker.broker import gate
+from petiole.tasks.worker.broker.gate import bodies
 from tests.support import hostile
 
 GOOD = {"task": "tasks.generate", "id": "an-id"}
@@ -261,19 +264,54 @@ def test_nothing_makes_the_gate_for_tasks_fail(headers: dict[str, Any], body: An
 
 
 @pytest.mark.parametrize("name", ["gzip", "bzip2", "lzma"])
-def test_a_small_body_does_not_inflate_without_a_limit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    inflating.install()
-    compressed, kind = inflating.compression.compress(b"x" * 5000, name)
-    assert inflating.compression.decompress(compressed, kind) == b"x" * 5000
-    monkeypatch.setattr(inflating, "LARGEST_BYTES", 4999)
-    with pytest.raises(inflating.TooLargeError, match="at most 4999 bytes"):
-        inflating.compression.decompress(compressed, kind)
-    assert len(base64.b64encode(compressed)) < 200
+def test_a_small_body_does_not_inflate_without_a_limit(name: str) -> None:
+    bodies.install()
+    compressed, kind = compression.compress(b"x" * 5000, name)
+    assert compression.decompress(compressed, kind) == b"x" * 5000
+    bomb, _ = compression.compress(bytes(bodies.SMALL_BYTES + 1), name)
+    with pytest.raises(bodies.TooLargeError, match=f"at most {bodies.SMALL_BYTES} bytes"):
+        compression.decompress(bomb, kind)
+
+
+@pytest.mark.parametrize("name", ["gzip", "bzip2", "lzma"])
+def test_text_of_the_largest_size_inflates_and_a_byte_more_does_not(name: str) -> None:
+    bodies.install()
+    most = bodies.FORMATS[compression.get_encoder(name)[1]].most_bytes
+    text = random.Random(0).randbytes(most // 16)
+    for size, fits in ((most, True), (most + 1, False)):
+        body, kind = compression.compress((text * 17)[:size], name)
+        if fits:
+            assert len(compression.decompress(body, kind)) == size
+        else:
+            with pytest.raises(bodies.TooLargeError):
+                compression.decompress(body, kind)
+
+
+def test_a_header_that_asks_for_a_gigabyte_gets_none() -> None:
+    greedy = lzma.compress(b"x", filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 2**30}])
+    with pytest.raises(lzma.LZMAError, match=r"[Mm]emory"):
+        bodies.FORMATS["application/x-lzma"].inflate(greedy)
+
+
+def test_a_format_without_a_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compression, "_encoders", dict(compression._encoders))
+    monkeypatch.setattr(compression, "_decoders", dict(compression._decoders))
+    compression.register(bytes, bytes, "application/zstd")
+    bodies.install()
+    with pytest.raises(ValueError, match=r"must be compressed as one of .*, got application/zstd"):
+        compression.decompress(b"x", "application/zstd")
+
+
+@pytest.mark.parametrize("encoding", ["punycode", "idna", "unicode_escape", "nope", "utf-7"])
+def test_an_encoding_that_may_take_for_ever_is_refused(encoding: str) -> None:
+    given = message(GOOD, b"-" + b"a" * 100_000, content_type="text/plain")
+    given.content_encoding = encoding
+    assert "content_encoding must be one of" in refused(gate.task(given)).reason
 
 
 def test_json_that_would_fill_the_memory_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "MOST_VALUES", 100)
-    monkeypatch.setattr(gate.json, "loads", lambda text: pytest.fail("it is parsed"))
+    monkeypatch.setattr(bodies, "MOST_VALUES", 100)
+    monkeypatch.setattr(bodies.json, "loads", lambda text: pytest.fail("it is parsed"))
     refused = gate.envelope(b"[" + b"[]," * 100 + b"[]]")
     assert isinstance(refused, gate.Refused)
     assert "at most 100 lists, objects and commas, got 202" in refused.reason
@@ -281,7 +319,7 @@ def test_json_that_would_fill_the_memory_is_refused_before_it_is_parsed(monkeypa
 
 def test_a_body_that_would_fill_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     given = message({"task": "tasks.generate", "id": "a"}, [[], {"prompt": [1] * 100}, {}])
-    monkeypatch.setattr(gate, "MOST_VALUES", 100)
+    monkeypatch.setattr(bodies, "MOST_VALUES", 100)
     refused = gate.task(given)
     assert isinstance(refused, gate.Refused)
     assert "body must have at most 100 lists, objects and commas" in refused.reason

@@ -1,7 +1,7 @@
-"""The gate: it either lets a message through as well-formed, or refuses it with a reason.
+"""The gate for messages of tasks.
 
-Its two functions are pure, and return one or the other for any input. Only they know which messages would make
-kombu or Celery fail.
+Its two functions are pure: they let a message through as well-formed or refuse it, for any input. Only they know
+which messages of tasks would make kombu or Celery fail.
 
     bytes of Redis ──envelope──► kombu's Message ──task──► Celery's strategy, request, pool
                       │                            │
@@ -20,22 +20,22 @@ from __future__ import annotations
 
 import base64
 import copy
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from celery.canvas import Signature
 
-from petiole.tasks.errors import shorten
 from petiole.tasks.requests.messages import ID, KNOWN, LARGEST_INT, RESERVED, encodes, first_wrong, is_id, is_int
-
-DEPTH = 200
-"""Maximum depth of lists and objects in an envelope or body. Python recurses to parse and to copy JSON."""
-
-MOST_VALUES = 4 * 2**20
-"""Maximum number of lists, objects and commas in an envelope or body. A byte or two of JSON may take two hundred
-bytes of memory."""
+from petiole.tasks.worker.broker.gate.bodies import (
+    Refused,
+    RefusedError,
+    check_depth,
+    check_encoding,
+    check_size,
+    named,
+    parse,
+)
 
 _BODY = "body", "must be [args, kwargs, embed]: a list and two objects"
 _EMBED = ("callbacks", "errbacks", "chain", "chord")
@@ -70,15 +70,6 @@ class Task:
         return str(where[name])
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """`reason` names the field, its limit and its value. `task_id`: the id of the task to fail, if it is
-    usable."""
-
-    reason: str
-    task_id: str | None = None
-
-
 class Message(Protocol):
     """The part of kombu's `Message` that `task` reads. `payload` decodes the body, and may raise anything."""
 
@@ -93,13 +84,6 @@ class Message(Protocol):
     def payload(self) -> Any: ...
 
 
-class _RefusedError(Exception):
-    """Raised for a wrong field, with its limit and value."""
-
-    def __init__(self, field: str, limit: str, *value: object) -> None:
-        super().__init__(f"{field} {limit}" + "".join(f", got {_shown(one)}" for one in value))
-
-
 # ---------------------------------------------------------------- what kombu reads
 
 
@@ -108,27 +92,26 @@ def envelope(raw: bytes) -> Envelope | Refused:
     said: list[Any] = []
     try:
         return Envelope(_envelope(raw, said))
-    except _RefusedError as refused:
+    except RefusedError as refused:
         return Refused(str(refused), _id_of(*said))
     except Exception as error:
-        return Refused(f"the message cannot be read: {_named(error)}", _id_of(*said))
+        return Refused(f"the message cannot be read: {named(error)}", _id_of(*said))
 
 
 def _envelope(raw: bytes, said: list[Any]) -> dict[str, Any]:
-    nested = _check_size("the message", raw)
-    payload = json.loads(raw)
+    payload, nested = parse("the message", raw)
     said.append(payload)
-    _check_depth("the message", payload, nested)
+    check_depth("the message", payload, nested)
     if not isinstance(payload, dict):
-        raise _RefusedError("the message", "must be an object", payload)
+        raise RefusedError("the message", "must be an object", payload)
     properties, headers = payload.get("properties"), payload.get("headers")
     if not isinstance(properties, dict):
-        raise _RefusedError("properties", "must be an object", properties)
+        raise RefusedError("properties", "must be an object", properties)
     if not isinstance(headers, dict | None):
-        raise _RefusedError("headers", "must be an object", headers)
+        raise RefusedError("headers", "must be an object", headers)
     for name in ("content-type", "content-encoding"):
         if not (payload.get(name) is None or encodes(payload[name])):
-            raise _RefusedError(name, "must be text", payload[name])
+            raise RefusedError(name, "must be text", payload[name])
     return {
         "body": _body(payload.get("body"), properties.get("body_encoding")),
         "content-type": payload.get("content-type"),
@@ -140,13 +123,13 @@ def _envelope(raw: bytes, said: list[Any]) -> dict[str, Any]:
 
 def _body(body: object, encoding: object) -> bytes:
     if not isinstance(body, str):
-        raise _RefusedError("body", "must be text", body)
+        raise RefusedError("body", "must be text", body)
     if encoding is not None and encoding != "base64":
-        raise _RefusedError("properties.body_encoding", "must be base64 or null", encoding)
+        raise RefusedError("properties.body_encoding", "must be base64 or null", encoding)
     try:
         return base64.b64decode(body) if encoding else body.encode()
     except ValueError as error:
-        raise _RefusedError("body", f"cannot be decoded: {_named(error)}") from None
+        raise RefusedError("body", f"cannot be decoded: {named(error)}") from None
 
 
 def _properties(properties: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,7 +139,7 @@ def _properties(properties: Mapping[str, Any]) -> dict[str, Any]:
     _check_delivery_info(where)
     for name in ("correlation_id", "reply_to"):
         if not (properties.get(name) is None or encodes(properties[name])):
-            raise _RefusedError(f"properties.{name}", "must be text that UTF-8 can encode", properties[name])
+            raise RefusedError(f"properties.{name}", "must be text that UTF-8 can encode", properties[name])
     mended = {name: value for name, value in properties.items() if name not in {"body_encoding", "priority"}}
     mended["delivery_info"] = {name: value for name, value in (where or {}).items() if name != "consumer_tag"}
     if properties.get("priority") is not None:
@@ -168,10 +151,10 @@ def _check_delivery_info(where: object) -> None:
     if where is None:
         return
     if not isinstance(where, dict):
-        raise _RefusedError("properties.delivery_info", "must be an object", where)
+        raise RefusedError("properties.delivery_info", "must be an object", where)
     for name in ("exchange", "routing_key"):
         if not (where.get(name) is None or encodes(where[name])):
-            raise _RefusedError(f"properties.delivery_info.{name}", "must be text", where[name])
+            raise RefusedError(f"properties.delivery_info.{name}", "must be text", where[name])
 
 
 def _priority(given: object) -> int:
@@ -181,7 +164,7 @@ def _priority(given: object) -> int:
     except (ValueError, TypeError, OverflowError):
         priority = None
     if not is_int(priority, -LARGEST_INT):
-        raise _RefusedError("properties.priority", f"must be a whole number to {LARGEST_INT}", given)
+        raise RefusedError("properties.priority", f"must be a whole number to {LARGEST_INT}", given)
     return int(priority)
 
 
@@ -193,54 +176,55 @@ def task(message: Message) -> Task | Refused:
     said: list[Any] = [{"headers": message.headers, "properties": message.properties}]
     try:
         return _task(message, said)
-    except _RefusedError as refused:
+    except RefusedError as refused:
         return Refused(str(refused), _id_of(*said))
     except Exception as error:
-        return Refused(f"the message cannot be handled: {_named(error)}", _id_of(*said))
+        return Refused(f"the message cannot be handled: {named(error)}", _id_of(*said))
 
 
 def _task(message: Message, said: list[Any]) -> Task:
     headers = message.headers
     if not isinstance(headers, dict):
-        raise _RefusedError("headers", "must be an object", headers)
+        raise RefusedError("headers", "must be an object", headers)
     if not isinstance(message.properties, dict):
-        raise _RefusedError("properties", "must be an object", message.properties)
+        raise RefusedError("properties", "must be an object", message.properties)
     _check_delivery_info(message.delivery_info)
     _properties(message.properties)
-    _check_depth("headers", headers)
+    check_depth("headers", headers)
     _check_known("headers", headers)
     headers = _mended(headers)
     body = _decoded(message)
     if isinstance(body, dict) and ("args" in body or "task" not in headers):
         said.append(body)
         body = _older(body)
-        _check_named({**body, **headers})
+        _checknamed({**body, **headers})
         _check_arguments(body["args"], body["kwargs"], body)
         return Task(headers, body)
-    _check_named(headers)
+    _checknamed(headers)
     if not (isinstance(body, list | tuple) and len(body) == 3):
-        raise _RefusedError(*_BODY, body)
+        raise RefusedError(*_BODY, body)
     args, kwargs, embed = body
     if not isinstance(embed, dict | None):
-        raise _RefusedError(*_BODY, embed)
+        raise RefusedError(*_BODY, embed)
     _check_arguments(args, kwargs, embed or {})
     for name in embed or {}:
         if name not in _EMBED and (name in KNOWN or name in RESERVED):
-            raise _RefusedError("body.embed", f"must have no more than {', '.join(_EMBED)}", name)
+            raise RefusedError("body.embed", f"must have no more than {', '.join(_EMBED)}", name)
     return Task(headers, [args, kwargs, embed or {}])
 
 
 def _decoded(message: Message) -> Any:
     for name, value in (("content_type", message.content_type), ("content_encoding", message.content_encoding)):
         if not isinstance(value, str | None):
-            raise _RefusedError(name, "must be text", value)
+            raise RefusedError(name, "must be text", value)
+    check_encoding(message.content_encoding)
     raw = message.body
-    nested = _check_size("body", raw) if isinstance(raw, bytes) else None
+    nested = check_size("body", raw) if isinstance(raw, bytes | str) else None
     try:
         body = message.payload
     except Exception as error:
-        raise _RefusedError("body", f"cannot be decoded: {_named(error)}") from None
-    _check_depth("body", body, nested)
+        raise RefusedError("body", f"cannot be decoded: {named(error)}") from None
+    check_depth("body", body, nested)
     return body
 
 
@@ -256,25 +240,25 @@ def _older(body: Mapping[str, Any]) -> dict[str, Any]:
 def _check_known(where: str, headers: Mapping[str, Any]) -> None:
     if wrong := first_wrong(headers):
         name, limit = wrong
-        raise _RefusedError(f"{where}.{name}", limit, headers[name])
+        raise RefusedError(f"{where}.{name}", limit, headers[name])
 
 
-def _check_named(headers: Mapping[str, Any]) -> None:
+def _checknamed(headers: Mapping[str, Any]) -> None:
     if "task" not in headers:
-        raise _RefusedError("headers.task", "must name a task", None)
+        raise RefusedError("headers.task", "must name a task", None)
     if "id" not in headers:
-        raise _RefusedError("headers.id", ID, None)
+        raise RefusedError("headers.id", ID, None)
 
 
 def _check_arguments(args: object, kwargs: object, embed: Mapping[str, Any]) -> None:
     if not isinstance(args, list | tuple):
-        raise _RefusedError(*_BODY, args)
+        raise RefusedError(*_BODY, args)
     if not isinstance(kwargs, dict):
-        raise _RefusedError(*_BODY, kwargs)
+        raise RefusedError(*_BODY, kwargs)
     for name in ("callbacks", "errbacks", "chain"):
         signatures = embed.get(name)
         if not isinstance(signatures, list | tuple | None):
-            raise _RefusedError(f"body.embed.{name}", "must be a list of signatures", signatures)
+            raise RefusedError(f"body.embed.{name}", "must be a list of signatures", signatures)
         for signature in signatures or ():
             _check_signature(f"body.embed.{name}", signature)
     if embed.get("chord") is not None:
@@ -293,21 +277,21 @@ _SIGNATURE: dict[str, tuple[type | tuple[type, ...], str]] = {
 def _check_signature(where: str, given: object) -> None:
     """Check that Celery can make a signature of it. Whether its task can run is not checked."""
     if not isinstance(given, dict):
-        raise _RefusedError(where, "must be a signature: an object", given)
+        raise RefusedError(where, "must be a signature: an object", given)
     if not encodes(given.get("task")):
-        raise _RefusedError(f"{where}.task", "must name a task", given.get("task"))
+        raise RefusedError(f"{where}.task", "must name a task", given.get("task"))
     for name, (kinds, expected) in _SIGNATURE.items():
         if given.get(name) is not None and not isinstance(given[name], kinds):
-            raise _RefusedError(f"{where}.{name}", f"must be {expected}", given[name])
+            raise RefusedError(f"{where}.{name}", f"must be {expected}", given[name])
     options = given.get("options") or {}
     if options.get("task_id") is not None and not is_id(options["task_id"]):
-        raise _RefusedError(f"{where}.options.task_id", ID, options["task_id"])
+        raise RefusedError(f"{where}.options.task_id", ID, options["task_id"])
     if given.get("chord_size") is not None and not is_int(given["chord_size"], -1):
-        raise _RefusedError(f"{where}.chord_size", "must be a whole number", given["chord_size"])
+        raise RefusedError(f"{where}.chord_size", "must be a whole number", given["chord_size"])
     try:
         Signature.from_dict(copy.deepcopy(given))
     except Exception as error:
-        raise _RefusedError(where, f"must be a signature: {_named(error)}", given) from None
+        raise RefusedError(where, f"must be a signature: {named(error)}", given) from None
 
 
 _NEVER_NULL = frozenset({"task", "id", "retries", "replaced_task_nesting"})
@@ -331,34 +315,7 @@ def _mended(headers: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, **shown}
 
 
-# ---------------------------------------------------------------- both
-
-
-def _check_size(what: str, raw: bytes) -> int:
-    """Check the size of JSON text before it is parsed. Returns the number of lists and objects that it may
-    contain."""
-    nested = raw.count(b"[") + raw.count(b"{")
-    if (values := nested + raw.count(b",")) > MOST_VALUES:
-        raise _RefusedError(what, f"must have at most {MOST_VALUES} lists, objects and commas", values)
-    return nested
-
-
-def _check_depth(what: str, value: object, most: int | None = None) -> None:
-    """Check the depth of parsed JSON. `most`: an upper bound of its lists and objects."""
-    if most is not None and most <= DEPTH:
-        return
-    level: Sequence[Any] = [value]
-    for _ in range(DEPTH + 1):
-        level = [
-            inner
-            for one in level
-            if isinstance(one, dict | list | tuple)
-            for inner in (one.values() if isinstance(one, dict) else one)
-            if isinstance(inner, dict | list | tuple)
-        ]
-        if not level:
-            return
-    raise _RefusedError(what, f"must have at most {DEPTH} levels of lists and objects")
+# ---------------------------------------------------------------- the id
 
 
 def _id_of(*said: Any) -> str | None:
@@ -371,12 +328,3 @@ def _id_of(*said: Any) -> str | None:
             if isinstance(where, dict) and is_id(where.get(name)):
                 return str(where[name])
     return None
-
-
-def _named(error: BaseException) -> str:
-    return _shown(f"{type(error).__name__}: {error}")[1:-1]
-
-
-def _shown(value: object) -> str:
-    """The value without lone surrogates, for the log."""
-    return ascii(shorten(value))[1:-1] if not encodes(shown := shorten(value)) else shown
