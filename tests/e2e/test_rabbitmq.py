@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -14,14 +15,12 @@ import pytest
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
-from petiole.tasks.app.application import App
-from petiole.tasks.app.configuration import configuration
 from petiole.tasks.fleet.queues import queue_lengths
 from petiole.tasks.fleet.reports import LOST_AFTER_S
-from petiole.tasks.settings import Settings, settings
+from petiole.tasks.settings import settings
 from tests.support.client import client
 from tests.support.fake_engine import expected, word
-from tests.support.rabbitmq import INSTALLED, RabbitServer
+from tests.support.rabbitmq import INSTALLED, RabbitServer, site_on
 from tests.support.scraping import exporting
 from tests.support.site import Site, eventually
 
@@ -37,10 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitServer]:
 
 @pytest.fixture(scope="module")
 def rabbit(server: RabbitServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with Site(tmp_path_factory.mktemp("site"), PETIOLE_DRAIN_SECONDS=0) as site:
-        site.environment |= {"PETIOLE_BROKER_URL": server.url, "PETIOLE_REDIS_URL": site.url}
-        site.app = App("petiole", set_as_current=False)
-        site.app.conf.update(configuration(Settings(broker_url=server.url, redis_url=site.url)))
+    with site_on(server, tmp_path_factory.mktemp("site"), PETIOLE_DRAIN_SECONDS=0) as site:
         for worker in [site.start_worker("-Q", "petiole,petiole.other") for _ in range(2)]:
             worker.ready()
         yield site
@@ -216,3 +212,19 @@ def test_what_a_worker_holds_is_reported_and_that_its_engine_lives(rabbit: Site)
         figures = eventually(lambda: (now := scrape()).get(held) == 1 and now, "it is held")
         assert figures["petiole_lease_age_seconds", ""] < LOST_AFTER_S
     result.revoke(terminate=True)
+
+
+def test_a_message_held_for_longer_than_rabbitmq_allows_comes_back(tmp_path: Path) -> None:
+    """RabbitMQ closes the channel after `consumer_timeout`. The worker goes on with its generation."""
+    server = RabbitServer(tmp_path, "-rabbit consumer_timeout 2000 -rabbit channel_tick_interval 500")
+    try:
+        with site_on(server, tmp_path, PETIOLE_FAKE_STEP_MS=20) as site:
+            worker = site.worker()
+            results = [site.generate(f"long{i}", max_tokens=400, seed=i) for i in range(3)]
+            eventually(lambda: "the broker has closed a channel" in worker.output, "RabbitMQ closes the channel")
+            for i, result in enumerate(results):
+                assert site.get(result)["token_ids"] == site.tokens(result) == expected(f"long{i}", i, 400)
+            assert worker.alive()
+            assert site.get(site.generate("short", max_tokens=2, seed=1))["attempt"] == 1
+    finally:
+        server.close()

@@ -8,13 +8,19 @@ from __future__ import annotations
 import json
 import os
 import random
+import struct
+from collections.abc import Iterator
 from pathlib import Path
+from struct import pack
 from typing import Any
 
 import pytest
+from amqp.basic_message import Message
+from amqp.exceptions import AMQPError
 
 from tests.support.fake_engine import expected
 from tests.support.hostile_broadcasts import NESTED, ROUTES, HostileBroadcasts
+from tests.support.rabbitmq import INSTALLED, RabbitServer, site_on
 from tests.support.site import Site, Worker
 
 pytestmark = pytest.mark.e2e
@@ -23,6 +29,15 @@ SEED = int(os.environ.get("PETIOLE_FUZZ_SEED") or random.SystemRandom().randrang
 MESSAGES = int(os.environ.get("PETIOLE_FUZZ_BROADCASTS", 3000))
 BATCH = 300
 COMMANDS, EVENTS = "/0.celery.pidbox", "/0.celeryev/"
+
+
+@pytest.fixture(scope="module")
+def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Workers on RabbitMQ."""
+    server = RabbitServer(tmp_path_factory.mktemp("rabbit"))
+    with site_on(server, tmp_path_factory.mktemp("site")) as site:
+        yield site
+    server.close()
 
 
 def serves(site: Site, *workers: Worker) -> None:
@@ -70,3 +85,92 @@ def test_no_command_and_no_event_ends_or_stalls_a_worker(tmp_path: Path) -> None
         serves(site, worker)  # what it has in mind does not bar a new connection
         late = site.worker(gossip=True)  # and does not end the next worker
         serves(site, worker, late)
+
+
+# ---------------------------------------------------------------- RabbitMQ
+
+on_rabbitmq = pytest.mark.skipif(not INSTALLED, reason="rabbitmq-server is not installed")
+
+
+class Raw(Message):  # type: ignore[misc]
+    """A message whose properties are these bytes."""
+
+    def __init__(self, body: bytes, properties: bytes) -> None:
+        super().__init__(body)
+        self.raw = properties
+
+    def _serialize_properties(self) -> bytes:
+        return self.raw
+
+
+def with_header(kind: bytes, value: bytes, name: bytes = b"odd") -> bytes:
+    """Properties with one header."""
+    table = bytes([len(name)]) + name + kind + value
+    return pack(">HI", 0x2000, len(table)) + table
+
+
+def nested(levels: int) -> bytes:
+    """The length and the contents of an array of arrays."""
+    value = pack(">I", 0)
+    for _ in range(levels - 1):
+        value = pack(">I", len(value) + 1) + b"A" + value
+    return value
+
+
+UNREADABLE = {
+    "arrays in arrays": with_header(b"A", nested(5000)),
+    "a year after 9999": with_header(b"T", pack(">Q", 2**62)),
+    "a value that is no text": with_header(b"S", pack(">I", 2) + b"\xff\xfe"),
+    "a name that is no text": with_header(b"t", b"\1", b"\xff\xfe"),
+    "a content type that is no text": pack(">HB", 0x8000, 2) + b"\xff\xfe",
+    "an encoding of Python's": pack(">HB", 0x4000, 8) + b"punycode",
+}
+EVERYWHERE = (
+    ("celery.pidbox", b""),
+    ("celery.pidbox", b"\xff\xfe"),
+    ("celeryev", b"worker.heartbeat"),
+    ("celeryev", b"worker.\xff\xfe"),
+    ("celery_delayed_delivery", b"\xff.petiole"),
+    ("", b"petiole"),
+)
+
+
+@on_rabbitmq
+def test_nothing_unreadable_on_rabbitmq_ends_a_worker(rabbit: Site) -> None:
+    worker = rabbit.worker(gossip=True)
+    with rabbit.app.connection_for_write() as connection, connection.channel() as channel:
+        for exchange, routing_key in EVERYWHERE:
+            for properties in (*UNREADABLE.values(), pack(">H", 0)):
+                for body in (NESTED, b"-" + b"a" * 100_000, b""):
+                    channel.basic_publish(Raw(body, properties), exchange=exchange, routing_key=routing_key)
+            serves(rabbit, worker)
+    refused = rabbit.redis.llen("petiole:quarantine")
+    assert refused >= 3 * (len(UNREADABLE) + 1)
+
+
+@on_rabbitmq
+def test_no_command_and_no_event_on_rabbitmq_ends_or_stalls_a_worker(rabbit: Site) -> None:
+    print(f"PETIOLE_FUZZ_SEED={SEED} PETIOLE_FUZZ_BROADCASTS={MESSAGES}")
+    hostile, worker = HostileBroadcasts(SEED), rabbit.worker(gossip=True)
+
+    def publish(body: Any, exchange: str, routing_key: str) -> None:
+        """Publish on a connection of its own: RabbitMQ closes it for some headers."""
+        content_type, content_encoding = hostile.content_type()
+        try:
+            with rabbit.app.connection_for_write() as connection, connection.channel() as channel:
+                message = channel.prepare_message(
+                    hostile.encoded(body), None, content_type, content_encoding, hostile.headers()
+                )
+                channel.basic_publish(message, exchange=exchange, routing_key=routing_key)
+        except (struct.error, ValueError, TypeError, AMQPError, OSError):
+            pass
+
+    for _ in range(0, MESSAGES // 5, BATCH // 5):
+        for _ in range(BATCH // 5):
+            if hostile.random.random() < 0.6:
+                publish(hostile.command(), "celery.pidbox", "")
+            else:
+                publish(hostile.event(), "celeryev", hostile.random.choice(ROUTES))
+        serves(rabbit, worker)
+    late = rabbit.worker(gossip=True)
+    serves(rabbit, worker, late)

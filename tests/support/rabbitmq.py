@@ -6,9 +6,15 @@ import os
 import shutil
 import socket
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from tests.support.site import eventually
+from petiole.tasks.app.application import App
+from petiole.tasks.app.configuration import configuration
+from petiole.tasks.settings import Settings
+from tests.support.site import Site, eventually
 
 BINARY = shutil.which("rabbitmq-server") or "/usr/lib/rabbitmq/bin/rabbitmq-server"
 INSTALLED = Path(BINARY).exists()
@@ -23,7 +29,8 @@ def free_port() -> int:
 class RabbitServer:
     """rabbitmq-server with data of its own, which can be stopped and started again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, options: str = "") -> None:
+        """`options`: such as `-rabbit consumer_timeout 1000`."""
         self.folder, self.port, self.epmd = folder, free_port(), free_port()
         self.environment = {
             **os.environ,
@@ -36,7 +43,7 @@ class RabbitServer:
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
             "RABBITMQ_PID_FILE": str(folder / "pid"),
             "ERL_EPMD_PORT": str(self.epmd),
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"+S 1:1 {options}",
         }
         self.url = f"amqp://guest:guest@127.0.0.1:{self.port}//"
         self.start()
@@ -70,3 +77,13 @@ class RabbitServer:
         self.stop()
         command = ["epmd", "-port", str(self.epmd), "-kill"]
         subprocess.run(command, env=self.environment, capture_output=True, check=False)
+
+
+@contextmanager
+def site_on(server: RabbitServer, folder: Path, **environment: Any) -> Iterator[Site]:
+    """A site whose messages are in RabbitMQ, and all else in a Redis."""
+    with Site(folder, **environment) as site:
+        site.environment |= {"PETIOLE_BROKER_URL": server.url, "PETIOLE_REDIS_URL": site.url}
+        site.app = App("petiole", set_as_current=False)
+        site.app.conf.update(configuration(Settings(broker_url=server.url, redis_url=site.url)))
+        yield site

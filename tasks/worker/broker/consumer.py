@@ -13,12 +13,14 @@ from functools import cached_property
 from typing import Any
 
 import redis
+from amqp.exceptions import ChannelError
 from celery import signals
 from celery.exceptions import CPendingDeprecationWarning, NotRegistered
 from celery.worker.consumer import Consumer as StockConsumer
 from celery.worker.consumer.control import Control
 from celery.worker.consumer.gossip import Gossip
 from celery.worker.consumer.mingle import Mingle
+from celery.worker.loops import asynloop, synloop
 from celery.worker.state import maybe_shutdown
 
 from petiole.tasks.worker.broker import gate
@@ -52,6 +54,14 @@ class Consumer(StockConsumer):  # type: ignore[misc]
         connected = conn.ensure_connection(report, most, *CONNECTING_PAUSES_S, callback=maybe_shutdown)
         self.first_connection_attempt = False
         return connected
+
+    def loop(self, *arguments: Any) -> None:
+        """Celery's event loop. If RabbitMQ closes a channel, as it does when a message is held for longer than its
+        `consumer_timeout`, the worker connects again, and the held messages come back."""
+        try:
+            (asynloop if self.hub else synloop)(*arguments)
+        except ChannelError as error:
+            raise ConnectionResetError(f"the broker has closed a channel: {error}") from error
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         with warnings.catch_warnings():  # Celery's warning about a default that a later version changes
