@@ -5,8 +5,9 @@ configuration  Petiole's settings as Celery's configuration; how long callers tr
 backend        the result backend on Redis, one for all threads
 awaiting       how callers wait for results: one subscription for each process
 broadcasts     Celery's control commands, with one connection in place of two; `fleet.control` uses them
+mixed_groups   waiting for a group that has tasks of two apps: the one method of Celery's that producers replace
 pools          connections and producers of this app alone, in each process
 rabbitmq       quorum queues and delays on RabbitMQ
 stored_errors  the module name of stored errors, the same for every version; their class: `worker.output.outcomes`
-two_apps       checks, when a canvas of this app and a user's is submitted, what both must have in common
+two_apps       which app is the user's; checks, when a canvas of both is submitted, what both must have in common
 """

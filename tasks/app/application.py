@@ -79,7 +79,7 @@ class App(Celery):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._configuring = threading.RLock()
-        self.pools = Pools(self.connection_for_write, lambda: self.conf.broker_pool_limit)
+        self.pools = Pools(self)
         super().__init__(*args, **options)
         object.__setattr__(self._conf, "__class__", Configuration)  # a plain assignment would be a setting
 

@@ -111,6 +111,16 @@ class RedisBackend(StoredErrors, stock.RedisBackend):  # type: ignore[misc]
                 refusals.append(error)
             raise
 
+    def iter_native(self, result: Any, **options: Any) -> Iterator[tuple[str, Any]]:
+        """Celery misses a result of the group that another thread receives just as this one begins to wait for it.
+        `GroupResult.get()` returned None in its place."""
+        missing = {node.id: node for node in result.results}
+        for task_id, meta in super().iter_native(result, **options):
+            missing.pop(task_id, None)
+            yield task_id, meta
+        for task_id, node in missing.items():
+            yield task_id, node._cache if hasattr(node, "_cache") else node.children
+
     def on_task_call(self, producer: object, task_id: str) -> None:
         """Do not subscribe at submission: `get()` subscribes."""
 

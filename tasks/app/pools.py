@@ -8,16 +8,23 @@ theirs Petiole's.
 A forked child makes pools of its own. kombu notices only billiard's forks, not those of `gunicorn --preload` or
 uWSGI, whose workers would share RabbitMQ's connections and mix their messages. The child keeps the pools that it
 has inherited, and does not use them: if it closed or collected amqp's connections, the parent's would be closed,
-too."""
+too.
+
+Celery sends all tasks of a group with one producer, that of the app of the first task. So a producer of Petiole's
+may get a message of another app, whose broker may be another. It passes the message on to that app's producers.
+(The other way round, Petiole's tasks do not take a producer from a group: `submission.task`.)"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
+from celery import Celery
+from kombu import messaging
 from kombu.connection import ConnectionPool
 from kombu.pools import ProducerPool
+
+from petiole.tasks.app import two_apps
 
 
 class Connections(ConnectionPool):
@@ -28,19 +35,33 @@ class Connections(ConnectionPool):
         stock.__init__(connection, limit=limit)
 
 
+class Producer(messaging.Producer):
+    app: Celery
+
+    def publish(self, body: Any, *more: Any, **options: Any) -> Any:
+        theirs = two_apps.elsewhere(self.app, options.get("reply_to"))
+        if theirs is None:
+            stock: Any = super()
+            return stock.publish(body, *more, **options)
+        with theirs.producer_or_acquire() as producer:
+            return producer.publish(body, *more, **options)
+
+
 class Producers(ProducerPool):
     close_after_fork = False
 
-    def __init__(self, connection: Any, limit: int) -> None:
+    def __init__(self, app: Celery) -> None:
+        limit = app.conf.broker_pool_limit or 0
+        kind = type("Producer", (Producer,), {"app": app})
         stock: Any = super()
-        stock.__init__(Connections(connection, limit), limit=limit)
+        stock.__init__(Connections(app.connection_for_write(), limit), limit=limit, Producer=kind)
 
 
 class Pools:
     """The pools of an app: those of the process that asks."""
 
-    def __init__(self, connect: Callable[[], Any], limit: Callable[[], int | None]) -> None:
-        self._connect, self._limit = connect, limit
+    def __init__(self, app: Celery) -> None:
+        self._app = app
         self._of_process: dict[int, Producers] = {}
 
     @property
@@ -48,7 +69,7 @@ class Pools:
         process = os.getpid()
         found = self._of_process.get(process)
         if found is None:  # another thread may make it at the same time: all take the first
-            found = self._of_process.setdefault(process, Producers(self._connect(), self._limit() or 0))
+            found = self._of_process.setdefault(process, Producers(self._app))
         return found
 
     @property

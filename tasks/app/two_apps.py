@@ -1,8 +1,11 @@
-"""Checks what Petiole's app and the user's must have in common when one chain or chord has tasks of both.
+"""Which app is the user's, and what it and Petiole's must have in common when one canvas has tasks of both.
 
 A mistake would show late, as a task that nobody runs. So the check runs when such a canvas is submitted. If
 Petiole's app submits the first task, a mistake raises an exception. If the user's app does, it is logged, because
-Celery's signals cannot stop a submission."""
+Celery's signals cannot stop a submission.
+
+A canvas is a tree: a step of a chain, or the body of a chord, may itself be a group, a chain or a chord. The check
+looks at all tasks of the tree."""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from celery import Celery, current_app
+from celery import Celery, _state, current_app
 from celery.signals import before_task_publish
 
 from petiole.tasks.app.rabbitmq import EXCHANGE_TYPE, QUEUE_TYPE
@@ -47,32 +50,30 @@ def sent_by_petiole() -> Iterator[None]:
 def check(ours: Celery, options: Mapping[str, Any]) -> None:
     """Raises `InvalidSettings` if a task of Petiole's app, submitted with `options`, leads to a task of another
     app that cannot be reached."""
-    linked = [(link, False) for link in _links(options)] + [(link, True) for link in _list(options.get("chord"))]
-    for signature, is_chord in linked:
-        theirs = _another_app(signature, ours)
-        if theirs is not None:
-            for problem in _different(ours, theirs, is_chord):
+    links, chord = list(_links(options)), _list(options.get("chord"))
+    is_chord = bool(chord) or any(map(_has_chord, links))
+    for theirs in _apps([*links, *chord], ours):
+        for problem in _different(ours, theirs, is_chord):
+            raise InvalidSettings(problem)
+    for senders, sent in _handovers([], list(reversed(_list(options.get("chain")))), ours):
+        for theirs in senders:
+            for problem in _undeclared(theirs, sent):
                 raise InvalidSettings(problem)
-    before = None
-    for signature in reversed(_list(options.get("chain"))):  # Celery keeps the next link at the end of the list
-        theirs = _another_app(signature, ours)
-        if theirs is None and before is not None:  # the worker of the previous link sends this one
-            for problem in _undeclared(before, _queues(signature)):
-                raise InvalidSettings(problem)
-        before = theirs
 
 
 def watch(ours: Celery, names: Container[str]) -> None:
     """Log mistakes in messages of another app that lead to generations. `names`: the names of these tasks."""
 
-    def look_at_links(body: Any = None, **_: object) -> None:
+    def look_at_links(body: Any = None, properties: Any = None, **_: object) -> None:
         if getattr(_sending, "ours", False) or not isinstance(body, tuple) or len(body) != 3:
             return
+        links = list(_links(body[2]))
         chord = [one for one in _list(body[2].get("chord")) if isinstance(one, dict)]
-        found = [one for one in [*_links(body[2]), *chord] if one.get("task") in names]
-        theirs: Celery = current_app._get_current_object()
+        found = [one for one in _tasks([*links, *chord]) if one.get("task") in names]
+        theirs = _sender((properties or {}).get("reply_to"), ours) or users_app(ours)
         if found and theirs is not ours:
-            for problem in [*_different(ours, theirs, bool(chord)), *_undeclared(theirs, _queues(*found))]:
+            is_chord = bool(chord) or any(map(_has_chord, links))
+            for problem in [*_different(ours, theirs, is_chord), *_undeclared(theirs, _queues(*found))]:
                 if problem not in _reported:
                     _reported.add(problem)
                     logger.error("a generation of this chain or chord will not run: %s", problem)
@@ -80,8 +81,93 @@ def watch(ours: Celery, names: Container[str]) -> None:
     before_task_publish.connect(look_at_links, weak=False)
 
 
+def users_app(ours: Celery) -> Celery:
+    """The app that this thread works for. Celery knows it in the thread that has made it, and in workers. In the
+    other threads of a web server it is the one app beside Petiole's, if there is one."""
+    current: Celery = current_app._get_current_object()
+    if current is ours or (current is _state.default_app and current.main == "default"):  # Celery's last resort
+        others = [app for app in _active_apps() if app is not ours and app is not current]
+        return others[0] if len(others) == 1 else current
+    return current
+
+
+def elsewhere(ours: Celery, reply_to: object) -> Celery | None:
+    """The app of a message with this `reply_to`, if it is not Petiole's and perhaps has another broker."""
+    theirs = None if getattr(_sending, "ours", False) else _sender(reply_to, ours)
+    return theirs if theirs is not None and _place(_broker(ours)) != _place(_broker(theirs)) else None
+
+
+def _sender(reply_to: object, ours: Celery) -> Celery | None:
+    """The other app that has made a message in this thread: each app has an id of its own for each thread."""
+    if reply_to is None:
+        return None
+    return next((app for app in _active_apps() if app is not ours and app.thread_oid == reply_to), None)
+
+
+def _active_apps() -> list[Celery]:
+    return list(_state._get_active_apps())
+
+
+# ------------------------------------------------------------ the tree of a canvas
+
+
+def _members(signature: Any) -> list[list[Any]]:
+    """The signatures inside a group, a chain or a chord: those that are sent together, in the order of
+    sending."""
+    inside = signature.get("kwargs") or {}
+    match signature.get("subtask_type"):
+        case "chain":
+            return [[step] for step in _list(inside.get("tasks"))]
+        case "group":
+            return [_list(inside.get("tasks"))]
+        case "chord":
+            header = inside.get("header")
+            return [[header] if isinstance(header, dict) else _list(header), _list(inside.get("body"))]
+    return []
+
+
+def _tasks(signatures: Iterable[Any]) -> Iterator[Any]:
+    """The tasks in these signatures."""
+    for signature in signatures:
+        if isinstance(signature, dict):
+            members = _members(signature)
+            yield from (task for sent in members for task in _tasks(sent)) if members else [signature]
+
+
+def _has_chord(signature: Any) -> bool:
+    inside = (one for sent in _members(signature) for one in sent if isinstance(one, dict))
+    return signature.get("subtask_type") == "chord" or any(map(_has_chord, inside))
+
+
+def _apps(signatures: Iterable[Any], ours: Celery) -> list[Celery]:
+    """The other apps of the tasks in these signatures."""
+    return [theirs for task in _tasks(signatures) if (theirs := _another_app(task, ours)) is not None]
+
+
+def _handovers(
+    senders: list[Celery], steps: Iterable[Any], ours: Celery
+) -> Iterator[tuple[list[Celery], set[str]]]:
+    """For each step that has tasks of Petiole's app: the other apps whose workers send the step, and the queues of
+    those tasks."""
+    for step in steps:
+        if not isinstance(step, dict):
+            continue
+        members = _members(step)
+        if not members:
+            if _another_app(step, ours) is None:
+                yield senders, _queues(step)
+            senders = _apps([step], ours)
+        before = senders
+        for sent in members:
+            for one in sent:
+                yield from _handovers(before, [one], ours)
+            before = senders = _apps(sent, ours)
+
+
 def _another_app(signature: Any, ours: Celery) -> Celery | None:
-    app = getattr(signature, "_app", None)
+    """The app of a task, unless it is Petiole's. Celery gives a signature the app of the canvas that it is in, so
+    the task itself knows better."""
+    app = getattr(getattr(signature, "_type", None), "app", None) or getattr(signature, "_app", None)
     return app if isinstance(app, Celery) and app is not ours else None
 
 

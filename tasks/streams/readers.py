@@ -18,6 +18,8 @@ from celery.exceptions import TimeoutError as GaveUp
 from celery.result import AsyncResult, EagerResult
 from kombu.exceptions import OperationalError
 
+from petiole.tasks.app import mixed_groups
+from petiole.tasks.app.application import App
 from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.errors import StreamError
 from petiole.tasks.fleet import control
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from redis.client import PubSub
 
     from petiole.tasks.requests.types import GenerationDict
+
+
+mixed_groups.install(App)
 
 
 class AsyncGeneration(AsyncResult):  # type: ignore[misc]

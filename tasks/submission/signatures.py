@@ -19,19 +19,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from celery import Celery, current_app
+from celery import Celery
 from celery.app.routes import MapRoute
 from celery.canvas import Signature
 from celery.utils.functional import maybe_evaluate
 from kombu.entity import Queue
 
+from petiole.tasks.app import two_apps
+from petiole.tasks.app.application import App
 from petiole.tasks.requests.schemas import in_json
 from petiole.tasks.settings import PREFIX, Settings, parse_weights
-
-if TYPE_CHECKING:
-    from petiole.tasks.app.application import App
 
 
 class OwnQueue(str):
@@ -44,7 +43,20 @@ def sign(task: Any, args: Any = None, kwargs: Any = None, *more: Any, **options:
 
 
 class GenerationSignature(Signature):  # type: ignore[misc]
-    """The signature of a task of Petiole's app."""
+    """The signature of a task of Petiole's app.
+
+    Celery gives a signature the app of the chain, group or chord that it is in. This one keeps its own."""
+
+    _petioles: App
+
+    @property
+    def _app(self) -> App:
+        return self._petioles
+
+    @_app.setter
+    def _app(self, app: Celery) -> None:
+        if isinstance(app, App):
+            self._petioles = app
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -97,7 +109,7 @@ def _in_the_environment(app: App, name: str, args: Any, kwargs: Any, options: Ma
 
 def _routed(app: App, name: str, args: Any, kwargs: Any, options: Mapping[str, Any]) -> str | None:
     """The queue; None if a route names an exchange instead."""
-    others: Celery = current_app._get_current_object()
+    others = two_apps.users_app(app)
     unset = {option: value for option, value in options.items() if option != "queue"}
     if others is not app and (route := _meant_for(others, name, args, kwargs, unset)) is not None:
         return _queue_of(route)

@@ -64,6 +64,8 @@ class GenerationTask(Task):  # type: ignore[misc]
         two_apps.check(self.app, options)
         if isinstance(options.get("queue"), OwnQueue):  # here this app's router chooses the queue
             del options["queue"]
+        if "group_id" in options:  # the producer is that of the group's first task, perhaps of another app
+            options.pop("producer", None)
         sent_on = "parent_id" in options or isinstance(self.app.current_worker_task, GenerationTask)
         if not sent_on:
             given = {**options, "task_id": more[0]} if more else options

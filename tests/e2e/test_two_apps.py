@@ -84,6 +84,106 @@ def test_callbacks_of_the_other_app(both: Site) -> None:
     eventually(lambda: f"noted {failing}" in shop.output, "the error's callback ran in its own app")
 
 
+# ------------------------------------------------------------ every canvas, in every order
+
+
+def wrong(site: Site, *arguments: str) -> dict[str, str]:
+    """What `both_apps.py` finds wrong."""
+    command = [sys.executable, str(REPOSITORY / "tests" / "support" / "both_apps.py"), *arguments]
+    environment = {**os.environ, **site.environment, "SHOP_SETTINGS": "{}", "PYTHONPATH": str(REPOSITORY)}
+    ran = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(ran.stdout)
+    assert found["tried"] > 0
+    return found["wrong"]  # type: ignore[no-any-return]
+
+
+def test_every_canvas_in_every_order_from_forty_threads(both: Site) -> None:
+    assert wrong(both, "threads", "40", "1") == {}
+
+
+def test_the_same_in_forked_processes(both: Site) -> None:
+    assert wrong(both, "forked", "3", "8", "10") == {}
+
+
+ELSEWHERE = """
+from tests.support import both_apps
+shapes = [("group", "P0", "S1"), ("group", "S0", "P1"), ("group", ("chain", "P0", "P1"), ("chain", "S2", "S3"))]
+print(json.dumps([both_apps.attempt(shape) for shape in shapes]))
+"""
+
+
+@pytest.mark.parametrize("settings", [{}, {"result_backend": "1"}])
+def test_members_of_a_group_go_to_the_broker_of_their_own_app(own_site: Site, settings: dict[str, str]) -> None:
+    """Or share a broker, and have a result backend each. Nothing passes from one app to the other."""
+    first, second = own_site.url, own_site.url.replace("virtual_host=0", "virtual_host=1")
+    own_site.environment["SHOP_URL"] = first if settings else second
+    own_site.environment["SHOP_SETTINGS"] = json.dumps(dict.fromkeys(settings, second))
+    own_site.start_worker(*SHOP, app="tests.support.shop").ready()
+    own_site.worker()
+    assert client(own_site, ELSEWHERE, FIRST) == ["", "", ""]
+
+
+def test_a_group_that_is_not_complete_in_time_raises(both: Site) -> None:
+    code = """
+from celery.exceptions import TimeoutError as GaveUp
+late = generate.s(prompt="x", max_tokens=1).set(queue="nobodys")
+for members in ([late, note.s(label=1)], [note.s(label=1), late]):
+    try:
+        print(group(members)().get(timeout=0.5))
+    except GaveUp:
+        continue
+print("[]")
+"""
+    assert client(both, code, FIRST) == []
+
+
+def test_the_failure_of_a_member_is_raised(both: Site) -> None:
+    code = """
+failing = [generate.s(prompt=[1] * 100_000, max_tokens=1), generate.s(prompt="x", max_tokens=1)]
+said = []
+for members in ([note.s(label=1), *failing], [*failing, note.s(label=1)]):
+    try:
+        group(members)().get(timeout=60)
+    except InvalidRequest as error:
+        said.append(error.field)
+    results = group(members)().get(timeout=60, propagate=False)
+    said.append([type(one).__name__ for one in results])
+print(json.dumps(said))
+"""
+    kinds = [["str", "InvalidRequest", "dict"], ["InvalidRequest", "dict", "str"]]
+    assert client(both, code, FIRST) == ["prompt", kinds[0], "prompt", kinds[1]]
+
+
+# ------------------------------------------------------------ in the threads of a web server
+
+THREAD = """
+import threading
+said = []
+def thread():
+    {body}
+one = threading.Thread(target=thread)
+one.start()
+one.join()
+print(json.dumps(said))
+"""
+
+
+def test_a_thread_knows_the_routes_of_the_users_app(own_site: Site) -> None:
+    own_site.environment["SHOP_URL"] = own_site.url
+    own_site.environment["SHOP_SETTINGS"] = json.dumps({"task_routes": {"tasks.generate": {"queue": "gpu-a"}}})
+    body = (
+        "linked = fetch_article.s(1) | generate.s(prompt='x'); linked.freeze();"
+        "said.append(linked.tasks[1].options['queue'])"
+    )
+    assert client(own_site, THREAD.format(body=body), FIRST) == ["gpu-a"]
+
+
+def test_a_thread_reports_no_mistake_where_there_is_none(own_site: Site) -> None:
+    own_site.environment["SHOP_URL"] = own_site.url
+    body = "(fetch_article.s(1) | generate.s(prompt='x')).delay(); said.extend(two_apps._reported)"
+    assert client(own_site, "from petiole.tasks.app import two_apps\n" + THREAD.format(body=body), FIRST) == []
+
+
 # ------------------------------------------------------------ which queue
 
 

@@ -11,6 +11,7 @@ A whole installation, and who uses it:
     reader           a reader of a stream on a thread of its own
     web_app          what a web app does with Petiole, in an environment with its own Celery
     shop             a team's own Celery app, as it was before Petiole came
+    both_apps        canvases of that app and Petiole's, in every order, and what each must give
     foreign_tasks    tasks of the same app that are no generations
     hostile          messages as no producer sends them
     hostile_broadcasts  control commands and events as no Celery sends them

@@ -153,6 +153,22 @@ def test_on_message_hears_of_its_own_results_whoever_else_waits(site: Site, app:
     assert consumer._listeners == []
 
 
+def test_a_result_that_another_thread_receives_as_a_group_begins_to_wait(
+    app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, members = app.backend, [app.AsyncResult(name) for name in ("first", "second")]
+    waiting = GroupResult("g", members, app=app)
+    collect = backend._collect_into
+
+    def received_before(node: Any, bucket: Any) -> None:
+        meta = backend._get_result_meta({"text": node.id}, "SUCCESS", None, None) | {"task_id": node.id}
+        backend.result_consumer.on_state_change(meta, None)
+        collect(node, bucket)
+
+    monkeypatch.setattr(backend, "_collect_into", received_before)
+    assert waiting.get(timeout=10) == [{"text": "first"}, {"text": "second"}]
+
+
 def test_as_many_connect_to_the_broker_at_once_as_a_web_server_has_threads(app: Any) -> None:
     held = [app.pool.acquire() for _ in range(64)]
     for connection in held:

@@ -1,6 +1,7 @@
 """What Petiole changes in Celery and kombu, and which of their private names it relies on: one list of each.
 
-    PATCHES   what is replaced in the libraries themselves, in a worker's process only
+    PATCHES   what is replaced in the libraries themselves, in a worker's process only (one method is replaced in
+              producers, too: `tasks.app.mixed_groups`)
     PRIVATE   private names that Petiole overrides, calls or reads: here, and on the producer side
 
 Everything else uses what Celery and kombu offer: settings, subclasses named by settings, bootsteps, routes.
@@ -60,6 +61,7 @@ PRIVATE: dict[str, dict[str, Private]] = {
         "_load_properties": Private("(self, class_id, buf, offset)", "properties that cannot be read"),
     },
     "celery._state": {
+        "_get_active_apps": Private("()", "the user's app, in the threads of a web server"),
         "_tls": Private("", "whether the process has a current app: Petiole's must not take its place"),
     },
     "celery.app.amqp:AMQP": {
@@ -102,7 +104,7 @@ PRIVATE: dict[str, dict[str, Private]] = {
         "_transport_options": Private("", "the options of the sentinels"),
     },
     "celery.canvas:Signature": {
-        "_app": Private("", "the app of a signature, which may not be the current app"),
+        "_app": Private("", "a generation's signature keeps its app, whichever canvas it is put in"),
         "_freeze": Private(
             "(self, _id=None, group_id=None, chord=None, root_id=None, parent_id=None, group_index=None)",
             "Celery's name of `freeze`, which is overridden",
@@ -117,6 +119,7 @@ PRIVATE: dict[str, dict[str, Private]] = {
     },
     "celery.result:AsyncResult": {
         "_cache": Private("", "whether a result has been received"),
+        "_get_task_meta": Private("(self)", "what is stored of a member of a group with tasks of two apps"),
         "_iter_meta": Private("(self, **kwargs)", "what is stored, before waiting for it"),
         "_maybe_set_cache": Private("(self, meta)", "give a result to the object that waits for it"),
     },
