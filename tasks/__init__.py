@@ -16,6 +16,7 @@ numpy. The names below are imported at their first use.
     fleet/        watching and steering workers: reports, queue lengths, cancel, pause, drain, Prometheus
     app/          the Celery app: its configuration, result backend, RabbitMQ
     servers/      how to reach Redis: connections, sentinels, an embedded server
+    record/       what stands in Redis of one task: deltas and ends as JSON, the scripts that write them
     requests/     the contents of a task's message and result: options, results, images, headers
     settings      every setting, from PETIOLE_* variables; the engine's are in `gpu_worker.config`, too
     worker_side   the names of the worker's classes, as dotted strings

@@ -13,7 +13,7 @@ from typing import Any
 from redis.exceptions import ConnectionError, InvalidResponse, ResponseError
 
 _DAMAGE = ("WRONGTYPE", "not an integer", "would overflow")
-"""The same words as in the worker's `prelude.lua`. Errors of scripts have further text around them."""
+"""The same words as in `record/lua/prelude.lua`. Errors of scripts have further text around them."""
 
 
 class DamagedKey(ResponseError):  # noqa: N818 - what it is

@@ -14,7 +14,7 @@ Each line may import what stands below it. Nobody above imports any of it: Celer
     output/      the outgoing half of the streams, and outcomes
     outage       logs the first failure of something, and the recovery
     periodic     a thread that repeats one function
-    scripts      loads and runs the Lua scripts in `lua/` beside their callers; `prelude.lua` precedes each
+    scripts      the Lua scripts in `lua/` beside their callers; a connection for calls in a pipeline
 """
 
 from importlib.util import find_spec

@@ -1,26 +1,18 @@
-"""Loads and runs the Lua scripts in the folders `lua/` beside the modules that call them.
-
-Redis runs a script atomically, so every invariant that workers could break by a race is enforced in a script. All
-scripts are read when the worker starts. Read later, after an upgrade of the installed package, they might not fit
-the arguments of this process."""
+"""The worker's Lua scripts, in the folders `lua/` beside their callers, and those of `tasks.record`."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import redis
 from hiredis import pack_command
 
 from petiole.tasks.keys import AFFINITY_HEADER
+from petiole.tasks.record import scripts as record_scripts
 from petiole.tasks.servers.connections import LOST
-
-
-class Script(Protocol):
-    def __call__(self, keys: Sequence[Any], args: Sequence[Any]) -> Any: ...
 
 
 class Take(IntEnum):
@@ -31,16 +23,6 @@ class Take(IntEnum):
     TAKEN = 1
 
 
-class Publish(IntEnum):
-    """The answer of `publish.lua` for a stream that needs attention."""
-
-    STALE = 1
-    GAP = 2
-    FLAGGED = 3
-    UNREAD = 4
-    DAMAGED = 5
-
-
 class Claim(IntEnum):
     """The answer of `claim.lua`."""
 
@@ -49,30 +31,16 @@ class Claim(IntEnum):
     OVERWRITTEN = 2
 
 
-_NAMES: Mapping[str, Mapping[str, int | str]] = {
-    "take": {"AFFINITY_HEADER": AFFINITY_HEADER, **Take.__members__},
-    "publish": Publish.__members__,
-    "claim": Claim.__members__,
-}
-"""By script, the constants that it shares with Python."""
-
-
-def _constants(names: Mapping[str, int | str]) -> str:
-    """The constants as local variables of Lua."""
-    return "".join(f"local {name} = {json.dumps(value)}\n" for name, value in names.items())
-
-
-_TEXTS = {file.stem: file.read_text() for file in sorted(Path(__file__).parent.rglob("*.lua"))}
-_PRELUDE = _TEXTS.pop("prelude")
-
-SOURCES = {name: _PRELUDE + _constants(_NAMES.get(name, {})) + text for name, text in _TEXTS.items()}
+SOURCES = record_scripts.SOURCES | record_scripts.sources(
+    Path(__file__).parent,
+    {"take": {"AFFINITY_HEADER": AFFINITY_HEADER, **Take.__members__}, "claim": Claim.__members__},
+)
 """Each script, behind the prelude and its constants."""
 
 
-def load(client: redis.Redis, name: str) -> Script:
+def load(client: redis.Redis, name: str) -> record_scripts.Script:
     """`NAME.lua` as a callable. It sends the script again if the server has lost it."""
-    script = client.register_script(SOURCES[name])
-    return lambda keys, args: script(keys, args, client)
+    return record_scripts.load(client, name, SOURCES)
 
 
 class Pipe:

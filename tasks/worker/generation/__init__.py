@@ -10,5 +10,4 @@ images     the bytes of the images of tasks
 requests   turns a task's request into the engine's; an option for the engine is passed on here
 engines    creates the engine that the settings name
 local      eager tasks and `petiole trace`: the engine in this process
-lua/       begin: counts the attempt and the deaths before it
 """

@@ -4,6 +4,4 @@ publisher  the thread that writes all changed streams, with one script call for 
            without a reader
 wire       deltas as JSON
 outcomes   how a generation ended, in results and in records; the error that a caller gets
-lua/       publish: appends for the attempt that owns the task; its last append finishes the stream, once;
-           close: ends the stream of a refused message
 """

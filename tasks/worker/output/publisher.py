@@ -31,12 +31,12 @@ import redis
 
 from petiole.gpu_worker.request import Delta
 from petiole.tasks.keys import INTEREST_TTL_S, stream_keys
+from petiole.tasks.record.scripts import Publish
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.outage import Outage
 from petiole.tasks.worker.output import wire
 from petiole.tasks.worker.output.outcomes import Outcome, Written
-from petiole.tasks.worker.scripts import Publish
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,10 @@
+"""What stands in Redis of one task, for everybody who writes or reads it: a worker, a producer, a test.
+
+No torch, no numpy, no hiredis. The fields are declared in `requests.results` (`petiole.outputs` has those that the
+engine makes, too), and the names of the keys in `tasks.keys`.
+
+scripts  loads the scripts of `lua/`, and of other rooms
+lua/     begin: counts the attempt and the deaths before it; remodel: another model goes on;
+         publish: appends for the attempt that owns the task; its last append finishes the stream, once;
+         close: ends the stream of a refused message; prelude: stands before every script
+"""
