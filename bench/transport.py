@@ -26,10 +26,10 @@ from kombu.transport import redis as stock
 from bench.report import Report, arguments, compare
 from petiole.gpu_worker.request import Delta
 from petiole.tasks.keys import stream_keys
+from petiole.tasks.record.codec import Written
 from petiole.tasks.servers import embedded
 from petiole.tasks.servers.connections import connect
 from petiole.tasks.worker.broker import transport as leased
-from petiole.tasks.worker.output.outcomes import Written
 from petiole.tasks.worker.output.publisher import Outbox, Publisher
 
 PREFETCH = 68

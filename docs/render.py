@@ -16,6 +16,7 @@ becomes a link.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import itertools
 import re
@@ -30,6 +31,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from petiole.tasks.record.codec import AT_THE_END
 from petiole.tasks.requests import celery_options, results, schemas, skills
 from petiole.tasks.requests.kinds import SCHEMAS
 from petiole.tasks.requests.schemas import Common, Options
@@ -117,7 +119,8 @@ def lineage(model: Model) -> list[Model]:
 
 
 def text_of(model: Model, name: str) -> str:
-    said = next(TEXTS.get((one.__name__, name), "") for one in reversed(lineage(model)) if name in own(one))
+    declared = (TEXTS.get((one.__name__, name)) for one in reversed(lineage(model)) if name in own(one))
+    said = next(filter(None, declared), "")
     return said + span(get_type_hints(model, include_extras=True)[name])
 
 
@@ -238,7 +241,7 @@ def given(hint: Any) -> Any:
 def inner_models(model: Model) -> list[Model]:
     """The models in a result, inner ones first."""
     hints = get_type_hints(model).values()
-    inner = [one for hint in hints for one in flat(hint) if isinstance(one, type) and issubclass(one, BaseModel)]
+    inner = [one for hint in hints for one in flat(hint) if is_record(one)]
     return list(dict.fromkeys([*itertools.chain.from_iterable(map(inner_models, inner)), model]))
 
 
@@ -254,14 +257,27 @@ def result_dict(model: Model) -> str:
     lines = [f"class {dictionary(model)}(TypedDict):"]
     says = "What a task returns." if model is results.GenerationResult else inspect.getdoc(model)
     lines += [quoted(says or ""), ""]
+    defaults = defaults_of(model)
     for key, hint in get_type_hints(model).items():
-        if key not in model.model_fields:
+        if key not in defaults:
             continue
-        absent = not model.model_fields[key].is_required() and model.model_fields[key].default is None
+        absent = defaults[key] is None
         kind = spelled(hint).removesuffix(" | None") if absent else spelled(hint)
         lines += [f"    {key}: NotRequired[{kind}]" if absent else f"    {key}: {kind}"]
         lines += [quoted(text)] if (text := text_of(model, key)) else []
     return "\n".join(lines) + "\n"
+
+
+def is_record(hint: Any) -> bool:
+    return isinstance(hint, type) and (issubclass(hint, results.Received) or dataclasses.is_dataclass(hint))
+
+
+def defaults_of(model: Any) -> dict[str, Any]:
+    """By field: its default, or something that is no default."""
+    if dataclasses.is_dataclass(model):
+        return {one.name: one.default for one in dataclasses.fields(model)}
+    declared: dict[str, FieldInfo] = model.model_fields
+    return {name: ... if field.is_required() else field.default for name, field in declared.items()}
 
 
 def dictionary(model: Model) -> str:
@@ -282,7 +298,7 @@ def spelled(hint: Any) -> str:
         return f"{get_origin(hint).__name__}[{', '.join(map(spelled, arguments))}]"
     if hint is NoneType:
         return "None"
-    if isinstance(hint, type) and issubclass(hint, results.Received):
+    if is_record(hint):
         return dictionary(hint)
     return str(hint.__name__)
 
@@ -335,18 +351,20 @@ def tables(page_name: str) -> dict[str, str]:
         (f"`{name}`", linked(TEXTS["Submission", name])) for name in celery_options.Submission.__annotations__
     ]
 
-    def fields(model: Model) -> str:
-        return markdown(
-            ("field", ""), [(f"`{name}`", linked(text_of(model, name))) for name in model.model_fields]
-        )
+    def fields(model: Model, hidden: Model, when: str = "") -> str:
+        rows = []
+        for name in [name for name in model.model_fields if name not in hidden.model_fields]:
+            said = linked(text_of(model, name))
+            rows.append((f"`{name}`", when + said[0].lower() + said[1:] if when and name in AT_THE_END else said))
+        return markdown(("field", ""), rows)
 
     return {
         "inputs": markdown(("task", "option", ""), inputs),
         "options": markdown(("option", "default", ""), options),
         "skills": markdown(("task", "option", "default", ""), asked),
         "submission": markdown(("option", ""), submitted),
-        "result": fields(results.GenerationResult),
-        "delta": fields(results.StreamDelta),
+        "result": fields(results.GenerationResult, results.Shown),
+        "delta": fields(results.StreamDelta, results.ShownPiece, "At the end: "),
     }
 
 

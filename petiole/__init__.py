@@ -9,6 +9,7 @@
     gpu_worker/  the engine: scheduling, runtime, models. It knows no Celery and no Redis
     cache/       who owns which KV page: pure Python and numpy
     limits       the limits of a request's numbers, which `tasks` and the engine share
+    outputs      the parts of an output, which they share, too
 
 An import may only go down this list. The three folders are links to the repository's own. The names below are
 those of `petiole.tasks`. They are imported at their first use, so `import petiole.cache` does not import Celery.

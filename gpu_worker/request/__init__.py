@@ -14,10 +14,8 @@ from petiole.gpu_worker.request.requests import (
     Request,
     Result,
     SamplingParams,
-    Timing,
-    TokenLogprobs,
-    Usage,
 )
+from petiole.outputs import Timing, TokenLogprobs, Usage
 
 __all__ = [
     "Constraint",

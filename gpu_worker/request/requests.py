@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
 from petiole import limits
+from petiole.outputs import Timing, TokenLogprobs, Usage
 
 if TYPE_CHECKING:
     from petiole.cache import CoordToken, SizeToken
@@ -117,15 +118,6 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log-probabilities (natural log) at one position, after penalties and masks, before temperature."""
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Delta:
     """A part of the output. `index` is the position of `token_ids[0]` in the output.
 
@@ -143,23 +135,6 @@ class Delta:
     values: tuple[tuple[float, ...], ...] | None = None
     bins: tuple[tuple[int, ...], ...] | None = None
     items: tuple[Mapping[str, float] | None, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    prompt_tokens: int
-    cached_prompt_tokens: int
-    completion_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Milliseconds since arrival in the engine, except `prefill_ms`, the time from admission to first token."""
-
-    queue_ms: float
-    prefill_ms: float
-    ttft_ms: float | None
-    total_ms: float
 
 
 @dataclass(frozen=True, slots=True)

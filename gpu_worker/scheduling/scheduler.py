@@ -339,9 +339,8 @@ def _extras(seq: ScheduledSequence, output: StepOutput, offset: int, n: int) -> 
         return Extras(None, bins, values) if bins is not None else None
     logprobs = []
     for at in range(offset, offset + n):
-        top: tuple[tuple[int, float], ...] = ()
+        top: list[tuple[int, float]] = []
         if k and output.top_ids is not None and output.top_logprobs is not None:
-            pairs = zip(output.top_ids[at, :k].tolist(), output.top_logprobs[at, :k].tolist(), strict=True)
-            top = tuple(pairs)
+            top = list(zip(output.top_ids[at, :k].tolist(), output.top_logprobs[at, :k].tolist(), strict=True))
         logprobs.append(TokenLogprobs(int(output.token_ids[at]), float(output.logprobs[at]), top))
     return Extras(logprobs, bins, values)

@@ -336,15 +336,20 @@ class TextThread:
             stop_reason=finish.stop_reason,
             usage=Usage(seq.num_input_tokens, seq.cached_prompt_tokens or 0, len(output.token_ids)),
             timing=Timing(
-                queue_ms=((now if scheduled is None else scheduled) - arrival) * 1e3,
-                prefill_ms=0.0 if first is None or scheduled is None else (first - scheduled) * 1e3,
-                ttft_ms=None if first is None else (first - arrival) * 1e3,
-                total_ms=(now - arrival) * 1e3,
+                queue_ms=_ms(arrival, now if scheduled is None else scheduled),
+                prefill_ms=0.0 if first is None or scheduled is None else _ms(scheduled, first),
+                ttft_ms=None if first is None else _ms(arrival, first),
+                total_ms=_ms(arrival, now),
             ),
             model=self.model,
             logprobs=tuple(output.logprobs) if output.handle.request.sampling.logprobs is not None else None,
             answer=None if output.reading is None else output.reading.finalize(),
         )
+
+
+def _ms(since_s: float, until_s: float) -> float:
+    """The time between, to a microsecond."""
+    return round((until_s - since_s) * 1e3, 3)
 
 
 def _collect(outputs: dict[ScheduledSequence, _PendingOutput], emissions: Iterable[Emission]) -> None:

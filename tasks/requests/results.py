@@ -1,13 +1,21 @@
-"""The answers of a task: the deltas of its stream, and its result.
+"""The answers of a task: the deltas of its stream, its end, and its result.
 
-Each field is declared only here: its type, and its meaning below it. `python -m docs.render` writes
-`GenerationDict` and the tables of docs/streams.md and docs/requests.md from these declarations."""
+Each field is declared only here (its parts in `petiole.outputs`, if the engine makes them): its type, and its
+meaning below it. `record.codec` derives from these declarations what is written and read. `python -m docs.render`
+writes `GenerationDict` and the tables of docs/streams.md and docs/requests.md from them.
+
+    in a delta of the log   `Piece`; in the last delta also `Ended` and `error`
+    in the task's state     `End`
+    in the result backend   `GenerationResult`: the log and the end together
+    in none of them         `Shown`: what readers make of the text"""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
+
+from petiole.outputs import Timing, TokenLogprobs, Usage
 
 FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
 
@@ -18,16 +26,8 @@ class Received(BaseModel):
     model_config = ConfigDict(defer_build=True, extra="ignore", frozen=True)
 
 
-class TokenLogprobs(Received):
-    """Natural-log probabilities of one position; `top` are pairs of token id and log probability."""
-
-    token_id: int
-    logprob: float
-    top: list[tuple[int, float]] = Field(default_factory=list)
-
-
-class StreamDelta(Received):
-    """A piece of a task's stream. Only the last delta has a `finish_reason`."""
+class Piece(Received):
+    """A part of an output. Each optional field has one entry for each token."""
 
     task_id: str
     """The id of the task."""
@@ -40,10 +40,6 @@ class StreamDelta(Received):
     text: str
     """The text of these tokens. It may lag behind them: an incomplete character or a possible stop string is held
     back. The last delta has the rest."""
-    finish_reason: FinishReason | None = None
-    """Null; in the last delta only, `stop`, `length`, `cancelled`, `deadline` or `error`."""
-    stop_reason: str | int | None = None
-    """In the last delta: which condition ended the output."""
     values: list[float | list[float] | None] | None = None
     """For tokens that stand for coordinates or sizes: their values, null for text tokens."""
     bins: list[list[int] | None] | None = None
@@ -53,9 +49,56 @@ class StreamDelta(Received):
     """For skills: the point or box that each token completes, or null; missing if no token completes any. See
     docs/vision.md."""
     logprobs: list[TokenLogprobs] | None = None
-    """If `logprobs` was given: one `{"token_id", "logprob", "top": [[id, logprob], …]}` for each token."""
+    """If `logprobs` was given: one `{"token_id", "logprob", "top": [[id, logprob], …]}` for each token, with
+    `token_texts` also `"texts"` and `"bytes"`."""
+
+
+class Ended(Received):
+    """What the last delta and the result say of the end. Of a task that no engine has run, usage, timing and model
+    are missing."""
+
+    finish_reason: FinishReason | None = None
+    """Null; in the last delta only, `stop`, `length`, `cancelled`, `deadline` or `error`."""
+    stop_reason: str | int | None = None
+    """Which condition ended the output."""
+    usage: Usage | None = None
+    """`prompt_tokens`, how many of them were found in the prefix cache (`cached_prompt_tokens`),
+    `completion_tokens`, and `reasoning_tokens` where they are counted."""
+    timing: Timing | None = None
+    """Milliseconds since arrival in the engine: `queue_ms` until admission, `ttft_ms` until the first token,
+    `total_ms`. `prefill_ms` is a duration."""
+    model: str | None = None
+    """The name in the worker's `PETIOLE_MODEL`."""
+
+
+class ToolCall(Received):
+    """A call of a tool, or the next part of its arguments, which are JSON as text."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+class Shown(Received):
+    """What a reader makes of the text. The log has none of it, so an old stream is read as a new one."""
+
+    tool_calls: list[ToolCall] | None = None
+    """The calls of tools in the text, where a reader was asked to find them."""
+
+
+class ShownPiece(Shown):
+    """`Shown` of a delta."""
+
+    reasoning: str | None = None
+    """The part of the text that is reasoning, where a reader was asked to find it."""
+
+
+class StreamDelta(ShownPiece, Ended, Piece):
+    """A piece of a task's stream. Only the last delta has a `finish_reason`."""
+
     error: dict[str, Any] | None = None
-    """In the last delta of a failed task: `{"type", "message", "args"}`."""
+    """`{"type", "message", "args"}`, if the task has failed."""
 
     @property
     def end(self) -> int:
@@ -76,23 +119,6 @@ class StreamDelta(Received):
     def is_heartbeat(self) -> bool:
         """Whether this is a sign of life that a reader asked for by `heartbeat_s`, and not a delta of the task."""
         return not self.token_ids and self.finish_reason is None
-
-
-class Usage(Received):
-    """Numbers of tokens. `cached_prompt_tokens`: how many of the prompt's tokens were in the prefix cache."""
-
-    prompt_tokens: int
-    cached_prompt_tokens: int
-    completion_tokens: int
-
-
-class Timing(Received):
-    """Milliseconds since arrival in the engine; `prefill_ms` is a duration."""
-
-    queue_ms: float
-    prefill_ms: float
-    ttft_ms: float | None
-    total_ms: float
 
 
 class Point(Received):
@@ -127,36 +153,11 @@ class Reasoning(Received):
     grounding: list[Grounding]
 
 
-class GenerationResult(Received):
-    """A task's result. `AsyncResult.get()` returns it as a dictionary:
-    `GenerationResult.model_validate(result.get())`.
+class Answer(Ended):
+    """All of a result but the tokens and their text, which are in the log."""
 
-    `tasks.requests.types.GenerationDict` is the type of that dictionary.
-    """
-
-    text: str
-    """The output, without the end token and stop strings (unless `include_stop` is true) and without special
-    tokens (unless `skip_special_tokens` is false)."""
-    token_ids: list[int]
-    """The output, with the end token or the tokens of the stop string."""
-    finish_reason: FinishReason
-    """`stop` (end token or stop condition), `length` (`max_tokens` or the model's context) or `deadline`.
-    Cancelled tasks have no result: their state is REVOKED."""
-    stop_reason: str | int | None
-    """`"eos"`, `"max_tokens"`, `"max_model_len"`, `"constraint"` (nothing can follow), or the stop string, id or
-    sequence."""
-    usage: Usage
-    """`prompt_tokens`, how many of them were found in the prefix cache (`cached_prompt_tokens`), and
-    `completion_tokens`."""
-    timing: Timing
-    """Milliseconds since arrival in the engine: `queue_ms` until admission, `ttft_ms` until the first token,
-    `total_ms`. `prefill_ms` is a duration."""
-    model: str
-    """The name in the worker's `PETIOLE_MODEL`."""
-    attempt: int
+    attempt: int | None = None
     """1, or more after a worker was lost or handed the task on."""
-    logprobs: list[TokenLogprobs] | None = None
-    """If `logprobs` was given: one `{"token_id", "logprob", "top": [[id, logprob], ...]}` for each token."""
     answer: str | None = None
     """The answer of `query`."""
     reasoning: Reasoning | None = None
@@ -167,3 +168,44 @@ class GenerationResult(Received):
     """The points of `point`: `[{"x": 0.5, "y": 0.25}, ...]`, as shares of the picture's width and height."""
     objects: list[Box] | None = None
     """The boxes of `detect`: `[{"x_min": 0.1, "y_min": 0.2, "x_max": 0.5, "y_max": 0.9}, ...]`."""
+    vectors: list[list[float]] | None = None
+    """The vectors of a model that makes vectors of texts: one for each text."""
+
+
+class End(Answer):
+    """How a task has ended."""
+
+    finish_reason: FinishReason
+    error: dict[str, Any] | None = None
+    """`{"type", "message", "args"}`, if the task has failed."""
+
+
+class Output(Received):
+    """All the output of a task."""
+
+    text: str
+    """The output, without the end token and stop strings (unless `include_stop` is true) and without special
+    tokens (unless `skip_special_tokens` is false)."""
+    token_ids: list[int]
+    """The output, with the end token or the tokens of the stop string."""
+    logprobs: list[TokenLogprobs] | None = None
+    """If `logprobs` was given: those of each token, as in the deltas."""
+
+
+class GenerationResult(Shown, Answer, Output):
+    """A task's result. `AsyncResult.get()` returns it as a dictionary:
+    `GenerationResult.model_validate(result.get())`.
+
+    `tasks.requests.types.GenerationDict` is the type of that dictionary.
+    """
+
+    finish_reason: FinishReason
+    """`stop` (end token or stop condition), `length` (`max_tokens` or the model's context) or `deadline`.
+    Cancelled tasks have no result: their state is REVOKED."""
+    stop_reason: str | int | None
+    """`"eos"`, `"max_tokens"`, `"max_model_len"`, `"constraint"` (nothing can follow), or the stop string, id or
+    sequence."""
+    usage: Usage
+    timing: Timing
+    model: str
+    attempt: int

@@ -268,29 +268,35 @@ class DetectCall(DetectOptions, Submission):
     """What `detect.delay` takes."""
 
 
+class TokenLogprobsDict(TypedDict):
+    """Natural-log probabilities of one position, after penalties and masks, before temperature; `top` are pairs of
+    token id and log probability.  If `token_texts` was given: `texts` are the texts of this token and of those in
+    `top`, in this order, and `bytes` their bytes, because a token may be a part of a character."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]
+    texts: NotRequired[list[str]]
+    bytes: NotRequired[list[list[int]]]
+
+
 class UsageDict(TypedDict):
-    """Numbers of tokens. `cached_prompt_tokens`: how many of the prompt's tokens were in the prefix cache."""
+    """Numbers of tokens. `cached_prompt_tokens`: how many of the prompt's tokens were in the prefix cache.
+    `reasoning_tokens`: how many of the output's tokens are reasoning, where that is known."""
 
     prompt_tokens: int
     cached_prompt_tokens: int
     completion_tokens: int
+    reasoning_tokens: NotRequired[int]
 
 
 class TimingDict(TypedDict):
-    """Milliseconds since arrival in the engine; `prefill_ms` is a duration."""
+    """Milliseconds since arrival in the engine; `prefill_ms` is a duration, from admission to the first token."""
 
     queue_ms: float
     prefill_ms: float
     ttft_ms: float | None
     total_ms: float
-
-
-class TokenLogprobsDict(TypedDict):
-    """Natural-log probabilities of one position; `top` are pairs of token id and log probability."""
-
-    token_id: int
-    logprob: float
-    top: list[tuple[int, float]]
 
 
 class GroundingDict(TypedDict):
@@ -325,6 +331,15 @@ class BoxDict(TypedDict):
     y_max: float
 
 
+class ToolCallDict(TypedDict):
+    """A call of a tool, or the next part of its arguments, which are JSON as text."""
+
+    index: int
+    id: NotRequired[str]
+    name: NotRequired[str]
+    arguments: str
+
+
 class GenerationDict(TypedDict):
     """What a task returns."""
 
@@ -333,6 +348,8 @@ class GenerationDict(TypedDict):
     tokens (unless `skip_special_tokens` is false)."""
     token_ids: list[int]
     """The output, with the end token or the tokens of the stop string."""
+    logprobs: NotRequired[list[TokenLogprobsDict]]
+    """If `logprobs` was given: those of each token, as in the deltas."""
     finish_reason: FinishReason
     """`stop` (end token or stop condition), `length` (`max_tokens` or the model's context) or `deadline`.
     Cancelled tasks have no result: their state is REVOKED."""
@@ -340,8 +357,8 @@ class GenerationDict(TypedDict):
     """`"eos"`, `"max_tokens"`, `"max_model_len"`, `"constraint"` (nothing can follow), or the stop string, id or
     sequence."""
     usage: UsageDict
-    """`prompt_tokens`, how many of them were found in the prefix cache (`cached_prompt_tokens`), and
-    `completion_tokens`."""
+    """`prompt_tokens`, how many of them were found in the prefix cache (`cached_prompt_tokens`),
+    `completion_tokens`, and `reasoning_tokens` where they are counted."""
     timing: TimingDict
     """Milliseconds since arrival in the engine: `queue_ms` until admission, `ttft_ms` until the first token,
     `total_ms`. `prefill_ms` is a duration."""
@@ -349,8 +366,6 @@ class GenerationDict(TypedDict):
     """The name in the worker's `PETIOLE_MODEL`."""
     attempt: int
     """1, or more after a worker was lost or handed the task on."""
-    logprobs: NotRequired[list[TokenLogprobsDict]]
-    """If `logprobs` was given: one `{"token_id", "logprob", "top": [[id, logprob], ...]}` for each token."""
     answer: NotRequired[str]
     """The answer of `query`."""
     reasoning: NotRequired[ReasoningDict]
@@ -361,3 +376,7 @@ class GenerationDict(TypedDict):
     """The points of `point`: `[{"x": 0.5, "y": 0.25}, ...]`, as shares of the picture's width and height."""
     objects: NotRequired[list[BoxDict]]
     """The boxes of `detect`: `[{"x_min": 0.1, "y_min": 0.2, "x_max": 0.5, "y_max": 0.9}, ...]`."""
+    vectors: NotRequired[list[list[float]]]
+    """The vectors of a model that makes vectors of texts: one for each text."""
+    tool_calls: NotRequired[list[ToolCallDict]]
+    """The calls of tools in the text, where a reader was asked to find them."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from petiole.tasks.record.codec import without
 from petiole.tasks.requests.results import StreamDelta
 
 
@@ -89,19 +90,3 @@ class StreamAssembler:
             return [delta]
         rest = without(delta, max(0, known_tokens), max(0, known_text))
         return [rest] if rest.token_ids or rest.text or rest.finish_reason else []
-
-
-def without(delta: StreamDelta, tokens: int, characters: int) -> StreamDelta:
-    """`delta` without its first `tokens` and the first `characters` of its text."""
-    tokens = min(tokens, len(delta.token_ids))
-    return delta.model_copy(
-        update={
-            "index": delta.index + tokens,
-            "token_ids": delta.token_ids[tokens:],
-            "text": delta.text[characters:],
-            "values": delta.values and delta.values[tokens:],
-            "bins": delta.bins and delta.bins[tokens:],
-            "items": delta.items and delta.items[tokens:],
-            "logprobs": delta.logprobs and delta.logprobs[tokens:],
-        }
-    )

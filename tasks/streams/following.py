@@ -23,8 +23,9 @@ from pydantic import ValidationError
 
 from petiole.tasks import errors
 from petiole.tasks.errors import StreamError, StreamExpired, StreamTimeout
+from petiole.tasks.record.codec import without
 from petiole.tasks.requests.results import GenerationResult, StreamDelta
-from petiole.tasks.streams.assembly import StreamAssembler, without
+from petiole.tasks.streams.assembly import StreamAssembler
 
 SILENCE_S = 1.0  # time without a delta before the log is read: pub/sub may lose messages
 LOST_FOR_S = 60.0  # time without a connection before giving up
@@ -185,6 +186,6 @@ class Following:
                 whole = GenerationResult.model_validate(result)
             except ValidationError:
                 raise StreamExpired(f"task {self.task_id}: it has ended, and its log is gone") from None
-            parts = whole.model_dump(include={"token_ids", "text", "finish_reason", "stop_reason", "attempt"})
-            everything = last.model_copy(update={**parts, "index": 0, "logprobs": whole.logprobs})
+            same = StreamDelta.model_fields.keys() & GenerationResult.model_fields.keys() - {"reasoning"}
+            everything = last.model_copy(update={"index": 0, **{name: getattr(whole, name) for name in same}})
             yield without(everything, self.assembler.next, self.assembler.text_length)

@@ -10,9 +10,10 @@ from typing import Any
 import redis
 
 from petiole.tasks.keys import stream_keys
+from petiole.tasks.record.codec import Written
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.generation.attempts import Begun
-from petiole.tasks.worker.output.outcomes import Outcome, Written
+from petiole.tasks.worker.output.outcomes import Outcome
 from petiole.tasks.worker.output.publisher import Outbox, Publisher
 
 TASK = "a-task"

@@ -12,10 +12,10 @@ from celery.result import AsyncResult
 
 from petiole.gpu_worker.models.checkpoint.loading import fingerprint
 from petiole.tasks.keys import AFFINITY_HEADER
+from petiole.tasks.record.codec import Written
 from petiole.tasks.requests import affinity, images
 from petiole.tasks.requests.results import GenerationResult, StreamDelta
 from petiole.tasks.submission.parsing import parse
-from petiole.tasks.worker.output.outcomes import Written
 from tests.support.site import Site, eventually
 from tests.upgrade import pictures
 from tests.upgrade.recording import Recording, load
@@ -68,7 +68,7 @@ def test_an_image_in_a_message_is_base64() -> None:
 def test_a_log_with_and_without_items_is_resumed_bin_for_bin() -> None:
     written = Written.of(LOG)
     assert written.token_ids == [5, 5, 6, 5]
-    assert [list(bins or ()) for bins in written.bins] == [[512], [256], [686, 788], [768]]
+    assert [list(bins or ()) for bins in written.entries("bins")] == [[512], [256], [686, 788], [768]]
     deltas = [StreamDelta.model_validate_json(entry) for entry in LOG]
     assert [delta.objects for delta in deltas] == [[], [json.loads(LOG[1])["items"][0]]]
 

@@ -25,11 +25,11 @@ import redis
 from petiole.tasks.app.backend import refuses, trying_once
 from petiole.tasks.errors import InvalidRequest, describe
 from petiole.tasks.keys import QUARANTINE_KEY, stream_keys
+from petiole.tasks.record import codec
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.outage import Outage
-from petiole.tasks.worker.output import wire
 from petiole.tasks.worker.reports.incidents import incidents
 
 logger = logging.getLogger(__name__)
@@ -199,4 +199,4 @@ def end_stream(client: redis.Redis, task_id: str, ttl_ms: int, error: dict[str, 
     """Write the last delta of a stream without a worker, because its readers wait for one."""
     keys = stream_keys(task_id)
     script = scripts.load(client, "close")
-    script([keys.log, keys.state], [ttl_ms, keys.channel, *wire.closing(task_id, error)])
+    script([keys.log, keys.state], [ttl_ms, keys.channel, *codec.closing(task_id, error)])

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from petiole.tasks.errors import GenerationFailed, ModelChanged, WorkersLost
-from petiole.tasks.worker.output.outcomes import Outcome, Written, failed, recorded, unreadable
+from petiole.tasks.record.codec import Written
+from petiole.tasks.worker.output.outcomes import Outcome, failed, recorded, unreadable
 
 
 @dataclass(frozen=True, slots=True)

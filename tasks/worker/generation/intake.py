@@ -217,7 +217,7 @@ class Intake:
                 priority=self._priority(job),
                 deadline_s=None if limits.earliest is None else limits.earliest.after_s,
                 resume_token_ids=written.token_ids,
-                resume_bins=written.bins,
+                resume_bins=written.entries("bins"),
                 resume_adapter_key=(begun.adapter or None) if written.token_ids else None,
             )
         except PetioleError as error:

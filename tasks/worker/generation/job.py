@@ -199,7 +199,7 @@ class Job:
     def generated(self, outcome: Outcome, limit_bytes: int) -> Effects:
         """The generation has ended. `limit_bytes`: the largest result that can be stored."""
         if self.ending is not None and outcome.result is not None:
-            return self._end(ended(self.ending))
+            return self._end(ended(self.ending, outcome))
         timed_out = self.limits.exceeded("hard", outcome) is not None
         return self._end(outcome if timed_out else within(limit_bytes, outcome))
 

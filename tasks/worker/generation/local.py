@@ -11,6 +11,7 @@ from typing import Any
 
 from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.tracing import Tracer
+from petiole.tasks.record.codec import Written
 from petiole.tasks.requests.images import is_handle
 from petiole.tasks.requests.schemas import Common
 from petiole.tasks.servers import connections
@@ -18,7 +19,7 @@ from petiole.tasks.settings import settings
 from petiole.tasks.worker.generation.engines import EngineLike, make_engine
 from petiole.tasks.worker.generation.images import images_of, stored
 from petiole.tasks.worker.generation.requests import engine_request
-from petiole.tasks.worker.output.outcomes import Written, public, succeeded
+from petiole.tasks.worker.output.outcomes import public, succeeded
 
 _mutex = threading.Lock()
 _engines: list[EngineLike] = []

@@ -2,6 +2,5 @@
 
 publisher  the thread that writes all changed streams, with one script call for each flush; notices streams
            without a reader
-wire       deltas as JSON
 outcomes   how a generation ended, in results and in records; the error that a caller gets
 """

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import redis
 from celery.backends.redis import RedisBackend
-from pydantic import ValidationError
 
 from petiole.gpu_worker import errors as engine_errors
-from petiole.gpu_worker.request import Delta, FinishReason, Result, TokenLogprobs
+from petiole.gpu_worker.request import FinishReason, Result
 from petiole.tasks import errors
-from petiole.tasks.requests.results import StreamDelta
+from petiole.tasks.record import codec
+from petiole.tasks.record.codec import Written
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.submission.handover import hand_over
 
@@ -56,101 +56,19 @@ class Outcome:
 
     @property
     def record(self) -> dict[str, Any]:
-        """The part kept in the state hash: all but text, tokens and log probabilities, which are in the log."""
+        """The part kept in the state hash: an `End`."""
         if self.result is None:
             assert self.error is not None
             return {"finish_reason": self.finish_reason, "error": errors.describe(self.error)}
-        return {
-            name: value for name, value in self.result.items() if name not in {"text", "token_ids", "logprobs"}
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """The output in a task's log, one delta per entry. An entry is unreadable if it is not a delta, or does not
-    begin where the previous one ends. `unreadable`: the number of entries from the first unreadable one on."""
-
-    deltas: Sequence[Delta] = ()
-    unreadable: int = 0
-
-    @classmethod
-    def of(cls, entries: Sequence[bytes]) -> Written:
-        deltas: list[Delta] = []
-        end = 0
-        for entry in entries:
-            try:
-                read = StreamDelta.model_validate_json(entry)
-            except ValidationError:
-                break
-            if read.index != end:
-                break
-            deltas.append(_delta(read))
-            end = read.end
-        return cls(deltas, len(entries) - len(deltas))
-
-    @property
-    def token_ids(self) -> list[int]:
-        return [token for delta in self.deltas for token in delta.token_ids]
-
-    @property
-    def bins(self) -> list[Sequence[int] | None]:
-        """The bins of each token; empty if no token has any."""
-        if all(delta.bins is None for delta in self.deltas):
-            return []
-        return [bins for delta in self.deltas for bins in delta.bins or [None] * len(delta.token_ids)]
-
-    @property
-    def text(self) -> str:
-        return "".join(delta.text for delta in self.deltas)
-
-    @property
-    def logprobs(self) -> list[dict[str, Any]]:
-        return logprobs_json([entry for delta in self.deltas for entry in delta.logprobs or ()])
-
-
-def _delta(read: StreamDelta) -> Delta:
-    """A log entry as the engine's delta, without its finish reason, which is in the record."""
-    values: Any = read.values  # as in the log: None for text tokens
-    bins: Any = read.bins
-    items: Any = read.items
-    return Delta(
-        read.index,
-        tuple(read.token_ids),
-        read.text,
-        logprobs=None
-        if read.logprobs is None
-        else tuple(TokenLogprobs(one.token_id, one.logprob, tuple(one.top)) for one in read.logprobs),
-        values=values and tuple(values),
-        bins=bins and tuple(bins),
-        items=items and tuple(items),
-    )
+        return codec.end_of(self.result)
 
 
 def succeeded(result: Result, attempt: int, before: Written) -> Outcome:
     """The outcome of the engine's result. `before`, from earlier attempts, supplies their log probabilities."""
-    value: dict[str, Any] = {
-        "text": result.text,
-        "token_ids": list(result.token_ids),
-        "finish_reason": result.finish_reason.value,
-        "stop_reason": result.stop_reason,
-        "usage": {
-            "prompt_tokens": result.usage.prompt_tokens,
-            "cached_prompt_tokens": result.usage.cached_prompt_tokens,
-            "completion_tokens": result.usage.completion_tokens,
-        },
-        "timing": {
-            "queue_ms": round(result.timing.queue_ms, 3),
-            "prefill_ms": round(result.timing.prefill_ms, 3),
-            "ttft_ms": None if result.timing.ttft_ms is None else round(result.timing.ttft_ms, 3),
-            "total_ms": round(result.timing.total_ms, 3),
-        },
-        "model": result.model,
-        "attempt": attempt,
-        **(result.answer or {}),
-    }
+    known: dict[str, Any] = {"attempt": attempt, "answer": None, **(result.answer or {})}
     if result.logprobs is not None:
-        value["logprobs"] = (before.logprobs + logprobs_json(result.logprobs))[-len(result.token_ids) :]
-    return Outcome(value, None, value["finish_reason"], result.stop_reason)
+        known["logprobs"] = [*before.entries("logprobs"), *result.logprobs][-len(result.token_ids) :]
+    return Outcome(codec.result(result, **known), None, result.finish_reason.value, result.stop_reason)
 
 
 def within(limit_bytes: int, outcome: Outcome) -> Outcome:
@@ -181,22 +99,11 @@ def largest(backend: Any) -> int:
     return int(config.get("proto-max-bulk-len", stock_bytes)) - _MAX_OTHER_BYTES
 
 
-def logprobs_json(logprobs: Sequence[Any]) -> list[dict[str, Any]]:
-    """Log-probabilities as JSON. JSON has no infinity and no NaN. So -inf, of masked tokens, becomes -3.4e38; so
-    does NaN, of a broken model. (The constant comes first in the comparison, because NaN is not greater.)"""
-    return [
-        {
-            "token_id": entry.token_id,
-            "logprob": max(-3.4e38, entry.logprob),
-            "top": [[token, max(-3.4e38, value)] for token, value in entry.top],
-        }
-        for entry in logprobs
-    ]
-
-
-def ended(ending: Ending) -> Outcome:
-    """The outcome of a revoked or expired task. Its output so far stays in the log."""
-    value = {"finish_reason": FinishReason.CANCELLED.value, "stop_reason": ending}
+def ended(ending: Ending, generated: Outcome | None = None) -> Outcome:
+    """The outcome of a revoked or expired task. Its output so far stays in the log. `generated`: what the engine
+    made of it here, if anything."""
+    so_far = {} if generated is None or generated.result is None else codec.end_of(generated.result)
+    value = {**so_far, "finish_reason": FinishReason.CANCELLED.value, "stop_reason": ending}
     return Outcome(value, None, value["finish_reason"], ending)
 
 
@@ -230,9 +137,7 @@ def recorded(record: Mapping[str, Any], written: Written) -> Outcome:
         return Outcome(error=errors.rebuild(record["error"]), finish_reason=record["finish_reason"])
     if written.unreadable:
         return unreadable(written)
-    value = {"text": written.text, "token_ids": written.token_ids, **record}
-    if written.logprobs:
-        value["logprobs"] = written.logprobs
+    value = written.result(record)
     return Outcome(value, None, value["finish_reason"], value.get("stop_reason"))
 
 

@@ -25,18 +25,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import redis
 
-from petiole.gpu_worker.request import Delta
 from petiole.tasks.keys import INTEREST_TTL_S, stream_keys
+from petiole.tasks.record import codec
+from petiole.tasks.record.codec import Tokens, Written
 from petiole.tasks.record.scripts import Publish
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.outage import Outage
-from petiole.tasks.worker.output import wire
-from petiole.tasks.worker.output.outcomes import Outcome, Written
+from petiole.tasks.worker.output.outcomes import Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -103,15 +103,15 @@ class Outbox:
         self._publisher = publisher
         self._keys = stream_keys(task_id)
         self._attempt = str(attempt)
-        self._opening = wire.opening(task_id, attempt)
+        self._opening = codec.opening(task_id, attempt)
         # Pieces of earlier attempts are kept as sent, so that they can be sent again if Redis loses the log.
-        self.pieces: list[Delta] = list(before.deltas)
+        self.pieces: list[Tokens] = list(before.deltas)
         self.sent = len(self.pieces)
         self.entries = self.sent + before.unreadable
         self.admitted = self.released = self.closed = False
         self.admitted_sent = marked
         self.adapter = ""
-        self.final: tuple[Outcome, str] | None = None
+        self.final: tuple[dict[str, Any], str] | None = None
         self.look_at = 0.0
         self.reader_since = time.monotonic() + INTEREST_TTL_S if needs_reader else float("inf")
 
@@ -120,7 +120,7 @@ class Outbox:
         """The index after the last token."""
         return self.pieces[-1].index + len(self.pieces[-1].token_ids) if self.pieces else 0
 
-    def push(self, delta: Delta) -> None:
+    def push(self, delta: Tokens) -> None:
         """Append a piece of output. The last piece is written by `finish`, as one log entry with the outcome."""
         self._publisher._add(self, delta)
 
@@ -133,7 +133,8 @@ class Outbox:
 
     def finish(self, outcome: Outcome) -> None:
         """Write the last delta. Calls `on_finished` if this attempt still owns the task, otherwise `on_stale`."""
-        self.final = outcome, json.dumps(outcome.record)
+        record = outcome.record
+        self.final = record, json.dumps(record)
         self._publisher._mark(self)
 
     def release(self) -> None:
@@ -165,7 +166,7 @@ class Outbox:
             entries += 1
             pieces = self.pieces[self.sent : count]
             index = pieces[0].index if pieces else self.end
-            payload = wire.merged(self._opening, index, pieces, None if final is None else final[0])
+            payload = codec.merged(self._opening, index, pieces, None if final is None else final[0])
         if payload and not self.entries and self.adapter and final is None:
             operations += " adapter"
         if operations:
@@ -227,7 +228,7 @@ class Publisher:
         """Seconds since flushes began to fail; 0 if the last one succeeded."""
         return self._outage.lasts_s
 
-    def _add(self, outbox: Outbox, delta: Delta) -> None:
+    def _add(self, outbox: Outbox, delta: Tokens) -> None:
         with self._changed:
             outbox.pieces.append(delta)
             if delta.finish_reason is None:

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from petiole.tasks import errors
+from petiole.tasks.record.codec import Written
 from petiole.tasks.submission.handover import take_result
 from petiole.tasks.worker.generation.attempts import Begun
 from petiole.tasks.worker.generation.requests import engine_request, seed_of
-from petiole.tasks.worker.output.outcomes import Outcome, Written, at_hand, recorded, within
+from petiole.tasks.worker.output.outcomes import Outcome, at_hand, recorded, within
 
 DELTAS = [
     b'{"task_id": "t", "attempt": 1, "index": 0, "token_ids": [1, 2], "text": "ab"}',

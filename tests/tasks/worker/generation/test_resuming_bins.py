@@ -43,8 +43,10 @@ def test_an_attempt_continues_from_the_bins_in_the_log(
                 stream.push(delta)
             publisher.flush([stream])
             written = begin(client).written
-            resumed = engine_request(TASK, task, resume_token_ids=written.token_ids, resume_bins=written.bins)
+            resumed = engine_request(
+                TASK, task, resume_token_ids=written.token_ids, resume_bins=written.entries("bins")
+            )
             rest = run(engine, resumed)
             assert written.token_ids + [token for delta in rest for token in delta.token_ids] == tokens
-            known = [tuple(one or ()) for one in written.bins]
+            known = [tuple(one or ()) for one in written.entries("bins")]
             assert known + [one for delta in rest for one in delta.bins or ()] == bins

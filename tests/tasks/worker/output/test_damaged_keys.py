@@ -11,12 +11,12 @@ from celery import Celery
 
 from petiole.gpu_worker.request import Delta
 from petiole.tasks.keys import stream_keys
+from petiole.tasks.record.codec import Written
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.completion import standby
 from petiole.tasks.worker.completion.reports import Found
 from petiole.tasks.worker.delivery.messages import Messages
 from petiole.tasks.worker.generation.attempts import Begun
-from petiole.tasks.worker.output.outcomes import Written
 from petiole.tasks.worker.output.publisher import Outbox, Publisher
 from tests.support.jobs import Turned, delivery_of, nothing
 

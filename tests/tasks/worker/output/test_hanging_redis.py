@@ -13,8 +13,9 @@ import redis
 
 from petiole.gpu_worker.request import Delta
 from petiole.tasks.keys import stream_keys
+from petiole.tasks.record.codec import Written
 from petiole.tasks.servers.connections import redis_url
-from petiole.tasks.worker.output.outcomes import Outcome, Written
+from petiole.tasks.worker.output.outcomes import Outcome
 from petiole.tasks.worker.output.publisher import Outbox, Publisher
 from tests.support.site import RedisServer, eventually
 

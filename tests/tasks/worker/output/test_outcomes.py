@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,14 +13,15 @@ import redis
 from celery import Celery
 
 from petiole.gpu_worker import errors as engine_errors
-from petiole.gpu_worker.request import FinishReason, Result, Timing, TokenLogprobs, Usage
+from petiole.gpu_worker.request import Delta, FinishReason, Result, Timing, TokenLogprobs, Usage
 from petiole.tasks.errors import InvalidRequest, ResultTooLarge
+from petiole.tasks.record.codec import merged, opening
+from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.worker.output.outcomes import (
     Outcome,
     Written,
     ended,
     largest,
-    logprobs_json,
     public,
     recorded,
     succeeded,
@@ -26,21 +29,38 @@ from petiole.tasks.worker.output.outcomes import (
 )
 from tests.support.site import RedisServer
 
+RESULT = Result("r", "", (1, 2), FinishReason.LENGTH, None, Usage(1, 0, 2), Timing(0.0, 0.0, None, 0.0), "m")
+
 
 def of(text: str, reason: FinishReason = FinishReason.LENGTH) -> Outcome:
-    result = Result("r", text, (1, 2), reason, None, Usage(1, 0, 2), Timing(0.0, 0.0, None, 0.0), "m")
-    return succeeded(result, 1, Written())
+    return succeeded(replace(RESULT, text=text, finish_reason=reason), 1, Written())
 
 
 @pytest.mark.parametrize("value", [-math.inf, math.nan])
 def test_log_probabilities_are_json(value: float) -> None:
-    [entry] = logprobs_json([TokenLogprobs(1, value, ((2, value),))])
-    assert entry == {"token_id": 1, "logprob": -3.4e38, "top": [[2, -3.4e38]]}
+    entry = TokenLogprobs(1, value, ((2, value),))
+    whole = succeeded(replace(RESULT, logprobs=(entry, entry)), 1, Written()).result
+    assert whole is not None
+    written = {"token_id": 1, "logprob": -3.4e38, "top": [[2, -3.4e38]]}
+    assert json.loads(merged(opening("t", 1), 0, [Delta(0, (1,), "", None, (entry,))]))["logprobs"] == [written]
+    assert whole["logprobs"] == [written] * 2
 
 
 @pytest.mark.parametrize("ending", ["revoked", "expired"])
 def test_a_revocation_is_told_from_its_record(ending: Any) -> None:
     assert recorded(ended(ending).record, Written()).revoked
+
+
+@pytest.mark.parametrize("ending", ["revoked", "expired"])
+def test_what_a_revoked_task_has_used_is_in_its_end(ending: Any) -> None:
+    made = of("so far", FinishReason.CANCELLED).result
+    assert made is not None
+    end = ended(ending, of("so far", FinishReason.CANCELLED)).record
+    last = StreamDelta.model_validate_json(merged(opening("t", 1), 2, [], end))
+    assert (last.finish_reason, last.stop_reason, last.model) == ("cancelled", ending, "m")
+    assert last.usage == Usage(**made["usage"])
+    assert end["timing"] == made["timing"]
+    assert not {"text", "token_ids"} & end.keys()
 
 
 def test_a_generation_that_nobody_read_is_cancelled_but_not_revoked() -> None:

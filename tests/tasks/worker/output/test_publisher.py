@@ -12,8 +12,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from petiole.gpu_worker.request import Delta, FinishReason, TokenLogprobs
+from petiole.tasks.record.codec import Written
 from petiole.tasks.worker.output import publisher as module
-from petiole.tasks.worker.output.outcomes import Written
 from petiole.tasks.worker.output.publisher import Publisher
 from tests.support.publishing import END, KEYS, TASK, Flaky, attempt, begin, log, written
 
@@ -71,7 +71,7 @@ def test_bins_are_read_back_from_the_log(publisher: Publisher, client: redis.Red
     publisher.flush([stream])
     entries = client.lrange(KEYS.log, 0, -1)
     assert [json.loads(entry)["bins"] for entry in entries] == [[[256], None], [[921, 921], None]]
-    assert Written.of(entries).bins == [[256], None, [921, 921], None]
+    assert Written.of(entries).entries("bins") == [[256], None, [921, 921], None]
 
 
 def test_a_log_of_text_has_no_bins(publisher: Publisher, client: redis.Redis) -> None:
@@ -80,7 +80,7 @@ def test_a_log_of_text_has_no_bins(publisher: Publisher, client: redis.Redis) ->
     publisher.flush([stream])
     entries = client.lrange(KEYS.log, 0, -1)
     assert "bins" not in json.loads(entries[0])
-    assert Written.of(entries).bins == []
+    assert Written.of(entries).entries("bins") == []
 
 
 def test_an_older_attempt_cannot_write_and_is_told(publisher: Publisher, client: redis.Redis) -> None:

@@ -1,0 +1,43 @@
+"""The parts of an output that the engine makes and `tasks` writes and reads: each is declared once, here.
+
+In JSON a field whose default is None is left out if it is None."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities of one position, after penalties and masks, before temperature; `top` are pairs of
+    token id and log probability.
+
+    If `token_texts` was given: `texts` are the texts of this token and of those in `top`, in this order, and
+    `bytes` their bytes, because a token may be a part of a character."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]] = field(default_factory=list)
+    texts: list[str] | None = None
+    bytes: list[list[int]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Numbers of tokens. `cached_prompt_tokens`: how many of the prompt's tokens were in the prefix cache.
+    `reasoning_tokens`: how many of the output's tokens are reasoning, where that is known."""
+
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Milliseconds since arrival in the engine; `prefill_ms` is a duration, from admission to the first token."""
+
+    queue_ms: float
+    prefill_ms: float
+    ttft_ms: float | None
+    total_ms: float

@@ -1,0 +1,205 @@
+"""Deltas and ends as JSON, as docs/streams.md describes them: written, joined, cut and read back.
+
+Everything here follows from the fields that `requests.results` declares. Only log-probabilities have lines of
+their own, because they may be infinite. A delta without optional fields is formatted by hand: that is the hot
+path."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from json.encoder import encode_basestring_ascii as quote
+from types import NoneType
+from typing import Any, Protocol, get_args, get_type_hints
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from petiole.outputs import TokenLogprobs
+from petiole.tasks.requests.results import Answer, Ended, GenerationResult, Piece, StreamDelta
+
+LEAST = -3.4e38
+"""JSON has no infinity and no NaN: this stands for the -inf of masked tokens, and the NaN of a broken model."""
+
+
+class Tokens(Protocol):
+    """A `Piece`, or the engine's `Delta`. It has the fields in `A_TOKEN`, too."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def finish_reason(self) -> str | None: ...
+
+
+def _optional(model: type[BaseModel]) -> tuple[str, ...]:
+    return tuple(name for name, field in model.model_fields.items() if field.default is None)
+
+
+_HINTS = {name: hint for name, hint in get_type_hints(Piece).items() if name in _optional(Piece)}
+_FILLED = {name for name, hint in _HINTS.items() if NoneType in get_args(get_args(get_args(hint)[0])[0])}
+"""The fields that may have no entry for a token: null is in its place."""
+
+A_TOKEN = tuple(_HINTS)
+"""The fields of a delta that have one entry for each token."""
+AT_THE_END = (*(name for name in Ended.model_fields if name != "finish_reason"), "error")
+"""The fields that only the last delta has."""
+
+_is_plain: Callable[[Any], bool] = eval(f"lambda piece: {' and '.join(f'piece.{one} is None' for one in A_TOKEN)}")
+"""Whether a piece has none of them. Written out, it takes half the time of a loop."""
+
+
+# ------------------------------------------------------------ deltas
+
+
+def opening(task_id: str, attempt: int) -> str:
+    """The beginning of every delta of an attempt. The delta's index follows."""
+    return f'{{"task_id":{quote(task_id)},"attempt":{attempt},"index":'
+
+
+def merged(opening: str, index: int, pieces: Sequence[Tokens], end: Mapping[str, Any] | None = None) -> str:
+    """One delta of all `pieces`; the first piece begins at `index`. With an end, it is the last delta."""
+    if len(pieces) == 1 and end is None and _is_plain(piece := pieces[0]):
+        ids = piece.token_ids
+        some = str(ids[0]) if len(ids) == 1 else ",".join(map(str, ids))
+        return f'{opening}{index},"token_ids":[{some}],"text":{quote(piece.text)},"finish_reason":null}}'
+    tokens = ",".join([str(token) for piece in pieces for token in piece.token_ids])
+    text, reason = "".join([piece.text for piece in pieces]), "null"
+    extras = "" if all(map(_is_plain, pieces)) else _extras(pieces)
+    if end is not None:
+        reason = quote(end["finish_reason"])
+        known = {name: end[name] for name in AT_THE_END if name in end}
+        extras += f",{json.dumps({'stop_reason': None, **known})[1:-1]}"
+    return f'{opening}{index},"token_ids":[{tokens}],"text":{quote(text)},"finish_reason":{reason}{extras}}}'
+
+
+def joined(pieces: Sequence[Tokens], name: str) -> list[Any] | None:
+    """The field `name` of all pieces: one of `A_TOKEN`. None if no piece has it."""
+    parts = [getattr(piece, name) for piece in pieces]
+    if parts.count(None) == len(parts):
+        return None
+    entries: list[Any] = []
+    for piece, part in zip(pieces, parts, strict=True):
+        if part is not None:
+            entries += part
+        elif name in _FILLED:
+            entries += [None] * len(piece.token_ids)
+    return [entry or None for entry in entries]
+
+
+def without(delta: StreamDelta, tokens: int, characters: int) -> StreamDelta:
+    """`delta` without its first `tokens` and the first `characters` of its text."""
+    tokens = min(tokens, len(delta.token_ids))
+    entries = {name: part[tokens:] for name in A_TOKEN if (part := getattr(delta, name)) is not None}
+    rest = {"index": delta.index + tokens, "token_ids": delta.token_ids[tokens:], "text": delta.text[characters:]}
+    return delta.model_copy(update=rest | entries)
+
+
+def closing(task_id: str, error: dict[str, Any]) -> list[str]:
+    """The last delta and the end of a task that no worker ran: the arguments of `close.lua`, which adds attempt
+    and index to the delta."""
+    end = {"finish_reason": "error", "error": error}
+    head, tail = merged(opening(task_id, 0), 0, [], end).split('"attempt":0,"index":0')
+    return [f'{head}"attempt":', ',"index":', tail, json.dumps(end)]
+
+
+def _extras(pieces: Sequence[Tokens]) -> str:
+    """The optional fields of these pieces, each with a comma before it."""
+    extras = ""
+    for name in A_TOKEN:
+        if (entries := joined(pieces, name)) is not None:
+            extras += f',"{name}":{_json(name, entries)}'
+    return extras
+
+
+@cache
+def _writer(name: str) -> Callable[..., bytes]:
+    """Made at the first use, so that importing this module takes no time for it."""
+    return TypeAdapter(_HINTS[name]).serializer.to_json
+
+
+def _json(name: str, entries: list[Any]) -> str:
+    write = _writer(name)
+    text = write(entries, exclude_none=True, warnings=False)
+    if name == "logprobs" and b"null" in text:  # infinite, or no number
+        text = write([_finite(entry) for entry in entries], exclude_none=True, warnings=False)
+    return text.decode()
+
+
+def _finite(entry: TokenLogprobs) -> TokenLogprobs:
+    """The constant comes first in a comparison, because NaN is not greater."""
+    top = [(token, max(LEAST, value)) for token, value in entry.top]
+    return TokenLogprobs(entry.token_id, max(LEAST, entry.logprob), top, entry.texts, entry.bytes)
+
+
+# ------------------------------------------------------------ ends and results
+
+
+def result(made: Any, /, **known: Any) -> dict[str, Any]:
+    """The result that is stored: every declared field that `made`, an object, has, and those in `known`."""
+    declared = GenerationResult.model_fields
+    given = {name: getattr(made, name) for name in declared if hasattr(made, name)} | known
+    logprobs = given.pop("logprobs", None)
+    whole = GenerationResult.model_construct(**given)
+    value = whole.model_dump(mode="json", exclude_defaults=True, warnings=False)
+    if logprobs is not None:
+        value["logprobs"] = json.loads(_json("logprobs", list(logprobs)))
+    return value
+
+
+def end_of(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What the task's state keeps of a result: all that is not in the log."""
+    return {name: result[name] for name in Answer.model_fields if name in result}
+
+
+# ------------------------------------------------------------ the log
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The output in a task's log, one delta per entry. An entry is unreadable if it is not a delta, or does not
+    begin where the previous one ends. `unreadable`: the number of entries from the first unreadable one on."""
+
+    deltas: Sequence[StreamDelta] = ()
+    unreadable: int = 0
+
+    @classmethod
+    def of(cls, entries: Sequence[bytes]) -> Written:
+        deltas: list[StreamDelta] = []
+        end = 0
+        for entry in entries:
+            try:
+                read = StreamDelta.model_validate_json(entry)
+            except ValidationError:
+                break
+            if read.index != end:
+                break
+            deltas.append(read)
+            end = read.end
+        return cls(deltas, len(entries) - len(deltas))
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for delta in self.deltas for token in delta.token_ids]
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas)
+
+    def entries(self, name: str) -> list[Any]:
+        """A field of `A_TOKEN`: one entry for each token, or none."""
+        return joined(self.deltas, name) or []
+
+    def result(self, end: Mapping[str, Any]) -> dict[str, Any]:
+        """The result of a task with this log and this end."""
+        value: dict[str, Any] = {"text": self.text, "token_ids": self.token_ids, **end}
+        if logprobs := self.entries("logprobs"):
+            value["logprobs"] = json.loads(_json("logprobs", logprobs))
+        return value
