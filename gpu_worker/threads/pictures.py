@@ -3,7 +3,7 @@
     formats      JPEG, PNG and WebP; no animations
     rotation     as EXIF says
     16 bits      scaled to 8
-    alpha        on white
+    alpha        on white, and so is the one colour that a PNG names as transparent
     CMYK, grey, palettes    to RGB
 
 A file's header is read when its request is prepared. The header gives format and size, so a file that would become
@@ -19,6 +19,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.errors import InvalidRequest, require
@@ -26,10 +27,13 @@ from petiole.gpu_worker.request.images import PreparedImage, RequestImage
 from petiole.gpu_worker.request.skills import Processor
 
 if TYPE_CHECKING:
-    from PIL import Image
+    from PIL import Image, ImageFile
 
 FORMATS = ("JPEG", "PNG", "WEBP")
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I")
+_ONE_CLEAR_COLOUR = ("1", "L", "RGB", *_SIXTEEN_BITS)
+"""Modes without alpha. A PNG of such a mode may name one colour that is transparent."""
+_DEPTH_AT = 24  # of a PNG's bytes: the bits of a sample
 _READABLE = "must be a JPEG, PNG or WebP file that can be read"
 
 
@@ -75,6 +79,8 @@ def _cut(data: bytes, content_hash: int, field: str, processor: Processor) -> Pr
 
 def decoded(data: bytes, field: str) -> Image.Image:
     """A file as an RGB picture. Raises InvalidRequest."""
+    from PIL import Image
+
     with _opened(data, field) as picture:
         try:
             picture.load()
@@ -82,10 +88,16 @@ def decoded(data: bytes, field: str) -> Image.Image:
             raise
         except BaseException as error:  # decoders raise all kinds of errors for damaged files
             raise _unreadable(field, error) from None
-        return _rgb(_turned(picture))
+        turned = _turned(picture)
+        rgb, clear = _rgb(turned), _clear(turned, data, field)
+    if clear is None:
+        return rgb
+    pixels = np.array(rgb)
+    pixels[clear] = 255
+    return Image.fromarray(pixels)
 
 
-def _opened(data: bytes, field: str) -> Image.Image:
+def _opened(data: bytes, field: str) -> ImageFile.ImageFile:
     from PIL import Image
 
     try:
@@ -119,8 +131,38 @@ def _rgb(picture: Image.Image) -> Image.Image:
     if picture.mode in _SIXTEEN_BITS:
         grey = np.asarray(picture).astype(np.uint32)
         return Image.fromarray(((grey + 128) // 257).clip(0, 255).astype(np.uint8)).convert("RGB")
-    if picture.has_transparency_data:
+    if picture.mode not in _ONE_CLEAR_COLOUR and picture.has_transparency_data:
         pixels = picture.convert("RGBA")
         white = Image.new("RGBA", pixels.size, (255, 255, 255, 255))
         return Image.alpha_composite(white, pixels).convert("RGB")
     return picture.convert("RGB")
+
+
+def _clear(picture: Image.Image, data: bytes, field: str) -> npt.NDArray[np.bool_] | None:
+    """bool [height, width]: where the picture has the colour that its PNG names as transparent. None without such
+    a colour. Samples are compared with all their bits: two colours may be equal in 8 bits and not in 16."""
+    named = picture.info.get("transparency")
+    if named is None or picture.mode not in _ONE_CLEAR_COLOUR:
+        return None
+    depth = data[_DEPTH_AT]
+    most = (1 << depth) - 1
+    if picture.mode == "RGB":
+        colour = np.array(named) & most
+        clear = (np.asarray(picture) == colour >> (depth - 8)).all(-1)
+        if depth == 16:
+            clear &= (np.asarray(_low_bytes(data, field)) == colour & 255).all(-1)
+    elif picture.mode in _SIXTEEN_BITS:
+        clear = np.asarray(picture) == named
+    else:
+        scale = 255 // most  # Pillow scales the samples, and not the colour
+        clear = np.asarray(picture.convert("L")) == (named if picture.mode == "1" else (named & most) * scale)
+    return np.asarray(clear, np.bool_)
+
+
+def _low_bytes(data: bytes, field: str) -> Image.Image:
+    """The low bytes of a PNG with 16 bits of each colour, of which Pillow gives the high ones: it takes the first
+    byte of each pair as the high one if it reads big-endian samples, and the second if little-endian ones."""
+    with _opened(data, field) as picture:
+        picture.tile = [tile._replace(args="RGB;16L") for tile in picture.tile]
+        picture.load()
+        return _turned(picture)

@@ -11,6 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.keys import image_key
@@ -21,7 +22,9 @@ MAX_CHARACTERS = 2**27
 IMAGE_PARTS = ("image", "image_url", "input_image")
 _PREFIX = "petiole-image:"
 _HANDLE = re.compile(_PREFIX + "[0-9a-f]{32}")
-_DATA_URL = re.compile(r"data:[^,]{0,200};base64,")
+_DATA_URL = re.compile(r"\s*data:[^,]{0,200};\s*base64\s*,", re.IGNORECASE)
+_URL_SAFE = bytes.maketrans(b"-_", b"+/")
+_SPACE = b" \t\n\v\f\r"
 _FORMS = "must be the bytes of a file, base64 of them, a data URL with base64, or a handle of put_image"
 
 
@@ -57,10 +60,15 @@ def check(field: str, image: object) -> str:
 
 
 def data_of(field: str, image: str) -> bytes:
-    """The bytes of an image that is in the message itself. Raises `InvalidRequest`."""
+    """The bytes of an image that is in the message itself, in either alphabet of base64, with or without white
+    space and padding. A data URL may be percent-encoded. Raises `InvalidRequest`."""
     url = _DATA_URL.match(image)
     try:
-        return base64.b64decode(image[url.end() if url else 0 :], validate=True)
+        text = image[url.end() if url else 0 :].encode("ascii")
+        if url and b"%" in text:
+            text = unquote_to_bytes(text)
+        text = text.translate(_URL_SAFE, _SPACE)
+        return base64.b64decode(text if text.endswith(b"=") else text + b"=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError):
         shown = f"{image[:40]}…" if len(image) > 40 else image
         raise InvalidRequest(field, _FORMS, shown) from None

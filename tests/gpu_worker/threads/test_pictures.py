@@ -78,13 +78,100 @@ def test_sixteen_bits_of_colour_are_scaled() -> None:
     assert found[1, 1].tolist() == [1, 0, 255]
 
 
-def png(width: int, height: int, raw: bytes, depth: int = 8, colour: int = 0) -> bytes:
+def png(
+    width: int,
+    height: int,
+    raw: bytes,
+    depth: int = 8,
+    colour: int = 0,
+    *,
+    interlaced: bool = False,
+    more: tuple[tuple[bytes, bytes], ...] = (),
+) -> bytes:
+    """more: kinds and contents of other chunks."""
+
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
-    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(raw)) + chunk(b"IEND", b"")
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlaced)
+    others = b"".join(chunk(kind, data) for kind, data in more)
+    body = chunk(b"IHDR", header) + others + chunk(b"IDAT", zlib.compress(raw)) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + body
+
+
+PASSES = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
+"""Of Adam7: first row and column, and the steps of both."""
+
+
+def png_of(samples: np.ndarray, depth: int, clear: Any, *, interlaced: bool = False, turned: int = 1) -> bytes:
+    """A PNG of samples [height, width] or [height, width, 3], of which `clear` is transparent; filtered by the
+    sample to the left if the samples are whole bytes."""
+    colour, (height, width) = (2 if samples.ndim == 3 else 0), samples.shape[:2]
+    passes = PASSES if interlaced else ((0, 0, 1, 1),)
+    raw = b"".join(
+        row_of(row, depth) for at, to, down, right in passes for row in samples[at::down, to::right] if row.size
+    )
+    tiff = struct.pack("<2sHIHHHIHHI", b"II", 42, 8, 1, 0x0112, 3, 1, turned, 0, 0)
+    named = b"".join(struct.pack(">H", value) for value in np.atleast_1d(clear))
+    more = ((b"tRNS", named), *(((b"eXIf", tiff),) if turned > 1 else ()))
+    return png(width, height, raw, depth, colour, interlaced=interlaced, more=more)
+
+
+def row_of(row: np.ndarray, depth: int) -> bytes:
+    if depth < 8:
+        bits = (row[:, None] >> np.arange(depth)[::-1] & 1).astype(np.uint8)
+        return b"\0" + np.packbits(bits).tobytes()
+    data = row.astype(">u2" if depth == 16 else np.uint8).tobytes()
+    back = depth // 8 * (3 if row.ndim == 2 else 1)
+    left = np.frombuffer(data, np.uint8).copy()
+    left[back:] -= np.frombuffer(data, np.uint8)[:-back]
+    return b"\1" + left.tobytes()
+
+
+def shown(samples: np.ndarray, depth: int, clear: Any) -> np.ndarray:
+    """What a reader of PNG should see: 8 bits of each colour, on white."""
+    most = 2**depth - 1
+    if samples.ndim == 3:
+        rgb = samples >> 8 if depth == 16 else samples
+    else:
+        grey = (samples + 128) // 257 if depth == 16 else samples * 255 // most
+        rgb = grey[..., None].repeat(3, axis=2)
+    here = samples == np.asarray(clear)
+    return np.where((here.all(-1) if samples.ndim == 3 else here)[..., None], 255, rgb)
+
+
+@pytest.mark.parametrize("interlaced", [False, True], ids=["in order", "interlaced"])
+@pytest.mark.parametrize("turned", [1, 3, 6])
+@pytest.mark.parametrize(
+    ("depth", "channels"), [(1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (8, 3), (16, 3)], ids=str
+)
+def test_the_transparent_colour_of_a_png_is_white_and_no_other_is(
+    depth: int, channels: int, turned: int, interlaced: bool
+) -> None:
+    """Among colours that differ from the transparent one in one bit, the lowest one of 16 too."""
+    rng = np.random.RandomState(depth * channels)
+    most = 2**depth - 1
+    clear = rng.randint(0, most + 1, channels) if depth > 1 else np.array([0])
+    samples = rng.randint(0, most + 1, (13, 11, channels))
+    samples[rng.rand(13, 11) < 0.4] = clear
+    changed = rng.rand(13, 11) < 0.3
+    samples[changed] = clear
+    samples[changed, rng.randint(0, channels, changed.sum())] ^= 1 << rng.randint(0, depth, changed.sum())
+    samples[0, :3], samples[1, 0] = clear, clear ^ 1
+    if channels == 1:
+        samples, clear = samples[..., 0], clear[0]
+    wanted = shown(samples, depth, clear)
+    assert (wanted == 255).all(-1).any()
+    assert depth == 1 or not (wanted == 255).all()
+    data = png_of(samples, depth, clear, interlaced=interlaced, turned=turned)
+    wanted = {1: wanted, 3: wanted[::-1, ::-1], 6: np.rot90(wanted, -1)}[turned]
+    assert (read(data) == wanted).all()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+def test_only_as_many_bits_of_the_transparent_colour_count_as_samples_have(depth: int) -> None:
+    samples = np.array([[0, 1], [1, 0]])
+    assert (read(png_of(samples, depth, 0xFF00 + 1)) == shown(samples, depth, 1)).all()
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -39,9 +41,62 @@ def test_all_forms_of_an_image_go_into_a_message_and_have_one_affinity(image: An
     assert affinity.key(validate(PointRequest, {"image": TEXT, "object": "a", "salt": "b"})) != expected
 
 
+SPELLINGS: dict[str, Callable[[str], str]] = {
+    "standard": lambda text: text,
+    "lines": lambda text: in_lines(text, "\n"),
+    "lines of DOS": lambda text: in_lines(text, "\r\n"),
+    "a trailing newline": lambda text: text + "\n",
+    "white space around": lambda text: f" \t{text}\r\n ",
+    "a data URL": lambda text: f"data:image/png;base64,{text}",
+    "DATA": lambda text: f"DATA:image/png;base64,{text}",
+    "BASE64": lambda text: f"Data:IMAGE/PNG;BASE64,{text}",
+    "a space behind the comma": lambda text: f"data:image/png;base64, {text}",
+    "spaces around base64": lambda text: f"data:image/png; base64 ,{text}",
+    "a parameter": lambda text: f"data:image/png;charset=utf-8;base64,{text}",
+    "no type": lambda text: f"data:;base64,{text}",
+    "a newline before data": lambda text: f"\ndata:image/png;base64,{text}\n",
+    "a data URL in lines": lambda text: f"data:image/png;base64,\n{in_lines(text, chr(10))}",
+    "a percent-encoded data URL": lambda text: f"data:image/png;base64,{quote(in_lines(text, chr(10)), safe='')}",
+}
+
+
+def in_lines(text: str, end: str) -> str:
+    return "".join(text[at : at + 76] + end for at in range(0, len(text), 76))
+
+
+@pytest.mark.parametrize("spell", SPELLINGS.values(), ids=SPELLINGS)
+@pytest.mark.parametrize("n", [1, 2, 3, 256, 257, 258])
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode], ids=["standard", "of URLs"])
+@pytest.mark.parametrize("padded", [True, False], ids=["padded", "unpadded"])
+def test_base64_is_read_however_it_is_spelt(
+    spell: Callable[[str], str], n: int, encode: Callable[[bytes], bytes], padded: bool
+) -> None:
+    """Both alphabets; with one, two and no characters of padding, which may be missing."""
+    data = (b"\xfb\xff\xfe" + bytes(range(256)))[:n]
+    text = encode(data).decode()
+    image = spell(text if padded else text.rstrip("="))
+    assert images.check("image", image) == image
+    assert images.data_of("image", image) == data
+    assert images.identity("image", image) == images.handle_of(data)
+
+
 @pytest.mark.parametrize(
     "image",
-    ["https://a.org/b", "abc", "petiole-image:xyz", "data:image/png,abc", 3, ["a"], {}, "ä" * 4, "\ud800"],
+    [
+        "https://a.org/b",
+        "abcde",
+        "ab c d e",
+        "ab=c",
+        "=",
+        "ab====",
+        "petiole-image:xyz",
+        "data:image/png,abc",
+        3,
+        ["a"],
+        {},
+        "ä" * 4,
+        "\ud800",
+    ],
 )
 @pytest.mark.parametrize("kind", [CaptionRequest, QueryRequest, PointRequest, DetectRequest])
 def test_what_can_be_no_image_is_refused_by_name(kind: Any, image: Any) -> None:
