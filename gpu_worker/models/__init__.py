@@ -8,6 +8,7 @@ Models import nothing from the runtime, which passes attention, kernels and adap
     checkpoint/    reading a checkpoint: files, formats, weights
     host_memory    large tensors on the host, in large pages
     decoder        the decoder of Llama, Mistral, Qwen2 and Qwen3
+    known          the decoders that fast paths may compute; they refuse all others
     layered        decoders and encoders, as code that computes their layers itself sees them
     layers         linear layers for each weight format, and the element-wise kernels
     rotary         the table of rotary embeddings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -32,7 +32,6 @@ class GeluLayer:
     down: Linear
 
 
-@runtime_checkable
 class LayeredDecoder(Protocol):
     """norm: a LayerNorm, or the weight of an RMSNorm."""
 
@@ -83,7 +82,6 @@ class LayeredEncoder(Protocol):
         ...
 
 
-@runtime_checkable
 class LayeredVision(Protocol):
     """An `ImageDecoder` with a layered encoder. It joins the features of crops into those of an image."""
 

@@ -94,13 +94,18 @@ class Rotation:
     """The transformation of queries and keys before attention: per-head norm, if the model has one, then rotary
     embedding.
 
-    norms: weights [D] of the queries' norm and of the keys'; positions: integers [T]; table: see `rotary_table`.
+    norms: weights [D] of the queries' norm and of the keys'; table: see `rotary_table`; positions: integers [T],
+    rows of the table. A decoder whose positions have several axes makes a table of its own for each step.
     """
 
     norms: tuple[Tensor, Tensor] | None
     eps: float
     positions: Tensor
     table: Tensor
+
+    def __post_init__(self) -> None:
+        if self.positions.dim() != 1:
+            raise ValueError(f"rotary positions: must be of one axis, got {list(self.positions.shape)}")
 
 
 class Kernels(Protocol):

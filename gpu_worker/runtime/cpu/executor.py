@@ -12,6 +12,7 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder, Forward, ImageDecoder
+from petiole.gpu_worker.models.known import with_known_crops
 from petiole.gpu_worker.models.layered import LayeredVision
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import N_BINS, NO_BIN
@@ -50,7 +51,7 @@ class CpuExecutor:
         self._pending, self._pending_bins = pending.numpy(), pending_bins.numpy()
         self._text_only = decoder.value_tokens is None and decoder.images is None
         self._native = native_decoder(decoder, cache, bank, progress)
-        self._seeing = decoder if isinstance(decoder, LayeredVision) else None
+        self._seeing: LayeredVision | None = with_known_crops(decoder)
         self._encoder = None if self._seeing is None else native_encoder(self._seeing.vision, progress)
 
     def forward(self, slot_id: int, inputs: StepInputs, images: ImageInputs = ()) -> StepStates:
@@ -67,7 +68,7 @@ class CpuExecutor:
         if self._native is not None:
             step = slot_id, token_ids, positions, rows, outputs, adapters
             if self._text_only:
-                logits = self._native.forward(*step)
+                logits = self._native.forward(*step, rotary=rotary, limits=limits)
                 return StepStates(lambda: logits)
             hidden = self._embed(inputs, token_ids, images).float()
             logits = self._native.forward(*step, hidden=hidden, rotary=rotary, limits=limits)

@@ -6,6 +6,7 @@ attend causally (`step.segments`)."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -19,7 +20,9 @@ from petiole.gpu_worker.config import Batching, EngineConfig
 from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.config import ModelConfig
-from petiole.gpu_worker.models.decoder import CropDecoder, Decoder, Forward
+from petiole.gpu_worker.models.decoder import Decoder, Forward, ImageDecoder
+from petiole.gpu_worker.models.known import Parts, unknown_in_decoder, unknown_in_encoder, with_known_crops
+from petiole.gpu_worker.models.layers import DenseLinear, Fp8Linear
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import NO_BIN
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
@@ -28,12 +31,13 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     WORKSPACE_BYTES,
     AppendWrappers,
     FlashInferAttention,
+    FlashInferKernels,
     Geometry,
     host_page_counts,
     new_workspace,
 )
 from petiole.gpu_worker.runtime.cuda.attention.installed import require_version
-from petiole.gpu_worker.runtime.cuda.capture import Capture
+from petiole.gpu_worker.runtime.cuda.capture import Capture, eager
 from petiole.gpu_worker.runtime.cuda.encoder import EncoderGraphs
 from petiole.gpu_worker.runtime.cuda.graphs import Graphs, new_step_buffers, states_of
 from petiole.gpu_worker.runtime.cuda.shapes import Shape, append_shapes, uniform_shapes
@@ -46,6 +50,11 @@ from petiole.gpu_worker.runtime.step.inputs import ImageInputs, StepInputs, Step
 from petiole.gpu_worker.runtime.step.sampling import Choice, likeliest
 from petiole.gpu_worker.runtime.step.segments import Run, Segmented, segmented
 from petiole.gpu_worker.runtime.step.values import ValuedDecoder, embed_all
+
+logger = logging.getLogger(__name__)
+
+CAPTURED_PARTS: Parts = frozenset({FlashInferKernels, DenseLinear, Fp8Linear})
+"""The parts that may be captured. See `models.known`."""
 
 _WRAPPER_BYTES = 8 * 2**20
 _LENGTHS_BYTES = 2**18  # buffers of a wrapper beside its plan
@@ -166,6 +175,15 @@ class CudaExecutor:
         stream: DeviceStream,
         capture: Capture,
     ) -> None:
+        crops = with_known_crops(decoder)
+        unknown = unknown_in_decoder(decoder, CAPTURED_PARTS)
+        if unknown is None and crops is not None:
+            unknown = unknown_in_encoder(crops.vision, CAPTURED_PARTS)
+        if unknown is not None:
+            logger.warning(
+                "no steps are captured as CUDA graphs, which is slower: captured code does not know %s", unknown
+            )
+            config, capture = replace(config, cuda_graphs="off"), eager
         self._decoder, self._cache, self._bank = decoder, cache, bank
         self._pending, self._pending_bins = pending, pending_bins
         self._geometry = Geometry(decoder.config, cache, decoder.dtype)
@@ -178,8 +196,7 @@ class CudaExecutor:
             for graphs in slot.graphs.values():
                 graphs.capture(stream, capture, self.fused)
         self._encoder: EncoderGraphs | None = None
-        if decoder.images is not None:
-            crops = cast(CropDecoder, decoder)
+        if decoder.images is not None and crops is not None:
             self._encoder = EncoderGraphs(crops, decoder.images.max_crops, cache.keys.device, device)
             device.synchronize()
             self._encoder.capture(stream, capture)
@@ -196,8 +213,10 @@ class CudaExecutor:
         return _Slot(graphs, AppendWrappers(self._geometry, workspace), bidirectional)
 
     def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
-        assert self._encoder is not None, "a model that takes images has an encoder"
-        return self._encoder.encode(slot_id, images)
+        if self._encoder is not None:
+            return self._encoder.encode(slot_id, images)
+        crops = [(self._up(image.pixels), image.tiling) for image in images]
+        return cast(ImageDecoder, self._decoder).encode(crops)
 
     def forward(self, slot_id: int, inputs: StepInputs, images: ImageInputs = ()) -> StepStates:
         slot = self._slots[slot_id]

@@ -43,11 +43,14 @@ from torch import Tensor
 from petiole.cache import ragged_arange
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder, Forward
+from petiole.gpu_worker.models.known import Parts, unknown_in_decoder
+from petiole.gpu_worker.models.layers import DenseLinear
 from petiole.gpu_worker.request.values import N_BINS, NO_BIN
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     AppendWrappers,
     DecodeWrappers,
     FlashInferAttention,
+    FlashInferKernels,
     Geometry,
     host_page_counts,
 )
@@ -64,6 +67,9 @@ logger = logging.getLogger(__name__)
 MARGIN = 0.02
 """The part of a step's time by which `fused.products` must be quicker, so that chance does not choose between
 equals."""
+
+FUSED_PARTS: Parts = frozenset({FlashInferKernels, DenseLinear})
+"""The parts in whose place `fused.products` computes. See `models.known`."""
 
 _ROWS, _POSITIONS, _ROTARY, _TOKENS, _ADAPTERS, _OUTPUTS, _BATCH_ROWS, _QUERIES, _INDPTR, _LAST = range(10)
 _UPDATES = slice(10, 13)  # rows, columns and pages of new entries of the page table
@@ -340,8 +346,9 @@ def fused_layers(decoder: Decoder, n: int) -> Layers | None:
     positions."""
     from petiole.gpu_worker.runtime.cuda.fused import products
 
-    known = getattr(decoder.forward, "__func__", None) is Decoder.forward and products.fits(decoder)
-    return partial(products.forward, decoder) if known and n <= products.MOST_ROWS else None
+    known = isinstance(decoder, Decoder) and unknown_in_decoder(decoder, FUSED_PARTS) is None
+    fits = known and n <= products.MOST_ROWS and products.fits(decoder)
+    return partial(products.forward, decoder) if fits else None
 
 
 def _seconds(stream: DeviceStream, replay: Callable[[], object]) -> float:

@@ -7,15 +7,19 @@ overwrite those of the previous layer.
 from __future__ import annotations
 
 import ctypes
+import logging
 
 import torch
 from torch import Tensor
 
+from petiole.gpu_worker.models.known import unknown_in_encoder
 from petiole.gpu_worker.models.layered import LayeredEncoder
 from petiole.gpu_worker.runtime.cpu.native.products import Products, choose_products
-from petiole.gpu_worker.runtime.cpu.native.stack import CacheStruct, Shape, Stack, library_for
+from petiole.gpu_worker.runtime.cpu.native.stack import PARTS, CacheStruct, Shape, Stack, library_for
 from petiole.gpu_worker.runtime.cpu.native.weights import KINDS
 from petiole.gpu_worker.runtime.interface import Progress, nothing
+
+log = logging.getLogger(__name__)
 
 _ROWS = 1024
 """Positions at a time, but at least those of one crop: more would take much memory and be no faster."""
@@ -81,6 +85,10 @@ def native_encoder(encoder: LayeredEncoder, progress: Progress = nothing) -> Nat
     every few crops, and every second of those that take longer.
 
     The layers' weights are rearranged in place, so only the fast path can use them afterwards."""
+    unknown = unknown_in_encoder(encoder, PARTS)
+    if unknown is not None:
+        log.warning("torch encodes images on this CPU, which is slower: compiled code does not know %s", unknown)
+        return None
     shape = encoder.shape
     library = library_for(shape.hidden, shape.inner, shape.hidden // shape.heads, encoder.dtype, lanes=8)
     if library is None:

@@ -7,19 +7,31 @@ bfloat16 rounds its inputs to bfloat16.
 from __future__ import annotations
 
 import ctypes
+import logging
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
+from petiole.gpu_worker.models.known import unknown_in_decoder
 from petiole.gpu_worker.models.layered import LayeredDecoder
 from petiole.gpu_worker.models.layers import DenseLinear
 from petiole.gpu_worker.runtime.cpu.native.adapters import NativeAdapters
 from petiole.gpu_worker.runtime.cpu.native.products import choose_products
-from petiole.gpu_worker.runtime.cpu.native.stack import CacheStruct, Shape, Stack, at_least, library_for
+from petiole.gpu_worker.runtime.cpu.native.stack import (
+    PARTS,
+    CacheStruct,
+    Shape,
+    Stack,
+    at_least,
+    library_for,
+)
 from petiole.gpu_worker.runtime.cpu.native.weights import KINDS
 from petiole.gpu_worker.runtime.interface import Int32Array, Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
+
+log = logging.getLogger(__name__)
 
 _LANES = 16
 
@@ -38,7 +50,7 @@ class NativeDecoder:
         self._decoder, self._cache = decoder, cache
         self._adapters = NativeAdapters(library, bank) if bank is not None else None
         head, config = decoder.head, decoder.config
-        self._tied = isinstance(head, DenseLinear) and head.weight.data_ptr() == decoder.embedding.data_ptr()
+        self._tied = isinstance(head, DenseLinear) and head.weight.is_set_to(decoder.embedding)
         self._products = choose_products(library, decoder.layers, decoder.head, decoder.dtype)
         self._stack = Stack(
             library,
@@ -96,6 +108,8 @@ class NativeDecoder:
         overwrites its first O rows with the outputs' hidden states before the final norm. rotary: int64 [T],
         rotary positions; None: the positions. limits: int64 [T]: an input sees the positions before its limit;
         None: all up to its own."""
+        if rotary is not None and rotary.ndim != 1:
+            raise ValueError(f"rotary positions: must be of one axis, got {list(rotary.shape)}")
         model = self._stack.model
         by_ids = self._tied and hidden is None
         if hidden is None:
@@ -124,14 +138,18 @@ class NativeDecoder:
 def native_decoder(
     decoder: object, cache: KVCache, bank: AdapterBank | None = None, progress: Progress = nothing
 ) -> NativeDecoder | None:
-    """The fast CPU path for this model. None if nothing can be compiled, if PETIOLE_NATIVE is off, or if the
-    model's sizes or type are unusual. progress: called every second of a step that takes longer.
+    """The fast CPU path for this model. None if some of it is not known (`models.known`), if its sizes or type are
+    unusual, if nothing can be compiled, or if PETIOLE_NATIVE is off. progress: called every second of a step that
+    takes longer.
 
     The weights of the layers and of the head are rearranged in place: afterwards only the fast path can use them.
     """
-    if not isinstance(decoder, LayeredDecoder):
+    unknown = unknown_in_decoder(decoder, PARTS)
+    if unknown is not None:
+        log.warning("torch alone computes on this CPU, which is slower: compiled code does not know %s", unknown)
         return None
-    config = decoder.config
+    known = cast(LayeredDecoder, decoder)
+    config = known.config
     sizes = config.hidden_size, config.intermediate_size, config.head_dim
-    library = library_for(*sizes, decoder.dtype, _LANES)
-    return None if library is None else NativeDecoder(library, decoder, cache, bank, progress)
+    library = library_for(*sizes, known.dtype, _LANES)
+    return None if library is None else NativeDecoder(library, known, cache, bank, progress)

@@ -20,8 +20,9 @@ from petiole.gpu_worker.config import switch
 from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.decoder import DecoderLayer
 from petiole.gpu_worker.models.host_memory import new_tensor
+from petiole.gpu_worker.models.known import Parts
 from petiole.gpu_worker.models.layered import GeluLayer, LayerNorm
-from petiole.gpu_worker.models.layers import Linear
+from petiole.gpu_worker.models.layers import DenseLinear, Int8Linear, Linear, TorchKernels
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.products import Products
 from petiole.gpu_worker.runtime.cpu.native.weights import EMPTY, LinearStruct, Weights
@@ -109,6 +110,9 @@ class _Step(ctypes.Structure):
 
 
 _MAX_HEAD = 256
+
+PARTS: Parts = frozenset({TorchKernels, DenseLinear, Int8Linear})
+"""The parts that the C code computes. See `models.known`."""
 
 
 @dataclass(frozen=True)

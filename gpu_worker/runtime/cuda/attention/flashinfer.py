@@ -131,7 +131,11 @@ class FlashInferAttention:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
         from petiole.gpu_worker.runtime.cuda.fused.layers import rotate_and_store
 
-        cache, window = self.geometry.cache, self.geometry.config.windows[layer]
+        config, cache = self.geometry.config, self.geometry.cache
+        if q.shape[1:] != (config.n_heads, config.head_dim):
+            planned = f"{config.n_heads} heads of {config.head_dim}"
+            raise ValueError(f"queries: must be of {planned}, as planned, got {list(q.shape[1:])}")
+        window = config.windows[layer]
         rotate_and_store(q, k, v, rotation, cache.keys[layer], cache.values[layer], self.slots)
         out = torch.empty(
             q.shape, dtype=q.dtype, device=q.device

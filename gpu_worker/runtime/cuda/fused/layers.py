@@ -39,6 +39,7 @@ def rotate_and_store(
     n_kv_heads, table = k.shape[1], rotation.table
     assert all(x.stride()[1:] == (width, 1) for x in (q, k, v))
     assert table.is_contiguous()
+    _check_sizes(q, k, v, rotation, keys, values)
     q_norm, k_norm = rotation.norms or (table, table)
     _rotate_and_store[(n, triton.cdiv(n_heads, _HEADS) + triton.cdiv(n_kv_heads, _HEADS))](
         q,
@@ -64,6 +65,19 @@ def rotate_and_store(
         num_warps=4,
         **overlapped(q),
     )
+
+
+def _check_sizes(q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, keys: Tensor, values: Tensor) -> None:
+    """The kernel would write beyond a slot, or read another position's angles."""
+    width, of_keys = q.shape[2], k.shape[1:]
+    fits = of_keys == v.shape[1:] == keys.shape[1:] == values.shape[1:] and of_keys[1] == width
+    if not fits or not len(rotation.positions) == len(q) == len(k) == len(v):
+        shapes = ", ".join(str(list(x.shape)) for x in (q, k, v, rotation.positions, keys, values))
+        raise ValueError(f"queries, keys, values, positions and the pools of both: must fit, got {shapes}")
+    norms = rotation.norms or ()
+    if rotation.table.shape[1:] != (width,) or any(norm.shape != (width,) for norm in norms):
+        shapes = ", ".join(str(list(x.shape)) for x in (rotation.table, *norms))
+        raise ValueError(f"rotary table and norms: must have {width} columns, got {shapes}")
 
 
 @triton.jit

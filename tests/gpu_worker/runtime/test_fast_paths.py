@@ -1,0 +1,376 @@
+"""Fast paths refuse every decoder that is not exactly one that they know, and the plain path computes it.
+
+Each decoder below differs from the known one in one thing. Compiled code on a CPU, and captured steps and fused
+products on CUDA (over FlashInfer's interface in torch), either refuse it or compute what torch computes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.models import known
+from petiole.gpu_worker.models.config import RopeConfig
+from petiole.gpu_worker.models.layers import (
+    DenseLinear,
+    Int8Linear,
+    TorchKernels,
+)
+from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder, TextBlock
+from petiole.gpu_worker.models.moondream.encoder import Mlp, VisionEncoder
+from petiole.gpu_worker.models.rotary import rotary_table
+from petiole.gpu_worker.request.images import ImageLimits
+from petiole.gpu_worker.request.values import ValueTokens
+from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor
+from petiole.gpu_worker.runtime.cpu.native.build import load_library
+from petiole.gpu_worker.runtime.cpu.native.encoder import native_encoder
+from petiole.gpu_worker.runtime.cpu.native.forward import native_decoder
+from petiole.gpu_worker.runtime.cuda import graphs
+from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
+from petiole.gpu_worker.runtime.cuda.executor import CudaExecutor
+from petiole.gpu_worker.runtime.device.cpu import CpuDevice
+from petiole.gpu_worker.runtime.interface import NO_UPDATES, PENDING, StepBatch
+from petiole.gpu_worker.runtime.memory.kv import KVCache, new_kv_cache
+from petiole.gpu_worker.runtime.runtime import Executor
+from petiole.gpu_worker.runtime.step.inputs import lay_out
+from tests.gpu_worker.runtime.cpu.test_native_encoder import random_encoder
+from tests.gpu_worker.runtime.cpu.test_native_parallel import VOCAB as MOONDREAM_VOCAB
+from tests.gpu_worker.runtime.cpu.test_native_parallel import random_decoder as random_moondream
+from tests.support import fake_flashinfer
+from tests.support.other_decoders import (
+    CONFIG,
+    CPU,
+    FUSED_ONLY,
+    KNOWN,
+    MAX_LENGTH,
+    UNKNOWN,
+    UNREAD,
+    Rounded,
+    Variant,
+    known_decoder,
+    linear,
+    norm,
+    weights,
+)
+
+# ------------------------------------------------------------ comparing
+
+N, STEPS = 9, 4
+
+
+def new_cache() -> KVCache:
+    cache = new_kv_cache(
+        CONFIG, n_pages=128, page_size=1, rows=3, max_model_len=MAX_LENGTH, dtype=torch.float32, device=CPU
+    )
+    cache.table[1:] = 1 + torch.arange(2 * MAX_LENGTH, dtype=torch.int32).view(2, -1)
+    return cache
+
+
+def int32(*numbers: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return np.array(numbers, np.int32)
+
+
+def logits_of(executor: Executor, *, axes: bool = False) -> Tensor:
+    """A prefill of two rows, of which one has an image's rotary positions if `axes`; then decodes of both."""
+    rows, token_ids = int32(1, 2), (np.arange(2 * N) * 7 % CONFIG.vocab_size).astype(np.int32)
+    rotary = None
+    if axes:
+        rotary = np.tile(np.arange(N, dtype=np.int32), (3, 2))
+        rotary[1, 3:7], rotary[2, 3:7] = 3, (3, 4, 4, 5)
+    batch = StepBatch(
+        "prefill", rows, int32(0, 0), int32(N, N), token_ids, int32(1, 1), int32(PENDING, PENDING), (), NO_UPDATES,
+        rotary=rotary,
+    )  # fmt: skip
+    with torch.inference_mode():
+        found = [executor.forward(0, lay_out(batch, int32(0, 0))).logits().float().clone()]
+        for step in range(STEPS):
+            batch = StepBatch(
+                "decode", rows, int32(N + step, N + step), int32(1, 1), int32(step + 3, step + 4), int32(1, 1),
+                int32(PENDING, PENDING), (), NO_UPDATES,
+            )  # fmt: skip
+            inputs = replace(lay_out(batch, int32(0, 0)), pending_inputs=np.empty(0, np.int64))
+            found.append(executor.forward(step % 2, inputs).logits().float().clone())
+    return torch.cat(found)
+
+
+def pending() -> tuple[Tensor, Tensor]:
+    return torch.zeros(3, dtype=torch.int64), torch.zeros(3, 2, dtype=torch.int32)
+
+
+def on_cpu(decoder: Any) -> CpuExecutor:
+    return CpuExecutor(decoder, new_cache(), None, *pending())
+
+
+def by_torch(variant: Variant, monkeypatch: pytest.MonkeyPatch, *, axes: bool = False) -> Tensor:
+    with monkeypatch.context() as patch:
+        patch.setenv("PETIOLE_NATIVE", "off")
+        return logits_of(on_cpu(variant(known_decoder())), axes=axes)
+
+
+def near(found: Tensor, wanted: Tensor) -> bool:
+    return bool((found - wanted).abs().max() <= 1e-3 * wanted.abs().max())
+
+
+@pytest.fixture
+def refusals(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.WARNING)
+    return lambda: [record.getMessage() for record in caplog.records if "know" in record.getMessage()]
+
+
+@pytest.fixture
+def native(monkeypatch: pytest.MonkeyPatch) -> None:
+    if load_library() is None:
+        pytest.skip("no C compiler")
+    monkeypatch.setenv("PETIOLE_NATIVE", "on")
+
+
+class Captures:
+    """Counts what is captured."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def __call__(self, work: Callable[[], None], *, kept: bool = True) -> Callable[[], object]:
+        self.n += 1
+        return work
+
+
+@pytest.fixture
+def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., CudaExecutor]:
+    fake_flashinfer.install(monkeypatch)
+    monkeypatch.setattr(graphs, "MARGIN", -math.inf)  # fused products wherever they are offered
+
+    def get(variant: Variant, captures: Captures) -> CudaExecutor:
+        config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=32, chunk_size=16, graph_batch_sizes=(2,))
+        device, decoder = CpuDevice(), variant(known_decoder(FlashInferKernels))
+        stream = device.new_stream("compute")
+        return CudaExecutor(decoder, new_cache(), None, *pending(), config, device, stream, captures)
+
+    return get
+
+
+# ------------------------------------------------------------ the decoder of Llama
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("name", [*KNOWN, *FUSED_ONLY])
+def test_compiled_code_computes_what_it_knows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = (KNOWN | FUSED_ONLY)[name]
+    executor = on_cpu(variant(known_decoder()))
+    assert executor._native is not None
+    assert near(logits_of(executor), by_torch(variant, monkeypatch))
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_compiled_code_refuses_the_rest_and_says_so_once(
+    name: str, monkeypatch: pytest.MonkeyPatch, refusals: Callable[[], list[str]]
+) -> None:
+    executor = on_cpu(UNKNOWN[name](known_decoder()))
+    assert executor._native is None
+    said = refusals()
+    assert len(said) == 1
+    assert said[0].startswith("torch alone computes on this CPU, which is slower: compiled code does not know ")
+    axes = name == "three axes"
+    assert torch.equal(logits_of(executor, axes=axes), by_torch(UNKNOWN[name], monkeypatch, axes=axes))
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_captured_steps_compute_what_they_know(
+    name: str, on_cuda: Callable[..., CudaExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captures = Captures()
+    executor = on_cuda(KNOWN[name], captures)
+    assert captures.n > 0
+    assert executor.fused == {2: True}
+    assert near(logits_of(executor), by_torch(KNOWN[name], monkeypatch))
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_nothing_else_is_captured_or_fused_and_that_is_said_once(
+    name: str,
+    on_cuda: Callable[..., CudaExecutor],
+    monkeypatch: pytest.MonkeyPatch,
+    refusals: Callable[[], list[str]],
+) -> None:
+    captures = Captures()
+    executor = on_cuda(UNKNOWN[name], captures)
+    assert captures.n == 0
+    assert executor.fused == {}
+    said = refusals()
+    assert len(said) == 1
+    assert said[0].startswith("no steps are captured as CUDA graphs, which is slower: ")
+    axes = name == "three axes"
+    assert near(logits_of(executor, axes=axes), by_torch(UNKNOWN[name], monkeypatch, axes=axes))
+
+
+def test_int8_is_not_fused(on_cuda: Callable[..., CudaExecutor], monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = FUSED_ONLY["weights in int8"]
+    executor = on_cuda(variant, Captures())
+    assert executor.fused == {}
+    assert near(logits_of(executor), by_torch(variant, monkeypatch))
+
+
+@pytest.mark.parametrize("name", [name for name in UNKNOWN if name not in UNREAD])
+def test_the_variants_are_other_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a fast path that took one for the known decoder would be found out."""
+    axes, base = name == "three axes", "no norms of heads" if name == "another scale" else "as it is"
+    assert not near(by_torch(UNKNOWN[name], monkeypatch, axes=axes), by_torch(KNOWN[base], monkeypatch))
+
+
+@pytest.mark.parametrize("kind", sorted(known._FIELDS, key=lambda kind: kind.__name__), ids=lambda k: k.__name__)
+def test_a_new_field_is_refused_by_name_until_it_is_listed(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    *others, last = known._FIELDS[kind].split()
+    assert [f.name for f in dataclasses.fields(kind)] == [*others, last]
+    monkeypatch.setitem(known._FIELDS, kind, " ".join(others))
+    parts = frozenset({TorchKernels, DenseLinear, Int8Linear})
+    moondream, encoder = random_moondream(*moondream_config()), random_encoder(encoder_config(), torch.float32)
+    decoders = [known_decoder(), moondream, FUSED_ONLY["weights in int8"](known_decoder())]
+    said = [known.unknown_in_decoder(decoder, parts) for decoder in decoders]
+    said.append(known.unknown_in_encoder(encoder, parts))
+    if kind.__name__ != "Fp8Linear":
+        assert f"{last} of the class {kind.__name__}" in said
+
+
+# ------------------------------------------------------------ positions of several axes
+
+
+@pytest.mark.usefixtures("native")
+def test_positions_of_several_axes_never_pass_for_one_axis(on_cuda: Callable[..., CudaExecutor]) -> None:
+    for executor in (on_cpu(known_decoder()), on_cuda(KNOWN["as it is"], Captures())):
+        with pytest.raises(ValueError, match=r"rotary positions: must be of one axis, got \[3, 18\]"):
+            logits_of(executor, axes=True)
+    compiled = native_decoder(known_decoder(), new_cache())
+    assert compiled is not None
+    step = [torch.arange(2)] * 4
+    with pytest.raises(ValueError, match="of one axis"):
+        compiled.forward(0, *step, rotary=torch.zeros(3, 2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"images": ImageLimits(1, 4, 1, bidirectional=False)},
+        {"value_tokens": ValueTokens(5, 6, (0.0,), (1.0,))},
+        {"processor": object()},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_a_decoder_of_text_that_takes_more_than_text_is_not_known(more: dict[str, Any]) -> None:
+    assert native_decoder(replace(known_decoder(), **more), new_cache()) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rotary": rotary_table(RopeConfig(), 32, 33, CPU)},
+        {"rotary": rotary_table(RopeConfig(), 64, 33, CPU).double()},
+        {"embedding": weights(64, 32)},
+        {"norm": (norm(64), norm(64))},
+        {"head": linear(63, 64)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_tensors_of_other_sizes_are_refused(changes: dict[str, Any]) -> None:
+    """Compiled code would read beyond them."""
+    assert native_decoder(replace(known_decoder(), **changes), new_cache()) is None
+
+
+# ------------------------------------------------------------ Moondream
+
+
+def moondream_config() -> tuple[Any, torch.dtype]:
+    from petiole.gpu_worker.models.moondream.config import parse_moondream_config
+
+    text = {
+        "dim": 128,
+        "n_heads": 2,
+        "ff_dim": 64,
+        "n_layers": 2,
+        "vocab_size": MOONDREAM_VOCAB,
+        "max_context": MAX_LENGTH,
+    }
+    return parse_moondream_config({"config": {"text": text}}), torch.float32
+
+
+def encoder_config() -> Any:
+    from petiole.gpu_worker.models.moondream.config import VisionConfig
+    from petiole.gpu_worker.models.moondream.crops import CropGeometry
+
+    return VisionConfig(64, 4, 2, 96, 8, CropGeometry(patch=2, grid=9, margin=1, max_crops=4))
+
+
+class OtherMoondream(MoondreamDecoder):
+    def head_output(self, hidden: Tensor) -> Tensor:
+        return 2 * MoondreamDecoder.head_output(self, hidden)
+
+
+class OtherBlock(TextBlock):
+    pass
+
+
+class OtherMlp(Mlp):
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.fc2(F.relu(self.fc1(x)))
+
+
+class OtherEncoder(VisionEncoder):
+    def features(self, crops: Tensor) -> Tensor:
+        return 2 * VisionEncoder.features(self, crops)
+
+
+def of(part: Any, kind: type, **changes: Any) -> Any:
+    return kind(**{f.name: getattr(part, f.name) for f in dataclasses.fields(part)} | changes)
+
+
+def first(blocks: Sequence[Any], **changes: Any) -> tuple[Any, ...]:
+    return (replace(blocks[0], **changes), *blocks[1:])
+
+
+MOONDREAM: dict[str, Callable[[MoondreamDecoder], Any]] = {
+    "a subclass": lambda one: of(one, OtherMoondream),
+    "a block's subclass": lambda one: replace(one, blocks=(of(one.blocks[0], OtherBlock), *one.blocks[1:])),
+    "another activation": lambda one: replace(one, blocks=first(one.blocks, mlp=of(one.blocks[0].mlp, OtherMlp))),
+    "another eps": lambda one: replace(one, config=replace(one.config, rms_norm_eps=1e-3)),
+    "norms without a bias": lambda one: replace(one, blocks=first(one.blocks, norm=(norm(128), None))),
+    "half of a rotary table": lambda one: replace(one, rotary=one.rotary[:, :32].contiguous()),
+    "another linear layer": lambda one: replace(one, blocks=first(one.blocks, proj=Rounded(weights(128, 128)))),
+}
+ENCODER: dict[str, Callable[[VisionEncoder], Any]] = {
+    "a subclass": lambda one: of(one, OtherEncoder),
+    "another activation": lambda one: replace(one, blocks=first(one.blocks, mlp=of(one.blocks[0].mlp, OtherMlp))),
+    "another linear layer": lambda one: replace(one, blocks=first(one.blocks, proj=Rounded(weights(64, 64)))),
+    "norms without a bias": lambda one: replace(one, blocks=first(one.blocks, ln1=(norm(64), None))),
+}
+
+
+@pytest.mark.parametrize("name", MOONDREAM)
+def test_another_moondream_is_refused(name: str, refusals: Callable[[], list[str]]) -> None:
+    config, dtype = moondream_config()
+    cache = new_kv_cache(
+        config, n_pages=40, page_size=1, rows=2, max_model_len=32, dtype=torch.float32, device=CPU
+    )
+    assert native_decoder(MOONDREAM[name](random_moondream(config, dtype)), cache) is None
+    assert len(refusals()) == 1
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("name", ENCODER)
+def test_another_encoder_is_refused(
+    name: str, refusals: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PETIOLE_PRODUCTS", "own")
+    assert native_encoder(random_encoder(encoder_config(), torch.float32)) is not None
+    assert native_encoder(ENCODER[name](random_encoder(encoder_config(), torch.float32))) is None
+    assert len(refusals()) == 1
