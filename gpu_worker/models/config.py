@@ -96,6 +96,13 @@ class ModelConfig:
         return self.n_kv_heads * self.head_dim
 
     @property
+    def most_positions(self) -> int:
+        """The largest `max_model_len`. Linear scaling stretches the context by its factor. Some checkpoints name
+        the context before it, and some the one behind it, so only `max_position` is a safe default."""
+        scaled = self.rope.original_max_position * self.rope.factor if self.rope.kind == "linear" else 0.0
+        return max(self.max_position, int(min(scaled, MAX_POSITION)))
+
+    @property
     def kv_elements_per_token(self) -> int:
         return 2 * self.n_layers * self.kv_size
 

@@ -22,9 +22,9 @@ def n_threads(config: EngineConfig) -> int:
 
 
 def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
-    if config.max_model_len > model.max_position:
+    if config.max_model_len > model.most_positions:
         raise ModelError(
-            f"max_model_len: must be at most {model.max_position}, the model's, got {config.max_model_len}"
+            f"max_model_len: must be at most {model.most_positions}, the model's, got {config.max_model_len}"
         )
     return config.max_model_len or model.max_position
 

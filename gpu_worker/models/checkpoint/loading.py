@@ -40,7 +40,9 @@ from petiole.gpu_worker.models.layers import (
 from petiole.gpu_worker.models.rotary import rotary_table
 
 SHIPPED = ("petiole-tiny", "petiole-tiny-vision")
-EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+PREFIX = "model."
+"""Of all tensors but the head. A checkpoint that was saved without a head may lack the prefix."""
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 _HUB_COPIES = ["consolidated*.safetensors", "original/*", "onnx/*"]
 """Files on the hub that are not downloaded: copies of the weights in other formats."""
@@ -184,9 +186,10 @@ def read_decoder(
     config: ModelConfig,
     options: LoadOptions,
     advance: Callable[[int], object] = lambda n_bytes: None,
+    prefix: str = PREFIX,
 ) -> Decoder:
     with torch.no_grad():
-        return _Loader(source, config, options, advance).decoder()
+        return _Loader(source, config, options, advance, prefix).decoder()
 
 
 def load_decoder(folder: Path, config: ModelConfig, options: LoadOptions) -> Decoder:
@@ -194,17 +197,19 @@ def load_decoder(folder: Path, config: ModelConfig, options: LoadOptions) -> Dec
 
     As in transformers, a head that differs from the embedding is used even if the configuration ties them.
     """
-    head = "lm_head.weight"
     with Checkpoint(folder) as checkpoint:
-        if config.tied_head and head in checkpoint and not checkpoint.same(EMBEDDING, head):
+        bare = EMBEDDING in checkpoint and PREFIX + EMBEDDING not in checkpoint
+        prefix = "" if bare else PREFIX
+        if config.tied_head and HEAD in checkpoint and not checkpoint.same(prefix + EMBEDDING, HEAD):
             config = replace(config, tied_head=False)
         if options.device.type == "meta":
-            return read_decoder(checkpoint, config, options)
+            return read_decoder(checkpoint, config, options, prefix=prefix)
         # Check all names and shapes before allocating memory: the sizes in the configuration may be wrong.
-        read_decoder(checkpoint, config, replace(options, device=torch.device("meta"), storage=Storage()))
+        meta = replace(options, device=torch.device("meta"), storage=Storage())
+        read_decoder(checkpoint, config, meta, prefix=prefix)
         n_bytes = checkpoint.n_bytes()
         with _progress(n_bytes, folder.name) as advance:
-            return read_decoder(checkpoint, config, options, advance)
+            return read_decoder(checkpoint, config, options, advance, prefix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,17 +218,18 @@ class _Loader:
     config: ModelConfig
     options: LoadOptions
     advance: Callable[[int], object]
+    prefix: str
 
     def decoder(self) -> Decoder:
         config, options = self.config, self.options
-        embedding = self._tensor(EMBEDDING, config.vocab_size, config.hidden_size)
+        embedding = self._tensor(self.prefix + EMBEDDING, config.vocab_size, config.hidden_size)
         layers = tuple(self._layer(i) for i in range(config.n_layers))
         head = self._head(embedding)
         return Decoder(
             config=config,
             embedding=embedding,
             layers=layers,
-            norm=self._tensor("model.norm.weight", config.hidden_size),
+            norm=self._tensor(self.prefix + "norm.weight", config.hidden_size),
             head=head,
             rotary=self._rotary(),
             kernels=options.kernels or TorchKernels(),
@@ -235,7 +241,7 @@ class _Loader:
         int8 = options.quantization == "int8"
         if not self.config.tied_head:
             weight = torch.empty_like(embedding) if int8 else options.empty(embedding.shape)
-            self.advance(self.checkpoint.copy("lm_head.weight", weight))
+            self.advance(self.checkpoint.copy(HEAD, weight))
         if not int8:
             return DenseLinear(weight)
         values, scale = options.empty(weight.shape, torch.int8), options.empty(weight.shape[:1])
@@ -254,7 +260,7 @@ class _Loader:
         return options.empty(table.shape, table.dtype).copy_(table)
 
     def _layer(self, i: int) -> DecoderLayer:
-        config, at = self.config, f"model.layers.{i}."
+        config, at = self.config, f"{self.prefix}layers.{i}."
         attention, mlp = at + "self_attn.", at + "mlp."
         hidden, inner = config.hidden_size, config.intermediate_size
         qkv_sizes = [config.q_size, config.kv_size, config.kv_size]

@@ -24,6 +24,7 @@ from petiole.gpu_worker.models.checkpoint.loading import fingerprint, resolve_mo
 from petiole.gpu_worker.models.layers import DenseLinear
 from petiole.gpu_worker.runtime.device.interface import DeviceError
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
+from tests.support.families import build_model
 
 
 @pytest.fixture
@@ -209,6 +210,61 @@ def test_yarn_reaches_as_far_as_it_stretches(open_runtime, checkpoint, tmp_path)
     folder = shutil.copytree(checkpoint("qwen2-yarn")[0], tmp_path / "model")
     edit(folder, max_position_embeddings=64)
     assert open_runtime(folder).limits.max_model_len == 256
+
+
+@pytest.mark.parametrize(
+    ("more", "longest"),
+    [({}, 160), ({"original_max_position_embeddings": 48}, 120), ({"original_max_position_embeddings": 8}, 64)],
+    ids=["named before", "named behind", "shorter"],
+)
+def test_linear_scaling_permits_as_much_as_it_stretches(more, longest, open_runtime, tmp_path):
+    """The default stays what the configuration names."""
+    rope = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.5, **more}
+    model = build_model("llama2", max_position_embeddings=64, rope_parameters=rope)
+    model.save_pretrained(tmp_path)
+    edit(tmp_path, rope_parameters=rope)
+    assert open_runtime(tmp_path).limits.max_model_len == 64
+    assert f"must be at most {longest}" in refused(open_runtime, tmp_path, max_model_len=longest + 1)
+    runtime = open_runtime(tmp_path, max_model_len=longest)
+    assert runtime.limits.max_model_len == longest
+    driver, ids = Driver(runtime), tokens(longest - 2)
+    sequence = driver.sequence(ids, ALL)
+    driver.prefill([sequence], [longest - 20])
+    got = [table(driver.prefill([sequence])), table(driver.decode([sequence]))]
+    expected = reference(model, ids + sequence.output[:1])[-2:]
+    assert relative_error(np.concatenate(got), expected) < 1e-4
+
+
+def strip_prefix(folder):
+    path = folder / "model.safetensors"
+    weights = {name.removeprefix("model."): tensor for name, tensor in load_file(path).items()}
+    save_file(weights, path)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama2", "llama-biases"])
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_tensors_may_lack_their_prefix(family, quantization, open_runtime, checkpoint, tmp_path):
+    """Of a tied head, of one of its own, and with biases; a model with the prefix can replace one without."""
+    folder, _ = checkpoint(family)
+    bare = shutil.copytree(folder, tmp_path / "bare")
+    strip_prefix(bare)
+    with_prefix, without = (open_runtime(f, weight_quantization=quantization) for f in (folder, bare))
+    expected = table(logits_of(with_prefix))
+    assert np.array_equal(table(logits_of(without)), expected)
+    without.prepare_reload(str(folder))()
+    assert np.array_equal(table(logits_of(without)), expected)
+    assert fingerprint(bare) != fingerprint(folder)
+
+
+def test_without_the_prefix_too_what_is_missing_is_refused_by_its_name(open_runtime, checkpoint, tmp_path):
+    bare = shutil.copytree(checkpoint("llama2")[0], tmp_path / "bare")
+    strip_prefix(bare)
+    weights = load_file(bare / "model.safetensors")
+    for missing in ("lm_head.weight", "layers.1.mlp.up_proj.weight", "norm.weight", "embed_tokens.weight"):
+        save_file({n: w for n, w in weights.items() if n != missing}, bare / "model.safetensors")
+        assert f"has no tensor {'model.' * (missing == 'embed_tokens.weight')}{missing}" in refused(
+            open_runtime, bare
+        )
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, -1000])

@@ -256,5 +256,5 @@ def test_an_engine_that_encodes_many_crops_is_not_taken_for_hung(folder: Path) -
 
         runtime.progress = progress
         engine.generate([asked(prepared(exact_crops((2, 3)), (2, 3)))])
-    assert len(ages) == 7, "each crop"
+    assert len(ages) >= 7, "each crop, and on a slow machine each second of one"
     assert all(after < before for before, after in ages)
