@@ -50,6 +50,7 @@ Models and devices:
 
     families         every family that can be served, small and random
     moondream        a narrow Moondream 2
+    other_decoders   decoders that differ from the known one in one thing each
     tokenizers       small tokenizers of each kind
     pictures         pictures of shapes, as files
     dtypes           models in another type
