@@ -38,17 +38,13 @@ def compressed() -> dict[str, bytes]:
 
 def hostile(number: int, bombs: dict[str, bytes]) -> bytes:
     given: dict[str, Any] = message(f"task-{number}", "hello")
-    if number % 50 == 0:
-        kind = (*bombs,)[number // 50 % len(bombs)]
+    if number % 100 == 0:
+        kind = (*bombs,)[number // 100 % len(bombs)]
         given["headers"]["compression"] = kind
         return raw({**given, "body": base64.b64encode(bombs[kind]).decode()})
-    wrong: tuple[Any, ...] = (
-        b"[" * 100_000,
-        b"[" + b'{"a":1},' * 20_000 + b"1]",
-        b"not json",
-        [[], [], {}],
-        5,
-    )
+    if number % 100 == 50:
+        return raw({**given, "body": b"[" + b'{"a":1},' * 20_000 + b"1]"})
+    wrong: tuple[Any, ...] = (b"[" * 20_000, b"not json", [[], [], {}], 5)
     return raw({**given, "body": wrong[number % len(wrong)]})
 
 

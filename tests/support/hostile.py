@@ -11,9 +11,10 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
+from kombu import message as kombu
 from kombu.transport import redis, virtual
 
-from petiole.tasks.worker.broker.gate.messages import RedisMessage
+from petiole.tasks.worker.broker.gate.messages import Bounded, RedisMessage
 
 SIGNATURE = {
     "task": "tasks.nothing",
@@ -164,6 +165,10 @@ def raw(envelope: Any) -> bytes:
         text = body if isinstance(body, bytes) else json.dumps(body).encode()
         envelope = {**envelope, "body": base64.b64encode(text).decode()}
     return json.dumps(envelope).encode()
+
+
+class Received(Bounded, kombu.Message):  # type: ignore[misc]
+    """As both brokers' messages are, without a broker."""
 
 
 def received(payload: dict[str, Any]) -> RedisMessage:

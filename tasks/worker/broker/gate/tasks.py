@@ -31,8 +31,6 @@ from petiole.tasks.worker.broker.gate.bodies import (
     Refused,
     RefusedError,
     check_depth,
-    check_encoding,
-    check_size,
     named,
     parse,
 )
@@ -71,7 +69,8 @@ class Task:
 
 
 class Message(Protocol):
-    """The part of kombu's `Message` that `task` reads. `payload` decodes the body, and may raise anything."""
+    """The part of kombu's `Message` that `task` reads. `payload` decodes the body within limits (`messages`), and
+    may raise anything."""
 
     headers: Any
     properties: Any
@@ -217,15 +216,10 @@ def _decoded(message: Message) -> Any:
     for name, value in (("content_type", message.content_type), ("content_encoding", message.content_encoding)):
         if not isinstance(value, str | None):
             raise RefusedError(name, "must be text", value)
-    check_encoding(message.content_encoding)
-    raw = message.body
-    nested = check_size("body", raw) if isinstance(raw, bytes | str) else None
     try:
-        body = message.payload
+        return message.payload
     except Exception as error:
         raise RefusedError("body", f"cannot be decoded: {named(error)}") from None
-    check_depth("body", body, nested)
-    return body
 
 
 def _older(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,24 +10,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kombu import message as kombu
 
 from petiole.tasks.worker.broker import consumer as module
 from petiole.tasks.worker.broker.consumer import Consumer, StockConsumer
 from petiole.tasks.worker.broker.gate import bodies
-from petiole.tasks.worker.broker.gate.messages import Bounded
 from petiole.tasks.worker.broker.prefetch import Prefetch
 from petiole.tasks.worker.delivery.mailbox import Mailbox
+from tests.support.hostile import Received
 
 GOOD = {"task": "tasks.generate", "id": "an-id"}
 
 
-class Message(Bounded, kombu.Message):  # type: ignore[misc]
-    """As both brokers' messages are, without a broker."""
-
-
-def message(headers: Any, body: bytes = b"[[], {}, {}]") -> Message:
-    return Message(
+def message(headers: Any, body: bytes = b"[[], {}, {}]") -> Received:
+    return Received(
         body=body,
         headers=headers,
         content_type="application/json",
@@ -67,7 +62,7 @@ def test_what_the_gate_refuses_is_put_aside_before_celery_sees_it(
 def test_what_celery_cannot_handle_all_the_same_is_put_aside(
     monkeypatch: pytest.MonkeyPatch, aside: list[Any]
 ) -> None:
-    def takes(message: Message) -> None:
+    def takes(message: Received) -> None:
         raise AttributeError("nobody thought of this")
 
     handler(monkeypatch, takes)(message(GOOD))
@@ -75,7 +70,7 @@ def test_what_celery_cannot_handle_all_the_same_is_put_aside(
 
 
 def test_a_lost_redis_is_no_fault_of_the_message(monkeypatch: pytest.MonkeyPatch, aside: list[Any]) -> None:
-    def takes(message: Message) -> None:
+    def takes(message: Received) -> None:
         raise ConnectionError
 
     with pytest.raises(ConnectionError):
@@ -84,7 +79,7 @@ def test_a_lost_redis_is_no_fault_of_the_message(monkeypatch: pytest.MonkeyPatch
 
 
 def test_celery_gets_no_reserved_header(monkeypatch: pytest.MonkeyPatch, aside: list[Any]) -> None:
-    seen: list[Message] = []
+    seen: list[Received] = []
     handler(monkeypatch, seen.append)(message({**GOOD, "_children": 5, "mine": 1}))
     assert seen[0].headers == {**GOOD, "mine": 1}
 

@@ -12,11 +12,11 @@ from celery import Celery, chain, chord, group
 from hypothesis import given
 from hypothesis import strategies as st
 from kombu import compression
-from kombu.message import Message
 
 from petiole.tasks.worker.broker import gate
 from petiole.tasks.worker.broker.gate import bodies
 from tests.support import hostile
+from tests.support.hostile import Received
 
 GOOD = {"task": "tasks.generate", "id": "an-id"}
 EMBED: dict[str, Any] = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
@@ -27,9 +27,9 @@ json_values = st.recursive(
 )
 
 
-def message(headers: Any, body: Any = ((), {}, {}), content_type: str = "application/json") -> Message:
+def message(headers: Any, body: Any = ((), {}, {}), content_type: str = "application/json") -> Received:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return Message(
+    return Received(
         body=raw, headers=headers, content_type=content_type, content_encoding="utf-8", accept={"application/json"}
     )
 
