@@ -2,8 +2,8 @@
 
 A body is inflated in one pass that stops at its limit. Then it is decoded, on the consumer's thread. That thread
 is the right one because the limits bound the time, too, and because Python parses JSON with its global lock held:
-on another thread the parser would stop the event loop all the same. The most costly bodies that pass took this much
-of a CPU:
+on another thread the parser would stop the event loop all the same. The most costly bodies that pass took this
+much of a CPU:
 
     inflate   16 MiB of gzip 0.1 s     8 MiB of xz 0.2 s     4 MiB of bzip2 0.6 s
     decode    2**19 values: small objects 0.7 s, lists 0.4 s, numbers 0.3 s
