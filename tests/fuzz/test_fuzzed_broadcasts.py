@@ -5,6 +5,7 @@ task gives what it always gives.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import random
@@ -19,9 +20,10 @@ from amqp.basic_message import Message
 from amqp.exceptions import AMQPError
 
 from tests.support.fake_engine import expected
+from tests.support.hostile import message, raw
 from tests.support.hostile_broadcasts import NESTED, ROUTES, HostileBroadcasts
 from tests.support.rabbitmq import INSTALLED, RabbitServer, site_on
-from tests.support.site import Site, Worker
+from tests.support.site import Site, Worker, eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -85,6 +87,42 @@ def test_no_command_and_no_event_ends_or_stalls_a_worker(tmp_path: Path) -> None
         serves(site, worker)  # what it has in mind does not bar a new connection
         late = site.worker(gossip=True)  # and does not end the next worker
         serves(site, worker, late)
+
+
+REPLIES = (
+    b"5",
+    b"null",
+    b"[1]",
+    NESTED,
+    b"{broken",
+    b'{"a": 5}',
+    b'{"celery@a": {"clock": "x", "revoked": 5}}',
+    b'{"celery@a": {"clock": 1e400, "revoked": [5, {}]}}',
+    b'{"celery@a": {"self": 1, "c": 2}}',
+)
+
+
+def test_no_reply_ends_a_worker_that_starts(tmp_path: Path) -> None:
+    """A worker that starts asks the others for their clocks and for revoked tasks."""
+    with Site(tmp_path) as site, site.redis.pubsub() as commands:
+        commands.subscribe(COMMANDS)
+        for headers in ({}, {"clock": "x"}, {"ticket": {}, "expires": []}, {"compression": "nope"}):
+            worker = site.start_worker(gossip=True)
+
+            def hello() -> Any:
+                heard = commands.get_message(ignore_subscribe_messages=True, timeout=0.1)
+                body = json.loads(base64.b64decode(json.loads(heard["data"])["body"])) if heard else {}
+                return body if body.get("method") == "hello" else None
+
+            asked = eventually(hello, "it asks")
+            for body in REPLIES:
+                envelope = json.loads(raw(message("a-reply", "", queue=asked["reply_to"]["routing_key"])))
+                envelope["headers"] = {"ticket": asked["ticket"], "clock": 1, **headers}
+                envelope["body"] = base64.b64encode(body).decode()
+                queue = f"{asked['reply_to']['routing_key']}.{asked['reply_to']['exchange']}"
+                site.redis.lpush(queue, json.dumps(envelope))
+            serves(site, worker.ready())
+            worker.kill()
 
 
 # ---------------------------------------------------------------- RabbitMQ

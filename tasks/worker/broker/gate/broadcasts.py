@@ -61,7 +61,7 @@ def _is_names(value: object) -> bool:
 
 def _is_rate(value: object) -> bool:
     if isinstance(value, str):
-        return re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?(/[smh])?", value) is not None
+        return re.fullmatch(r"[0-9]{0,9}\.?[0-9]{1,9}(/[smh])?", value) is not None
     return value is None or is_number(value, 0, LARGEST_INT)
 
 
@@ -73,6 +73,10 @@ def _is_stamps(value: object) -> bool:
 
 _NAME = is_id, f"must be text of 1 to {ID_BYTES} bytes as UTF-8"
 _MAYBE_NAME = (lambda value: value is None or is_id(value)), f"{_NAME[1]}, or null"
+_SIGNAL = (
+    (lambda value: value is None or is_id(value) or is_int(value, 1, 64)),
+    "must be the name or the number of a signal",
+)
 _OBJECT = (lambda value: isinstance(value, dict)), "must be an object"
 _BOOL = (lambda value: isinstance(value, bool | None)), "must be true or false"
 _IDS = _is_ids, f"must be the id of a task, or a list of at most {MOST_IDS}"
@@ -116,12 +120,12 @@ _CONTROL: dict[str, Rule] = {
 
 _ARGUMENTS: dict[str, dict[str, Rule]] = {
     "query_task": {"ids": _IDS},
-    "revoke": {"task_id": _IDS, "terminate": _BOOL, "signal": _MAYBE_NAME},
-    "terminate": {"task_id": _IDS, "signal": _MAYBE_NAME},
+    "revoke": {"task_id": _IDS, "terminate": _BOOL, "signal": _SIGNAL},
+    "terminate": {"task_id": _IDS, "signal": _SIGNAL},
     "revoke_by_stamped_headers": {
         "headers": (_is_stamps, "must be an object of names and stamps, or a list of name=stamp"),
         "terminate": _BOOL,
-        "signal": _MAYBE_NAME,
+        "signal": _SIGNAL,
     },
     "rate_limit": {"task_name": _NAME, "rate_limit": (_is_rate, "must be a rate, such as 5/m")},
     "time_limit": {"task_name": _NAME, "soft": _LIMIT, "hard": _LIMIT},
