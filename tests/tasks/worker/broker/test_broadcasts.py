@@ -131,7 +131,7 @@ def test_an_argument_that_would_stay_in_the_worker_is_refused(
     method: str, arguments: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(gate.RefusedError) as caught:
-        broadcasts.arguments(method, arguments)
+        broadcasts.arguments(method, json.loads(json.dumps(arguments)))
     assert str(caught.value).startswith(says)
 
 
@@ -151,7 +151,7 @@ def test_what_celery_itself_sends_passes(monkeypatch: pytest.MonkeyPatch) -> Non
     control.election("an-id", "task", {"task": "a"})
     assert len(sent) == 11
     for method, arguments in sent.items():
-        broadcasts.arguments(method, arguments)
+        broadcasts.arguments(method, json.loads(json.dumps(arguments)))
     for method in Panel.data:
         broadcasts.arguments(method, {})
 
