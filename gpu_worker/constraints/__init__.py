@@ -3,7 +3,8 @@
 Preparation compiles constraints; the scheduler asks for their masks. `protocols` has their interface.
 
     compile  turns a request's constraint into the initial state of its sequence
-    grammar  schemas, patterns, choices and grammars, by llguidance
+    grammar  a compiled grammar and its states, by llguidance
+    schema/  JSON schemas as grammars
     skills   a skill as a constraint
     masks    the packed masks of a step
 """

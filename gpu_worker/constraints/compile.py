@@ -5,24 +5,23 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any
 
 from llguidance import LLMatcher
 
-from petiole.gpu_worker.constraints.grammar import GrammarState, vocabulary_of
+from petiole.gpu_worker.constraints.grammar import KEPT_GRAMMARS, GrammarState, vocabulary_of
+from petiole.gpu_worker.constraints.schema import grammar_of
+from petiole.gpu_worker.constraints.schema.patterns import check_repeats
 from petiole.gpu_worker.errors import InvalidRequest
-from petiole.gpu_worker.request import Constraint
+from petiole.gpu_worker.request import Constraint, ConstraintKind
 from petiole.gpu_worker.text import Tokenizer
 from petiole.gpu_worker.text.checks import check_text, plain_data
 
-MAX_BYTES = 128 * 1024
+MAX_BYTES = 512 * 1024
 """Maximum size of a constraint as JSON text."""
-
-MAX_REPEATS = 10_000
-"""Maximum count in a regular expression's `{n,m}`, because the cost of masks grows with it."""
 
 MAX_MULTIPLE = 100_000
 """Maximum sum of a schema's `multipleOf` numbers. A number counts as its digits, without zeros at the end. Numbers
@@ -33,37 +32,27 @@ gigabytes."""
 _JOINING = {"anyOf", "oneOf", "allOf", "$ref"}
 """Keywords that add schemas for the same value."""
 
-_REPEATS = re.compile(r"\{(\d*),?(\d*)\}")
 _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+.\deE]+)')
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
-_WHITESPACE = r"\n?[ ]{0,16}"
-"""Whitespace between the parts of a JSON value: enough for compact and indented output, but limited, so that a
-model cannot spend its token budget on blanks."""
 
 
 def compile_constraint(constraint: Constraint, tokenizer: Tokenizer) -> GrammarState:
     """The initial state of a constraint. Raises InvalidRequest with a field that starts with "constraint".
 
     Slow for a new tokenizer or constraint: call it on a preparation thread."""
-    field = f"constraint.{constraint.kind}"
-    value = plain_data(field, constraint.value)
-    size = len(json.dumps(value))
-    if size > MAX_BYTES:
-        raise InvalidRequest(field, f"must be at most {MAX_BYTES} characters as JSON", f"{size} characters")
-    match constraint.kind:
-        case "json_schema":
-            source = _json_schema(field, value)
-        case "regex":
-            source = LLMatcher.grammar_from_regex(_expression(field, value))
-        case "choice":
-            source = LLMatcher.grammar_from_lark(_choice(field, value))
-        case "grammar":
-            source = LLMatcher.grammar_from_lark(_expression(field, value))
-        case _:
-            raise InvalidRequest(
-                "constraint.kind", "must be json_schema, regex, choice or grammar", constraint.kind
-            )
-    return vocabulary_of(tokenizer).grammar(source, field, constraint.value).start()
+    kind, field = constraint.kind, f"constraint.{constraint.kind}"
+    if kind not in _SOURCES:
+        raise InvalidRequest("constraint.kind", "must be json_schema, regex, choice or grammar", kind)
+    text = json.dumps(plain_data(field, constraint.value))
+    if len(text) > MAX_BYTES:
+        raise InvalidRequest(field, f"must be at most {MAX_BYTES} characters as JSON", f"{len(text)} characters")
+    return vocabulary_of(tokenizer).grammar(_source(kind, text), field, constraint.value).start()
+
+
+@lru_cache(maxsize=KEPT_GRAMMARS)
+def _source(kind: ConstraintKind, text: str) -> str:
+    """The grammar of a constraint's value, given as JSON text."""
+    return _SOURCES[kind](f"constraint.{kind}", json.loads(text))
 
 
 def warm_up(tokenizer: Tokenizer) -> None:
@@ -78,19 +67,24 @@ def _json_schema(field: str, value: Any) -> str:
     if value is not True and not isinstance(value, Mapping):
         raise InvalidRequest(field, "must be a JSON schema (an object)", type(value).__name__)
     schema = {} if value is True else dict(value)
-    _check_patterns(field, schema)
     _check_multiples(f"{field}.multipleOf", _multiples(schema))
-    try:
-        return str(LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": _WHITESPACE}))
-    except ValueError as error:  # a whole number of more than 64 bits
-        raise InvalidRequest(field, str(error), schema) from error
+    return str(LLMatcher.grammar_from_lark(grammar_of(field, schema)))
 
 
 def _choice(field: str, value: Any) -> str:
     if isinstance(value, str) or not isinstance(value, Sequence) or not value:
         raise InvalidRequest(field, "must be a list of one or more strings", value)
     choices = [check_text(f"{field}[{k}]", choice) for k, choice in enumerate(value)]
-    return "start: " + " | ".join(json.dumps(choice) for choice in dict.fromkeys(choices))
+    literals = " | ".join(json.dumps(choice) for choice in dict.fromkeys(choices))
+    return str(LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {literals}"))
+
+
+def _regex(field: str, value: Any) -> str:
+    return str(LLMatcher.grammar_from_regex(_expression(field, value)))
+
+
+def _grammar(field: str, value: Any) -> str:
+    return str(LLMatcher.grammar_from_lark(_expression(field, value)))
 
 
 def _expression(field: str, value: Any) -> str:
@@ -98,25 +92,10 @@ def _expression(field: str, value: Any) -> str:
     text = check_text(field, value)
     if not text.strip():
         raise InvalidRequest(field, "must not be empty", repr(text))
-    for counts in _REPEATS.finditer(text):
-        if any(count and int(count[:9]) > MAX_REPEATS for count in counts.groups()):
-            raise InvalidRequest(field, f"must repeat at most {MAX_REPEATS} times", counts[0])
+    check_repeats(field, text)
     unescaped = _ESCAPE.sub(lambda letter: chr(int(letter[1], 16)), text)  # a grammar may contain JSON schemas
     _check_multiples(field, [_MULTIPLE.findall(unescaped)])
     return text
-
-
-def _check_patterns(field: str, schema: Any) -> None:
-    """Check the regular expressions anywhere in a schema."""
-    if isinstance(schema, list):
-        for k, part in enumerate(schema):
-            _check_patterns(f"{field}[{k}]", part)
-    elif isinstance(schema, dict):
-        for key, part in schema.items():
-            if key == "pattern" and isinstance(part, str):
-                _expression(f"{field}.pattern", part)
-            else:
-                _check_patterns(f"{field}.{key}", part)
 
 
 def _multiples(schema: Any) -> list[list[Any]]:
@@ -167,3 +146,11 @@ def _digits(number: Any) -> int:
         return 1
     digits = "".join(filter(str.isdecimal, str(number).lower().partition("e")[0])).strip("0")
     return int(digits[:99] or 1)  # Python refuses to convert thousands
+
+
+_SOURCES: dict[ConstraintKind, Callable[[str, Any], str]] = {
+    "json_schema": _json_schema,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _grammar,
+}

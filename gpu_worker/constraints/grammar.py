@@ -194,7 +194,9 @@ def _try_one_token(matcher: LLMatcher, vocabulary: Vocabulary) -> None:
 def _limits() -> LLParserLimits:
     """Limits below the library's, because a mask delays its whole batch. At worst a mask takes a few milliseconds,
     and the explored states of a grammar 100 MB. Ordinary schemas stay far below."""
-    return LLParserLimits(step_lexer_fuel=50_000, max_lexer_states=50_000, verbose_errors=False)
+    return LLParserLimits(
+        step_lexer_fuel=50_000, max_lexer_states=50_000, max_items_in_row=20_000, verbose_errors=False
+    )
 
 
 def _reason(matcher: LLMatcher) -> str:

@@ -1,0 +1,31 @@
+"""JSON schemas as grammars.
+
+The grammar library compiles schemas, too. It lacks ranges of numbers that hold, keys that match several rules, and
+most of what pydantic's classes ask for. So the structure of a schema becomes rules in Lark's notation here, and
+numbers become terminals. Text and multiples are left to the library, as schemas of one value.
+
+    writing   from nodes to the rules of a grammar
+    keys      keys that an object's schema does not name
+    meeting   what several schemas allow together
+    reading   from the keywords of a schema to nodes
+    rules     the rules of a grammar, and their text
+    numbers   numbers within bounds
+    formats   the formats of strings
+    patterns  regular expressions that search
+    nodes     what a schema allows, as data
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from petiole.gpu_worker.constraints.schema.reading import Reader
+from petiole.gpu_worker.constraints.schema.writing import WHITESPACE, Writer
+
+__all__ = ["WHITESPACE", "grammar_of"]
+
+
+def grammar_of(field: str, schema: Any) -> str:
+    """The grammar of the values that a schema allows, in Lark's notation. Raises InvalidRequest for `field`."""
+    reader = Reader(field, schema)
+    return Writer(field, reader.resolve).text(reader.root())

@@ -1,0 +1,86 @@
+"""Regular expressions of schemas.
+
+`pattern` and `patternProperties` search: an expression without anchors may match anywhere. The terminals of a
+grammar match as a whole. Expressions for values are left to the grammar library, which also escapes what JSON must
+escape. Expressions for keys become terminals here, so that keys may match one expression and not another. Such
+keys contain nothing that JSON must escape.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+
+from llguidance import LLMatcher, regex_to_lark
+
+from petiole.gpu_worker.errors import InvalidRequest
+
+MAX_REPEATS = 10_000
+"""Maximum count in a regular expression's `{n,m}`, because the cost of masks grows with it."""
+
+_REPEATS = re.compile(r"\{(\d*),?(\d*)\}")
+UNSATISFIABLE = "Unsatisfiable schema"
+"""How a fault begins if the patterns are good, but no string has all of them."""
+
+_NOT_ONLY_SIGNS = re.compile(r"\^\(\?!\^\[-\+\.\]\*\$\)")
+"""How pydantic's expression for a `Decimal` begins: a look-ahead that bars text of signs and points alone."""
+
+
+def check_repeats(field: str, expression: str) -> None:
+    for counts in _REPEATS.finditer(expression):
+        if any(count and int(count[:9]) > MAX_REPEATS for count in counts.groups()):
+            raise InvalidRequest(field, f"must repeat at most {MAX_REPEATS} times", counts[0])
+
+
+def without_lookahead(pattern: str) -> tuple[str, ...]:
+    """Patterns that together are `pattern`, without the look-ahead of pydantic's."""
+    begins = _NOT_ONLY_SIGNS.match(pattern)
+    return (pattern,) if begins is None else ("^" + pattern[begins.end() :], "[^-+.]")
+
+
+@lru_cache(maxsize=1024)
+def fault(*patterns: str, low: int = 0, high: int | None = None) -> str:
+    """Why no string of these lengths can have all the patterns; "" if one can."""
+    schema = {"type": "string", "minLength": low, "allOf": [{"pattern": pattern} for pattern in patterns]}
+    schema |= {} if high is None else {"maxLength": high}
+    said: str = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+    return " ".join(said.split())
+
+
+@lru_cache(maxsize=1024)
+def searched(pattern: str) -> re.Pattern[str]:
+    """The pattern as Python's expression, to test keys and values of the schema itself. Raises re.error."""
+    return re.compile(pattern, re.ASCII)
+
+
+def whole(pattern: str) -> str:
+    """An expression that matches, as a whole, every text in which `pattern` is found."""
+    return "|".join(_whole(part) for part in _alternatives(regex_to_lark(pattern, "dw")))
+
+
+def _whole(part: str) -> str:
+    begins, ends = part.startswith("^"), part.endswith("$") and not part.endswith(r"\$")
+    middle = part[begins : len(part) - ends]
+    return f"{'' if begins else '(?s:.*)'}({middle}){'' if ends else '(?s:.*)'}"
+
+
+def _alternatives(pattern: str) -> Iterator[str]:
+    """The parts between the bars of a pattern that are in no group and no class."""
+    begin, depth, classes, k = 0, 0, 0, 0
+    while k < len(pattern):
+        letter = pattern[k]
+        if letter == "\\":
+            k += 1
+        elif letter == "[":
+            classes += 1
+        elif letter == "]" and classes:
+            classes -= 1
+        elif not classes:
+            depth += (letter == "(") - (letter == ")")
+            if letter == "|" and depth == 0:
+                yield pattern[begin:k]
+                begin = k + 1
+        k += 1
+    yield pattern[begin:]
