@@ -116,16 +116,15 @@ class KVAllocation:
         if end <= self.published or self.stale:
             return Published(self.published, self.published)
         start = self.published
-        result = manager.cache.insert(
+        result = manager.cache.extend(
+            self._node,
             tokens.prefix(end),
             table.get_pages(self.row, 0, end // table.page_size),
             self.namespace,
-            self._node,
             tokens.token_index(start),
             start // table.page_size,
         )
-        self._move_lock(result.node)
-        self.published = max(start, result.end)
+        self._node, self.published = result.node, max(start, result.end)
         return Published(result.start, result.end)
 
     def share(self, kv_length: int) -> int:
@@ -144,8 +143,9 @@ class KVAllocation:
         return table.remap(self.row, start, self._manager.cache.pages_of(self._node)[start:end])
 
     def unpublish(self, keep_kv: int) -> bool:
-        """Withdraw the positions published beyond `keep_kv` after a launch failed before dispatch. None of them
-        may have been passed to `share`.
+        """Withdraw the positions published beyond `keep_kv`, a former value of `published`, after a launch failed
+        before dispatch. None of them may have been passed to `share`. If several rows of that launch have
+        published, the last one to publish is the first to withdraw, since it may build on the others' positions.
 
         Returns True if their pages are private again; the row may then be launched again. Returns False if
         another running sequence has matched them. They are no longer matchable, but this allocation and the
@@ -189,12 +189,6 @@ class KVAllocation:
         row, self.row = self.row, 0
         self._manager.table.erase(row)
         self._manager.cache.unlock(node)
-
-    def _move_lock(self, node: Any) -> None:
-        if node is not self._node:
-            self._manager.cache.lock(node)
-            self._manager.cache.unlock(self._node)
-            self._node = node
 
     def _require_running(self) -> None:
         if self.row == 0:

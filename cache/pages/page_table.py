@@ -53,7 +53,7 @@ class PageTable(PagePool):
         self._row_pages: Ints = np.zeros(max_batch_size, dtype=np.int64)
         self._row_held = np.zeros(max_batch_size, dtype=np.bool_)
         self._free_rows = list(range(max_batch_size - 1, 0, -1))
-        self._remapped: dict[int, int] = {}  # row -> first page that `take_remapped` has not named yet
+        self._remapped: dict[int, int] = {}  # row -> first page that was remapped since `on_sent`
 
     @property
     def num_allocated(self) -> int:
@@ -72,6 +72,11 @@ class PageTable(PagePool):
     def page_count(self, batch_idx: int) -> int:
         """Number of pages mapped in a row."""
         return int(self._row_pages[batch_idx])
+
+    def page_counts(self, rows: NDArray[np.integer]) -> Ints:
+        """Number of pages mapped in each of the rows: int64 [len(rows)]."""
+        counts: Ints = self._row_pages[rows]
+        return counts
 
     def capacity(self, batch_idx: int) -> int:
         """Number of KV positions that the row's pages hold."""
@@ -190,14 +195,19 @@ class PageTable(PagePool):
 
     @property
     def has_remapped(self) -> bool:
-        """Whether `take_remapped` would name any row."""
+        """Whether `remapped` would name any row."""
         return bool(self._remapped)
 
-    def take_remapped(self, rows: NDArray[np.integer]) -> list[tuple[int, int]]:
-        """(index in `rows`, first page) of the rows with entries that were remapped since they were last named
-        here. The caller sends their entries from that page on to the device."""
-        held = self._remapped
-        return [(i, held.pop(row)) for i, row in enumerate(rows.tolist()) if row in held]
+    def remapped(self, rows: NDArray[np.integer]) -> list[tuple[int, int]]:
+        """(index in `rows`, first page) of the rows with remapped entries that the device lacks. The caller sends
+        their entries from that page on."""
+        return [(i, self._remapped[row]) for i, row in enumerate(rows.tolist()) if row in self._remapped]
+
+    def on_sent(self, rows: NDArray[np.integer]) -> None:
+        """Note that the entries of these rows that `remapped` names go to the device with a step."""
+        if self._remapped:
+            for row in rows.tolist():
+                self._remapped.pop(row, None)
 
     def erase(self, batch_idx: int) -> None:
         """Free a row and exactly the pages that are private to it."""

@@ -199,6 +199,20 @@ class BlockCache(CountingCache[int, Pages]):
         self._heap.push(int(new[-1]))
         return BlockChain(np.concatenate([chain.pages, new]), hashes[-1], chain.namespace)
 
+    def extend(
+        self,
+        node: BlockChain | None,
+        tokens: TokensLike,
+        pages: ArrayLike,
+        namespace: CacheNamespace | None,
+        token_idx: int,
+        page_idx: int,
+    ) -> InsertResult[BlockChain]:
+        result = self.insert(tokens, pages, namespace, node, token_idx, page_idx)
+        self.lock(result.node)
+        self.unlock(node)
+        return result
+
     # ------------------------------------------------------------ locks
 
     def is_attached(self, node: BlockChain) -> bool:
@@ -275,30 +289,28 @@ class BlockCache(CountingCache[int, Pages]):
     def withdraw(
         self, node: BlockChain, keep_kv: int, pages: Pages, batch_idx: int
     ) -> tuple[BlockChain | None, int] | None:
-        keep = self.page_table.pages_for(keep_kv)
-        mine = node.pages == pages
-        mine[:keep] = False
-        if not mine.any():
-            return node, len(pages) * self.block_size
-        first = int(mine.argmax())
+        keep = keep_kv // self.block_size
+        mine = node.pages[keep:] == pages[keep:]
+        first = keep + int(mine.argmax()) if mine.any() else len(pages)
         own = node.pages[first:]
         branches = self._children[own]
         branches[:-1] -= 1
-        if not (mine[first:].all() and (self._refs[own] == 1).all() and not branches.any()):
+        if not (mine[first - keep :].all() and (self._refs[own] == 1).all() and not branches.any()):
             self._detach(own)
             return None
         for page in own.tolist():
             self._heap.discard(page)
             self._unindex(page)
         self._state[own] = _NONE
-        self._refs[own] = 0  # the caller's lock remains on the blocks that are kept
+        self._refs[own] = 0
         self._cached -= len(own)
         self.page_table.disown_pages(own, batch_idx)
         self.stats.inserted_pages -= len(own)
-        kept = node.pages[:first]
-        if first == 0:
+        self._unpin(node.pages[keep:first])
+        kept = node.pages[:keep]  # the caller's lock remains on these
+        if keep == 0:
             return None, 0
-        return BlockChain(kept, self._hashes.item(int(kept[-1])), node.namespace), first * self.block_size
+        return BlockChain(kept, self._hashes.item(int(kept[-1])), node.namespace), keep * self.block_size
 
     def flush(self) -> int:
         before = self._cached

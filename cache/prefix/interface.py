@@ -135,12 +135,26 @@ class PrefixCache(Protocol[Node]):
         sequence; the positions before it are not compared again.
         """
 
+    def extend(
+        self,
+        node: Node | None,
+        tokens: TokensLike,
+        pages: ArrayLike,
+        namespace: CacheNamespace | None,
+        token_idx: int,
+        page_idx: int,
+    ) -> InsertResult[Node]:
+        """`insert` behind `node`, which ends at `token_idx` and `page_idx`. The caller's lock on it moves to the
+        result's node."""
+
     def withdraw(self, node: Node, keep_kv: int, pages: Pages, batch_idx: int) -> tuple[Node | None, int] | None:
         """Undo what row `batch_idx` (mapping `pages`) inserted between `keep_kv` and the end of `node`.
 
-        The caller's lock on `node` moves to the returned node, which ends at the returned position. The withdrawn
-        pages are private to the row again. If another sequence has locked or extended the inserted part, it only
-        becomes unmatchable: the result is None, and the caller keeps its lock until it releases the row.
+        The caller's lock on `node` moves up to the returned node. That node ends at the returned position, the
+        last one at or before `keep_kv` where a node can end. What others inserted beyond it has no lock of the
+        caller any more. The withdrawn pages are private to the row again. If another sequence has locked or
+        extended the inserted part, it only becomes unmatchable: the result is None, and the caller keeps its lock
+        until it releases the row.
         """
 
     def is_attached(self, node: Node) -> bool:
@@ -202,6 +216,17 @@ class NoPrefixCache:
         from_page_idx: int = 0,
     ) -> InsertResult[None]:
         return InsertResult(None, 0, from_page_idx, from_page_idx)
+
+    def extend(
+        self,
+        node: None,
+        tokens: TokensLike,
+        pages: ArrayLike,
+        namespace: CacheNamespace | None,
+        token_idx: int,
+        page_idx: int,
+    ) -> InsertResult[None]:
+        return InsertResult(None, 0, page_idx, page_idx)
 
     def withdraw(self, node: None, keep_kv: int, pages: Pages, batch_idx: int) -> tuple[None, int] | None:
         return None, keep_kv

@@ -144,6 +144,20 @@ class RadixPrefixCache(CountingCache[TreeNode, TreeNode | None]):
         self._reclaimable += len(pages)
         return leaf
 
+    def extend(
+        self,
+        node: TreeNode | None,
+        tokens: TokensLike,
+        pages: ArrayLike,
+        namespace: CacheNamespace | None,
+        token_idx: int,
+        page_idx: int,
+    ) -> InsertResult[TreeNode]:
+        result = self.insert(tokens, pages, namespace, node, token_idx, page_idx)
+        self.lock(result.node)
+        self.unlock(node)
+        return result
+
     # ------------------------------------------------------------ locks
 
     def is_attached(self, node: TreeNode) -> bool:
@@ -260,39 +274,49 @@ class RadixPrefixCache(CountingCache[TreeNode, TreeNode | None]):
     def withdraw(
         self, node: TreeNode, keep_kv: int, pages: Pages, batch_idx: int
     ) -> tuple[TreeNode | None, int] | None:
-        path = self._inserted_path(node, keep_kv, pages)
-        if not path:
-            return node, len(pages)
-        keeper = path[-1].parent
-        assert keeper is not None
-        end = len(pages) - sum(n.total_kv_length for n in path)
-        if not is_exclusive(path, pages[end:]):
-            self._detach(path[-1])
+        path, end = self._path_from(node, keep_kv)
+        own = self._own_part(path, pages)
+        first = len(pages) - sum(n.total_kv_length for n in own)
+        if own and not is_exclusive(own, pages[first:]):
+            self._detach(own[-1])
             return None
+        keeper = path[-1].parent if path else node
+        assert keeper is not None
         if keeper.parent is not None:
             self._pin(keeper)
         self._unpin(node)
-        for leaf in path:
+        for leaf in own:
             self._heap.discard(leaf)
             self._drop_leaf(leaf)
-        self.page_table.disown_pages(pages[end:], batch_idx)
-        self.stats.inserted_pages -= len(pages) - end
+        self.page_table.disown_pages(pages[first:], batch_idx)
+        self.stats.inserted_pages -= len(pages) - first
+        if len(own) < len(path):
+            self._coalesce(path[len(own)])
         return (keeper if keeper.parent is not None else None), end
 
-    def _inserted_path(self, node: TreeNode, keep_kv: int, pages: Pages) -> list[TreeNode]:
-        """The nodes from `keep_kv` to the end of `node`, deepest first, up to the topmost with pages of this row.
-        Nodes above that one were inserted by other sequences; they are valid and stay."""
+    def _path_from(self, node: TreeNode, keep_kv: int) -> tuple[list[TreeNode], int]:
+        """The nodes from `keep_kv` to the end of `node`, deepest first, and where the topmost begins. Splits the
+        node in which `keep_kv` lies."""
         path: list[TreeNode] = []
-        start, topmost = len(pages), 0
+        start = self._attached_end(node)
         while node.parent is not None and start > keep_kv:
             start -= len(node.physical_pages)
             if start < keep_kv and (cut := boundary(node.codes, keep_kv - start)):
                 self._land(node, cut)
                 start += cut
             path.append(node)
-            if np.array_equal(node.physical_pages, pages[start : start + node.total_kv_length]):
-                topmost = len(path)
             node = node.parent
+        return path, start
+
+    @staticmethod
+    def _own_part(path: list[TreeNode], pages: Pages) -> list[TreeNode]:
+        """The nodes of the path up to the topmost with the row's own pages. Other sequences inserted the nodes
+        above that one."""
+        topmost, end = 0, len(pages)
+        for k, node in enumerate(path, 1):
+            end -= node.total_kv_length
+            if np.array_equal(node.physical_pages, pages[end : end + node.total_kv_length]):
+                topmost = k
         return path[:topmost]
 
     def flush(self) -> int:

@@ -8,6 +8,7 @@ The engine's loop calls `scheduler`; the other modules are its parts.
     admission   the waiting queue, the delay gate, images on their way to crops
     preemption  who gives way when rows or pages run out
     pipeline    the steps in flight, their order and slots: a pure state machine
+    launching   the host side of a launch: a transaction until the step is dispatched
     batching    a plan as the arrays of a step
     masks       the token masks of a step's constrained outputs
     stopping    stop conditions on tokens

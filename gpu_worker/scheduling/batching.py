@@ -11,7 +11,7 @@ recorded, by the page table; the row's next step sends all from the first of the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -70,6 +70,25 @@ class StepPlan:
     @property
     def chunks(self) -> Sequence[ScheduledSequence]:
         return self.sequences[self.n_decodes :]
+
+    @property
+    def members(self) -> Sequence[ScheduledSequence]:
+        """The sequences whose positions or images the step computes."""
+        return list(dict.fromkeys([*self.sequences, *(seq for seq, _ in self.images)]))
+
+    def only(self, members: Set[ScheduledSequence]) -> StepPlan:
+        """The parts of these members in the step."""
+        kept = [i for i, seq in enumerate(self.sequences) if seq in members]
+        n_chunks = sum(i >= self.n_decodes for i in kept)
+        drafts = None if self.drafts is None else [self.drafts[i] for i in kept]
+        ragged = n_chunks > 0 or any(drafts or ())
+        return StepPlan(
+            sequences=[self.sequences[i] for i in kept],
+            lengths=[self.lengths[i] for i in kept] if ragged and self.lengths is not None else None,
+            drafts=drafts if ragged else None,
+            n_chunks=n_chunks,
+            images=[(seq, begin) for seq, begin in self.images if seq in members],
+        )
 
     def beside(self, chunks: StepPlan) -> StepPlan:
         """One step with the decodes of this plan and the chunks of the other."""
@@ -237,7 +256,7 @@ def page_updates(
     if len(bound_rows):
         first = np.where(np.isin(rows, bound_rows), 0, first)
     if table.has_remapped:
-        for i, column in table.take_remapped(rows):
+        for i, column in table.remapped(rows):
             first[i] = min(first[i], column)
     count = -(-(starts + lengths) // size) - first
     entries, columns = np.repeat(rows, count), ragged_arange(first, count).astype(np.int32)

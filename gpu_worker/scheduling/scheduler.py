@@ -8,26 +8,24 @@
 GPU progress (`scheduled_position`) advances at launch, committed progress (`kv_position`, tokens) at commit.
 Budgets, pages and positions use the first; streaming, stop conditions, constraints and drafters use the second.
 
-Errors: an exception before the forward is enqueued fails the plan's sequences; the launch is rolled back and the
-loop continues. A later exception is a device error. It propagates to the engine, for which it is fatal.
+Errors: an exception before the forward is enqueued leaves everything as before the launch (`launching`), and the
+loop goes on without the sequences whose own part in the step raises. A later exception is a device error. It
+propagates to the engine, for which it is fatal.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-
-import numpy as np
+from collections.abc import Callable
 
 from petiole.cache import KVCacheManager
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.request import TokenLogprobs
 from petiole.gpu_worker.request.images import PreparedImage, RequestImage
 from petiole.gpu_worker.runtime.interface import (
-    EncodeInput,
-    Int32Array,
     Runtime,
     StepOutput,
     TokenMask,
@@ -35,14 +33,16 @@ from petiole.gpu_worker.runtime.interface import (
 from petiole.gpu_worker.scheduling import masks
 from petiole.gpu_worker.scheduling.adapters import AdapterSlots
 from petiole.gpu_worker.scheduling.admission import Cut
-from petiole.gpu_worker.scheduling.batching import StepPayload, StepPlan, encode_batch, make_batch, payload_of
-from petiole.gpu_worker.scheduling.outcomes import AllocationFailed, SequenceState
+from petiole.gpu_worker.scheduling.batching import StepPayload, StepPlan, payload_of
+from petiole.gpu_worker.scheduling.launching import Preparation
 from petiole.gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit, PipelineState
 from petiole.gpu_worker.scheduling.planning import Planner
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import Extras, Generated, SchedulerState
 from petiole.gpu_worker.scheduling.stopping import Finish
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
+
+logger = logging.getLogger(__name__)
 
 Launch = LaunchHandle[ScheduledSequence]
 Pending = PendingCommit[ScheduledSequence]
@@ -84,20 +84,17 @@ class Scheduler:
     # ------------------------------------------------------------ launch
 
     def launch_forward_async(self, plan: StepPlan, slot_id: int) -> Launch | None:
-        """Launch a plan. Returns None if it failed before dispatch: nothing was launched, its sequences failed."""
-        scheduled: list[ScheduledSequence] = []
-        try:
-            payload = (
-                self._prepare_images(plan, slot_id)
-                if plan.kind == "encode"
-                else self._prepare(plan, slot_id, scheduled)
-            )
-        except Exception as error:
-            self._undo(plan, scheduled, error)
+        """Launch a plan, or the part of it that can be launched. None if no part can: then nothing was launched,
+        and its sequences have ended or start anew."""
+        payload = self._prepare(plan, slot_id)
+        if payload is None:
             return None
+        plan = payload.plan
+        self.manager.table.on_sent(payload.batch.rows)
         self.runtime.launch_forward(slot_id, payload.batch)
         state, counters = self.state, self.state.counters
         counters.steps += 1
+        counters.encoded_images += len(plan.images)
         self.planner.on_launch(plan)
         if plan.n_chunks:
             counters.prefill_steps += 1
@@ -110,68 +107,51 @@ class Scheduler:
                     state.running.append(seq)
         return LaunchHandle(plan.kind, plan.sequences, payload)
 
-    def _prepare(self, plan: StepPlan, slot_id: int, scheduled: list[ScheduledSequence]) -> StepPayload:
-        """The host side of a launch: reserve pages, schedule operations, build the batch, update the prefix cache.
+    def _prepare(self, plan: StepPlan, slot_id: int) -> StepPayload | None:
+        """The host side of a launch. If it fails, each sequence of the plan is tried alone. Those that fail again
+        are ended, and the others are tried together once more. None if nobody is left."""
+        outcome = self._attempt(plan, slot_id)
+        if isinstance(outcome, StepPayload):
+            return outcome
+        members = {seq for seq in plan.members if seq.blocks is not None and not seq.preempting}
+        logger.error("a %s of %d requests could not be launched", plan.kind, len(members), exc_info=outcome)
+        alone = {seq: self._attempt(plan.only({seq}), slot_id, trial=True) for seq in members}
+        rest = {seq for seq in members if not self._failed(seq, alone[seq])}
+        if not rest:
+            return None
+        outcome = self._attempt(plan.only(rest), slot_id)
+        if isinstance(outcome, StepPayload):
+            return outcome
+        for seq in rest:
+            self._failed(seq, outcome)
+        return None
 
-        Appends each sequence to `scheduled` once its operation is scheduled, so that `_undo` can revert it.
-        """
-        table = self.manager.table
-        n = len(plan.sequences)
-        rows = np.array([seq.row for seq in plan.sequences], np.int32)
-        starts = np.array([seq.scheduled_position for seq in plan.sequences], np.int32)
-        ends = starts + (1 if plan.lengths is None else np.array(plan.lengths, np.int32))
-        if table.reserve_many(rows, ends) < n:
-            raise AllocationFailed(f"no pages for a {plan.kind} of {n} sequences")
-        if plan.lengths is None:
-            for seq in plan.sequences:
-                seq.schedule_decode(planned=True)
-                scheduled.append(seq)
-        else:
-            for i, seq in enumerate(plan.sequences):
-                if i >= plan.n_decodes:
-                    seq.schedule_prefill(plan.lengths[i])
-                elif plan.lengths[i] > 1:
-                    seq.schedule_speculative(plan.lengths[i], planned=True)
-                else:
-                    seq.schedule_decode(planned=True)
-                scheduled.append(seq)
-        batch = make_batch(plan, starts, rows, table)
-        self._publish(plan, ends)
-        step_id = self.state.counters.steps
-        return StepPayload(slot_id, step_id, plan, batch, time.perf_counter())
+    def _failed(self, seq: ScheduledSequence, outcome: StepPayload | Exception) -> bool:
+        """Whether an attempt failed. If so, ends the request."""
+        if isinstance(outcome, StepPayload):
+            return False
+        self.state.fail(seq, outcome)
+        return True
 
-    def _prepare_images(self, plan: StepPlan, slot_id: int) -> StepPayload:
-        """The host side of an encode. Prefills that are launched later may use the images, because they run after
-        it."""
-        inputs = []
-        for seq, begin in plan.images:
-            key = seq.features[begin] = next(self._keys)
-            prepared = seq.images[begin].prepared
-            assert prepared is not None, f"{seq} was planned before its image was at hand"
-            inputs.append(EncodeInput(key, prepared))
-        self.state.counters.encoded_images += len(inputs)
-        return StepPayload(slot_id, self.state.counters.steps, plan, encode_batch(inputs), time.perf_counter())
+    def _attempt(self, plan: StepPlan, slot_id: int, *, trial: bool = False) -> StepPayload | Exception:
+        """The prepared step, or the error. After an error or a trial, everything is as before."""
+        preparation = Preparation(plan, self.manager, self._keys)
+        try:
+            outcome: StepPayload | Exception = preparation.prepare(slot_id, self.state.counters.steps)
+        except Exception as error:
+            outcome = error
+        undone = trial or isinstance(outcome, Exception)
+        if undone and not preparation.undo():
+            for seq in self.state.active:
+                if seq.allocation is not None and seq.allocation.stale and not seq.preempting:
+                    self.state.preempt(seq)
+        return outcome
 
     def _use_features(self, seq: ScheduledSequence) -> None:
         """Forget the keys of the images whose positions have been launched: the runtime drops used embeddings."""
         for begin in [begin for begin in seq.features if begin < seq.scheduled_position]:
             del seq.features[begin]
             seq.images[begin].forget()
-
-    def _publish(self, plan: StepPlan, ends: Int32Array) -> None:
-        """Make the KV of these chunks matchable. Later launches may reuse it, since they run after it on the
-        stream."""
-        for seq, end in zip(plan.chunks, ends[plan.n_decodes :].tolist(), strict=True):
-            assert seq.allocation is not None
-            seq.allocation.publish(seq.cache_tokens, end)
-
-    def _undo(self, plan: StepPlan, scheduled: Sequence[ScheduledSequence], error: Exception) -> None:
-        for seq in scheduled:  # a prefix of `plan.sequences`
-            if seq.newest.state is SequenceState.PREFILL_SCHEDULED and seq.allocation is not None:
-                seq.allocation.unpublish(seq.scheduled_position - seq.newest.n_positions)
-            seq.revert_schedule()
-        for seq in dict.fromkeys([*plan.sequences, *(seq for seq, _ in plan.images)]):
-            self.state.fail(seq, error)
 
     # ------------------------------------------------------------ sample
 

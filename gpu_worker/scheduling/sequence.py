@@ -265,14 +265,12 @@ class SchedulableSequence:
         self._outstanding.append(_verification(n_tokens))
         self._record(EventKind.SPECULATIVE_SCHEDULED, n_tokens)
 
-    def revert_schedule(self, trim: bool = True) -> None:
-        """Remove the newest operation, which must not have been dispatched to the device. `trim`: free the pages
-        reserved for it, which must not have been published."""
+    def revert_schedule(self) -> None:
+        """Remove the newest operation, which must not have been dispatched to the device. Its pages stay in the
+        row."""
         if not self._outstanding:
             raise WrongState("nothing is outstanding")
         op = self._outstanding.pop()
-        if trim:
-            self._drop_unassigned(self.scheduled_position)
         self._record(EventKind.SCHEDULE_REVERTED, op.n_positions)
 
     # ------------------------------------------------------------ apply

@@ -144,9 +144,52 @@ def test_taking_back_leaves_what_others_had_inserted(engine: ToyEngine) -> None:
     one.launch()
     two.kv.publish(two.tokens, 48)  # the first 32 are the other's
     assert two.kv.unpublish(keep_kv=0)
+    assert two.kv.published == 0
     assert engine.manager.match_length(prompt(48)) == 32
-    two.kv.discard()
     one.finish()
+    engine.manager.check()
+    assert engine.manager.usage().pages_reclaimable == 32 // engine.table.page_size, "its lock is gone"
+    two.launch()
+    assert engine.manager.match_length(prompt(49)) == 48
+    two.finish()
+    engine.manager.check()
+
+
+@pytest.mark.parametrize("start", [16, 17, 18, 31])
+def test_nothing_of_a_page_that_a_failed_chunk_would_have_filled_can_be_matched(
+    engine: ToyEngine, start: int
+) -> None:
+    """Its chunk begins inside a page."""
+    one, size = engine.start(prompt(60)), engine.table.page_size
+    one.launch(start)
+    before = one.kv.published
+    one.kv.publish(one.tokens, 60)
+    assert one.kv.unpublish(keep_kv=start)
+    assert one.kv.published == before == start // size * size
+    assert engine.manager.match_length(prompt(60)) == before
+    one.kv.discard()
+    engine.manager.check()
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_chunks_of_one_failed_launch_that_build_on_each_other_are_taken_back(kind: str, n: int) -> None:
+    """The last to publish is the first to withdraw. Then none of them holds what another has to take back."""
+    engine = ToyEngine(kind, n_pages=1000)
+    rows = [engine.start([*prompt(16 + 16 * k), *prompt(33, 1000 * k)]) for k in range(1, n)]
+    rows += [engine.start(prompt(16 + 16 * n))]
+    engine.manager.check()
+    for row in rows:
+        row.kv.publish(row.tokens, row.tokens.kv_length)
+    for row in reversed(rows):
+        assert row.kv.unpublish(keep_kv=0)
+        assert not row.kv.stale
+        engine.manager.check()
+    assert engine.cache.total_cached_pages == 0
+    for row in rows:
+        row.launch()
+        assert row.logits() == row.expected_logits()
+        row.finish()
     engine.manager.check()
 
 

@@ -208,6 +208,23 @@ class CacheMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running)
     @rule(dice=DICE)
+    def launch_of_several_fails_after_publishing(self, dice: random.Random) -> None:
+        """Each continues where it stands. They may build on each other; nothing of it stays."""
+        rows = [s for s in self.running if s.computed >= s.kv.published and not s.kv.stale]
+        before = {row: (row.kv.published, row.kv.kv_capacity) for row in rows}
+        dice.shuffle(rows)
+        for row in rows:
+            most = min(row.tokens.kv_length, row.kv.kv_capacity)
+            if most > row.computed:
+                row.kv.publish(row.tokens, dice.randint(row.computed, most))
+        for row in reversed(rows):
+            assert row.kv.unpublish(before[row][0])
+            assert (row.kv.published, row.kv.kv_capacity) == before[row]
+            assert not row.kv.stale
+        self.forget_evicted()
+
+    @precondition(lambda self: self.running)
+    @rule(dice=DICE)
     def share(self, dice: random.Random) -> None:
         sequence, free = self.pick(dice), self.table.pages_available
         committed = page_boundary(sequence.tokens.codes, dice.randint(0, sequence.computed), self.page)
@@ -343,7 +360,8 @@ def test_a_long_walk_under_load(machine: type[CacheMachine], cap: int | None) ->
     places = ["cache.lock", "table.allocate", "table.map_pages", "table.reserve", "cache.match_prefix"]
     busy = [
         *[walk.launch_chunk] * 4, *[walk.decode] * 2, *[walk.finish] * 3, walk.trim, walk.reserve_for_all,
-        walk.discard, walk.launch_fails_after_publishing, walk.take_back_all_that_may_be, *[walk.share] * 2,
+        walk.discard, walk.launch_fails_after_publishing, walk.launch_of_several_fails_after_publishing,
+        walk.take_back_all_that_may_be, *[walk.share] * 2,
     ]  # fmt: skip
     for step in range(1000):
         always = [walk.run_a_prompt, walk.hold_a_match, *[walk.start_one] * 5]

@@ -1,4 +1,4 @@
-"""A fault at any call: the k-th function that a piece of the engine calls raises instead of running."""
+"""A fault at any call: a function that a piece of the engine calls raises instead of running."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class InjectedFaultError(Exception):
 
 
 class Interrupted:
-    """Calls functions. The `left`-th call that the engine makes in all of them raises `InjectedFaultError`.
-    `place`: where that was, or None."""
+    """Calls functions. The first call that the engine makes in them and that `chooses` picks, by its place, raises
+    `InjectedFaultError`. `place`: where that was, or None; set it to None for another fault."""
 
-    def __init__(self, left: int = 0) -> None:
-        self.left = left
+    def __init__(self, chooses: Callable[[str], bool]) -> None:
+        self.chooses = chooses
         self.place: str | None = None
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -34,12 +34,14 @@ class Interrupted:
             sys.settrace(outer if self.place is None else None)
 
     def _trace(self, frame: FrameType, event: str, arg: Any) -> None:
-        code, caller = frame.f_code, frame.f_back and frame.f_back.f_code
-        if event != "call" or caller is None or "/petiole/" not in code.co_filename:
+        code, calling = frame.f_code, frame.f_back
+        own = "/petiole/" in code.co_filename or code.co_filename == "<string>"  # made by dataclasses
+        if event != "call" or calling is None or not own or code.co_name == "<genexpr>":
             return
+        caller = calling.f_code
         if not any(part in caller.co_filename for part in CALLERS):
             return
-        self.left -= 1
-        if self.left == 0:
-            self.place = f"{code.co_qualname}, called by {caller.co_qualname}"
-            raise InjectedFaultError(self.place)
+        place = f"{code.co_qualname}, called by {caller.co_qualname}:{calling.f_lineno}"
+        if self.chooses(place):
+            self.place = place
+            raise InjectedFaultError(place)

@@ -139,7 +139,5 @@ def test_prompts_with_a_common_beginning_in_one_step_share_it_afterwards(
 def test_a_remapped_row_whose_entries_the_device_does_not_learn_answers_wrongly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        PageTable, "take_remapped", lambda self, rows: []
-    )  # broken: the step sends only new entries
+    monkeypatch.setattr(PageTable, "remapped", lambda self, rows: [])  # broken: the step sends only new entries
     assert not side_by_side()

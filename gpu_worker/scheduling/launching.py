@@ -1,0 +1,109 @@
+"""The host side of a launch: a transaction until the step is dispatched.
+
+    prepare   reserve pages, schedule operations, build arrays, publish chunks
+    undo      withdraw chunks, revert operations, give pages back, forget the keys of images
+
+`undo` compares the present state with the one at the beginning, so nothing records how far `prepare` came. The
+last chunk that was published is the first to be withdrawn, because it may build on the others. Evictions are not
+undone: they cost a miss of the cache, and nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from petiole.cache import KVCacheManager
+from petiole.gpu_worker.runtime.interface import EncodeInput, Int32Array, StepBatch
+from petiole.gpu_worker.scheduling.batching import StepPayload, StepPlan, encode_batch, make_batch
+from petiole.gpu_worker.scheduling.outcomes import AllocationFailed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Before:
+    """A plan's sequences before their launch: their rows, where their operations start, how many pages their rows
+    have, and how much the sequences of its chunks have published."""
+
+    rows: Int32Array
+    starts: Int32Array
+    pages: npt.NDArray[np.int64]
+    published: Sequence[int]
+
+
+class Preparation:
+    """One attempt to launch a plan. `keys` makes keys for the embeddings of images."""
+
+    def __init__(self, plan: StepPlan, manager: KVCacheManager, keys: Iterator[int]) -> None:
+        self._plan = plan
+        self._manager = manager
+        self._keys = keys
+        self._before: _Before | None = None
+
+    def prepare(self, slot_id: int, step_id: int) -> StepPayload:
+        """The step, ready for dispatch. If anything raises, call `undo`."""
+        plan = self._plan
+        rows = np.array([seq.row for seq in plan.sequences], np.int32)
+        starts = np.array([seq.scheduled_position for seq in plan.sequences], np.int32)
+        published = [seq.published for seq in plan.chunks]
+        before = _Before(rows, starts, self._manager.table.page_counts(rows), published)
+        self._before = before
+        batch = self._encode() if plan.kind == "encode" else self._schedule(before)
+        return StepPayload(slot_id, step_id, plan, batch, time.perf_counter())
+
+    def undo(self) -> bool:
+        """Undo `prepare`. Returns False if others have matched positions that this launch published, and that were
+        never computed: then the sequences whose allocations are stale must start anew."""
+        before, plan, table = self._before, self._plan, self._manager.table
+        if before is None:
+            return True
+        clean = True
+        for seq, published in zip(reversed(plan.chunks), reversed(before.published), strict=True):
+            assert seq.allocation is not None
+            clean &= seq.allocation.unpublish(published)
+        for seq, start in zip(plan.sequences, before.starts.tolist(), strict=True):
+            while seq.scheduled_position > start:
+                seq.revert_schedule()
+        if clean:
+            for row, n in zip(before.rows.tolist(), before.pages.tolist(), strict=True):
+                table.truncate(row, n * table.page_size)
+        for seq, begin in plan.images:
+            seq.features.pop(begin, None)
+        return clean
+
+    def _schedule(self, before: _Before) -> StepBatch:
+        plan, table, rows, starts = self._plan, self._manager.table, before.rows, before.starts
+        n = len(plan.sequences)
+        ends = starts + (1 if plan.lengths is None else np.array(plan.lengths, np.int32))
+        if table.reserve_many(rows, ends) < n:
+            raise AllocationFailed(f"no pages for a {plan.kind} of {n} sequences")
+        if plan.lengths is None:
+            for seq in plan.sequences:
+                seq.schedule_decode(planned=True)
+        else:
+            for i, seq in enumerate(plan.sequences):
+                if i >= plan.n_decodes:
+                    seq.schedule_prefill(plan.lengths[i])
+                elif plan.lengths[i] > 1:
+                    seq.schedule_speculative(plan.lengths[i], planned=True)
+                else:
+                    seq.schedule_decode(planned=True)
+        batch = make_batch(plan, starts, rows, table)
+        for seq, end in zip(plan.chunks, ends[plan.n_decodes :].tolist(), strict=True):
+            assert seq.allocation is not None
+            # Later launches may reuse this KV, since they run after this step on the device stream.
+            seq.allocation.publish(seq.cache_tokens, end)
+        return batch
+
+    def _encode(self) -> StepBatch:
+        """Prefills that are launched later may use the images, because they run after this step."""
+        inputs = []
+        for seq, begin in self._plan.images:
+            key = seq.features[begin] = next(self._keys)
+            prepared = seq.images[begin].prepared
+            assert prepared is not None, f"{seq} was planned before its image was at hand"
+            inputs.append(EncodeInput(key, prepared))
+        return encode_batch(inputs)
