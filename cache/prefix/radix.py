@@ -13,7 +13,8 @@ R4  every unlocked leaf is in the eviction heap
 R5  flushed and detached subtrees contain only locked nodes; the last unlock frees them
 
 Splitting and coalescing change the shape of the tree, not its content. A match splits the node in which it ends.
-When the last lock on a node is released, the node is joined with its only child, so the tree stays flat.
+When the last lock on a node is released, the node is joined with its only child, so the tree stays flat. A child
+that was not used with the node since stays apart and keeps its own access time, so eviction takes it first.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from petiole.cache.prefix.tree import (
     compact,
     is_exclusive,
     join,
+    joins,
     path_pages,
     path_to_root,
     split,
@@ -366,19 +368,14 @@ class RadixPrefixCache(CountingCache[TreeNode, TreeNode | None]):
         return split(node, inside)
 
     def _coalesce(self, node: TreeNode) -> None:
-        """Join the node and each of its ancestors, while unlocked, with an only child."""
+        """Join the node and each of its ancestors, while unlocked, with an only child last used with it."""
         while node.parent is not None and node.lock_ref == 0:
             chain = [node]
-            while (
-                (up := chain[-1].parent) is not None
-                and up.codes.size
-                and not up.lock_ref
-                and len(up.children) == 1
-            ):
+            while (up := chain[-1].parent) is not None and not up.lock_ref and joins(up, chain[-1]):
                 chain.append(up)
             chain.reverse()
-            while len(chain[-1].children) == 1:
-                chain.append(next(iter(chain[-1].children.values())))
+            while chain[-1].children and joins(chain[-1], below := next(iter(chain[-1].children.values()))):
+                chain.append(below)
             if len(chain) > 1:
                 join(chain)
                 self._nodes -= len(chain) - 1

@@ -153,8 +153,13 @@ def split(node: TreeNode, at: int) -> TreeNode:
     return upper
 
 
+def joins(node: TreeNode, child: TreeNode) -> bool:
+    """Whether a node and a child of it may become one: no other child, and the same last access."""
+    return node.codes.size > 0 and len(node.children) == 1 and node.last_access_time == child.last_access_time
+
+
 def join(chain: list[TreeNode]) -> None:
-    """Merge a chain of only children (top first) into its bottom node; the others are removed."""
+    """Merge a chain of nodes that `joins` (top first) into its bottom node; the others are removed."""
     top, bottom = chain[0], chain[-1]
     parent = top.parent
     assert parent is not None
@@ -162,7 +167,6 @@ def join(chain: list[TreeNode]) -> None:
     bottom.codes = np.concatenate([node.codes for node in chain])
     bottom.physical_pages = np.concatenate([node.physical_pages for node in chain])
     bottom.images = tuple({image.serial: image for node in chain for image in node.images}.values())
-    bottom.last_access_time = top.last_access_time
     bottom.parent = parent
     for node in chain[:-1]:
         node.parent = None

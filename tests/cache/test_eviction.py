@@ -85,6 +85,44 @@ def test_conversations_that_grow_stay_one_node() -> None:
     assert engine.cache.stats.coalesced > 0
 
 
+def test_a_tail_that_was_not_used_with_its_prefix_again_keeps_its_own_age() -> None:
+    """It goes before what was used since; the prefix, which is the youngest, goes last."""
+    engine = ToyEngine("radix", n_pages=300)
+    old, other = texts(*range(100)), texts(*range(200, 260))
+    engine.run(old)
+    engine.run(other)
+    engine.run(old[:61])
+    assert engine.cache.node_count == 3
+    for evicted, left in ((20, (80, 60)), (19, (61, 60)), (50, (61, 10)), (10, (61, 0)), (30, (31, 0))):
+        engine.cache.evict(evicted)
+        assert (engine.cache.peek(old).kv_length, engine.cache.peek(other).kv_length) == left
+    engine.manager.check()
+
+
+def test_a_tail_that_is_used_with_its_prefix_again_joins_it() -> None:
+    engine = ToyEngine("radix", n_pages=300)
+    for n in (100, 61, 30, 80, 100):
+        engine.run(texts(*range(n)))
+    assert engine.cache.node_count == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 12)), min_size=1, max_size=40), st.integers(1, 30))
+def test_what_is_evicted_was_used_before_what_stays(uses: list[tuple[int, int]], n: int) -> None:
+    """Prefixes of three chains. Each position has the time of its last use."""
+    engine, used = ToyEngine("radix", n_pages=50), dict[tuple[int, int], int]()
+    for time, (chain, length) in enumerate(uses):
+        engine.run(texts(*range(100 * chain, 100 * chain + length)))
+        used.update(((chain, at), time) for at in range(length))
+    evicted = engine.cache.evict(min(n, len(used)))
+    kept = {
+        (c, at)
+        for c in range(3)
+        for at in range(engine.cache.peek(texts(*range(100 * c, 100 * c + 12))).kv_length)
+    }
+    assert len(used) - len(kept) == evicted
+    assert all(used[gone] <= used[key] for gone in used.keys() - kept for key in kept)
+
+
 def test_the_reclaimable_count_of_a_cap_makes_room_for_the_newest() -> None:
     engine = ToyEngine("radix", cap=6)
     engine.run(texts(1, 1, 1, 1))
