@@ -31,9 +31,6 @@ class _Due:
     def __init__(self, output: StepOutput, at: float = 0.0) -> None:
         self._output, self._at = output, at
 
-    def ready(self) -> bool:
-        return time.perf_counter() >= self._at
-
     def wait(self) -> StepOutput:
         left = self._at - time.perf_counter()
         if left > 0:  # even a sleep of 0 s releases the interpreter

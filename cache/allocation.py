@@ -19,13 +19,9 @@ Not thread-safe: one thread owns the manager and all allocations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from petiole.cache.errors import MisalignedError, ReleasedError
 from petiole.cache.namespace import CacheNamespace
@@ -271,14 +267,6 @@ class KVCacheManager:
             allocation = KVAllocation(self, row, reused, node, namespace)
             undo.pop_all()
         return allocation
-
-    def reserve_many(self, allocations: Sequence[KVAllocation], kv_lengths: NDArray[np.integer]) -> int:
-        """`reserve` for distinct allocations, in order. Returns the number of leading ones that succeeded.
-
-        `kv_lengths` has one entry per allocation. The other allocations are unchanged.
-        """
-        rows = np.array([allocation.row for allocation in allocations], dtype=np.int64)
-        return self.table.reserve_many(rows, kv_lengths)
 
     def flush(self) -> int:
         """Empty the prefix cache (new weights, or KV that may be invalid). Returns the number of pages freed.

@@ -170,8 +170,6 @@ class StepOutput:
 class Transfer(Protocol):
     """A step's results while they are copied to the host."""
 
-    def ready(self) -> bool: ...
-
     def wait(self) -> StepOutput:
         """Wait for this step's own event (never for a stream) and return its results. Called once, by
         `commit_step`. Raises DeviceError."""

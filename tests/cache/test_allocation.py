@@ -3,7 +3,6 @@
 from functools import partial
 from unittest import mock
 
-import numpy as np
 import pytest
 
 from petiole.cache import (
@@ -336,14 +335,6 @@ def test_a_cap_of_zero_turns_reuse_off(kind: str) -> None:
     engine = ToyEngine(kind, cap=0)
     engine.run(prompt(48))
     assert (engine.cache.total_cached_pages, engine.manager.match_length(prompt(48))) == (0, 0)
-
-
-def test_reserving_for_many_is_reserving_for_each(engine: ToyEngine) -> None:
-    running = [engine.start(prompt(20, 1000 * i)) for i in range(3)]
-    done = engine.manager.reserve_many([s.kv for s in running], np.array([33, 20, 200]))
-    assert done == 2
-    assert running[0].kv.kv_capacity >= 33
-    assert running[2].kv.kv_capacity < 40
 
 
 def test_misuse_is_named_and_changes_nothing(engine: ToyEngine) -> None:

@@ -180,7 +180,7 @@ class CacheMachine(RuleBasedStateMachine):
     def reserve_for_all(self, dice: random.Random) -> None:
         wanted = np.array([s.kv.kv_capacity + dice.randint(0, 3) for s in self.running])
         before = [s.kv.kv_capacity for s in self.running]
-        done = self.manager.reserve_many([s.kv for s in self.running], wanted)
+        done = self.table.reserve_many(np.array([s.kv.row for s in self.running]), wanted)
         for i, sequence in enumerate(self.running):
             assert sequence.kv.kv_capacity >= wanted[i] if i < done else sequence.kv.kv_capacity == before[i]
         if done < len(self.running):

@@ -42,9 +42,6 @@ class TransferHandle:
         self._done = done
         self._collect = collect
 
-    def ready(self) -> bool:
-        return self._done.query()
-
     def wait(self) -> StepOutput:
         self._done.synchronize()
         return self._collect()

@@ -131,7 +131,7 @@ def test_i3_a_copy_waits_for_its_own_step_and_not_for_the_stream() -> None:
 def test_i3_a_copy_that_waits_for_the_stream_waits_for_the_next_step() -> None:
     with blocked_behind_a_step() as parts:
         transfer = start(parts, parts.compute.record())  # broken: everything enqueued so far, t+1 included
-        assert not transfer.ready()
+        assert not transfer._done.query()
 
 
 # ---------------------------------------------------------------- I4

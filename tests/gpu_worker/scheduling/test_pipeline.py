@@ -15,9 +15,6 @@ from petiole.gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit, 
 
 
 class NoTransfer:
-    def ready(self) -> bool:
-        return True
-
     def wait(self) -> StepOutput:
         raise AssertionError("the pipeline never waits")
 

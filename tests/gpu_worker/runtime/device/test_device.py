@@ -96,7 +96,6 @@ def test_a_transfer_copies_what_it_was_told_to_and_no_more() -> None:
     output = transfer.wait()
     assert (output.token_ids.tolist(), output.accepted.tolist(), output.logprobs) == ([1, 2, 3], [1, 2], None)
     assert host["token_ids"].tolist() == [1, 2, 3, 0]
-    assert transfer.ready()
     device.close()
 
 
