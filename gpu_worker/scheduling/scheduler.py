@@ -31,8 +31,7 @@ from petiole.gpu_worker.runtime.interface import (
     TokenMask,
 )
 from petiole.gpu_worker.scheduling import masks
-from petiole.gpu_worker.scheduling.adapters import AdapterSlots
-from petiole.gpu_worker.scheduling.admission import Cut
+from petiole.gpu_worker.scheduling.admission import AdapterSlots, Cut
 from petiole.gpu_worker.scheduling.batching import StepPayload, StepPlan, payload_of
 from petiole.gpu_worker.scheduling.launching import Preparation
 from petiole.gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit, PipelineState

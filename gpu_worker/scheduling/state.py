@@ -26,8 +26,7 @@ from petiole.gpu_worker.errors import AdapterError, InvalidRequest, failed
 from petiole.gpu_worker.request import TokenLogprobs
 from petiole.gpu_worker.request.values import Bins
 from petiole.gpu_worker.runtime.interface import ModelLimits
-from petiole.gpu_worker.scheduling.adapters import AdapterSlots
-from petiole.gpu_worker.scheduling.admission import Cut, Cutting, DelayGate, WaitingQueue, forked
+from petiole.gpu_worker.scheduling.admission import AdapterSlots, Cut, Cutting, DelayGate, WaitingQueue, forked
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.scheduling.stopping import End
 from petiole.gpu_worker.speculation import SpeculationStats

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from petiole.cache import PageTable
 from petiole.gpu_worker import AdapterError, FinishReason, SamplingParams
 from petiole.gpu_worker.runtime.interface import PENDING
-from petiole.gpu_worker.scheduling.adapters import AdapterSlots
-from petiole.gpu_worker.scheduling.admission import DelayGate, WaitingQueue, can_reuse
+from petiole.gpu_worker.scheduling.admission import AdapterSlots, DelayGate, WaitingQueue, can_reuse
 from petiole.gpu_worker.scheduling.batching import page_updates
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import Ended, Extras
