@@ -177,8 +177,8 @@ class AdapterSlots:
 
     Each sequence holds a reference to its adapter's slot until its last outstanding step. A slot without
     references keeps its adapter until another adapter needs the slot; the least recently used one is replaced
-    first. Slot 0 means "no adapter". Adapters are keyed by content (`key`), so a folder whose files change is a new adapter. Any
-    error while loading an adapter fails the request that names it."""
+    first. Slot 0 means "no adapter". Adapters are keyed by content (`key`), so a folder whose files change is a
+    new adapter. Any error while loading an adapter fails the request that names it."""
 
     def __init__(self, n_slots: int, load: Callable[[str, int], None]) -> None:
         self._load = load
