@@ -60,6 +60,10 @@ class StreamKeys(NamedTuple):
     """String with a short TTL: a reader exists (see `cancel_on_disconnect`)."""
     completion: str
     """String: "claimed" with a short TTL, or "done" (`worker.completion.claims`)."""
+    completer: str
+    """String with the TTL of "claimed": which completion has claimed the task."""
+    sent: str
+    """Set in the broker: the messages that followed the end of the task (`worker.once`)."""
     runs: str
     """String: how many runs of a task of the application's own have begun and not ended (`worker.foreign`)."""
     messages: str
@@ -67,13 +71,13 @@ class StreamKeys(NamedTuple):
 
 
 def stream_keys(task_id: str) -> StreamKeys:
-    names = ("log", "ch", "state", "interest", "completion", "runs", "runs:messages")
+    names = ("log", "ch", "state", "interest", "completion", "completer", "sent", "runs", "runs:messages")
     return StreamKeys(*(f"petiole:{{{task_id}}}:{name}" for name in names))
 
 
 class LedgerKeys(NamedTuple):
     """The ledger's keys in the broker, under its global key prefix. An owner's name follows `lease`,
-    `unacked` and `present`."""
+    `unacked`, `present` and `server`."""
 
     owners: str
     """Set of owners that hold, or have held, messages."""
@@ -89,7 +93,10 @@ class LedgerKeys(NamedTuple):
     """Channel, to which the owner subscribes while its process lives (`worker.broker.presence`). All databases of
     a server share its channels, so the name has the database."""
 
+    server: str
+    """String with a TTL: the id of the run of the server on which the owner was present."""
+
     @classmethod
     def under(cls, prefix: str, db: int = 0) -> LedgerKeys:
-        names = ("owners", "lease:", "unacked:", "home:", f"present:{db}:")
+        names = ("owners", "lease:", "unacked:", "home:", f"present:{db}:", "server:")
         return cls(*(f"{prefix}petiole:{name}" for name in names))

@@ -50,18 +50,18 @@ class Producer(messaging.Producer):
 class Producers(ProducerPool):
     close_after_fork = False
 
-    def __init__(self, app: Celery) -> None:
+    def __init__(self, app: Celery, **connection: Any) -> None:
         limit = app.conf.broker_pool_limit or 0
         kind = type("Producer", (Producer,), {"app": app})
         stock: Any = super()
-        stock.__init__(Connections(app.connection_for_write(), limit), limit=limit, Producer=kind)
+        stock.__init__(Connections(app.connection_for_write(**connection), limit), limit=limit, Producer=kind)
 
 
 class Pools:
-    """The pools of an app: those of the process that asks."""
+    """The pools of an app: those of the process that asks. `connection`: options of the connections."""
 
-    def __init__(self, app: Celery) -> None:
-        self._app = app
+    def __init__(self, app: Celery, **connection: Any) -> None:
+        self._app, self._connection = app, connection
         self._of_process: dict[int, Producers] = {}
 
     @property
@@ -69,7 +69,7 @@ class Pools:
         process = os.getpid()
         found = self._of_process.get(process)
         if found is None:  # another thread may make it at the same time: all take the first
-            found = self._of_process.setdefault(process, Producers(self._app))
+            found = self._of_process.setdefault(process, Producers(self._app, **self._connection))
         return found
 
     @property

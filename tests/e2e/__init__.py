@@ -24,6 +24,7 @@ What may go wrong:
 
     test_recovery            a worker ends in any way at any time
     test_completing          two workers find that a task has ended
+    test_cut_connections     a connection is cut at any command that follows the end of a task
     test_refused_results     a result that the backend refuses
     test_stop_while_loading  a worker is stopped before it serves
     test_limits              what is too big, too much or too full

@@ -9,6 +9,7 @@ from pathlib import Path
 from celery import Task
 
 from petiole.tasks.app.application import app
+from petiole.tasks.servers import connections
 from tests.support.site import eventually
 
 
@@ -57,3 +58,10 @@ def count_down(self: Task, number: int) -> str:
     if number:
         raise self.replace(self.s(number - 1))
     return "done"
+
+
+@app.task(name="foreign.note")
+def note(given: object, name: str) -> str:
+    """Count the runs of this name in Redis."""
+    connections.streams().incr(f"noted:{name}")
+    return name

@@ -7,18 +7,25 @@ from typing import Any
 
 from petiole.gpu_worker.config import BATCHING
 from petiole.tasks import worker_side
+from petiole.tasks.app.pools import Pools
 from petiole.tasks.settings import settings
+from petiole.tasks.urls import RABBITMQ, scheme
+from petiole.tasks.worker import once
 from petiole.tasks.worker.boot import patches, program
 from petiole.tasks.worker.boot.step import EngineStep
 from petiole.tasks.worker.broker import damage
 from petiole.tasks.worker.broker.fairness import tenant_queues
 from petiole.tasks.worker.broker.quarantine import put_aside
+from petiole.tasks.worker.completion.backend import BACKENDS
 from petiole.tasks.worker.foreign.linked import add_route
 from petiole.tasks.worker.generation import limits  # noqa: F401 - its control command is one once imported
 from petiole.tasks.worker.pool.pool import LOOK_AHEAD, Undecided
 
 ETA_TASKS = 10_000
 """Limit on held tasks with an `eta`: each raises the prefetch by one and uses about 9 KB."""
+
+CONFIRM_S = 10.0
+"""How long RabbitMQ may take to confirm a message that a worker sends."""
 
 STORE_RETRIES = 40
 """How often Celery tries again to store a result. With its pauses of up to 10 s, that takes about five minutes."""
@@ -43,6 +50,11 @@ def configure(app: Any) -> None:
         conf.result_backend_max_retries = STORE_RETRIES
     conf.worker_consumer = worker_side.CONSUMER
     app.amqp.Connection = program.Connection
+    confirm_s = CONFIRM_S if scheme(conf.broker_url) in RABBITMQ else None
+    if confirm_s:  # otherwise what is sent on a broken connection is lost without a word
+        app.pools = Pools(app, transport_options={"confirm_publish": True})
+    app.amqp.send_task_message = once.sending(app.amqp.send_task_message, confirm_s)
+    app.loader.override_backends = BACKENDS
     app.steps["worker"].add(EngineStep)
     for name in program.LOGGERS:
         logging.getLogger(name).addFilter(program.figures_for_text)

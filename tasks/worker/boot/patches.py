@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from petiole.tasks.worker import once
 from petiole.tasks.worker.broker import prefetch, rabbitmq, transport
 from petiole.tasks.worker.broker.gate import bodies
 
@@ -46,6 +47,12 @@ PATCHES = (
         ("kombu.compression:register",),
         "kombu decompresses without a limit: a few kilobytes could become gigabytes of memory.",
         bodies.install,
+    ),
+    Patch(
+        ("kombu.utils.uuid:uuid",),
+        "The ids of links: Celery makes new ones when a completion is tried again, and each would be another "
+        "task.",
+        once.install,
     ),
 )
 
@@ -100,6 +107,8 @@ PRIVATE: dict[str, dict[str, Private]] = {
         "_get_task_meta_for": Private("(self, task_id)", "a stored result that cannot be read"),
     },
     "celery.backends.redis:RedisBackend": {
+        "_chord_part_return_script": Private("", "a claim to send a chord's body says for which task it is"),
+        "_get_client": Private("(self)", "a command that is refused ends the try of a completion"),
         "_params_from_url": Private("(self, url, defaults)", "the address comes from the sentinels"),
         "_transport_options": Private("", "the options of the sentinels"),
     },
@@ -150,8 +159,12 @@ PRIVATE: dict[str, dict[str, Private]] = {
         "_connparams": Private("(self, asynchronous=False)", "sentinels; errors that name damaged keys"),
         "_fanout_queues": Private("", "what is published to all is never in the ledger"),
         "_flush_brpop_reauth": Private("(self)", "what kombu does at the end of `_brpop_read`"),
+        "_get_message_priority": Private(
+            "(self, message, reverse=False)", "the list of a message that is put once"
+        ),
         "_handle_message": Private("(self, client, r)", "a broadcast passes the gate before it is parsed"),
         "_in_poll": Private("", "what kombu does at the end of `_brpop_read`"),
+        "_put": Private("(self, queue, message, **kwargs)", "what follows the end of a task is put once"),
         "_q_for_pri": Private("(self, queue, pri)", "the lists of a queue, by priority"),
         "_queue_cycle": Private("", "the order of queues: fair shares of tenants"),
         "_receive_one": Private("(self, c)", "a control command that fails must not end the worker"),

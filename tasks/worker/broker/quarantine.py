@@ -22,13 +22,13 @@ from typing import Any
 
 import redis
 
-from petiole.tasks.app.backend import refuses, trying_once
+from petiole.tasks.app.backend import refuses
 from petiole.tasks.errors import InvalidRequest, describe
 from petiole.tasks.keys import QUARANTINE_KEY, stream_keys
 from petiole.tasks.record import codec
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
-from petiole.tasks.worker import scripts
+from petiole.tasks.worker import once, scripts
 from petiole.tasks.worker.outage import Outage
 from petiole.tasks.worker.reports.incidents import incidents
 
@@ -185,7 +185,8 @@ def _enter(app: Any, aside: Aside) -> None:
 
 
 def _fail(app: Any, aside: Aside) -> None:
-    with trying_once(app.backend):
+    assert aside.task_id is not None
+    with once.tried(aside.task_id):
         app.backend.mark_as_failure(aside.task_id, aside.error)
 
 

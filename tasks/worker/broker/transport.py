@@ -43,7 +43,7 @@ from kombu import transport as transports
 from kombu.transport import redis as stock
 
 from petiole.tasks.fleet.queues import list_lengths
-from petiole.tasks.keys import NAME_PROPERTY
+from petiole.tasks.keys import NAME_PROPERTY, stream_keys
 from petiole.tasks.servers import redis_py
 from petiole.tasks.servers.answers import DamagedKey, answering
 from petiole.tasks.servers.connections import CONNECT_TIMEOUT_S
@@ -51,6 +51,7 @@ from petiole.tasks.servers.masters import demoted, refuses_writes
 from petiole.tasks.servers.sentinels import SYNC, pool_parameters
 from petiole.tasks.settings import settings
 from petiole.tasks.urls import DEFAULT_PORT, SENTINEL, SentinelUrl, netloc
+from petiole.tasks.worker import scripts
 from petiole.tasks.worker.broker import gate
 from petiole.tasks.worker.broker.fairness import FairShares, tenant_queues
 from petiole.tasks.worker.broker.gate.messages import RedisMessage
@@ -58,6 +59,7 @@ from petiole.tasks.worker.broker.held import HeldMessages
 from petiole.tasks.worker.broker.ledger import Ledger, Taken
 from petiole.tasks.worker.broker.presence import PING_AFTER_S, Subscription
 from petiole.tasks.worker.broker.quarantine import put_aside
+from petiole.tasks.worker.once import trial
 from petiole.tasks.worker.reports.incidents import incidents
 
 logger = logging.getLogger(__name__)
@@ -242,8 +244,9 @@ class Channel(_stock.Channel):  # type: ignore[misc]
             return
         if subscribed:
             subscribed.close()
-        self.subscription = Subscription(self._own_pool(PING_AFTER_S), self.ledger.channel)
-        self.subscription.start()
+        self.subscription = subscription = Subscription(self._own_pool(PING_AFTER_S), self.ledger.channel)
+        subscription.start()
+        self.ledger.present_on = lambda: subscription.server
 
     def _deliver(self, taken: Taken, queue: str) -> None:
         """Pass the message to its consumer. Only errors of the consumer are raised. Any other error refuses the
@@ -346,6 +349,26 @@ class Channel(_stock.Channel):  # type: ignore[misc]
             if not refuses_writes(error):
                 raise
             self._refused(error)
+
+    # ------------------------------------------------------------ putting
+
+    def _put(self, queue: str, message: Any, **options: Any) -> None:
+        """Put a message into a queue; one that follows the end of a task, once (see `once`)."""
+        once = trial()
+        if once is None or once.message is None:
+            super()._put(queue, message, **options)
+            return
+        key = self._q_for_pri(queue, self._get_message_priority(message, reverse=False))
+        put = scripts.load(self.plain_client, "put")
+        prefix = self.global_keyprefix
+        keys = [prefix + key, prefix + stream_keys(once.scope).sent]
+        try:
+            put(keys, [f"{once.message} {queue}", settings().stream_ttl_s, _stock.dumps(message)])
+        except redis.ResponseError as error:
+            if not demoted(error):
+                raise
+            self.pool.disconnect()
+            raise redis.ConnectionError(str(error)) from error
 
     # ------------------------------------------------------------ holding and acknowledging
 

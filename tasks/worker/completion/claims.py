@@ -19,7 +19,7 @@ from typing import Any
 
 from celery import states
 
-from petiole.tasks.app.backend import RedisBackend, refuses
+from petiole.tasks.app.backend import refuses
 from petiole.tasks.errors import GenerationFailed
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
@@ -47,16 +47,18 @@ def _embeds(request: Any, *names: str) -> bool:
     return any((embed or {}).get(name) for name in names)
 
 
-def claim(request: Any) -> bool:
-    """Claim the task. Returns False if another delivery completes it or has completed it."""
+def claim(request: Any, completer: str) -> bool:
+    """Claim the task for `completer`, which may claim it again. Returns False if another delivery completes it or
+    has completed it."""
     if not linked(request):
         return True
     if _shown(request):  # if the backend does not answer, nothing is claimed
         return False
-    key, valid_ms = stream_keys(request.id).completion, lease_ms(settings().visibility_timeout_s)
-    claimed = scripts.load(connections.streams(), "claim")([key], [valid_ms])
+    keys, valid_ms = stream_keys(request.id), lease_ms(settings().visibility_timeout_s)
+    script = scripts.load(connections.streams(), "claim")
+    claimed = script([keys.completion, keys.completer], [valid_ms, completer])
     if claimed == Claim.OVERWRITTEN:
-        logger.error("task %s: its key %s was of the wrong type and is overwritten", request.id, key)
+        logger.error("task %s: its key %s was of the wrong type and is overwritten", request.id, keys.completion)
     return bool(claimed) and not _shown(request)  # by a worker that died before it could record that
 
 
@@ -73,17 +75,6 @@ def completed(request: Any) -> bool:
     except DamagedKey:
         done = False  # the next claim overwrites the key
     return done or _shown(request)
-
-
-def chord_returned(request: Any, status: str, result: Any) -> bool:
-    """Count the task in its chord. False if another worker has claimed to send the chord's body, and may have died
-    before it did: Celery lets such a claim expire, but nobody would look again."""
-    backend, context = request.task.backend, request._context
-    backend.on_chord_part_return(context, status, result)
-    if not isinstance(backend, RedisBackend):
-        return True
-    redis_backend: Any = backend
-    return redis_backend.client.get(redis_backend.get_key_for_group(context.group, ".c")) in (None, b"done")
 
 
 def _shown(request: Any) -> bool:

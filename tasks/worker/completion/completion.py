@@ -2,10 +2,10 @@
 
 replay ──not completed──► claim ──► trace ──success──────────────────► mark ──► Completed
   └► COMPLETED              │ │       └──failure──► examine ─────────────┤
-                            │ │                        └──refused──► trace again, or store
+                            │ │                        └──refused──► trace again
                             │ └──► announce, time_out ──► ANSWERED
                             └► CLAIMED
-any step ──refused by the backend──► Refused, and later the same step again
+any step ──refused──► Refused, and later the same step again (see `once`: its effects happen once)
 any step ──another error──► fail ──► mark        (the error would come again with each delivery)
 """
 
@@ -19,10 +19,11 @@ from typing import Any, Union
 from billiard.einfo import ExceptionInfo
 from celery import states
 
-from petiole.tasks.app.backend import refuses, trying_once
+from petiole.tasks.app.backend import refuses
 from petiole.tasks.worker.completion import claims
 from petiole.tasks.worker.completion.reports import Completed, Found, Hopeless, Refused, Report
 from petiole.tasks.worker.delivery.messages import Messages
+from petiole.tasks.worker.once import Once, Refusal
 from petiole.tasks.worker.output.outcomes import Outcome, Success, at_hand
 
 logger = logging.getLogger(__name__)
@@ -34,10 +35,6 @@ block Redis."""
 Step = Callable[["Completion"], Union["Step", Report]]
 """A method of `Completion`. It returns the next step, or the outcome of the completion. The method is unbound,
 because a bound one would keep the completion, and its result, until a garbage collection."""
-
-
-class BeingReturnedError(Exception):
-    """Another worker counts the task in its chord, and may have died before it sent the body."""
 
 
 class Completion:
@@ -64,6 +61,7 @@ class Completion:
         self._hand_on = hand_on
         self._next: Step = Completion._replay if replay else Completion._claim
         self._failing = False
+        self._once = Once(f"{task_id} {messages.current.message.get('retries') or 0}")
 
     @property
     def request(self) -> Any:
@@ -99,14 +97,21 @@ class Completion:
             return
         self.tell(report)
         if report is Found.ANSWERED:
-            claims.mark(self.request)
+            try:
+                claims.mark(self.request)
+            except Exception as error:  # only a note: if the message comes again, nothing is sent twice
+                if not refuses(error):
+                    raise
+                logger.debug("task %s is completed, which is not recorded: %s", self.task_id, error)
 
     def _taken(self) -> Report | None:
         on_consumer = self.for_consumer
         while self.for_consumer == on_consumer:
             try:
-                with trying_once(self.request.task.backend):
+                with self._once.trying(_name(self._next)):
                     after = self._next(self)
+            except Refusal as refusal:
+                return Refused(refusal.reason)
             except Exception as error:
                 if refuses(error):
                     return Refused(error)
@@ -129,13 +134,13 @@ class Completion:
         if request.chord:  # it may be counted twice, but must be counted
             stored = request.task.backend.get_task_meta(self.task_id, cache=False)
             status, result = stored["status"], stored["result"]
-            if status in states.READY_STATES and not claims.chord_returned(request, status, result):
-                return Refused(BeingReturnedError("another worker sends the body of its chord"))
+            if status in states.READY_STATES:
+                request.task.backend.on_chord_part_return(request._context, status, result)
         return Found.COMPLETED
 
     def _claim(self) -> Step | Report:
         """Claim the completion, then report the outcome to Celery."""
-        return self._reporting if self.plain or claims.claim(self.request) else Found.CLAIMED
+        return self._reporting if self.plain or claims.claim(self.request, self._once.token) else Found.CLAIMED
 
     @property
     def _reporting(self) -> Step:
@@ -161,6 +166,8 @@ class Completion:
         try:
             with at_hand(self.task_id, self._outcome):
                 failed, value, _ = delivery.target(*delivery.args)
+        except Refusal:
+            raise
         except BaseException:
             failed, value = True, ExceptionInfo()
         return partial(Completion._examine, failure=value) if failed else partial(Completion._mark, value=value)
@@ -171,21 +178,12 @@ class Completion:
         outcome."""
         request, error = self.request, _error(failure)
         if not claims.is_stored(request):
-            if refuses(error):  # nobody has been told of a failure yet; of a success, somebody may have been
-                sent = self._outcome.result is not None
-                self._next = partial(Completion._store, failure=failure) if sent else Completion._trace
+            if refuses(error):
+                self._next = Completion._trace
                 return Refused(error)
             logger.error("task %s: its outcome cannot be stored: %r", self.task_id, error)
             claims.fail(request, error)
         return partial(Completion._mark, value=failure)
-
-    def _store(self, failure: ExceptionInfo) -> Step:
-        """Store a success that the backend has refused before. The linked tasks have been sent."""
-        request, result = self.request, self._outcome.result
-        if claims.is_stored(request):
-            return partial(Completion._mark, value=failure)
-        request.task.backend.mark_as_done(request.id, result, request._context)
-        return partial(Completion._mark, value=result)
 
     def _fail(self, failure: ExceptionInfo) -> Step:
         """Store that the task was revoked, as its stream says, or else a failure."""
@@ -203,6 +201,10 @@ class Completion:
         if not self.plain:
             claims.mark(self.request)
         return Completed(value)
+
+
+def _name(step: Step) -> str:
+    return str(getattr(step, "func", step).__name__)
 
 
 def _error(failure: ExceptionInfo) -> BaseException:

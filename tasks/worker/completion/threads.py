@@ -20,8 +20,9 @@ from typing import Any
 from celery import states
 
 from petiole.gpu_worker.threads.pool import Threads
-from petiole.tasks.app.backend import RedisBackend, refuses
+from petiole.tasks.app.backend import refuses
 from petiole.tasks.worker import scripts
+from petiole.tasks.worker.completion.backend import RedisBackend
 from petiole.tasks.worker.completion.completion import Completion
 from petiole.tasks.worker.completion.reports import Refused
 from petiole.tasks.worker.output.outcomes import Success

@@ -30,6 +30,7 @@ from petiole.tasks.servers.connections import LOST
 from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.delivery.mailbox import Callback, Mailbox
 from petiole.tasks.worker.delivery.messages import Messages
+from petiole.tasks.worker.once import Refusal
 from petiole.tasks.worker.output.outcomes import forget_frames
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,10 @@ class ForeignTask:
         finally:
             self._forget()
 
+    def _requeue(self) -> None:
+        self._delivery.requeue()
+        self._forget()
+
     def _forget(self, failure: object = None) -> None:
         if isinstance(failure, ExceptionInfo):
             forget_frames(getattr(failure.exception, "exc", failure.exception))
@@ -130,6 +135,9 @@ class ForeignTask:
             outcome = delivery.target(*delivery.args)
         except Exception:
             outcome = True, ExceptionInfo(), time.monotonic() - began
+        except Refusal as refusal:  # it is not counted in its chord, and runs again
+            logger.error("task %s cannot be counted in its chord: %s; requeued", self.task_id, refusal)
+            return self._requeue
         except BaseException as error:  # such as SystemExit, which Celery's trace does not store
             return self._failing(RuntimeError(f"the task raised {error!r}"))
         return lambda: self._settle(outcome)

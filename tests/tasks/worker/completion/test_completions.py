@@ -13,13 +13,14 @@ from billiard.einfo import ExceptionInfo
 from celery import Celery, states
 from celery.app.task import Context
 
-from petiole.tasks.app.application import BACKENDS
 from petiole.tasks.worker.completion import claims
 from petiole.tasks.worker.completion import threads as completions
+from petiole.tasks.worker.completion.backend import BACKENDS
 from petiole.tasks.worker.completion.completion import FEW_LOGPROBS, Completion
 from petiole.tasks.worker.completion.reports import Completed, Hopeless, Refused, Report
 from petiole.tasks.worker.completion.threads import THREADS, Completions, store_together
 from petiole.tasks.worker.delivery.messages import Messages
+from petiole.tasks.worker.once import Once, Refusal
 from petiole.tasks.worker.output.outcomes import Outcome, Success, ended
 from tests.support.jobs import RESULT, SUCCESS, delivery_of, nothing
 from tests.support.site import RedisServer
@@ -155,25 +156,26 @@ def test_what_the_backend_refuses_together_is_stored_together_later(
     assert all(app.backend.get_task_meta(job.task_id)["result"]["text"] == job.task_id for job in jobs)
 
 
-def test_once_a_result_is_refused_celery_stores_no_failure_in_its_place(
+def test_after_a_refusal_a_try_stores_no_failure_in_place_of_the_success(
     app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend, sent = app.backend, []
+    backend, sent, once = app.backend, [], Once("a")
 
     def refuse(*_: object, **__: object) -> None:
         sent.append(1)
         raise redis.ConnectionError("away")
 
-    monkeypatch.setattr(backend, "_store_result", refuse)
-    with backend.trying_once():
-        with pytest.raises(redis.ConnectionError):
+    monkeypatch.setattr(redis.client.Pipeline, "execute", refuse)
+    with once.trying():
+        with pytest.raises(Refusal, match="away"):
             backend.mark_as_done("a", RESULT, Context(id="a"))
         monkeypatch.undo()  # it answers again
-        with pytest.raises(redis.ConnectionError):
+        with pytest.raises(Refusal, match="away"):
             backend.mark_as_failure("a", ValueError("not stored"), request=Context(id="a"))
     assert sent == [1], "it is not tried again by sleeping"
     assert backend.get_task_meta("a", cache=False)["status"] == states.PENDING
-    backend.mark_as_done("a", RESULT, Context(id="a"))
+    with once.trying():
+        backend.mark_as_done("a", RESULT, Context(id="a"))
     assert backend.get_task_meta("a", cache=False)["status"] == states.SUCCESS
 
 
@@ -296,16 +298,19 @@ def test_a_revocation_that_cannot_be_announced_is_stored_as_one(app: Celery) -> 
     assert app.AsyncResult("a").state == states.REVOKED
 
 
-def test_a_refused_success_is_stored_later(app: Celery) -> None:
+def test_a_refused_success_is_tried_again(app: Celery) -> None:
     states_met: list[str] = []
 
-    def target(*_: object) -> None:
+    def target(*_: object) -> tuple[bool, object, float]:
         states_met.append(app.AsyncResult("a").state)
-        raise redis.ConnectionError("away")
+        if len(states_met) == 1:
+            raise Refusal(redis.ConnectionError("away"))
+        app.backend.mark_as_done("a", RESULT)
+        return False, RESULT, 0.0
 
     refused, completed = reports_of(app, SUCCESS, turns=2, target=target)
     assert isinstance(refused, Refused)
-    assert states_met == [states.PENDING], "what is linked is not sent again"
+    assert states_met == [states.PENDING, states.PENDING]
     assert completed == Completed(RESULT)
     assert app.AsyncResult("a").result == RESULT
 
