@@ -40,6 +40,40 @@ def test_after_sigkill_the_next_delta_comes_long_before_the_lease_expires(tmp_pa
         assert value["attempt"] >= 2
 
 
+def test_the_only_worker_killed_and_started_again_goes_on_long_before_the_lease_expires(tmp_path: Path) -> None:
+    with Site(tmp_path, PETIOLE_VISIBILITY_TIMEOUT_S=3600) as site:
+        first = site.worker()
+        result = site.generate("survivor", max_tokens=MAX_MODEL_LEN - 1, seed=3)
+        site.streaming(result, 50)
+        eventually(lambda: site.redis.keys("petiole:server:*"), "it is noted that the worker is present")
+        first.kill()
+        second = site.worker()
+        value = site.get(result)
+        assert value["token_ids"] == site.tokens(result) == expected("survivor", 3, MAX_MODEL_LEN - 1)
+        assert value["attempt"] >= 2
+        assert "gave back 1 messages" in second.output
+
+
+def test_after_a_restart_of_redis_the_lease_alone_decides_of_a_worker_that_was_there_before(
+    tmp_path: Path,
+) -> None:
+    """It may be about to return. It is stopped here, as if it were slow."""
+    with Site(tmp_path, PETIOLE_VISIBILITY_TIMEOUT_S=3600) as site:
+        first = site.worker()
+        result = site.generate("slow", max_tokens=MAX_MODEL_LEN - 1, seed=3)
+        site.streaming(result, 50)
+        eventually(lambda: site.redis.keys("petiole:server:*"), "it is noted that the worker is present")
+        first.signal(signal.SIGSTOP)
+        site.server.restart()
+        second = site.worker()
+        seen = looks(site)
+        eventually(lambda: looks(site) >= seen + 6, "the other has looked")
+        assert "gave back" not in second.output
+        first.signal(signal.SIGCONT)
+        assert site.get(result)["token_ids"] == expected("slow", 3, MAX_MODEL_LEN - 1)
+        assert "lease" not in first.output
+
+
 def looks(site: Site) -> int:
     """How often workers have looked who is present."""
     stats: dict[str, Any] = site.redis.info("commandstats")

@@ -13,6 +13,7 @@ from tests.protocol.state import (
     OWNERS,
     PRESENT,
     QUEUE,
+    SERVER,
     TASK_STATE,
     UNACKED,
     Job,
@@ -71,7 +72,9 @@ class Messages:
         for owner, i in alive.items():
             w = s.workers[i]
             if w.registered and not w.lost and owner not in s.leases:
-                broker, kept = self.run("renew", s.broker, [OWNERS, LEASE + owner], [owner, TTL_MS])
+                broker, kept = self.run(
+                    "renew", s.broker, [OWNERS, LEASE + owner, SERVER + owner], [owner, TTL_MS, ""]
+                )
                 after = s._replace(broker=broker)
                 yield f"{owner} renews its lease", after if kept else after.put(i, lost=True), 0
 

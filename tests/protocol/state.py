@@ -139,7 +139,7 @@ class State(NamedTuple):
 
 
 QUEUE = "petiole"
-OWNERS, LEASE, UNACKED, _, PRESENT = LedgerKeys.under("")
+OWNERS, LEASE, UNACKED, _, PRESENT, SERVER = LedgerKeys.under("")
 LOG, CHANNEL, TASK_STATE, _, COMPLETION, *_ = stream_keys("t")
 MESSAGE = '{"properties": {"delivery_info": {"exchange": ""}}}'
 

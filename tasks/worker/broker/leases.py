@@ -29,6 +29,9 @@ LOOK_S = 0.5
 """The longest intervals between renewals, sweeps and looks. With short leases the intervals are a fifth of a
 lease."""
 
+SOON_S = 0.1
+"""Pause before a keeper that starts looks again whether the worker has a channel to the broker."""
+
 CONNECT_S = 0.5
 """Pause between two attempts to connect."""
 
@@ -60,7 +63,7 @@ class LeaseKeeper:
         failing, recovered = "leases are not renewed: %s", "leases are renewed again"
         self._outage = Outage(logger, failing, recovered, level=logging.WARNING)
         self._hang = Outage(logger, "the engine hangs: its tasks go to others", "the engine goes on")
-        self._may_look = True
+        self._may_look = self._starting = True
         self._client: redis.Redis | None = None
         self._thread = Periodic("petiole-leases", self._turn)
 
@@ -87,7 +90,7 @@ class LeaseKeeper:
                     self._renew_at = now + self.renew_s
                 if now >= self._sweep_at:
                     self._sweep(self._client)
-                    self._sweep_at = now + self.sweep_s
+                    self._sweep_at = now + (SOON_S if self._starting else self.sweep_s)
                 if now >= self._look_at:
                     self._look(self._client)
                     self._look_at = (
@@ -97,7 +100,7 @@ class LeaseKeeper:
         except Exception as error:  # any exception: without this thread the worker would lose all its tasks
             expected = isinstance(error, (*LOST, redis.RedisError))
             self._outage.began(error, unexpected=None if expected else error)
-            self._client = None
+            self._client, self._starting = None, False
         if self._client is None:
             self._renew_at = self._sweep_at = self._look_at = now + CONNECT_S
         return max(0.0, min(self._renew_at, self._sweep_at, self._look_at) - time.monotonic())
@@ -118,9 +121,13 @@ class LeaseKeeper:
         for names in {ledger.names for ledger in self._ledgers()}:
             swept = sweep(client, names, absent.get(names, ()))
             self._absences[names].know(swept.alive)
+            if self._starting:
+                self._absences[names].trust(present_before(client, names, swept.alive))
+                self._look_at = 0.0
             incidents.count("deaths", len(swept.dead))
             if swept.restored:
                 logger.warning("gave back %d messages of dead workers", swept.restored)
+        self._starting = self._starting and not self._absences
 
     def _look(self, client: redis.Redis) -> None:
         """See which owners are present, and sweep at once if one is missing."""
@@ -138,3 +145,16 @@ class LeaseKeeper:
                 absent[names] = absences.look(found)
         if any(absent.values()):
             self._sweep(client, absent)
+
+
+def present_before(client: redis.Redis, names: LedgerKeys, owners: Sequence[str]) -> list[str]:
+    """The owners that were present on this run of the server, before this worker looked."""
+    if not owners:
+        return []
+    try:
+        run = str(client.info("server").get("run_id", ""))
+    except redis.ResponseError as error:
+        logger.info("a death before this worker's start will be noticed by the lease alone: %s", error)
+        return []
+    noted = client.mget([names.server + owner for owner in owners])
+    return [owner for owner, on in zip(owners, noted, strict=True) if on == run.encode()]

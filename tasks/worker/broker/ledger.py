@@ -19,7 +19,7 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -74,6 +74,8 @@ class Ledger:
         self.left = 0
         """How many messages the last `take` left to their homes: after a while, they are anyone's."""
         self.owner = new_owner()
+        self.present_on: Callable[[], str] = str
+        """The run of the server on which the owner's subscription holds; empty if there is none."""
         self.registered = False
         self.lost = False
         self._closing = False
@@ -182,7 +184,8 @@ class Ledger:
             return True
         owner = self.owner
         ttl_ms = 0 if hanging else lease_ms(self.visibility_timeout_s)
-        kept = scripts.load(client, "renew")([self.names.owners, self.names.lease + owner], [owner, ttl_ms])
+        keys = [self.names.owners, self.names.lease + owner, self.names.server + owner]
+        kept = scripts.load(client, "renew")(keys, [owner, ttl_ms, self.present_on()])
         if kept or owner != self.owner or self._closing:
             return True
         self.lost = True

@@ -9,7 +9,9 @@ Before an owner's lease has expired, it is regarded as dead only if all of these
 
 1. The sweeper has seen the channel with a subscriber, on the connection that it has now. After a restart of Redis
    or a failover, it has not yet seen any owner; and it never sees an owner of a version without presence. Then the
-   leases of these owners alone decide.
+   leases of these owners alone decide. A sweeper that has just started has seen nobody, and its predecessor may be
+   dead. So each owner notes on which run of the server its subscription holds (`run_of`). At its first look, the
+   sweeper counts an owner as seen if it is connected to the same run.
 2. The sweeper sees no subscriber in two consecutive looks.
 3. The owner's last sign of life is older than `QUIET_MS`. The value of its lease is the time of that sign, by
    Redis's clock. A live worker whose subscription alone was cut shows a sign every second.
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import threading
 import weakref
@@ -61,6 +64,10 @@ class Absences:
         self._seen.intersection_update(self.owners)
         self._absent.intersection_update(self.owners)
 
+    def trust(self, owners: Iterable[str]) -> None:
+        """Count these owners as seen."""
+        self._seen.update(set(self.owners).intersection(owners))
+
     def look(self, subscribers: Mapping[str, int]) -> list[str]:
         """Take in the number of subscribers of each owner's channel. Returns the owners that are absent for the
         second time."""
@@ -68,6 +75,13 @@ class Absences:
         before = self._absent
         self._absent = {owner for owner, count in subscribers.items() if not count and owner in self._seen}
         return sorted(self._absent & before)
+
+
+def run_of(answer: bytes) -> str:
+    """The id of the server's run, from its answer to INFO: another one after each restart, and on each replica.
+    Empty if the server does not say."""
+    found = re.search(rb"^run_id:([0-9a-f]+)", answer, re.M)
+    return found[1].decode() if found and found[1].strip(b"0") else ""
 
 
 class Subscription:
@@ -80,6 +94,8 @@ class Subscription:
         self.channel = channel
         self._connection: Any = pool.make_connection()
         self._made = threading.Event()
+        self.server = ""
+        """The run of the server on which the subscription holds."""
         self._thread = Periodic("petiole-presence", self._hold)
         _open.add(self)
 
@@ -125,6 +141,7 @@ class Subscription:
             if not isinstance(error, (*LOST, redis.RedisError)) and not self._thread.stopped:
                 logger.exception("presence: the subscription was lost")
         finally:
+            self.server = ""
             self._connection.disconnect()
         return 0.0 if held else AGAIN_S
 
@@ -132,6 +149,7 @@ class Subscription:
         """Subscribe, and yield at each reply: the confirmation, and answers to pings."""
         connection = self._connection
         connection.connect()
+        run = self._ask_run()
         connection.send_command("SUBSCRIBE", self.channel, check_health=False)
         asked = False
         while not self._thread.stopped:
@@ -143,8 +161,16 @@ class Subscription:
                 connection.send_command("PING", check_health=False)
                 asked = True
             else:
-                asked = False
+                asked, self.server = False, run
                 yield
+
+    def _ask_run(self) -> str:
+        self._connection.send_command("INFO", "server", check_health=False)
+        try:
+            return run_of(self._connection.read_response(disconnect_on_error=False))
+        except redis.ResponseError as error:
+            logger.info("a worker that starts after this one's death will notice it by its lease alone: %s", error)
+            return ""
 
 
 _open: weakref.WeakSet[Subscription] = weakref.WeakSet()

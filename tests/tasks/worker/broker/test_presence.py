@@ -19,7 +19,7 @@ from kombu import Connection
 from petiole.tasks.keys import LedgerKeys
 from petiole.tasks.worker.broker.leases import LeaseKeeper
 from petiole.tasks.worker.broker.ledger import Ledger, sweep
-from petiole.tasks.worker.broker.presence import QUIET_MS, Absences, Subscription
+from petiole.tasks.worker.broker.presence import QUIET_MS, Absences, Subscription, run_of
 from petiole.tasks.worker.broker.transport import Transport
 from tests.support.site import REPOSITORY, RedisServer, eventually
 
@@ -50,6 +50,13 @@ def test_who_was_seen_and_is_missed_twice_in_a_row_is_absent(looks: list[int], a
     for count in looks:
         found = absences.look({"a": count, "b": 1})
     assert found == (["a"] if absent else [])
+
+
+def test_who_is_trusted_to_have_been_there_counts_as_seen() -> None:
+    absences = Absences()
+    absences.know(["a", "b"])
+    absences.trust(["a", "unknown"])
+    assert [absences.look({"a": 0, "b": 0}) for _ in range(2)] == [[], ["a"]]
 
 
 def test_who_is_known_no_longer_is_forgotten() -> None:
@@ -333,6 +340,44 @@ def test_what_was_seen_on_a_connection_that_was_lost_does_not_count(
         pytest.skip("this machine was too slow: it was given back before the connection was lost")
     eventually(lambda: len(looks.clients) == 2 and looks.last(0, 0, 0, 0), "four looks on another connection")
     assert client.llen(QUEUE) == 0
+
+
+@pytest.mark.parametrize("same_run", [True, False])
+def test_a_keeper_that_starts_after_an_owners_death_notices_it_on_the_same_run_of_the_server(
+    client: redis.Redis, keeper: LeaseKeeper, looks: Looks, same_run: bool
+) -> None:
+    run = client.info("server")["run_id"]
+    dead = holding(client)
+    dead.present_on = lambda: run if same_run else run[::-1]
+    assert dead.renew(client)
+    quiet(client, dead, QUIET_MS + 100)
+    keeper.start()
+    if same_run:
+        eventually(lambda: client.llen(QUEUE) == 1, "its message is back")
+    else:
+        eventually(lambda: looks.last(0, 0, 0, 0), "four looks")
+        assert client.llen(QUEUE) == 0
+
+
+def test_a_subscription_says_on_which_run_of_the_server_it_holds(
+    client: redis.Redis, subscription: Subscription
+) -> None:
+    assert subscription.server == client.info("server")["run_id"]
+    subscription.close()
+    eventually(lambda: subscription.server == "", "closed")
+
+
+@pytest.mark.parametrize(
+    ("answer", "run"),
+    [
+        (b"# Server\r\nredis_version:7.2.4\r\nrun_id:0a1b\r\nos:Linux", "0a1b"),
+        (b"run_id:0000000000000000\r\n", ""),
+        (b"# Server\r\nversion:1", ""),
+        (b"", ""),
+    ],
+)
+def test_a_server_may_say_nothing_of_its_run(answer: bytes, run: str) -> None:
+    assert run_of(answer) == run
 
 
 def test_an_idle_worker_costs_few_commands(client: redis.Redis) -> None:
