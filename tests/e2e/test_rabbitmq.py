@@ -82,6 +82,27 @@ def test_a_header_that_would_replace_celerys_own_does_no_harm(rabbit: Site) -> N
     assert rabbit.get(result)["token_ids"] == expected("hello", 1, 2)
 
 
+@pytest.mark.parametrize("compression", ["gzip", "bzip2", "lzma"])
+def test_a_compressed_task_runs(rabbit: Site, compression: str) -> None:
+    result = rabbit.generate("hello " * 1000, max_tokens=2, seed=1, submission={"compression": compression})
+    assert rabbit.get(result)["token_ids"] == expected("hello " * 1000, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("exchange_type", "error"), [("direct", "PreconditionFailed"), ("nope", "InvalidCommand")]
+)
+def test_a_queue_that_rabbitmq_refuses_is_forgotten(rabbit: Site, exchange_type: str, error: str) -> None:
+    """RabbitMQ closes the channel (the exchange has another type) or the connection (there is no such type)."""
+    refused = {"queue": "refused", "exchange": "petiole", "exchange_type": exchange_type}
+    says = f"cannot consume from the queue 'refused': {error}"
+    rabbit.app.control.broadcast("add_consumer", arguments=refused)
+    for worker in rabbit.workers:
+        eventually(lambda worker=worker: says in worker.output, "it is refused")
+    test_many_at_once(rabbit)
+    answers = eventually(lambda: rabbit.app.control.inspect().active_queues(), "they answer")
+    assert not [queue for queues in answers.values() for queue in queues if queue["name"] == "refused"]
+
+
 @pytest.mark.parametrize("queue", ["petiole", "petiole.other"])
 def test_tasks_for_later_do_not_block_a_worker(rabbit: Site, queue: str) -> None:
     """They wait in RabbitMQ: a consumer of a quorum queue cannot hold more than its first prefetch count."""

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import redis
-from amqp.exceptions import ChannelError
+from amqp.exceptions import ChannelError, IrrecoverableConnectionError
 from celery import signals
 from celery.exceptions import CPendingDeprecationWarning, NotRegistered
 from celery.worker.consumer import Consumer as StockConsumer
@@ -75,14 +75,15 @@ class Consumer(StockConsumer):  # type: ignore[misc]
         known = queue in queues
         try:
             super().add_task_queue(queue, *args, **options)
-        except self.lost_errors:
-            raise
         except Exception as error:
-            if not known:
+            lost = isinstance(error, self.lost_errors)
+            refused = not lost or isinstance(error, IrrecoverableConnectionError)
+            if refused:
+                logger.error("cannot consume from the queue %r: %s: %s", queue, type(error).__name__, error)
+            if refused and not known:
                 queues.deselect(queue)
                 dict.pop(queues, queue, None)
-            logger.error("cannot consume from the queue %r: %s: %s", queue, type(error).__name__, error)
-            if isinstance(error, self.channel_errors):  # the broker has closed the channel
+            if lost or isinstance(error, self.channel_errors):  # the broker has closed connection or channel
                 raise
 
     def cancel_task_queue(self, queue: Any) -> None:
