@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from amqp.basic_message import Message
 from amqp.exceptions import AMQPError
+from kombu import pools
 
 from tests.support.fake_engine import expected
 from tests.support.hostile import message, raw
@@ -84,6 +85,8 @@ def test_no_command_and_no_event_ends_or_stalls_a_worker(tmp_path: Path) -> None
                     site.redis.publish(EVENTS + route, raw)
             serves(site, worker)
         site.redis.client_kill_filter(_type="normal", skipme=True)
+        pools.reset()
+        site.use(site.url)
         serves(site, worker)  # what it has in mind does not bar a new connection
         late = site.worker(gossip=True)  # and does not end the next worker
         serves(site, worker, late)

@@ -191,6 +191,9 @@ _EVENT: dict[str, Rule] = {
     "sw_ident": _NAME,
     "sw_ver": _NAME,
     "sw_sys": _NAME,
+}
+_ELECTION: dict[str, Rule] = {
+    **_EVENT,
     "id": _NAME,
     "topic": _NAME,
     "action": _OBJECT,
@@ -217,11 +220,11 @@ def event(message: Message) -> Refused | None:
 def _event(message: Message, body: dict[str, Any]) -> None:
     if not isinstance(message.headers, dict):
         raise RefusedError("headers", "must be an object", message.headers)
-    clock = body.get("clock")
-    _keep(body, _EVENT)
+    clock, needed = body.get("clock"), _NEEDED.get(message.delivery_info["routing_key"], ())
+    _keep(body, _ELECTION if needed else _EVENT)
     if is_clock(clock):
         body["clock"] = clock
-    for name in ("type", "hostname", *_NEEDED.get(message.delivery_info["routing_key"], ())):
+    for name in ("type", "hostname", *needed):
         if name not in body:
             raise RefusedError(name, "must be in this event", None)
 
