@@ -40,8 +40,9 @@ if TYPE_CHECKING:
         StreamExpired,
         StreamTimeout,
         Unavailable,
+        Unconfirmed,
     )
-    from petiole.tasks.fleet.control import cancel
+    from petiole.tasks.fleet.control import acancel, cancel
     from petiole.tasks.requests.celery_options import Submission
     from petiole.tasks.requests.results import GenerationResult, StreamDelta
     from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest
@@ -69,6 +70,8 @@ __all__ = [
     "StreamTimeout",
     "Submission",
     "Unavailable",
+    "Unconfirmed",
+    "acancel",
     "astream",
     "cancel",
     "caption",
@@ -91,6 +94,8 @@ _HOMES = {
     "StreamExpired": "petiole.tasks.errors:StreamExpired",
     "StreamTimeout": "petiole.tasks.errors:StreamTimeout",
     "Unavailable": "petiole.tasks.errors:Unavailable",
+    "Unconfirmed": "petiole.tasks.errors:Unconfirmed",
+    "acancel": "petiole.tasks.fleet.control:acancel",
     "cancel": "petiole.tasks.fleet.control:cancel",
     "ChatRequest": "petiole.tasks.requests.schemas:ChatRequest",
     "GenerateRequest": "petiole.tasks.requests.schemas:GenerateRequest",

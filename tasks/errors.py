@@ -95,6 +95,20 @@ class Unavailable(PetioleError, OperationalError):  # noqa: N818
         return f"{self.url} is not available: {self.reason}"
 
 
+class Unconfirmed(PetioleError, RuntimeError):  # noqa: N818
+    """The task is submitted, but within `timeout_s` only `have` of `wanted` replicas of the broker have confirmed
+    that they have it. A failover may lose it. The same submission again, with the same `task_id`, makes no second
+    generation."""
+
+    def __init__(self, have: int, wanted: int, timeout_s: float) -> None:
+        super().__init__(have, wanted, timeout_s)
+        self.have, self.wanted, self.timeout_s = have, wanted, timeout_s
+
+    def __str__(self) -> str:
+        wanted = f"{self.wanted} replicas must have the task within {self.timeout_s:g} s"
+        return f"confirm: {wanted}, but {self.have} have it"
+
+
 class NoWorker(PetioleError, RuntimeError):  # noqa: N818
     """The task was submitted with `require_worker`, and no worker of its queue has been seen for `limit_s`
     seconds."""

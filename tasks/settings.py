@@ -32,6 +32,7 @@ from petiole.tasks.urls import (
 
 PREFIX = "PETIOLE_"
 LONGEST_S, LONGEST_MS = 10**9, 10**6  # limits of Redis and of locks; largest sensible pause
+MOST_REPLICAS = 100
 _LOCAL_REDIS = "redis://localhost:6379/0"
 _REDIS_SCHEMES = ("redis", "rediss", "redis+socket", SENTINEL, "unix", EMBEDDED)
 _BROKER_SCHEMES = ("redis", "rediss", "redis+socket", SENTINEL, *RABBITMQ, EMBEDDED)
@@ -182,6 +183,16 @@ class Settings(EngineSettings, BaseSettings):
     stream_interval_ms: float = Field(
         default=25.0, ge=0, le=LONGEST_MS, description="pause between deltas of a stream, after the first"
     )
+    stream_connections: int = Field(
+        default=16, ge=2, le=10_000, description="connections of one event loop that read streams"
+    )
+    confirm_replicas: int = Field(
+        default=0,
+        ge=0,
+        le=MOST_REPLICAS,
+        description="replicas of the broker's Redis that must have a submission; 0: none",
+    )
+    confirm_timeout_s: float = Field(default=1.0, gt=0, le=60, description="how long a submission waits for them")
     visibility_timeout_s: float = Field(
         default=15.0,
         ge=0.1,

@@ -22,6 +22,7 @@ from celery.signals import celeryd_after_setup, celeryd_init
 from petiole import _lazy
 from petiole.tasks import worker_side
 from petiole.tasks.app import two_apps
+from petiole.tasks.app.breaker import Breaker
 from petiole.tasks.app.pools import Pools
 from petiole.tasks.app.rabbitmq import Amqp, whole_second
 from petiole.tasks.app.stored_errors import with_stored_errors
@@ -79,6 +80,7 @@ class App(Celery):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._configuring = threading.RLock()
+        self.breaker = Breaker()
         self.pools = Pools(self)
         super().__init__(*args, **options)
         object.__setattr__(self._conf, "__class__", Configuration)  # a plain assignment would be a setting

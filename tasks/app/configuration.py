@@ -80,6 +80,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
             needed, have = (".".join(map(str, version)) for version in (RABBITMQ_SINCE, CELERY[:3]))
             limit = f"RabbitMQ needs Celery {needed} or later, and this is {have}"
             raise invalid("broker_url", limit, settings.broker_url)
+        config["broker_transport_options"]["confirm_publish"] = True  # else a lost connection loses messages
         config |= {"task_default_queue_type": QUEUE_TYPE, "task_default_exchange_type": EXCHANGE_TYPE}
     if settings.weights:
         config["task_routes"] = [tenant_route(settings)]

@@ -17,14 +17,20 @@ may get a message of another app, whose broker may be another. It passes the mes
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 from kombu import messaging
 from kombu.connection import ConnectionPool
 from kombu.pools import ProducerPool
 
+from petiole import _lazy
 from petiole.tasks.app import two_apps
+
+if TYPE_CHECKING:
+    from petiole.tasks.app import publishing
+else:
+    publishing = _lazy.module("petiole.tasks.app.publishing")
 
 
 class Connections(ConnectionPool):
@@ -33,6 +39,10 @@ class Connections(ConnectionPool):
     def __init__(self, connection: Any, limit: int) -> None:
         stock: Any = super()
         stock.__init__(connection, limit=limit)
+
+    def new(self) -> Any:
+        stock: Any = super()
+        return publishing.through(stock.new())
 
 
 class Producer(messaging.Producer):

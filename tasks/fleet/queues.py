@@ -12,10 +12,12 @@ from kombu.transport.redis import Channel as RedisChannel
 from pydantic import BaseModel
 
 from petiole.tasks.app.application import app as celery_app
+from petiole.tasks.app.blocking import LOOKUPS
 from petiole.tasks.fleet.reports import WorkerReport
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.answers import is_damage
 from petiole.tasks.settings import settings
+from petiole.tasks.urls import RABBITMQ, scheme
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,25 @@ def queue_lengths(app: Celery = celery_app, others: Iterable[str] = ()) -> dict[
         return {
             (name, priority): length for name in names for priority, length in _lengths(connection, name).items()
         }
+
+
+async def aqueue_length(queue: str | None = None, app: Celery = celery_app) -> int:
+    """Messages that wait in a queue, by default Petiole's, of all priorities. On Redis it needs no thread, and no
+    connection beside those of the event loop. On RabbitMQ a thread asks."""
+    name = queue or settings().queue
+    if scheme(settings().broker_url) in RABBITMQ:
+        found = await LOOKUPS.run(queue_lengths, app, [name])
+        return sum(length for (of, _), length in found.items() if of == name)
+    options = app.conf.broker_transport_options
+    prefix, separator = options.get("global_keyprefix", ""), options.get("sep", RedisChannel.sep)
+    async with connections.async_broker().pipeline(transaction=False) as pipe:
+        for priority in options.get("priority_steps", RedisChannel.priority_steps):
+            pipe.llen(f"{prefix}{name}{separator}{priority}" if priority else f"{prefix}{name}")
+        lengths = await pipe.execute(raise_on_error=False)
+    for length in lengths:
+        if isinstance(length, Exception) and not is_damage(length):
+            raise length
+    return sum(length for length in lengths if isinstance(length, int))
 
 
 class QueueReport(BaseModel):

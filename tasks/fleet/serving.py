@@ -1,14 +1,16 @@
 """Tells waiting callers whether a worker serves their queue: a misspelt queue must not look like a slow model.
 
 `lack` and `pause` are the rules. A `Watch` belongs to one caller who waits for some tasks. When nothing has come
-for `SILENCE_S`, a thread reads the workers' reports. It logs one warning if no worker serves the queue, or if all
-workers of the queue are paused. The caller neither waits for that thread nor fails with it. If the reports cannot
-be read, because Redis is elsewhere or this user has no right to read them, nothing is logged.
+for `SILENCE_S`, a thread reads the workers' reports, for all callers of the process together. It logs a warning if
+no worker serves a queue that somebody waits for, or if all workers of the queue are paused: one for each queue and
+outage, however many wait. The caller neither waits for that thread nor fails with it. If the reports cannot be
+read, because Redis is elsewhere or this user has no right to read them, nothing is logged.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import Counter
@@ -30,8 +32,6 @@ logger = logging.getLogger(__name__)
 SILENCE_S = 3.0
 """How long a caller waits before a thread reads the reports, and between two readings; or half of the caller's own
 timeout, if that is shorter."""
-
-_looking = threading.Lock()
 
 
 def lack(workers: Sequence[WorkerReport], queue: str | None) -> str | None:
@@ -95,30 +95,60 @@ class Watch:
         self._queues = set(queues)
         self._silence_s = SILENCE_S if patience_s is None else min(SILENCE_S, patience_s / 2)
         self._look_at = time.monotonic() + self._silence_s
-        self._done = not self._queues
 
     def heard(self) -> None:
         """Something has come: the silence begins again."""
         self._look_at = time.monotonic() + self._silence_s
 
     def silent(self) -> None:
-        """Nothing has come. Called about once a second. Reads the reports when it is time."""
-        if not self._done and time.monotonic() >= self._look_at:
+        """Nothing has come. Called about once a second. Has the reports read when it is time."""
+        if self._queues and time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + self._silence_s
+            _lookout.look(self._queues)
+
+
+class Lookout:
+    """Reads the workers' reports for all callers of a process, and logs what is wrong with their queues: once,
+    until it is right again."""
+
+    def __init__(self) -> None:
+        self._asked: set[str | None] = set()
+        self._told: set[str | None] = set()
+        self._looking = threading.Lock()
+
+    def look(self, queues: Iterable[str | None]) -> None:
+        """Have a thread look after these queues, unless one is about to read the reports anyway."""
+        self._asked.update(queues)
+        if self._looking.acquire(blocking=False):
             threading.Thread(target=self._look, name="petiole-watch", daemon=True).start()
 
     def _look(self) -> None:
-        if not _looking.acquire(blocking=False):  # another caller's look: this one is due again
-            return
+        asked, self._asked = self._asked, set()
         try:
-            workers = reports.workers()
+            self.judge(reports.workers(), asked)
         except Exception as error:
-            logger.debug("cannot tell whether a worker serves %s: %s", self._queues, error)
-            self._done = True
-        else:
-            for queue in self._queues:
-                if reason := lack(workers, queue) or pause(workers, queue):
-                    self._done = True
-                    logger.warning("%s", reason)
+            logger.debug("cannot tell whether a worker serves %s: %s", asked, error)
         finally:
-            _looking.release()
+            self._looking.release()
+
+    def judge(self, workers: Sequence[WorkerReport], queues: Iterable[str | None]) -> None:
+        """Log a warning for each queue with something wrong that was not told yet."""
+        for queue in queues:
+            reason = lack(workers, queue) or pause(workers, queue)
+            if reason is None:
+                self._told.discard(queue)
+            elif queue not in self._told:
+                self._told.add(queue)
+                logger.warning("%s", reason)
+
+
+_lookout = Lookout()
+
+
+def _after_fork() -> None:
+    global _lookout
+    _lookout = Lookout()  # a thread of the parent may have been looking
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

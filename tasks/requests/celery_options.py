@@ -1,4 +1,4 @@
-"""The options of a submission: options of Celery that `delay` and `stream` take, and one of Petiole's.
+"""The options of a submission: options of Celery that `delay` and `stream` take, and two of Petiole's.
 
 This is their only declaration. `python -m docs.render` writes their table in docs/requests.md from it.
 """
@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 
 class Submission(TypedDict, total=False):
-    """Options of `delay`, `stream` and their asynchronous forms. All but the last are Celery's."""
+    """Options of `delay`, `stream` and their asynchronous forms. All but the last two are Celery's."""
 
     priority: int
     """On Redis 0, the default, is served first. On RabbitMQ the highest number is."""
@@ -38,6 +38,9 @@ class Submission(TypedDict, total=False):
     """False: if the broker cannot be reached, do not try again."""
     require_worker: bool
     """Raise `NoWorker` if no worker of the queue has been seen within six seconds."""
+    confirm: int
+    """Raise `Unconfirmed` unless this many replicas of the broker's Redis have the task. See
+    docs/reliability.md#a-submission-that-outlives-the-primary."""
 
 
 SUBMISSION = frozenset(Submission.__annotations__)

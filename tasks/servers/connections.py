@@ -29,9 +29,6 @@ CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 10.0
 LOST = (redis.ConnectionError, redis.TimeoutError, OSError)
 
-MAX_CONNECTIONS_A_LOOP = 16
-"""Size of an event loop's connection pool, used to subscribe and to read logs."""
-
 _OPTIONS: dict[str, Any] = {
     **redis_py.RESP2,
     "socket_connect_timeout": CONNECT_TIMEOUT_S,
@@ -97,11 +94,17 @@ class PerLoop(Generic[T]):
         return self._of[loop]
 
 
-def _new_async_streams() -> AsyncRedis:
-    options = {**_OPTIONS, "max_connections": MAX_CONNECTIONS_A_LOOP, "retry": AsyncRetry(NoBackoff(), 0)}
-    pool = _pool(AsyncMasterPool, ASYNC, settings().streams_url, **options)
-    return redis_py.owner(AsyncRedis(connection_pool=pool))
+def _async_client(url: str) -> AsyncRedis:
+    options = {**_OPTIONS, "max_connections": settings().stream_connections, "retry": AsyncRetry(NoBackoff(), 0)}
+    return redis_py.owner(AsyncRedis(connection_pool=_pool(AsyncMasterPool, ASYNC, url, **options)))
 
 
-async_streams = PerLoop(_new_async_streams)
+async_streams = PerLoop(lambda: _async_client(settings().streams_url))
 """The running event loop's asyncio client for the Redis of `streams`."""
+_async_broker = PerLoop(lambda: _async_client(settings().broker_url))
+
+
+def async_broker() -> AsyncRedis:
+    """The running event loop's asyncio client for a broker that is a Redis: mostly that of `streams`."""
+    shared = settings().streams_url == settings().broker_url
+    return async_streams() if shared else _async_broker()

@@ -21,6 +21,7 @@ from kombu.exceptions import OperationalError
 from petiole.tasks.app import mixed_groups
 from petiole.tasks.app.application import App
 from petiole.tasks.app.application import app as celery_app
+from petiole.tasks.app.blocking import LOOKUPS
 from petiole.tasks.errors import StreamError
 from petiole.tasks.fleet import control
 from petiole.tasks.fleet.serving import Watch
@@ -75,12 +76,12 @@ class AsyncGeneration(AsyncResult):  # type: ignore[misc]
         give_up_at = None if timeout is None else time.monotonic() + timeout
         try:
             async with asyncio.timeout(timeout):
-                if not await asyncio.to_thread(self.ready):
+                if not await LOOKUPS.run(self.ready):
                     await self._ended()
         except TimeoutError:
             raise GaveUp("The operation timed out.") from None
         left_s = None if give_up_at is None else max(0.001, give_up_at - time.monotonic())
-        return await asyncio.to_thread(self.get, left_s, propagate, **options)
+        return await LOOKUPS.run(self.get, left_s, propagate, **options)
 
     async def _ended(self) -> None:
         """Read the stream to its end. The result, not the stream, says how the task ended."""
@@ -158,10 +159,9 @@ class _Reader:
         meta = self.app.backend.get_task_meta(self.task_id)
         return meta["status"], meta["result"]
 
-    def _cancel_if_abandoned(self) -> None:
-        if self._cancel_on_disconnect and not self._complete:
-            with contextlib.suppress(OperationalError, *connections.LOST):
-                control.cancel(self.task_id, self.app)
+    @property
+    def _abandoned(self) -> bool:
+        return self._cancel_on_disconnect and not self._complete
 
 
 class Stream(_Reader, Iterator[StreamDelta]):
@@ -265,7 +265,9 @@ class Stream(_Reader, Iterator[StreamDelta]):
             self._steps.close()
             if self._process == os.getpid():
                 self._unsubscribe()
-                self._cancel_if_abandoned()
+                if self._abandoned:
+                    with contextlib.suppress(OperationalError, *connections.LOST):
+                        control.cancel(self.task_id, self.app)
 
     def __enter__(self) -> Self:
         return self
@@ -347,7 +349,7 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
         return message
 
     async def _outcome(self) -> tuple[str | None, Any]:
-        return await asyncio.to_thread(self._outcome_now)
+        return await LOOKUPS.run(self._outcome_now)
 
     async def _pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -365,5 +367,6 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
 
     async def _release(self) -> None:
         await self._unsubscribe()
-        if self._cancel_on_disconnect:
-            await asyncio.to_thread(self._cancel_if_abandoned)
+        if self._abandoned:
+            with contextlib.suppress(*connections.LOST):
+                await control.acancel(self.task_id)

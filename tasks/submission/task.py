@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -12,9 +11,11 @@ from celery import Task
 from celery.canvas import Signature
 from kombu.exceptions import OperationalError
 
+from petiole import _lazy
 from petiole.tasks import worker_side
 from petiole.tasks.app import two_apps
 from petiole.tasks.app.application import app
+from petiole.tasks.app.blocking import SUBMISSIONS, TooManyWait
 from petiole.tasks.errors import GenerationFailed, InvalidRequest, Unavailable
 from petiole.tasks.fleet.serving import Router, Watch
 from petiole.tasks.keys import SENT_HEADER
@@ -23,13 +24,18 @@ from petiole.tasks.requests.messages import check_submission
 from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.requests.schemas import in_json
 from petiole.tasks.servers import sentinels
-from petiole.tasks.settings import warn_a_producer
+from petiole.tasks.settings import MOST_REPLICAS, settings, warn_a_producer
 from petiole.tasks.streams import readers
 from petiole.tasks.streams.readers import AsyncGeneration, EagerGeneration
 from petiole.tasks.submission.handover import take_result
 from petiole.tasks.submission.parsing import apart, parse
 from petiole.tasks.submission.signatures import OwnQueue, sign
 from petiole.tasks.urls import redacted
+
+if TYPE_CHECKING:
+    from petiole.tasks.app import publishing
+else:
+    publishing = _lazy.module("petiole.tasks.app.publishing")
 
 
 class GenerationTask(Task):  # type: ignore[misc]
@@ -60,7 +66,7 @@ class GenerationTask(Task):  # type: ignore[misc]
         kwargs = in_json(kwargs or {})
         if self.app.current_worker_task is None:
             warn_a_producer()
-        require_worker = options.pop("require_worker", False)
+        require_worker, confirm = options.pop("require_worker", False), options.pop("confirm", None)
         two_apps.check(self.app, options)
         if isinstance(options.get("queue"), OwnQueue):  # here this app's router chooses the queue
             del options["queue"]
@@ -78,15 +84,28 @@ class GenerationTask(Task):  # type: ignore[misc]
             if not sent_on:
                 raise
         router = options["router"] = Router(options.get("router") or self.app.amqp.router, require_worker)
-        try:
-            submitted: AsyncGeneration = super().apply_async(args, kwargs, *more, **options)
-            if isinstance(submitted, AsyncGeneration):  # not an eager one
-                submitted.submitted_to = router.queue
-            return submitted
-        except OperationalError as error:
-            url = str(self.app.conf.broker_url)
-            reason = sentinels.why(error, url, self.app.conf.broker_transport_options)
-            raise Unavailable(redacted(url), reason) from None
+        impatient = (
+            sent_on or options.get("retry") is False
+        )  # its failure says little, and others may still succeed
+        with contextlib.nullcontext() if impatient else self.app.breaker.attempt():
+            try:
+                with publishing.confirmed(self._confirmation(confirm)):
+                    submitted: AsyncGeneration = super().apply_async(args, kwargs, *more, **options)
+            except OperationalError as error:
+                url = str(self.app.conf.broker_url)
+                reason = sentinels.why(error, url, self.app.conf.broker_transport_options)
+                raise Unavailable(redacted(url), reason) from None
+        if isinstance(submitted, AsyncGeneration):  # not an eager one
+            submitted.submitted_to = router.queue
+        return submitted
+
+    @staticmethod
+    def _confirmation(replicas: object) -> publishing.Confirmation | None:
+        if replicas is None:
+            replicas = settings().confirm_replicas
+        if type(replicas) is not int or not 0 <= replicas <= MOST_REPLICAS:
+            raise InvalidRequest("confirm", f"must be a number of replicas, 0 to {MOST_REPLICAS}", replicas)
+        return publishing.Confirmation(replicas, settings().confirm_timeout_s) if replicas else None
 
     def signature(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Signature:
         return sign(self, args, kwargs, *more, **{"app": self.app, **options})
@@ -106,8 +125,13 @@ class GenerationTask(Task):  # type: ignore[misc]
         return self.apply_async(given, request, **submission)
 
     async def adelay(self, /, *given: object, **options: Any) -> AsyncGeneration:
-        """`delay` for asyncio. It runs in a thread, because it may wait for the broker."""
-        return await asyncio.to_thread(self.delay, *given, **options)
+        """`delay` for asyncio. It runs on a thread of Petiole's own, because it may wait for the broker. Raises
+        `Unavailable` at once if thousands wait already."""
+        try:
+            return await SUBMISSIONS.run(self.delay, *given, **options)
+        except TooManyWait:
+            reason = f"{SUBMISSIONS.most} submissions of this process wait already"
+            raise Unavailable(redacted(str(self.app.conf.broker_url)), reason) from None
 
     def stream(
         self, /, *, timeout_s: float | None = None, heartbeat_s: float | None = None, **options: Any

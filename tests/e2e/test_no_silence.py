@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -68,20 +69,25 @@ print(json.dumps(said))
     assert client(served, code) == [MISSING]
 
 
-def test_so_is_who_waits_for_the_result_and_for_a_group(served: Site) -> None:
+WAITED_FOR = {
+    "the result": 'generate.apply_async(kwargs={"prompt": "hello"}, queue="petiol")',
+    "a group": """group(
+    generate.s(prompt="hello").set(queue="petiol"), generate.s(prompt="hello", max_tokens=1)
+).apply_async()""",
+}
+
+
+@pytest.mark.parametrize("waited_for", WAITED_FOR.values(), ids=WAITED_FOR)
+def test_so_is_who_waits_for_the_result_and_for_a_group(served: Site, waited_for: str) -> None:
     code = f"""{LOGGED}
 from celery import group
 
-result = generate.apply_async(kwargs={{"prompt": "hello"}}, queue="petiol")
-lost = generate.s(prompt="hello").set(queue="petiol")
-both = group(lost, generate.s(prompt="hello", max_tokens=1)).apply_async()
-for waited_for in (result, both):
-    said.clear()
-    while not said:
-        try:
-            waited_for.get(timeout=5)
-        except GaveUp:
-            pass
+waited_for = {waited_for}
+while not said:
+    try:
+        waited_for.get(timeout=5)
+    except GaveUp:
+        pass
 print(json.dumps(said))
 """
     assert client(served, code) == [MISSING]
@@ -224,12 +230,25 @@ def test_a_queue_whose_workers_are_all_paused_is_said() -> None:
 def test_where_nobody_may_look_nothing_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    looked = threading.Event()
+
     def refused() -> list[WorkerReport]:
+        looked.set()
         raise PermissionError("NOPERM")
 
     monkeypatch.setattr(reports, "workers", refused)
     watch = serving.Watch(["petiole"])
     watch._look_at = 0.0
     watch.silent()
-    eventually(lambda: watch._done, "it has looked")
+    assert looked.wait(60)
     assert caplog.records == []
+
+
+def test_an_outage_is_told_once_however_many_wait(caplog: pytest.LogCaptureFixture) -> None:
+    lookout, none, one = serving.Lookout(), seen(), seen((["a"], 1.0))
+    for workers in (none, none, one, none, none):
+        for _reader in range(1000):
+            lookout.judge(workers, ["a"])
+    assert [record.message for record in caplog.records] == [
+        "no worker has served queue 'a' within the last hour; queues with workers: none"
+    ] * 2

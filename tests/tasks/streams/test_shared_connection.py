@@ -42,7 +42,7 @@ def test_a_thousand_readers_need_a_few_connections_and_one_subscription(app: Cel
         readers = [asyncio.create_task(collected(name, app)) for name in names]
         await until_subscribed(client, *names)
         assert len(client.client_list(_type="pubsub")) == 1
-        assert len(client.client_list()) <= others + connections.MAX_CONNECTIONS_A_LOOP
+        assert len(client.client_list()) <= others + worker_settings().stream_connections
         for k, name in enumerate(names):
             Writer(client, name).finish(k)
         return await asyncio.gather(*readers)
