@@ -59,14 +59,21 @@ class KVAllocation:
     `reused`: positions matched at the start. `published`: positions that are matchable now.
     """
 
-    __slots__ = ("_generation", "_manager", "_node", "namespace", "published", "reused", "row")
+    __slots__ = ("_generation", "_manager", "_node", "_promised", "namespace", "published", "reused", "row")
 
     def __init__(
-        self, manager: KVCacheManager, row: int, reused: int, node: Any, namespace: CacheNamespace | None
+        self,
+        manager: KVCacheManager,
+        row: int,
+        reused: int,
+        node: Any,
+        namespace: CacheNamespace | None,
+        promised: int = 0,
     ) -> None:
         self._manager = manager
         self._node = node  # the locked node, which ends at position `published`
         self._generation = manager.generation
+        self._promised = promised  # positions whose pages stay until the end
         self.row = row
         self.reused = reused
         self.published = reused
@@ -162,11 +169,12 @@ class KVAllocation:
         return True
 
     def trim(self, kv_length: int) -> int:
-        """Free the pages beyond `kv_length` positions (rejected drafts). Returns their number."""
+        """Free the pages beyond `kv_length` positions (rejected drafts), but none of those that `start` was asked
+        for. Returns their number."""
         self._require_running()
         if kv_length < self.published:
             raise MisalignedError(f"cannot trim to {kv_length}: positions below {self.published} are published")
-        return self._manager.table.truncate(self.row, kv_length)
+        return self._manager.table.truncate(self.row, max(kv_length, self._promised))
 
     def finish(self, tokens: TokensLike, kv_length: int) -> Published:
         """Publish the first `kv_length` positions (which must be committed; whole pages only), then release the
@@ -241,7 +249,8 @@ class KVCacheManager:
         first_chunk: int | None = None,
     ) -> KVAllocation | None:
         """Allocate a row with the cached prefix of `tokens` and pages up to `kv_length` positions (default: all of
-        `tokens`). `first_chunk` limits the new positions to that many beyond the reused ones.
+        `tokens`), which `trim` leaves in place. `first_chunk` limits the new positions to that many beyond the
+        reused ones.
 
         Reuse leaves at least one position to compute, ends at a page boundary and splits no image. Returns None,
         with nothing changed, if rows or pages do not suffice.
@@ -264,7 +273,7 @@ class KVCacheManager:
             self.table.map_pages(row, 0, match.matched_pages)
             if not self.table.reserve(row, self._target(tokens.kv_length, reused, kv_length, first_chunk)):
                 return None
-            allocation = KVAllocation(self, row, reused, node, namespace)
+            allocation = KVAllocation(self, row, reused, node, namespace, kv_length or 0)
             undo.pop_all()
         return allocation
 

@@ -300,6 +300,16 @@ def test_rejected_drafts_give_their_pages_back(engine: ToyEngine) -> None:
     engine.manager.check()
 
 
+def test_rejected_drafts_give_back_no_page_of_a_full_reserve(engine: ToyEngine) -> None:
+    kv = engine.manager.start(CacheTokens.from_tokens(prompt(30)), kv_length=70)
+    assert kv is not None
+    assert kv.reserve(90)
+    kv.trim(31)
+    assert kv.kv_capacity == engine.table.pages_for(70) * engine.table.page_size
+    kv.discard()
+    engine.manager.check()
+
+
 def test_discarding_keeps_what_was_published(engine: ToyEngine) -> None:
     one = engine.start(prompt(48))
     one.launch(32)

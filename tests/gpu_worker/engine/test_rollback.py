@@ -1,6 +1,6 @@
 """A fault of the host at any call between the plan of a step and its dispatch: it is undone, and all go on.
 
-The faults are enumerated: each place from which the engine calls a function raises, at an occurrence that a seed
+The faults are enumerated: each place from which the engine calls a function raises, at occurrences that a seed
 chooses. The debug mode checks the books after every round of the loop.
 """
 
@@ -19,6 +19,7 @@ import pytest
 from petiole.gpu_worker import Constraint, Engine, EngineError, Request
 from petiole.gpu_worker.scheduling import admission
 from petiole.gpu_worker.scheduling.launching import Preparation
+from petiole.gpu_worker.scheduling.scheduler import Scheduler
 from tests.gpu_worker.engine.test_images import OpenEngine, asked, image, open_engine
 from tests.gpu_worker.engine.test_images import expected as seen_by_the_oracle
 from tests.support.interrupted import Interrupted
@@ -26,11 +27,11 @@ from tests.support.toy_engine import Expected, expected, request, toy_engine
 
 __all__ = ["open_engine"]  # a fixture
 
-TIMES = 1
+TIMES = 2
 """How often each place raises."""
 
-PATIENCE = 12
-"""After so many workloads without a new place, all places have raised."""
+PATIENCE = 8
+"""After so many workloads without a fault, all places have raised."""
 
 MACHINES: dict[str, dict[str, Any]] = {
     "radix": {"prefix_cache": "radix", "chunk_size": 18},
@@ -55,16 +56,23 @@ class Faults:
         return self.raised[place] < TIMES and self._dice.random() < 0.3
 
     def everywhere(self, patch: pytest.MonkeyPatch, serve: Callable[[int], None]) -> None:
-        """Serve until every place has raised. One fault at a time."""
-        interrupted, prepare = Interrupted(self), Preparation.prepare
-        patch.setattr(Preparation, "prepare", lambda self, *how: interrupted(prepare, self, *how))
-        quiet = 0
-        for round_ in count():
+        """Serve until every place has raised. One fault in a launch."""
+        interrupted, attempt, launch = Interrupted(self), Preparation.prepare, Scheduler.launch_forward_async
+
+        def launched(*how: Any) -> Any:
             interrupted.place = None
-            serve(round_)
-            quiet = quiet + 1 if interrupted.place is None else 0
+            handle = launch(*how)
             if interrupted.place is not None:
                 self.raised[interrupted.place] += 1
+            return handle
+
+        patch.setattr(Preparation, "prepare", lambda self, *how: interrupted(attempt, self, *how))
+        patch.setattr(Scheduler, "launch_forward_async", launched)
+        quiet = 0
+        for round_ in count():
+            before = self.raised.total()
+            serve(round_)
+            quiet = quiet + 1 if self.raised.total() == before else 0
             if quiet == PATIENCE:
                 return
 
