@@ -32,6 +32,9 @@ gigabytes."""
 _JOINING = {"anyOf", "oneOf", "allOf", "$ref"}
 """Keywords that add schemas for the same value."""
 
+_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|(?://|#)[^\n]*|/(?:\\.|[^/\\])+/|%json\s*')
+"""In a grammar: a string, a comment, a regular expression, or where a schema begins."""
+
 _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+.\deE]+)')
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 
@@ -80,11 +83,32 @@ def _choice(field: str, value: Any) -> str:
 
 
 def _regex(field: str, value: Any) -> str:
-    return str(LLMatcher.grammar_from_regex(_expression(field, value)))
+    text = _expression(field, value)
+    check_repeats(field, text)
+    return str(LLMatcher.grammar_from_regex(text))
 
 
 def _grammar(field: str, value: Any) -> str:
-    return str(LLMatcher.grammar_from_lark(_expression(field, value)))
+    text = _expression(field, value)
+    for part in _without_literals(text):
+        check_repeats(field, part)
+    return str(LLMatcher.grammar_from_lark(text))
+
+
+def _without_literals(grammar: str) -> Iterator[str]:
+    """The parts of a grammar that may contain counts: all but its string literals and comments. A schema counts
+    as one part, whose strings may be patterns."""
+    begin = 0
+    while (found := _LITERAL.search(grammar, begin)) is not None:
+        yield grammar[begin : found.start()]
+        begin = found.end()
+        if found[0].startswith("%json"):
+            with suppress(ValueError, RecursionError):
+                begin = json.JSONDecoder().raw_decode(grammar, begin)[1]
+            yield grammar[found.end() : begin]
+        elif found[0].startswith("/") and not found[0].startswith("//"):
+            yield found[0]
+    yield grammar[begin:]
 
 
 def _expression(field: str, value: Any) -> str:
@@ -92,7 +116,6 @@ def _expression(field: str, value: Any) -> str:
     text = check_text(field, value)
     if not text.strip():
         raise InvalidRequest(field, "must not be empty", repr(text))
-    check_repeats(field, text)
     unescaped = _ESCAPE.sub(lambda letter: chr(int(letter[1], 16)), text)  # a grammar may contain JSON schemas
     _check_multiples(field, [_MULTIPLE.findall(unescaped)])
     return text

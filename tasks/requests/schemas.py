@@ -159,9 +159,9 @@ class Sampling(_Declared):
 class Options(Common, Sampling):
     """Options of both `generate` and `chat`."""
 
-    json_schema: Annotated[dict[str, Any] | None, Given(type[BaseModel])] = None
-    """The output is JSON of this schema, or of this pydantic class. Give at most one of `json_schema`, `regex`,
-    `choice` and `grammar`. See docs/constraints.md."""
+    json_schema: Annotated[dict[str, Any] | None, Given(type[BaseModel] | str)] = None
+    """The output is JSON of this schema (an object, or JSON text of one), or of this pydantic class. Give at most
+    one of `json_schema`, `regex`, `choice` and `grammar`. See docs/constraints.md."""
     regex: str | None = Field(default=None, min_length=1, max_length=65_536)
     """The output matches this regular expression."""
     choice: list[Choice] | None = Field(default=None, min_length=1, max_length=10_000)
@@ -176,6 +176,16 @@ class Options(Common, Sampling):
     @classmethod
     def _one_stop_is_a_list(cls, value: object) -> object:
         return [value] if isinstance(value, str) else value
+
+    @field_validator("json_schema", mode="before")
+    @classmethod
+    def _schema_from_text(cls, schema: object) -> object:
+        if not isinstance(schema, str) or len(schema) > MAX_SCHEMA_CHARACTERS:
+            return schema
+        try:
+            return json.loads(schema)
+        except (ValueError, RecursionError):
+            raise InvalidRequest("json_schema", "must be an object or JSON text of one", shorten(schema)) from None
 
     @field_validator("json_schema", mode="after")
     @classmethod
@@ -369,8 +379,22 @@ def in_json(options: Mapping[str, Any]) -> dict[str, Any]:
         options = {**options, "messages": [images.with_images_in_text(one) for one in options["messages"]]}
     schema = options.get("json_schema")
     if isinstance(schema, type) and issubclass(schema, BaseModel):
-        return {**options, "json_schema": schema.model_json_schema()}
+        schema = schema.model_json_schema()
+    if schema is not None:
+        options = {**options, "json_schema": _as_text(schema) if _looks_encoded(schema) else schema}
     return dict(options)
+
+
+def _looks_encoded(value: object) -> bool:
+    """Whether a part of the value has just the keys of a value that kombu has encoded, and so will decode."""
+    if isinstance(value, dict):
+        return value.keys() == {"__type__", "__value__"} or any(map(_looks_encoded, value.values()))
+    return isinstance(value, list) and any(map(_looks_encoded, value))
+
+
+def _as_text(schema: object) -> str:
+    _json_length("json_schema", schema, MAX_SCHEMA_CHARACTERS)
+    return json.dumps(schema)
 
 
 def _invalid(error: ErrorDetails, known: Collection[str]) -> InvalidRequest:

@@ -84,9 +84,9 @@ class Common(TypedDict, total=False):
 class Options(Common, Sampling, total=False):
     """Options of both `generate` and `chat`."""
 
-    json_schema: type[BaseModel] | dict[str, Any] | None
-    """The output is JSON of this schema, or of this pydantic class. Give at most one of `json_schema`, `regex`,
-    `choice` and `grammar`. See docs/constraints.md."""
+    json_schema: type[BaseModel] | str | dict[str, Any] | None
+    """The output is JSON of this schema (an object, or JSON text of one), or of this pydantic class. Give at most
+    one of `json_schema`, `regex`, `choice` and `grammar`. See docs/constraints.md."""
     regex: str | None
     """The output matches this regular expression."""
     choice: list[str] | None

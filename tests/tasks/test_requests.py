@@ -62,7 +62,10 @@ def test_every_task_has_a_schema() -> None:
         ({"logit_bias": {"5": "a"}}, "logit_bias[5]: must be a number, got 'a'"),
         ({"logprobs": 21}, "logprobs: must be at most 20, got 21"),
         ({"regex": "a", "choice": ["b"]}, "choice: cannot be combined with regex, got regex and choice"),
-        ({"json_schema": "{}"}, "json_schema: must be an object, got '{}'"),
+        ({"json_schema": "[]"}, "json_schema: must be an object, got []"),
+        ({"json_schema": "{"}, "json_schema: must be an object or JSON text of one, got '{'"),
+        ({"json_schema": "[" * 100_000}, "json_schema: must be an object or JSON text of one, got '[[["),
+        ({"json_schema": 5}, "json_schema: must be an object, got 5"),
         (
             {"json_schema": {"a": "x" * 10**6}},
             "json_schema: must have at most 1000000 characters as JSON, got 10000",

@@ -20,7 +20,9 @@ from petiole.gpu_worker.errors import InvalidRequest
 MAX_REPEATS = 10_000
 """Maximum count in a regular expression's `{n,m}`, because the cost of masks grows with it."""
 
-_REPEATS = re.compile(r"\{(\d*),?(\d*)\}")
+_REPEATS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(\d*),?(\d*)\}", re.DOTALL)
+"""An escaped letter, a class, or counts."""
+
 UNSATISFIABLE = "Unsatisfiable schema"
 """How a fault begins if the patterns are good, but no string has all of them."""
 
@@ -29,6 +31,7 @@ _NOT_ONLY_SIGNS = re.compile(r"\^\(\?!\^\[-\+\.\]\*\$\)")
 
 
 def check_repeats(field: str, expression: str) -> None:
+    """Refuse counts that are too high. Braces that are escaped or in a class count nothing."""
     for counts in _REPEATS.finditer(expression):
         if any(count and int(count[:9]) > MAX_REPEATS for count in counts.groups()):
             raise InvalidRequest(field, f"must repeat at most {MAX_REPEATS} times", counts[0])

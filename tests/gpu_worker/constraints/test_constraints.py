@@ -28,7 +28,16 @@ from petiole.gpu_worker.constraints.grammar import vocabulary_of
 from petiole.gpu_worker.errors import InvalidRequest
 from petiole.gpu_worker.request import Constraint
 from petiole.gpu_worker.text import Tokenizer
-from tests.gpu_worker.constraints.walking import PADDED_VOCAB, WORDS, allowed, compiled, draw, feed, tokenizer
+from tests.gpu_worker.constraints.walking import (
+    PADDED_VOCAB,
+    WORDS,
+    accepts,
+    allowed,
+    compiled,
+    draw,
+    feed,
+    tokenizer,
+)
 from tests.support import tokenizers as samples
 
 
@@ -254,6 +263,9 @@ def test_threads_walk_the_same_grammar_at_the_same_time() -> None:
         ("regex", None, "constraint.regex: must be a string, got NoneType"),
         ("regex", r"\bword", "constraint.regex: .*lookarounds not supported"),
         ("regex", "a{1000000}", "constraint.regex: must repeat at most 10000 times, got \\{1000000\\}"),
+        ("grammar", 'start: "a"{20000}', r"constraint.grammar: must repeat at most 10000 times, got \{20000\}"),
+        ("grammar", 'start: /a{,20000}/ "b"', "constraint.grammar: must repeat at most 10000 times"),
+        ("grammar", 'start: %json {"pattern": "a{20000}"}', "constraint.grammar: must repeat at most 10000 times"),
         ("regex", "(a?){1000}a{1000}", "constraint.regex: .*too many expressions"),
         ("regex", "\ud800", "constraint.regex: must be valid Unicode text"),
         ("grammar", "start: nowhere", 'constraint.grammar: .*unknown name: "nowhere"'),
@@ -296,6 +308,18 @@ def test_a_bad_constraint_is_refused_by_field(kind: Any, value: Any, expected: s
     with pytest.raises(InvalidRequest, match=rf"^{expected}") as raised:
         compiled(kind, value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        ("grammar", r'start: "{12345}" A // {12345}' + "\nA: /[{]12345}/  # {12345}", "{12345}{12345}"),
+        ("grammar", r'start: "\"{12345}" /\{12345\}/', '"{12345}{12345}'),
+        ("regex", r"\{12345\}[{12345}]+", "{12345}5{"),
+    ],
+)
+def test_braces_that_count_nothing_have_no_limit(kind: str, value: str, text: str) -> None:
+    assert accepts(compiled(kind, value), text)
 
 
 def test_multiples_that_are_easy_are_served() -> None:

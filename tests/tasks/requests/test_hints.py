@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from kombu import serialization
+from kombu.utils import json as kombu_json
 from pydantic import BaseModel
 
 from petiole.tasks import InvalidRequest, chat, generate
@@ -65,6 +67,17 @@ def test_no_hint_is_about_an_option_that_exists(kind: type[BaseModel]) -> None:
 
 class Answer(BaseModel):
     number: int
+
+
+def test_a_schema_with_the_keys_of_kombus_encoding_survives_the_message() -> None:
+    """kombu decodes an object of just these keys as a value that it has encoded."""
+    named = {"__type__": {"type": "string"}, "__value__": {"type": "integer"}}
+    schema = {"type": "array", "items": [{"type": "object", "properties": named}]}
+    for submitted in (generate.s(prompt="x", json_schema=schema), generate.si(prompt="x", json_schema=schema)):
+        _, encoding, body = serialization.dumps(dict(submitted), "json")
+        once = serialization.loads(body, "application/json", encoding)
+        twice = kombu_json.loads(kombu_json.dumps(once))  # as a link that a worker sends on
+        assert parse(generate.name, (), twice["kwargs"]).json_schema == schema
 
 
 def test_a_pydantic_class_is_its_schema() -> None:
