@@ -380,16 +380,22 @@ def in_json(options: Mapping[str, Any]) -> dict[str, Any]:
     schema = options.get("json_schema")
     if isinstance(schema, type) and issubclass(schema, BaseModel):
         schema = schema.model_json_schema()
-    if schema is not None:
-        options = {**options, "json_schema": _as_text(schema) if _looks_encoded(schema) else schema}
-    return dict(options)
+    if schema is None:
+        return dict(options)
+    return {**options, "json_schema": _as_text(schema) if _looks_encoded(schema) else schema}
 
 
 def _looks_encoded(value: object) -> bool:
     """Whether a part of the value has just the keys of a value that kombu has encoded, and so will decode."""
-    if isinstance(value, dict):
-        return value.keys() == {"__type__", "__value__"} or any(map(_looks_encoded, value.values()))
-    return isinstance(value, list) and any(map(_looks_encoded, value))
+    waiting = [value]
+    for part in waiting:
+        if isinstance(part, dict):
+            if part.keys() == {"__type__", "__value__"}:
+                return True
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
+    return False
 
 
 def _as_text(schema: object) -> str:
