@@ -2,8 +2,8 @@
 
 Workers generate without end; none is ever killed. Redis restarts and fails over, by a change of its address and by
 sentinels, with one worker slower to return; subscriptions are cut, also while an engine stalls; processes fork
-without exec, and are stopped for less than the lease. A worker that was taken for dead would say that it has lost
-its lease.
+without exec, and are stopped for less than the lease; other workers start and stop. A worker that was taken for
+dead would say that it has lost its lease.
 
 `PETIOLE_CHAOS_MINUTES` says for how long, `PETIOLE_CHAOS_SEED` repeats a run. `PETIOLE_PREVIOUS` is a folder with
 the version before: with it, one worker has that version.
@@ -40,6 +40,9 @@ PREVIOUS = os.environ.get("PETIOLE_PREVIOUS", "")
 WORKERS = 3
 LEASE_S = 15
 STOPPED_S = LEASE_S - 7.0
+LOOKED_S = 3.0
+"""After so long, a worker that starts has looked for its predecessors."""
+
 LENGTH = 400
 STEP_MS = 20
 FALSE_DEATH = ("a lease was lost", "the lease on")
@@ -150,6 +153,7 @@ class Trials(Fleet):
             (self.fork_without_exec, 2),
             (self.restart_redis, 2),
             (self.fail_over, 1),
+            (self.another_starts, 2),
         ]
         if not any(prompt.startswith("stall:") for prompt, _ in self.tasks.values()):
             accidents.append((self.stop_for_less_than_the_lease, 3))  # a stop and a stall may be too long together
@@ -176,6 +180,15 @@ class Trials(Fleet):
 
     def restart_redis(self) -> None:
         self.master.restart()
+
+    def another_starts(self) -> None:
+        """A worker starts while something else happens. It looks for those that died before it, and stops."""
+        newcomer = self.site.start_worker(PETIOLE_BROKER_URL=self.random.choice(self.proxies).url)
+        time.sleep(self.random.uniform(2, 5))
+        self.random.choice([self.cut_subscriptions, self.restart_redis, self.fail_over])()
+        newcomer.ready()
+        time.sleep(LOOKED_S)
+        assert newcomer.stop() == 0
 
     def fail_over(self) -> None:
         """The master dies; the addresses lead to its replica, that of one worker a few seconds later."""
