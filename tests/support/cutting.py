@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -188,7 +189,7 @@ def sent_to_rabbitmq(send: Callable[[], Any], transport: Any, *_: object) -> Any
 
     def cut() -> Exception:
         with suppress(OSError):
-            transport.sock.close()
+            transport.sock.shutdown(socket.SHUT_RDWR)
         return ConnectionResetError(104, "Connection reset by peer")
 
     return plan.meet("amqp", transport.sock, send, cut)

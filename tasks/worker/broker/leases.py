@@ -30,7 +30,7 @@ LOOK_S = 0.5
 lease."""
 
 SOON_S = 0.1
-"""Pause before a keeper that starts looks again whether the worker has a channel to the broker."""
+"""Pause before a keeper that starts looks again whether the worker is connected to the broker."""
 
 CONNECT_S = 0.5
 """Pause between two attempts to connect."""
@@ -102,7 +102,7 @@ class LeaseKeeper:
             self._outage.began(error, unexpected=None if expected else error)
             self._client, self._starting = None, False
         if self._client is None:
-            self._renew_at = self._sweep_at = self._look_at = now + CONNECT_S
+            self._renew_at = self._sweep_at = self._look_at = now + (SOON_S if self._starting else CONNECT_S)
         return max(0.0, min(self._renew_at, self._sweep_at, self._look_at) - time.monotonic())
 
     def _renew(self, client: redis.Redis) -> None:
