@@ -64,7 +64,7 @@ def _silent(workers: list[reports.WorkerReport], started: dict[str, lives.Life])
     return [
         f"{name} has not reported; started {life.starts} times, the previous process ended: {life.last_exit}"
         for name, life in started.items()
-        if life.last_exit not in ("", "0") and name not in reporting
+        if life.failed and name not in reporting
     ]
 
 

@@ -34,6 +34,7 @@ _GAUGES = {
         "oldest_task_s",
         "Seconds since the worker took its oldest task that is not completed.",
     ),
+    "memory_bytes": ("memory_bytes", "Memory of the worker's process."),
     "streams_behind_seconds": ("streams_behind_s", "Seconds for which Redis has not taken the worker's streams."),
 }
 _COUNTERS = {
@@ -50,6 +51,7 @@ _COUNTERS = {
     "deaths": ("deaths", "Dead owners of messages, whose messages this worker has given back."),
     "redeliveries": ("redeliveries", "Messages that came again."),
     "quarantined": ("quarantined", "Messages that the worker has refused."),
+    "failed_chords": ("failed_chords", "Chords whose body will not run."),
     "steps": ("steps", "Steps of the engine."),
     "evicted_pages": ("evicted_pages", "Pages evicted from the prefix cache."),
     "zombie_outputs": ("zombie_outputs", "Tokens sampled after the end of their sequence, and dropped."),
@@ -139,7 +141,11 @@ def _states(workers: list[WorkerReport]) -> Iterator[Metric]:
     up = GaugeMetricFamily(
         "petiole_worker_up", "Whether the worker has reported within six seconds.", labels=_LABELS
     )
-    ready = GaugeMetricFamily("petiole_worker_ready", "Whether it takes tasks: 0 while it drains.", labels=_LABELS)
+    ready = GaugeMetricFamily(
+        "petiole_worker_ready",
+        "Whether it takes tasks: 0 while it drains, is paused, or takes from no queue.",
+        labels=_LABELS,
+    )
     lease = GaugeMetricFamily(
         "petiole_lease_age_seconds", "Seconds since the leases on the worker's tasks were renewed.", labels=_LABELS
     )
@@ -173,6 +179,13 @@ def _figures(workers: list[WorkerReport]) -> Iterator[Metric]:
         for priority, distribution in worker.broker_s.items():
             waits.add_metric((*_labels(worker), priority), _buckets(distribution), distribution.sum)
     yield waits
+    left = GaugeMetricFamily(
+        "petiole_memory_left_bytes", "Memory left below the limit of the worker's container.", labels=_LABELS
+    )
+    for worker in workers:
+        if worker.memory_left_bytes is not None:
+            left.add_metric(_labels(worker), worker.memory_left_bytes)
+    yield left
     pages = GaugeMetricFamily("petiole_kv_cache_pages", "Pages of the KV cache.", labels=(*_LABELS, "state"))
     ends = CounterMetricFamily(
         "petiole_requests", "Ends of generations; error: a failed task.", labels=(*_LABELS, "finish_reason")

@@ -34,9 +34,10 @@ for i = 1, #lives, 2 do
     redis.call('HDEL', KEYS[1], lives[i])
   end
 end
-redis.call('HSET', KEYS[1], ARGV[1],
-  cjson.encode({started_at = now, starts = starts + 1, last_exit = last_exit}))
+local life = cjson.encode({started_at = now, starts = starts + 1, last_exit = last_exit})
+redis.call('HSET', KEYS[1], ARGV[1], life)
 redis.call('EXPIRE', KEYS[1], ARGV[2])
+return life
 """
 
 # KEYS[1] the hash; ARGV: worker, how it ends
@@ -57,9 +58,15 @@ class Life(BaseModel):
     starts: int
     last_exit: str = ""
 
+    @property
+    def failed(self) -> bool:
+        """Whether the previous process ended in another way than a shutdown."""
+        return self.last_exit not in ("", "0")
 
-def begin(client: redis.Redis, worker: str) -> None:
-    client.eval(_BEGIN, 1, LIVES_KEY, worker, str(KEPT_S))
+
+def begin(client: redis.Redis, worker: str) -> Life:
+    """Record a start. Returns what is recorded."""
+    return Life.model_validate_json(client.eval(_BEGIN, 1, LIVES_KEY, worker, str(KEPT_S)))
 
 
 def end(client: redis.Redis, worker: str, how: str) -> None:

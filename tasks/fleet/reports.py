@@ -72,7 +72,7 @@ class WorkerReport(BaseModel):
     model_config = ConfigDict(defer_build=True, extra="allow", protected_namespaces=())
 
     worker: str
-    state: str = "ready"  # ready, paused, reloading, draining
+    state: str = "ready"  # ready, silenced (it takes from no queue), paused, reloading, draining
     version: str = ""  # Petiole's
     model: str = ""
     fingerprint: str = ""  # of the model's weights
@@ -107,6 +107,9 @@ class WorkerReport(BaseModel):
     deaths: int = 0  # owners whose messages this worker has given back
     redeliveries: int = 0
     quarantined: int = 0  # messages that this worker has refused
+    failed_chords: int = 0  # chords whose body will not run
+    memory_bytes: int = 0  # of the worker's process; 0 where the system does not say
+    memory_left_bytes: int | None = None  # below the container's limit; None without a limit
     failed: dict[str, int] = {}  # failed tasks by whose fault it is: caller, server
     finished: dict[str, int] = {}  # ended generations, by finish reason
     cached_prompt_tokens: int = 0  # of ended generations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 from celery import Task
 from celery.canvas import Signature
@@ -107,6 +107,13 @@ class GenerationTask(Task):  # type: ignore[misc]
             raise InvalidRequest("confirm", f"must be a number of replicas, 0 to {MOST_REPLICAS}", replicas)
         return publishing.Confirmation(replicas, settings().confirm_timeout_s) if replicas else None
 
+    def _many(self, *_: object, **__: object) -> Never:
+        """Raises `InvalidRequest`: Celery's `map`, `starmap` and `chunks` call bodies within one other task."""
+        instead = f"use group({self.name.rpartition('.')[2]}.s(...) for ... in ...)"
+        raise InvalidRequest("map", f"and starmap and chunks run in no engine: {instead}", self.name)
+
+    map = starmap = chunks = _many
+
     def signature(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Signature:
         return sign(self, args, kwargs, *more, **{"app": self.app, **options})
 
@@ -169,7 +176,10 @@ class GenerationTask(Task):  # type: ignore[misc]
     def finished(self, given: Sequence[object], options: Mapping[str, Any]) -> dict[str, Any]:
         """The running task's result. In a worker the pool has it already; an eager task generates here."""
         if self.request.called_directly:
-            raise GenerationFailed(f"{self.name} runs in a worker: submit it with delay, apply_async or stream")
+            raise GenerationFailed(
+                f"{self.name} runs in a worker's engine: submit it with delay, apply_async or stream, and many of "
+                f"them as a group, not with map, starmap or chunks"
+            )
         if self.request.is_eager:
             result: dict[str, Any] = worker_side.load(worker_side.RUN_HERE)(
                 parse(self.name, given, options), self.request.id

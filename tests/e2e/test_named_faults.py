@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from petiole.tasks.errors import ModelChanged
+from tests.support.client import client
 from tests.support.scraping import Figures, exporting
 from tests.support.site import REPOSITORY, Site, eventually
 
@@ -211,3 +212,48 @@ def test_an_urgent_task_preempts_one_that_can_wait(tight: tuple[Site, Callable[[
     site.get(site.generate([40], max_tokens=2, **GREEDY))
     assert grown(scrape, "num_preemptions", before) == 1
     assert [site.get(task)["usage"]["completion_tokens"] for task in patient] == [900] * PLACES
+
+
+def test_a_worker_that_takes_from_no_queue_is_not_ready(own_site: Site) -> None:
+    worker = own_site.worker()
+    control = own_site.app.control
+    with exporting(own_site) as scrape:
+        eventually(lambda: scrape().get(("petiole_worker_ready", "")) == 1, "it is ready")
+        control.cancel_consumer("petiole", reply=True)
+        eventually(lambda: scrape()["petiole_worker_ready", ""] == 0, "it is silenced")
+        assert scrape()["petiole_worker_up", ""] == 1
+        assert "silenced" in status(own_site)
+        assert "takes from no queue any longer, until `add_consumer` names one" in worker.output
+        control.add_consumer("petiole", reply=True)
+        eventually(lambda: scrape()["petiole_worker_ready", ""] == 1, "it is ready again")
+        assert scrape()["petiole_memory_bytes", ""] > 2**20
+
+
+def test_a_rate_limit_of_an_engines_task_is_refused(own_site: Site) -> None:
+    own_site.worker()
+    ((reply,),) = [
+        answer.values() for answer in own_site.app.control.rate_limit("tasks.generate", "1/h", reply=True)
+    ]
+    assert "rate_limit: task_name must be a task of the application's own" in reply["error"]
+    assert own_site.get(own_site.generate("hello", max_tokens=2))
+    assert own_site.get(own_site.generate("hello", max_tokens=2))
+
+
+def test_a_chord_whose_body_will_not_run_is_named(own_site: Site) -> None:
+    worker = own_site.worker()
+    code = """
+from celery import Celery, chord
+stock = Celery(broker=celery_app.conf.broker_url, backend=celery_app.conf.result_backend, set_as_current=True)
+good, bad, body = (
+    stock.signature("tasks.generate", kwargs={"prompt": "x", "max_tokens": n}, queue="petiole") for n in (2, 0, 2)
+)
+result = chord([good, bad], app=stock)(body)
+try:
+    result.get(timeout=60)
+except Exception as error:
+    print(json.dumps([result.id, type(error).__name__]))
+"""
+    body, _ = client(own_site, code)
+    with exporting(own_site) as scrape:
+        eventually(lambda: scrape().get(("petiole_failed_chords_total", "")) == 1, "it is counted")
+    assert f"the body of a chord will not run: tasks.generate, task {body}: ChordError" in worker.output

@@ -56,8 +56,17 @@ def test_a_bad_option_is_refused_where_it_is_given(submit: Callable[[], object],
 
 
 def test_a_task_that_is_called_says_how_it_is_submitted() -> None:
-    with pytest.raises(GenerationFailed, match=r"^tasks\.generate runs in a worker: submit it with delay, "):
+    with pytest.raises(GenerationFailed, match=r"^tasks\.generate runs in a worker's engine: submit it"):
         generate(prompt="hello")
+
+
+@pytest.mark.parametrize("many", ["map", "starmap", "chunks"])
+def test_many_calls_in_one_other_task_are_refused_where_they_are_made(many: str, sent: list[str]) -> None:
+    with pytest.raises(
+        InvalidRequest, match=r"use group\(generate\.s\(\.\.\.\) for \.\.\. in \.\.\.\), got tasks\.generate$"
+    ):
+        getattr(generate, many)([{"prompt": "x"}], *([10] if many == "chunks" else []))
+    assert sent == []
 
 
 def test_a_good_request_is_sent(sent: list[str]) -> None:

@@ -21,6 +21,7 @@ from celery.exceptions import WorkerShutdown
 from celery.worker import state
 
 from petiole.tasks.fleet import lives
+from petiole.tasks.fleet.lives import Life
 from petiole.tasks.fleet.reports import WorkerReport, version
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
@@ -31,6 +32,7 @@ from petiole.tasks.worker.pool.pool import EX_USAGE, EnginePool, Undecided
 from petiole.tasks.worker.reports import heartbeat
 from petiole.tasks.worker.reports.incidents import incidents
 from petiole.tasks.worker.reports.reporter import Reporter, engine_figures
+from petiole.tasks.worker.reports.surroundings import Memory, say_if_clocks_differ
 
 logger = logging.getLogger(__name__)
 
@@ -85,21 +87,24 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         if path := settings().heartbeat_file:
             heartbeat.Heartbeat(Path(path), engine.heartbeat_age_s).start()
 
-        at_start, on_rabbitmq = version(), scheme(settings().broker_url) in RABBITMQ
+        say_if_clocks_differ(connections.streams())
+        at_start, on_rabbitmq, memory = version(), scheme(settings().broker_url) in RABBITMQ, Memory()
 
         def report(tokens_per_s: float) -> WorkerReport:
+            queues = {*serving.steering.given_up, *worker.app.amqp.queues.consume_from}
             return WorkerReport(
                 worker=worker.hostname,
-                state=serving.state,
+                state="silenced" if serving.state == "ready" and not queues else serving.state,
                 fingerprint=engine.limits.fingerprint,
                 version=at_start,
-                queues=sorted({*serving.steering.given_up, *worker.app.amqp.queues.consume_from}),
+                queues=sorted(queues),
                 tokens_per_s=round(tokens_per_s, 1),
                 lease_age_s=round(engine.heartbeat_age_s() if on_rabbitmq else leases.lease_age_s, 1),
                 streams_behind_s=round(services.publisher.behind_s, 3),
                 held_messages=held_messages(),
                 **pool.uncompleted(),
                 **incidents.report(),
+                **memory.report(),
                 **engine_figures(engine.stats()),
                 **services.tally.report(),
             )
@@ -121,15 +126,21 @@ def held_messages() -> int:
 
 
 def record_life(worker: Any) -> None:
-    """Record that the worker starts, and its exit status when its process exits."""
+    """Record that the worker starts, and its exit status when its process exits. Say how the process before this
+    one ended, if it failed."""
 
-    def record(write: Callable[..., None], *more: str) -> None:
+    def record(write: Callable[..., Life | None], *more: str) -> Life | None:
         try:
-            write(connections.streams(), worker.hostname, *more)
+            return write(connections.streams(), worker.hostname, *more)
         except (*connections.LOST, redis.RedisError):
             logger.debug("starts and exits are not recorded", exc_info=True)
+        return None
 
-    record(lives.begin)
+    life = record(lives.begin)
+    if life is not None and life.failed:
+        logger.warning(
+            "start %d of %s: the previous process ended: %s", life.starts, worker.hostname, life.last_exit
+        )
     atexit.register(lambda: record(lives.end, str(worker.exitcode or 0)))
 
 

@@ -89,6 +89,8 @@ class Consumer(StockConsumer):  # type: ignore[misc]
     def cancel_task_queue(self, queue: Any) -> None:
         try:
             super().cancel_task_queue(queue)
+            if not self.app.amqp.queues.consume_from and not self.pool.serving.steering.given_up:
+                logger.warning("%s takes from no queue any longer, until `add_consumer` names one", self.hostname)
         except (*self.lost_errors, *self.channel_errors):
             raise
         except Exception:

@@ -24,6 +24,7 @@ from petiole.tasks.app import backend as producers
 from petiole.tasks.urls import SENTINEL
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.once import Once, Refusal, guarded, trial
+from petiole.tasks.worker.reports.incidents import incidents
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +114,14 @@ class RedisBackend(producers.RedisBackend):
                     raise refusal.reason from None
                 else:
                     raise
+
+    def chord_error_from_stack(self, callback: Any, exc: Any = None) -> Any:
+        """Celery's own. The chord is counted, and a line names it: its parts are stored, but its body never
+        runs."""
+        incidents.count("failed_chords")
+        names = callback.task, callback.id, type(exc).__name__
+        logger.error("the body of a chord will not run: %s, task %s: %s", *names)
+        return super().chord_error_from_stack(callback, exc)
 
     @cached_property
     def _chord_part_return_script(self) -> Any:

@@ -2,6 +2,7 @@
 
 reporter   the thread that writes this worker's report, and the list of figures that it takes from `Engine.stats`
            (`_SAME`)
+surroundings  this process's memory, and its clock beside Redis's
 incidents  counts of incidents in this process: deaths, lost leases, redeliveries
 tally      histograms of waits, times and tokens, for Prometheus
 heartbeat  the file whose modification time shows that the engine makes progress

@@ -23,6 +23,7 @@ from petiole.tasks.requests.messages import (
     is_limit,
     is_number,
 )
+from petiole.tasks.requests.names import TASKS
 from petiole.tasks.worker.broker.gate import tasks
 from petiole.tasks.worker.broker.gate.bodies import MiB, Refused, RefusedError, named, shown
 
@@ -118,6 +119,12 @@ _CONTROL: dict[str, Rule] = {
     ),
 }
 
+_OWN_TASK: Rule = (
+    lambda value: is_id(value) and value not in TASKS,
+    "must be a task of the application's own: the engine's places and the tenants' shares limit Petiole's tasks",
+)
+"""A rate limit makes a worker hold messages that it has taken, and looks like a worker that is ready."""
+
 _ARGUMENTS: dict[str, dict[str, Rule]] = {
     "query_task": {"ids": _IDS},
     "revoke": {"task_id": _IDS, "terminate": _BOOL, "signal": _SIGNAL},
@@ -127,7 +134,7 @@ _ARGUMENTS: dict[str, dict[str, Rule]] = {
         "terminate": _BOOL,
         "signal": _SIGNAL,
     },
-    "rate_limit": {"task_name": _NAME, "rate_limit": (_is_rate, "must be a rate, such as 5/m")},
+    "rate_limit": {"task_name": _OWN_TASK, "rate_limit": (_is_rate, "must be a rate, such as 5/m")},
     "time_limit": {"task_name": _NAME, "soft": _LIMIT, "hard": _LIMIT},
     "election": {"id": _NAME, "topic": _NAME},
     "hello": {"from_node": _NAME, "revoked": (lambda value: not value or _is_names(value), _NAMES[1])},
