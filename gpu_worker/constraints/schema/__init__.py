@@ -21,11 +21,15 @@ from typing import Any
 
 from petiole.gpu_worker.constraints.schema.reading import Reader
 from petiole.gpu_worker.constraints.schema.writing import WHITESPACE, Writer
+from petiole.gpu_worker.errors import InvalidRequest
 
 __all__ = ["WHITESPACE", "grammar_of"]
 
 
 def grammar_of(field: str, schema: Any) -> str:
     """The grammar of the values that a schema allows, in Lark's notation. Raises InvalidRequest for `field`."""
-    reader = Reader(field, schema)
-    return Writer(field, reader.resolve).text(reader.root())
+    try:
+        reader = Reader(field, schema)
+        return Writer(field, reader.resolve).text(reader.root())
+    except RecursionError:
+        raise InvalidRequest(field, "must be nested less deeply, with its references", "too deep") from None

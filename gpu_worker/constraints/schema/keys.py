@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import chain, combinations
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 
 from petiole.gpu_worker.constraints.schema import patterns
 from petiole.gpu_worker.constraints.schema.meeting import both
@@ -78,15 +78,9 @@ def _containing(pattern: str) -> str:
 def _matches_something(field: str, terminal: str) -> bool:
     """Whether a terminal matches any text. In a grammar, one that matches none is a dead end."""
     grammar = LLMatcher.grammar_from_lark(f"start: K\nK: {terminal}\n")
-    matcher = LLMatcher(_bytes(), grammar, log_level=0)
+    matcher = LLMatcher(patterns.single_bytes(), grammar, log_level=0)
     if matcher.is_error():
         raise InvalidRequest(field, f"must have patterns that can be matched: {matcher.get_error()}", terminal)
-    mask = np.zeros(-(-_bytes().vocab_size // 32), np.int32)
+    mask = np.zeros(-(-patterns.single_bytes().vocab_size // 32), np.int32)
     matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
     return not matcher.is_error()
-
-
-@cache
-def _bytes() -> LLTokenizer:
-    """A tokenizer with a token a byte."""
-    return LLTokenizer("byte")

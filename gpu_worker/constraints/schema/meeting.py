@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from itertools import combinations
@@ -132,17 +131,9 @@ def both(nodes: Iterable[Node]) -> Node:
     return ANYTHING if not parts else parts[0] if len(parts) == 1 else Both(parts)
 
 
-def found(pattern: str, text: str, field: str) -> bool:
-    """Whether a pattern is found in a text of the schema."""
-    try:
-        return patterns.searched(pattern).search(text) is not None
-    except re.error as error:
-        raise InvalidRequest(field, f"must be a regular expression: {error}", pattern) from error
-
-
 def _of_key(rule: KeyRules, values: Mapping[str, Node], name: str, field: str) -> list[Node]:
     named = [values[name]] if name in values else []
-    matching = [node for pattern, node in rule.patterns if found(pattern, name, field)]
+    matching = [node for pattern, node in rule.patterns if patterns.found(field, pattern, name)]
     return [*named, *matching] or [rule.rest]
 
 

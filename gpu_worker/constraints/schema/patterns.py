@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 
-from llguidance import LLMatcher, regex_to_lark
+from llguidance import LLMatcher, LLTokenizer, regex_to_lark
 
 from petiole.gpu_worker.errors import InvalidRequest
 
@@ -52,10 +52,27 @@ def fault(*patterns: str, low: int = 0, high: int | None = None) -> str:
     return " ".join(said.split())
 
 
-@lru_cache(maxsize=1024)
-def searched(pattern: str) -> re.Pattern[str]:
-    """The pattern as Python's expression, to test keys and values of the schema itself. Raises re.error."""
-    return re.compile(pattern, re.ASCII)
+def found(field: str, pattern: str, text: str) -> bool:
+    """Whether a pattern is found in a text of the schema itself. Takes time in proportion to the text, unlike
+    Python's expressions."""
+    matcher = _searcher(field, pattern).deep_copy()
+    letters = text.encode()
+    return bool(matcher.try_consume_tokens(list(letters)) == len(letters) and matcher.is_accepting())
+
+
+@lru_cache(maxsize=256)
+def _searcher(field: str, pattern: str) -> LLMatcher:
+    grammar = LLMatcher.grammar_from_lark(f"start: K\nK: /{whole(pattern)}/\n")
+    matcher = LLMatcher(single_bytes(), grammar, log_level=0)
+    if matcher.is_error():
+        raise InvalidRequest(field, "must have anchors only at the ends of a pattern for keys or values", pattern)
+    return matcher
+
+
+@cache
+def single_bytes() -> LLTokenizer:
+    """A tokenizer with a token a byte."""
+    return LLTokenizer("byte")
 
 
 def whole(pattern: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from petiole.gpu_worker.constraints.schema import keys, numbers, patterns
-from petiole.gpu_worker.constraints.schema.meeting import Meeting, found, item_at
+from petiole.gpu_worker.constraints.schema.meeting import Meeting, item_at
 from petiole.gpu_worker.constraints.schema.nodes import (
     Anything,
     Array,
@@ -145,7 +145,7 @@ class Writer:
             for value in string.values or ()
             if string.low <= len(value)
             and (high is None or len(value) <= high)
-            and all(found(pattern, value, self._field) for pattern in string.patterns)
+            and all(patterns.found(self._field, pattern, value) for pattern in string.patterns)
         ]
 
     # ------------------------------------------------------------ arrays
@@ -154,6 +154,9 @@ class Writer:
         if array.unique and (values := self._unique_values(array)) is not None:
             return self._unique(array, values)
         n_listed = max((len(rules.prefix) for rules in array.rules), default=0)
+        if max(n_listed - array.low, 1) * n_listed > MAX_SYMBOLS:
+            limit = f"must have at most {MAX_SYMBOLS} prefixItems times those that may be missing"
+            raise InvalidRequest(self._field, limit, f"{n_listed} times {n_listed - array.low}")
         alternatives: list[tuple[Symbol, ...]] = [(_BEGIN, _END)] if array.low == 0 else []
         listed: list[Symbol] = []
         for index in range(n_listed):
@@ -243,7 +246,7 @@ class Writer:
             rule.low <= len(name)
             and (rule.high is None or len(name) <= rule.high)
             and (rule.values is None or name in rule.values)
-            and all(found(pattern, name, self._field) for pattern in rule.patterns)
+            and all(patterns.found(self._field, pattern, name) for pattern in rule.patterns)
         )
 
     def _free(self, rules: Sequence[KeyRules], names: Sequence[String], taken: Sequence[str]) -> Rule:
@@ -258,7 +261,7 @@ class Writer:
         if high is not None and free is None and high >= len(entries):
             high = None
         cap = max(low, 1) if high is None else high
-        if len(entries) * cap > MAX_COUNTED:
+        if max(len(entries), 1) * cap > MAX_COUNTED:
             limit = f"must have at most {MAX_COUNTED} properties times minProperties or maxProperties"
             raise InvalidRequest(self._field, limit, f"{len(entries)} times {cap}")
         none, counted = True, dict[int, Rule]()

@@ -206,6 +206,13 @@ def test_a_schema_may_allow_any_value(schema: Any) -> None:
     assert accepts(of(schema), '{"a":[1,"b",null]}')
 
 
+def test_a_pattern_takes_time_in_proportion_to_a_key() -> None:
+    """Python's own expressions would take 2^60 steps."""
+    key = "a" * 60 + "!"
+    schema = {"type": "object", "properties": {key: {"const": 1}}, "patternProperties": {"^(a+)+$": {"const": 2}}}
+    assert accepts(of(schema), json.dumps({key: 1, "aa": 2}, separators=(",", ":")))
+
+
 @pytest.mark.parametrize("keyword", sorted(reading.REFUSED))
 def test_what_cannot_be_enforced_is_said_by_name(keyword: str) -> None:
     with pytest.raises(InvalidRequest, match=rf"items\.{keyword.replace('$', '.')}: cannot be enforced"):
@@ -226,6 +233,15 @@ def test_what_cannot_be_enforced_is_said_by_name(keyword: str) -> None:
         ({"properties": []}, "properties: must be an object, got list"),
         ({"enum": "ab"}, "enum: must be a list, got str"),
         ({"multipleOf": 0}, "multipleOf: must not be 0"),
+        ({"type": "object", "minProperties": 10**9}, "must have at most 20000 properties times"),
+        ({"type": "array", "prefixItems": [{}] * 50_000}, "must have at most 400000 prefixItems times"),
+        (
+            {
+                "$ref": "#/$defs/0",
+                "$defs": {str(k): {"$ref": f"#/$defs/{k + 1}"} for k in range(2000)} | {"2000": {}},
+            },
+            "must be nested less deeply, with its references",
+        ),
         (
             {"propertyNames": {"anyOf": [{"pattern": "a"}, {"pattern": "b"}]}},
             "propertyNames: must be one kind of text",
