@@ -33,6 +33,7 @@ from petiole.tasks.urls import (
 PREFIX = "PETIOLE_"
 LONGEST_S, LONGEST_MS = 10**9, 10**6  # limits of Redis and of locks; largest sensible pause
 MOST_REPLICAS = 100
+STOCK_CONTROL_EXCHANGE = "celery"  # Celery's default, on which producers send `revoke`
 _LOCAL_REDIS = "redis://localhost:6379/0"
 _REDIS_SCHEMES = ("redis", "rediss", "redis+socket", SENTINEL, "unix", EMBEDDED)
 _BROKER_SCHEMES = ("redis", "rediss", "redis+socket", SENTINEL, *RABBITMQ, EMBEDDED)
@@ -165,6 +166,11 @@ class Settings(EngineSettings, BaseSettings):
         default=SecretStr(""), description="sentinel://: the sentinels' own; the master's is in the URL"
     )
     queue: str = Field(default="petiole", min_length=1, description="the Celery queue of generation tasks")
+    control_exchange: str = Field(
+        default=STOCK_CONTROL_EXCHANGE,
+        pattern="^[A-Za-z0-9_-]{1,64}$",
+        description="exchange of operators' control commands; unless it is celery, producers may only cancel",
+    )
     linked_queue: str = Field(
         default="celery",
         min_length=1,

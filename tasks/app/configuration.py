@@ -62,6 +62,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "task_publish_retry_policy": CALLERS_PATIENCE,
         "result_expires": settings.result_expires_s,
         "task_default_queue": settings.queue,
+        "control_exchange": settings.control_exchange,
         "task_serializer": "json",
         "result_serializer": "json",
         "event_serializer": "json",

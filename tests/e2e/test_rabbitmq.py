@@ -47,6 +47,13 @@ def test_a_result_is_the_stream(rabbit: Site) -> None:
     assert rabbit.get(result)["token_ids"] == rabbit.tokens(result) == expected("hello", 1, 20)
 
 
+def test_workers_answer_control_commands(rabbit: Site) -> None:
+    answers = rabbit.app.control.ping(timeout=30, limit=2)
+    assert sorted(name for answer in answers for name in answer) == sorted(
+        worker.node for worker in rabbit.workers
+    )
+
+
 def test_many_at_once(rabbit: Site) -> None:
     results = [rabbit.generate(f"r{i}", max_tokens=10, seed=i) for i in range(60)]
     for i, result in enumerate(results):

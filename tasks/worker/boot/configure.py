@@ -13,7 +13,7 @@ from petiole.tasks.urls import RABBITMQ, scheme
 from petiole.tasks.worker import once
 from petiole.tasks.worker.boot import patches, program
 from petiole.tasks.worker.boot.step import EngineStep
-from petiole.tasks.worker.broker import damage
+from petiole.tasks.worker.broker import commands, damage
 from petiole.tasks.worker.broker.fairness import tenant_queues
 from petiole.tasks.worker.broker.quarantine import put_aside
 from petiole.tasks.worker.completion.backend import BACKENDS
@@ -60,4 +60,5 @@ def configure(app: Any) -> None:
         logging.getLogger(name).addFilter(program.figures_for_text)
     add_route(app, settings().linked_queue)
     patches.install()
+    commands.install(app)
     damage.quarantine = put_aside

@@ -157,6 +157,7 @@ PRIVATE: dict[str, dict[str, Private]] = {
         "_brpop_start": Private("(self, timeout=None)", "wait for a message without removing it"),
         "_closing": Private("", "a channel that is closing takes no messages"),
         "_connparams": Private("(self, asynchronous=False)", "sentinels; errors that name damaged keys"),
+        "_expires": Private("", "answers to control commands expire"),
         "_fanout_queues": Private("", "what is published to all is never in the ledger"),
         "_flush_brpop_reauth": Private("(self)", "what kombu does at the end of `_brpop_read`"),
         "_get_message_priority": Private(
@@ -164,7 +165,10 @@ PRIVATE: dict[str, dict[str, Private]] = {
         ),
         "_handle_message": Private("(self, client, r)", "a broadcast passes the gate before it is parsed"),
         "_in_poll": Private("", "what kombu does at the end of `_brpop_read`"),
-        "_put": Private("(self, queue, message, **kwargs)", "what follows the end of a task is put once"),
+        "_put": Private(
+            "(self, queue, message, **kwargs)",
+            "what follows the end of a task is put once; answers to control commands expire",
+        ),
         "_q_for_pri": Private("(self, queue, pri)", "the lists of a queue, by priority"),
         "_queue_cycle": Private("", "the order of queues: fair shares of tenants"),
         "_receive_one": Private("(self, c)", "a control command that fails must not end the worker"),

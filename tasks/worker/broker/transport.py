@@ -73,6 +73,9 @@ SHARED_WAIT_S = 0.05
 FULL_PAUSE_S = 1.0
 TAKEN_A_CALL = 64
 
+ANSWER_EXPIRES_MS = 60_000
+"""How long an answer to a control command waits for its caller."""
+
 LEFT_PAUSE_S = 0.005
 """Pause before the channel looks again at queues whose messages it has left to their homes."""
 
@@ -353,7 +356,15 @@ class Channel(_stock.Channel):  # type: ignore[misc]
     # ------------------------------------------------------------ putting
 
     def _put(self, queue: str, message: Any, **options: Any) -> None:
-        """Put a message into a queue; one that follows the end of a task, once (see `once`)."""
+        """Put a message into a queue; one that follows the end of a task, once (see `once`). An answer to a
+        control command expires, because its caller may be gone."""
+        if queue.endswith(".pidbox"):
+            self._expires[queue] = ANSWER_EXPIRES_MS
+            try:
+                super()._put(queue, message, **options)
+            finally:
+                del self._expires[queue]
+            return
         once = trial()
         if once is None or once.message is None:
             super()._put(queue, message, **options)
