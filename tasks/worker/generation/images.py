@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping
 import redis
 
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.requests.images import data_of, is_handle, key_of
+from petiole.tasks.requests.images import data_of, handle_of, is_handle, key_of
 from petiole.tasks.requests.schemas import Common
 
 
 def stored(client: redis.Redis, requests: Iterable[Common], ttl_s: int) -> dict[str, bytes]:
-    """The images to which these requests have handles, by handle. Expired images are missing. Redis keeps the
-    others for another `ttl_s`. Raises redis-py's errors."""
+    """The images to which these requests have handles, by handle. Expired images are missing, and so is what
+    somebody has stored under another image's handle. Redis keeps the others for another `ttl_s`. Raises redis-py's
+    errors."""
     handles = list(dict.fromkeys(image for one in requests for image in one.images() if is_handle(image)))
     if not handles:
         return {}
@@ -22,7 +23,11 @@ def stored(client: redis.Redis, requests: Iterable[Common], ttl_s: int) -> dict[
         pipe.get(key_of(handle))
         pipe.expire(key_of(handle), ttl_s)
     found = pipe.execute(raise_on_error=False)[::2]
-    return {handle: data for handle, data in zip(handles, found, strict=True) if isinstance(data, bytes)}
+    return {
+        handle: data
+        for handle, data in zip(handles, found, strict=True)
+        if isinstance(data, bytes) and handle_of(data) == handle
+    }
 
 
 def images_of(request: Common, known: Mapping[str, bytes]) -> list[bytes]:
