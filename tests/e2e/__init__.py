@@ -29,6 +29,8 @@ What may go wrong:
     test_stop_while_loading  a worker is stopped before it serves
     test_limits              what is too big, too much or too full
     test_bad_input           what should not be in a queue
+    test_control_commands    who may command a worker, and where its answers go
+    test_discretion          no text of a user in the log
     test_damaged_broker      keys of the broker that somebody has written into
     test_damaged_logs        keys of a task that somebody has written into
     test_named_faults        each fault has a figure that names it
@@ -37,5 +39,6 @@ Other servers:
 
     test_rabbitmq            RabbitMQ as broker
     test_sentinel            a Redis that is watched by Sentinel
-    test_security            a Redis with access lists and passwords
+    test_rights              the Redis users of docs/security.md, on each Redis
+    test_security            a Redis over TLS; pickle
 """

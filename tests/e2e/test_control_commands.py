@@ -14,7 +14,7 @@ from celery.worker.control import Panel
 
 from petiole.tasks.app.configuration import configuration
 from petiole.tasks.settings import Settings
-from petiole.tasks.worker.broker.commands import PRODUCERS
+from petiole.tasks.worker.pool.commands import PRODUCERS
 from tests.support.site import Site, Worker, eventually
 
 REPLIES = "reply.celery.pidbox"

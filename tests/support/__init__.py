@@ -13,6 +13,8 @@ A whole installation, and who uses it:
     shop             a team's own Celery app, as it was before Petiole came
     both_apps        canvases of that app and Petiole's, in every order, and what each must give
     foreign_tasks    tasks of the same app that are no generations
+    telltale_tasks   tasks whose results and errors have a user's text
+    rights           the Redis users of docs/security.md
     hostile          messages as no producer sends them
     hostile_broadcasts  control commands and events as no Celery sends them
     scraping         `petiole metrics` as a process

@@ -13,12 +13,13 @@ from petiole.tasks.urls import RABBITMQ, scheme
 from petiole.tasks.worker import once
 from petiole.tasks.worker.boot import patches, program
 from petiole.tasks.worker.boot.step import EngineStep
-from petiole.tasks.worker.broker import commands, damage
+from petiole.tasks.worker.broker import damage
 from petiole.tasks.worker.broker.fairness import tenant_queues
 from petiole.tasks.worker.broker.quarantine import put_aside
 from petiole.tasks.worker.completion.backend import BACKENDS
 from petiole.tasks.worker.foreign.linked import add_route
 from petiole.tasks.worker.generation import limits  # noqa: F401 - its control command is one once imported
+from petiole.tasks.worker.pool import commands
 from petiole.tasks.worker.pool.pool import LOOK_AHEAD, Undecided
 
 ETA_TASKS = 10_000

@@ -2,5 +2,6 @@
 
 pool      `EnginePool`: one engine and its jobs; ends the worker after a fatal error
 handoff   SIGTERM: tasks finish in time, or are handed back to the queue
+commands  control commands: which are carried out, and where their answers go
 steering  `petiole pause`, `resume` and `reload`: commands about the engine of a running worker
 """
