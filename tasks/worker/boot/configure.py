@@ -11,7 +11,7 @@ from petiole.tasks.app.pools import Pools
 from petiole.tasks.settings import settings
 from petiole.tasks.urls import RABBITMQ, scheme
 from petiole.tasks.worker import once
-from petiole.tasks.worker.boot import patches, program
+from petiole.tasks.worker.boot import discretion, patches, program
 from petiole.tasks.worker.boot.step import EngineStep
 from petiole.tasks.worker.broker import damage
 from petiole.tasks.worker.broker.fairness import tenant_queues
@@ -57,6 +57,7 @@ def configure(app: Any) -> None:
     app.amqp.send_task_message = once.sending(app.amqp.send_task_message, confirm_s)
     app.loader.override_backends = BACKENDS
     app.steps["worker"].add(EngineStep)
+    discretion.install()
     for name in program.LOGGERS:
         logging.getLogger(name).addFilter(program.figures_for_text)
     add_route(app, settings().linked_queue)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import re
 import sys
 from typing import Any, NoReturn
 
@@ -87,9 +88,9 @@ def figures_for_text(record: logging.LogRecord) -> bool:
         try:
             result = take_result(str(facts["id"]))  # found by its id: `shadow` may change the name
         except GenerationFailed:
-            if facts.get("name") in SCHEMAS:  # an eager task inside another
-                data["return_value"] = "a generation"
-                record.args = {**facts, "return_value": "a generation"}
+            eager = facts.get("name") in SCHEMAS  # inside another task
+            data["return_value"] = "a generation" if eager else _without_text(str(facts["return_value"]))
+            record.args = {**facts, "return_value": data["return_value"]}
         else:
             del data["return_value"]
             figures = {name: result[name] for name in ("finish_reason", "attempt")}
@@ -102,6 +103,11 @@ def figures_for_text(record: logging.LogRecord) -> bool:
             record.args = {**facts, "runtime": f"{data['runtime']:.3f}", "return_value": _in_words(result)}
     record.data = data
     return True
+
+
+def _without_text(shown: str) -> str:
+    """The result of another task, unless it is a user's text, or may have some."""
+    return shown if re.fullmatch(r"None|True|False|-?\d{1,20}(\.\d{1,20})?", shown) else "a result"
 
 
 def _in_words(result: dict[str, Any]) -> str:

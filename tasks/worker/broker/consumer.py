@@ -162,7 +162,10 @@ class Consumer(StockConsumer):  # type: ignore[misc]
     def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
         task = gate.task(message)
         self.refuse(
-            message, gate.Refused(f"no valid task: {exc}", None if isinstance(task, gate.Refused) else task.id)
+            message,
+            gate.Refused(
+                f"no valid task: {type(exc).__name__}: {exc}", None if isinstance(task, gate.Refused) else task.id
+            ),
         )
 
     def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:

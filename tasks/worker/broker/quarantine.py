@@ -158,7 +158,7 @@ def put_aside(
     try:
         if task_id is None and (match := _ID.search(item[:SHOWN_BYTES])):
             task_id = match[1].decode()
-        logger.error("a message was put aside, from %s: %s", queue, reason)
+        logger.error("a message was put aside, from %s: %s", queue, without_values(reason))
         incidents.count("quarantined")
         error = error or InvalidRequest("message", reason, item[:200].decode(errors="replace"))
         steps = [_enter] if task_id is None else [_enter, _fail, _end_stream]
@@ -167,6 +167,12 @@ def put_aside(
         )
     except Exception:
         logger.exception("a malformed message could not be queued for the quarantine")
+
+
+def without_values(reason: str) -> str:
+    """A refusal for the log: without the value, and without the message of an exception. Both may quote the
+    message that was refused. The quarantine has the whole reason."""
+    return ": ".join(reason.partition(", got ")[0].split(": ")[:2])
 
 
 def _enter(app: Any, aside: Aside) -> None:

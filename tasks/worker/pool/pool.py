@@ -278,5 +278,7 @@ def _limit(given: object) -> float | None:
     if isinstance(given, int | float) and is_limit(given):
         return given
     if given is not None:
-        logger.error("a time limit must be a number of seconds, got %r: the task has no limit", given)
+        logger.error(
+            "a time limit must be a number of seconds, got a %s: the task has no limit", type(given).__name__
+        )
     return None

@@ -90,11 +90,13 @@ def test_an_eager_generation_inside_another_task_is_logged_without_its_text() ->
     assert "secret" not in str(record.data)  # type: ignore[attr-defined]
 
 
-def test_other_tasks_are_logged_as_they_were() -> None:
+@pytest.mark.parametrize(("value", "shown"), [("a secret", "a result"), ("None", "None"), ("-1.5", "-1.5")])
+def test_other_tasks_are_logged_without_text_in_their_results(value: str, shown: str) -> None:
     record = trace_record("mine.add")
+    record.args["return_value"] = value  # type: ignore[call-overload, index]
     assert figures_for_text(record)
-    assert record.getMessage().endswith("succeeded in 0.0s: a secret")
-    assert record.data == {"id": "t", "name": "mine.add", "return_value": "a secret", "runtime": 0.0}  # type: ignore[attr-defined]
+    assert record.getMessage().endswith(f"succeeded in 0.0s: {shown}")
+    assert record.data == {"id": "t", "name": "mine.add", "return_value": shown, "runtime": 0.0}  # type: ignore[attr-defined]
 
 
 JSON_LOG = """
