@@ -22,10 +22,12 @@ from petiole.tasks.errors import InvalidSettings
 from petiole.tasks.urls import (
     DEFAULT_MASTER,
     EMBEDDED,
+    ENCODED,
     RABBITMQ,
     SENTINEL,
     TLS_FILES,
     SentinelUrl,
+    is_whole,
     redacted,
     scheme,
 )
@@ -285,7 +287,8 @@ def settings() -> Settings:
 
 
 def invalid(setting: str, limit: str, value: object) -> InvalidSettings:
-    return InvalidSettings(f"{PREFIX}{setting.upper()}: {limit}, got {redacted(repr(value))}")
+    shown = redacted(value) if isinstance(value, str) else value
+    return InvalidSettings(f"{PREFIX}{setting.upper()}: {limit}, got {shown!r}")
 
 
 def misspelt() -> list[str]:
@@ -342,6 +345,8 @@ def _checked(url: str) -> str:
         for option in TLS_FILES:
             if option in tls and not os.access(str(tls[option]), os.R_OK):
                 raise ValueError(f"{option} must be a file that can be read")
+    if not is_whole(url):
+        raise ValueError(ENCODED)
     return url
 
 

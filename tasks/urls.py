@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
+REDIS = ("redis", "rediss", "redis+socket", "unix")
 SENTINEL = "sentinel"
 EMBEDDED = "embedded"
 RABBITMQ = ("amqp", "amqps")
@@ -104,9 +105,63 @@ def verified(url: str) -> str:
     return url if "ssl_cert_reqs=" in url else f"{url}{'&' if '?' in url else '?'}ssl_cert_reqs=required"
 
 
+_URL = re.compile(
+    r"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://)?"
+    r"(?:(?P<user>[^/#?\[\]]*)@)?"
+    r"(?P<host>\[[0-9A-Fa-f:.%]*\]|[^/#?@\[\]:\s]*)(?P<port>:[0-9]{1,5})?"
+    r"(?P<path>/[^#?@]*)?"
+    r"(?:\?(?P<query>[^#@]*))?"
+)
+_MANY_HOSTS = re.compile(r"[^/:]+://[^/#?\[\]]*(\[[0-9A-Fa-f:.%]*\][^/#?@\[\]]*)?(/[^#?@]*)?(\?[^#@]*)?")
+_SHOWN_OPTIONS = {"virtual_host", "db", "heartbeat", "ssl_cert_reqs", "ssl_check_hostname", *TLS_FILES}
+ENCODED = "must have each of / # ? [ ] ; in a user or password percent-encoded (/ as %2F)"
+"""The limit on a URL that `is_whole` refuses."""
+
+
+def is_whole(url: str) -> bool:
+    """Whether the URL can be taken apart in one way only. If a password has a `/`, say, then a part of it looks
+    like a port or a path."""
+    if "://" in url and scheme(url) in (*REDIS, SENTINEL, *RABBITMQ, EMBEDDED):
+        return _parts(url) is not None
+    return "@" not in url or _MANY_HOSTS.fullmatch(url) is not None
+
+
+def _parts(url: str) -> list[re.Match[str]] | None:
+    """The parts of each of the URLs that `;` separates. Sentinels after the first may lack the scheme."""
+    found = [_URL.fullmatch(one) for one in url.split(";")]
+    kinds = {match["scheme"] for match in found if match}
+    ports = [int(match["port"][1:]) for match in found if match and match["port"]]
+    named = None not in kinds or scheme(url) == SENTINEL
+    return [match for match in found if match] if all(found) and named and max(ports, default=0) < 2**16 else None
+
+
 def redacted(url: str) -> str:
-    """`url` without its passwords, for display."""
-    url = re.sub(r"(://[^:/@]*):[^/]*?@(?=[^@]*(;|/|$))", r"\1:***@", url)
-    url = re.sub(r"(;[^:/@;]*):[^/@;]*@", r"\1:***@", url)  # a host without a scheme
-    url = re.sub(r"(\?[^;]*)(?=;.*\1)", "", url)  # options that are repeated for another host
-    return re.sub(r"([?&]password=)[^&]*", r"\1***", url)
+    """`url` without its passwords, for display. Of a URL that cannot be taken apart, only the scheme is shown."""
+    kind, separator, _ = url.partition("://")
+    if not separator and "@" not in url:
+        return url
+    parts = _parts(url)
+    if parts is None:
+        return f"{kind}://***" if separator and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", kind) else "***"
+    queries = [_options(match["query"]) for match in parts]
+    return ";".join(
+        _before_options(match) + (query if query not in queries[k + 1 :] else "")
+        for k, (match, query) in enumerate(zip(parts, queries, strict=True))
+    )
+
+
+def _before_options(match: re.Match[str]) -> str:
+    user, separator, _ = (match["user"] or "").partition(":")
+    known = "" if match["user"] is None else f"{user}:***@" if separator else "***@"
+    kind = "" if match["scheme"] is None else f"{match['scheme']}://"
+    return f"{kind}{known}{match['host']}{match['port'] or ''}{match['path'] or ''}"
+
+
+def _options(query: str | None) -> str:
+    if query is None:
+        return ""
+    given = (option.partition("=") for option in query.split("&"))
+    return "?" + "&".join(
+        f"{name}{equals}{value}" if name in _SHOWN_OPTIONS else f"{name}=***" if equals else "***"
+        for name, equals, value in given
+    )

@@ -21,7 +21,7 @@ from celery.signals import before_task_publish
 
 from petiole.tasks.app.rabbitmq import EXCHANGE_TYPE, QUEUE_TYPE
 from petiole.tasks.errors import InvalidSettings
-from petiole.tasks.urls import redacted
+from petiole.tasks.urls import is_whole, redacted
 
 logger = logging.getLogger(__name__)
 
@@ -208,6 +208,8 @@ def _broker(app: Celery) -> str:
 
 def _elsewhere(one: str, other: str) -> bool:
     """Whether two URLs certainly name different places. Two host names may mean the same server."""
+    if not (is_whole(one) and is_whole(other)):
+        return False
     (family, host, *rest), (other_family, other_host, *other_rest) = _place(one), _place(other)
     return family != other_family or (host == other_host and rest != other_rest)
 
