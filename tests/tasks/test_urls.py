@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from urllib.parse import quote, unquote, urlsplit
 
 import pytest
@@ -13,6 +16,7 @@ from pydantic import ValidationError
 from petiole.tasks.errors import InvalidSettings
 from petiole.tasks.settings import Settings, settings
 from petiole.tasks.urls import ENCODED, is_whole, redacted
+from tests.support.site import REPOSITORY
 
 WORD = "Zq7xK"
 SPECIAL = "/#?@[]:;%&=+ \\'\"ü"
@@ -118,3 +122,34 @@ def test_a_raw_password_is_refused_by_the_name_of_its_setting(field: str, charac
 )
 def test_what_is_whole(url: str) -> None:
     assert is_whole(url)
+
+
+PLACES = {
+    "settings": ["-m", "petiole.tasks.commands.cli", "settings"],
+    "status": ["-m", "petiole.tasks.commands.cli", "status", "--once"],
+    "metrics": ["-m", "petiole.tasks.commands.cli", "metrics"],
+    "chat": ["-m", "petiole.tasks.commands.cli", "chat"],
+    "cancel": ["-m", "petiole.tasks.commands.cli", "cancel", "x"],
+    "worker": ["-m", "celery", "-A", "tasks", "worker"],
+    "delay": ["-c", "from petiole import generate; generate.delay(prompt='x')"],
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_one_line_names_the_setting_wherever_it_is_read(place: str) -> None:
+    for name in ("PETIOLE_BROKER_URL", "PETIOLE_RESULT_BACKEND"):
+        url = f"redis://webapp:{WORD}/{WORD}#{WORD}@localhost:6379/0"
+        ran = subprocess.run(
+            [sys.executable, *PLACES[place]],
+            env={**os.environ, name: url},
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        said = ran.stdout + ran.stderr
+        assert WORD not in said
+        last = said.strip().splitlines()[-1]
+        assert f"{name}: {ENCODED}, got 'redis://***'" in last
+        assert ran.returncode == (1 if place == "delay" else 2)
+        assert place == "delay" or "Traceback" not in said
