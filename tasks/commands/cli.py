@@ -222,6 +222,7 @@ def run_metrics(options: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
     host = options.host
+    settings.settings()  # a wrong one ends this command, not each scrape
     port = exporter.serve(host, options.port)
     print(f"serving http://{f'[{host}]' if ':' in host else host}:{port}/metrics", flush=True)
     over.wait()

@@ -22,6 +22,7 @@ from kombu.exceptions import OperationalError
 
 from petiole.tasks.errors import PetioleError
 from petiole.tasks.fleet import control
+from petiole.tasks.settings import settings
 from petiole.tasks.submission.definitions import chat
 
 HELP = "/reset begins a new conversation, /help shows this, Ctrl-C cancels an answer, Ctrl-D leaves"
@@ -171,6 +172,7 @@ def _option(text: str) -> tuple[str, Any]:
 
 def run(given: argparse.Namespace) -> int:
     """The program. With input from a pipe each line is a turn, and the first failure ends it with status 1."""
+    settings()  # a wrong one ends the program before the first turn
     named = ("max_tokens", "temperature", "seed", "adapter", "queue", "priority")
     options = {name: value for name in named if (value := getattr(given, name)) is not None}
     conversation = Conversation(given.system, {**options, **dict(given.option), "timeout_s": given.timeout})

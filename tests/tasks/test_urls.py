@@ -143,6 +143,7 @@ def test_one_line_names_the_setting_wherever_it_is_read(place: str) -> None:
             [sys.executable, *PLACES[place]],
             env={**os.environ, name: url},
             cwd=REPOSITORY,
+            input="hello\n",  # for the conversation
             capture_output=True,
             text=True,
             check=False,
