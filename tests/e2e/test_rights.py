@@ -163,7 +163,18 @@ def test_an_operator_can_do_its_work(guarded: tuple[Site, Worker]) -> None:
 WITHOUT_RIGHTS = {"auth", "hello", "quit", "reset"}
 """What Redis lets everybody call."""
 
-KEYLESS = {"ping", "time", "multi", "exec", "discard", "unwatch", "unsubscribe", "punsubscribe", "client|setinfo"}
+KEYLESS = {
+    "ping",
+    "time",
+    "wait",
+    "multi",
+    "exec",
+    "discard",
+    "unwatch",
+    "unsubscribe",
+    "punsubscribe",
+    "client|setinfo",
+}
 """Commands without a key or channel that show and change nothing."""
 
 WORKERS_KEYLESS = {"info", "pubsub|numsub"}
