@@ -22,6 +22,7 @@ from petiole.tasks.servers import embedded
 from petiole.tasks.settings import settings
 from petiole.tasks.streams.readers import AsyncStream, Stream
 from tests.support.certificates import Certificates, server_with_tls
+from tests.support.client import client
 from tests.support.fake_engine import expected
 from tests.support.scraping import exporting
 from tests.support.site import REPOSITORY, Site, eventually
@@ -133,6 +134,55 @@ def test_a_failover_that_sentinel_makes_is_survived(
     assert site.get(site.generate("after", max_tokens=3, seed=1))["token_ids"] == expected("after", 1, 3)
     assert worker.alive()
     assert shows_no_password(worker.output)
+
+
+SUBMISSION = """
+from petiole import Unconfirmed
+
+try:
+    generate.delay(prompt="hello", max_tokens=3, seed=1, task_id="mine", confirm=CONFIRM)
+    print(json.dumps("sent"))
+except Unconfirmed:
+    print(json.dumps("unconfirmed"))
+"""
+
+
+def failed_over(watched: Watched, to: Any) -> int:
+    """Kill the master at once. Returns how many tasks wait in the queue after the failover."""
+    watched.master().kill()
+    eventually(lambda: watched.master() is to and watched.role(to) == "master", "the failover")
+    waiting = watched.client(to).llen("petiole")
+    assert isinstance(waiting, int)
+    return waiting
+
+
+def test_a_submission_that_is_confirmed_survives_the_primary(watched_site: WatchedSite) -> None:
+    site = watched_site()
+    assert client(site, SUBMISSION.replace("CONFIRM", "1")) == "sent"
+    assert failed_over(site.server, site.server.servers[1]) == 1
+
+
+@pytest.mark.parametrize(("confirm", "said"), [(0, "sent"), (1, "unconfirmed")])
+def test_only_a_confirmed_submission_is_known_to_survive(
+    watched_site: WatchedSite, confirm: int, said: str
+) -> None:
+    """The replica is cut off. Without confirmation the submission seems to be made, and is lost. With it the
+    caller is told, and submits again."""
+    site = watched_site()
+    watched, replica = site.server, site.server.servers[1]
+    cut_off = watched.client(replica)
+    cut_off.config_set("masterauth", "wrong")
+    cut_off.execute_command("CLIENT", "KILL", "TYPE", "master")
+    eventually(lambda: cut_off.info("replication")["master_link_status"] == "down", "it is cut off")
+    assert client(site, SUBMISSION.replace("CONFIRM", str(confirm))) == said
+    old = watched.master()
+    assert failed_over(watched, replica) == 0
+    cut_off.config_set("masterauth", PASSWORD)
+    watched.bring_back(old)
+    eventually(watched.in_step, "there is a replica again")
+    assert client(site, SUBMISSION.replace("CONFIRM", "1")) == "sent"
+    site.worker()
+    assert get(site, site.app.AsyncResult("mine"))["token_ids"] == expected("hello", 1, 3)
 
 
 def test_without_sentinels_everybody_says_so_and_a_worker_waits(watched_site: WatchedSite) -> None:
