@@ -162,6 +162,6 @@ def _options(query: str | None) -> str:
         return ""
     given = (option.partition("=") for option in query.split("&"))
     return "?" + "&".join(
-        f"{name}{equals}{value}" if name in _SHOWN_OPTIONS else f"{name}=***" if equals else "***"
+        f"{name}{equals}{value}" if name in _SHOWN_OPTIONS else "password=***" if name == "password" else "***"
         for name, equals, value in given
     )

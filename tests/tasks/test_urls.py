@@ -49,6 +49,8 @@ places = st.fixed_dictionaries(
 
 @given(st.sampled_from([*URLS.values()]), passwords, places)
 def test_no_part_of_a_password_is_shown(form: str, password: str, place: dict[str, object]) -> None:
+    if form == URLS["no user"]:
+        password = password.replace(":", "")  # what precedes it is a user's name
     url = form.format(password=password, **place)
     assert WORD not in redacted(url)
     assert WORD not in redacted(redacted(url))
