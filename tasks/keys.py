@@ -7,6 +7,7 @@ scripts get the names as arguments.
     of one image        `image_key`
     of the broker       `LedgerKeys`
     of the whole fleet  `WORKERS_KEY`, `LIVES_KEY`, `QUARANTINE_KEY`, `PROBE_KEY`
+    of a worker         `MARKER_PREFIX`
     in a message        `SENT_HEADER`, `AFFINITY_HEADER`, `NAME_PROPERTY`
 """
 
@@ -25,6 +26,10 @@ QUARANTINE_KEY = "petiole:quarantine"
 
 PROBE_KEY = "petiole:nothing"
 """Never exists. Writing to it shows whether Redis takes writes."""
+
+MARKER_PREFIX = "petiole-results-"
+"""With a random part behind it: the task id under which a worker stores a result of no task in its result backend.
+Whoever finds that result looks for results in the right place (`fleet.markers`). It expires as results do."""
 
 SENT_HEADER = "petiole-sent"
 """When the task was submitted, by the producer's `time.time()`."""

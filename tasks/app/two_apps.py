@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -32,6 +32,10 @@ _FAMILIES = {
 _PORTS = {"redis": 6379, "amqp": 5672}
 _LINKS = ("chain", "link", "callbacks", "link_error", "errbacks")
 _CELERYS_BROKER = "amqp://localhost//"  # without a setting
+
+chord_of_both: Callable[[Celery, str | None], object] | None = None
+"""Called with the user's app when its results and Petiole's are to meet in a chord, and with the queue of the
+generations, if that is known. Set by `tasks.submission.task`."""
 
 _reported: set[str] = set()
 _sending = threading.local()
@@ -55,6 +59,8 @@ def check(ours: Celery, options: Mapping[str, Any]) -> None:
     for theirs in _apps([*links, *chord], ours):
         for problem in _different(ours, theirs, is_chord):
             raise InvalidSettings(problem)
+        if is_chord and chord_of_both is not None:
+            chord_of_both(theirs, options.get("queue"))
     for senders, sent in _handovers([], list(reversed(_list(options.get("chain")))), ours):
         for theirs in senders:
             for problem in _undeclared(theirs, sent):
@@ -77,6 +83,8 @@ def watch(ours: Celery, names: Container[str]) -> None:
                 if problem not in _reported:
                     _reported.add(problem)
                     logger.error("a generation of this chain or chord will not run: %s", problem)
+            if is_chord and chord_of_both is not None:
+                chord_of_both(theirs, next(iter(_queues(*found)), None))
 
     before_task_publish.connect(look_at_links, weak=False)
 

@@ -10,8 +10,9 @@ from typing import Any
 import redis
 from kombu.exceptions import OperationalError
 
+from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.commands.terminal import error_text, live, table_text
-from petiole.tasks.fleet import lives, probes, queues, reports
+from petiole.tasks.fleet import lives, markers, probes, queues, reports
 from petiole.tasks.servers import connections
 
 UNREACHABLE = (OperationalError, redis.RedisError, OSError)
@@ -22,8 +23,12 @@ def show(options: argparse.Namespace) -> int:
         return live(_status_now, every_s=reports.REPORT_INTERVAL_S / 2)
     workers = reports.workers()
     if options.json:
+        elsewhere = [worker.worker for worker in _elsewhere(workers)]
         shown: dict[str, Any] = {
-            "workers": [worker.model_dump() | {"lost": worker.lost} for worker in workers],
+            "workers": [
+                worker.model_dump() | {"lost": worker.lost, "results_elsewhere": worker.worker in elsewhere}
+                for worker in workers
+            ],
             "queues": None,
         }
         try:
@@ -55,7 +60,10 @@ def _status(workers: list[reports.WorkerReport]) -> str:
     if workers:
         rows = [_status_row(worker, started.get(worker.worker)) for worker in workers]
         table = table_text(STATUS_COLUMNS, rows)
-    return "\n".join([table, *_silent(workers, started), *_refused_writes()]) + f"\n\n{_queues(workers)}"
+    lines = [table, *_silent(workers, started), *_refused_writes()]
+    if elsewhere := _elsewhere(workers):
+        lines.append(markers.complaint(celery_app, elsewhere))
+    return "\n".join(lines) + f"\n\n{_queues(workers)}"
 
 
 def _silent(workers: list[reports.WorkerReport], started: dict[str, lives.Life]) -> list[str]:
@@ -78,6 +86,14 @@ def _refused_writes() -> list[str]:
         for name, reason in refused.items()
         if reason
     ]
+
+
+def _elsewhere(workers: list[reports.WorkerReport]) -> list[reports.WorkerReport]:
+    """The workers that store their results where this process does not look for them."""
+    try:
+        return markers.elsewhere(celery_app, workers)
+    except Exception:  # any backend's, or no right to read results: no answer
+        return []
 
 
 QUEUE_COLUMNS = ("queue", "waiting", "by priority", "workers")

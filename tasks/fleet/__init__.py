@@ -3,6 +3,8 @@
 control   a task's state, cancel; pause, resume, reload, drain: for applications, readers, the command line and
           workers
 exporter  `petiole metrics`: reports and queue lengths for Prometheus
+markers   whether a process looks for results where workers store them: for a submission, callers that wait and
+          the command line
 lives     starts and last exits of workers: workers write them, the command line and the exporter read them
 probes    checks whether each Redis takes writes: for the command line and the exporter
 queues    queue lengths by priority: for the exporter, and for a worker's broker

@@ -78,6 +78,7 @@ class WorkerReport(BaseModel):
     fingerprint: str = ""  # of the model's weights
     device: str = ""
     queues: list[str] = []  # it takes tasks from, or will after a pause
+    result_marker: str = ""  # the id of a result that it has stored (`fleet.markers`); empty: none yet
     slots: int = 0
     running: int = 0
     waiting: int = 0

@@ -4,7 +4,8 @@
 for `SILENCE_S`, a thread reads the workers' reports, for all callers of the process together. It logs a warning if
 no worker serves a queue that somebody waits for, or if all workers of the queue are paused: one for each queue and
 outage, however many wait. The caller neither waits for that thread nor fails with it. If the reports cannot be
-read, because Redis is elsewhere or this user has no right to read them, nothing is logged.
+read, because Redis is elsewhere or this user has no right to read them, nothing is logged. `markers` is asked
+whether the workers store their results elsewhere.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from typing import Any
 
 import redis
 
+from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.errors import InvalidRequest, NoWorker, Unavailable
-from petiole.tasks.fleet import reports
+from petiole.tasks.fleet import markers, reports
 from petiole.tasks.fleet.reports import LOST_AFTER_S, WorkerReport
 from petiole.tasks.keys import WORKERS_KEY
 from petiole.tasks.servers import connections
@@ -102,9 +104,12 @@ class Watch:
 
     def silent(self) -> None:
         """Nothing has come. Called about once a second. Has the reports read when it is time."""
-        if self._queues and time.monotonic() >= self._look_at:
+        if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + self._silence_s
-            _lookout.look(self._queues)
+            if self._queues:
+                _lookout.look(self._queues)
+            for queue in self._queues or {None}:
+                markers.look(celery_app, queue)
 
 
 class Lookout:

@@ -17,6 +17,7 @@ from petiole.tasks.app import two_apps
 from petiole.tasks.app.application import app
 from petiole.tasks.app.blocking import SUBMISSIONS, TooManyWait
 from petiole.tasks.errors import GenerationFailed, InvalidRequest, Unavailable
+from petiole.tasks.fleet import markers
 from petiole.tasks.fleet.serving import Router, Watch
 from petiole.tasks.keys import SENT_HEADER
 from petiole.tasks.requests import affinity
@@ -97,6 +98,8 @@ class GenerationTask(Task):  # type: ignore[misc]
                 raise Unavailable(redacted(url), reason) from None
         if isinstance(submitted, AsyncGeneration):  # not an eager one
             submitted.submitted_to = router.queue
+            if not isinstance(self.app.current_worker_task, GenerationTask):
+                markers.look(self.app, router.queue)
         return submitted
 
     @staticmethod
@@ -189,3 +192,4 @@ class GenerationTask(Task):  # type: ignore[misc]
 
 
 app.watcher = Watch
+two_apps.chord_of_both = markers.look

@@ -11,6 +11,7 @@ What users ask for:
     test_steering            pause, resume, reload
     test_homes               conversations stay where they began
     test_no_silence          whoever waits in vain learns why
+    test_result_marker       whoever looks for results in the wrong place learns where the fault is
 
 With a real model:
 

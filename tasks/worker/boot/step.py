@@ -31,6 +31,7 @@ from petiole.tasks.worker.broker.leases import LeaseKeeper
 from petiole.tasks.worker.pool.pool import EX_USAGE, EnginePool, Undecided
 from petiole.tasks.worker.reports import heartbeat
 from petiole.tasks.worker.reports.incidents import incidents
+from petiole.tasks.worker.reports.marker import Marker
 from petiole.tasks.worker.reports.reporter import Reporter, engine_figures
 from petiole.tasks.worker.reports.surroundings import Memory, say_if_clocks_differ
 
@@ -90,6 +91,8 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         say_if_clocks_differ(connections.streams())
         at_start, on_rabbitmq, memory = version(), scheme(settings().broker_url) in RABBITMQ, Memory()
 
+        marker = Marker(worker.app)
+
         def report(tokens_per_s: float) -> WorkerReport:
             queues = {*serving.steering.given_up, *worker.app.amqp.queues.consume_from}
             return WorkerReport(
@@ -98,6 +101,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 fingerprint=engine.limits.fingerprint,
                 version=at_start,
                 queues=sorted(queues),
+                result_marker=marker.name,
                 tokens_per_s=round(tokens_per_s, 1),
                 lease_age_s=round(engine.heartbeat_age_s() if on_rabbitmq else leases.lease_age_s, 1),
                 streams_behind_s=round(services.publisher.behind_s, 3),
@@ -114,6 +118,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             worker=worker.hostname,
             report=report,
             tokens=lambda: int(engine.stats().get("generated_tokens", 0)),
+            marker=marker,
         )
         pool.reporter.start()
 

@@ -12,6 +12,7 @@ import redis
 from petiole.tasks.fleet import reports
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.worker.periodic import Periodic
+from petiole.tasks.worker.reports.marker import Marker
 
 logger = logging.getLogger(__name__)
 
@@ -40,18 +41,22 @@ class Reporter:
         worker: str,
         report: Callable[[float], reports.WorkerReport],
         tokens: Callable[[], int],
+        marker: Marker,
     ) -> None:
         self._client, self._worker, self._report, self._tokens = client, worker, report, tokens
         self._before, self._since, self._forget_at = 0, 0.0, 0.0
+        self._marker = marker
         self._thread = Periodic("petiole-report", self._try)
 
     def start(self) -> None:
         self._before, self._since = self._tokens(), time.monotonic()
+        self._marker.start()
         self._thread.start()
 
     def stop(self) -> None:
         """Stop, and remove the report, so that the worker is not shown as lost."""
         self._thread.stop()
+        self._marker.stop()
         try:
             reports.withdraw(self._client, self._worker)
         except (*LOST, redis.RedisError):

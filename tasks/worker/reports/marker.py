@@ -1,0 +1,51 @@
+"""This worker's marker in the result backend: see `tasks.fleet.markers`."""
+
+from __future__ import annotations
+
+import logging
+from uuid import uuid4
+
+from celery import Celery
+from celery.states import SUCCESS
+
+from petiole.tasks.app.backend import trying_once
+from petiole.tasks.keys import MARKER_PREFIX
+from petiole.tasks.worker.periodic import Periodic
+
+logger = logging.getLogger(__name__)
+
+AGAIN_S = 10.0
+"""How often the marker is stored, in case the backend has lost it. Results, and so the marker, expire later."""
+
+
+class Marker:
+    """Stores the marker, on a thread: the result backend may be away while the reports' Redis is there."""
+
+    name = ""
+    """Empty until the marker has been stored."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app, self._name = app, f"{MARKER_PREFIX}{uuid4()}"
+        self._thread = Periodic("petiole-marker", self._try)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop, and remove the marker."""
+        self._thread.stop()
+        if self.name:
+            try:
+                with trying_once(self._app.backend):
+                    self._app.backend.forget(self._name)
+            except Exception as error:  # any backend's: the marker expires
+                logger.debug("the marker was not removed: %r", error)
+
+    def _try(self) -> float:
+        try:
+            with trying_once(self._app.backend):
+                self._app.backend.store_result(self._name, None, SUCCESS)
+            self.name = self._name
+        except Exception as error:  # any backend's: the next call tries again
+            logger.debug("no marker: %r", error)
+        return AGAIN_S
