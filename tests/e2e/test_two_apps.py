@@ -102,7 +102,7 @@ def test_every_canvas_in_every_order_from_forty_threads(both: Site) -> None:
 
 
 def test_the_same_in_forked_processes(both: Site) -> None:
-    assert wrong(both, "forked", "3", "8", "10") == {}
+    assert wrong(both, "forked", "3", "8", "11") == {}
 
 
 ELSEWHERE = """

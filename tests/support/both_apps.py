@@ -122,7 +122,7 @@ def attempt(shape: Shape) -> str:
 
 
 def outcomes(threads: int, every: int) -> dict[str, str]:
-    """What went wrong with every n-th canvas."""
+    """What went wrong with every n-th canvas. An odd number, because the last task's app changes with each."""
     shapes = list(canvases())[::every]
     with ThreadPoolExecutor(threads) as pool:
         return dict(zip(map(str, shapes), pool.map(attempt, shapes), strict=True))
@@ -131,7 +131,7 @@ def outcomes(threads: int, every: int) -> dict[str, str]:
 def forked(children: int, *arguments: int) -> dict[str, str]:
     """What went wrong in child processes, and in their parent at the same time. The parent has used both apps
     before the fork."""
-    found, readers = outcomes(1, 100), []
+    found, readers = outcomes(1, 101), []
     for _ in range(children):
         reader, writer = os.pipe()
         if os.fork() == 0:

@@ -97,10 +97,11 @@ class Worker:
         *arguments: str,
         app: str = "tasks",
         repository: Path = REPOSITORY,
+        python: Path | str = sys.executable,
     ) -> None:
         self.name, self.node, self.arguments = name, f"{name}@test", arguments
         self.log = folder / f"{name}.log"
-        command = [sys.executable, "-m", "celery", "-A", app, "worker", "-l", "INFO", "-n", self.node]
+        command = [str(python), "-m", "celery", "-A", app, "worker", "-l", "INFO", "-n", self.node]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, *arguments],
@@ -205,9 +206,10 @@ class Site:
         gossip: bool = False,
         app: str = "tasks",
         repository: Path = REPOSITORY,
+        python: Path | str = sys.executable,
         **environment: Any,
     ) -> Worker:
-        """`repository`: a folder with another version."""
+        """`repository`: a folder with another version; `python`: the interpreter of another environment."""
         earlier = [] if repository == REPOSITORY else [str(repository / "tests")]  # imported `support`
         paths = [str(repository), *earlier, os.environ.get("PYTHONPATH", "")]
         full = {
@@ -220,7 +222,7 @@ class Site:
         }
         alone = () if gossip else ("--without-gossip", "--without-mingle")
         name = f"w{len(self.workers)}"
-        worker = Worker(self.folder, name, full, *alone, *arguments, app=app, repository=repository)
+        worker = Worker(self.folder, name, full, *alone, *arguments, app=app, repository=repository, python=python)
         self.workers.append(worker)
         return worker
 

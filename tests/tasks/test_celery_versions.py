@@ -1,7 +1,8 @@
 """The producer side in a web app with a Celery of its own, and the oldest kombu and redis-py that it may have.
 
 For each version an environment is made, once, from the package registry, and kept beside the one that runs the
-tests. It has the pinned packages and what `pyproject.toml` declares for producers, which must accept the pins.
+tests. It has the pinned packages, gevent, and what `pyproject.toml` declares for producers, which must accept the
+pins.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ FEATURES = (
 
 def environment(version: str) -> Path:
     """The interpreter of an environment with this version. Skips the test where it cannot be installed."""
-    wanted = [*PINNED[version], *DECLARED]
+    wanted = [*PINNED[version], *DECLARED, "gevent"]
     digest = hashlib.sha256("\n".join([sys.version, *wanted]).encode()).hexdigest()[:12]
     folder = Path(sys.prefix) / "producers" / f"celery-{version}-{digest}"
     python = folder / "bin" / "python"
