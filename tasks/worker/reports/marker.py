@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 from uuid import uuid4
 
 from celery import Celery
 from celery.states import SUCCESS
 
-from petiole.tasks.app.backend import trying_once
 from petiole.tasks.keys import MARKER_PREFIX
-from petiole.tasks.worker.periodic import Periodic
+from petiole.tasks.worker.periodic import JOIN_S, Periodic
 
 logger = logging.getLogger(__name__)
 
@@ -32,19 +32,22 @@ class Marker:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop, and remove the marker."""
+        """Stop, and remove the marker. A backend that does not answer delays this by `JOIN_S` at most."""
         self._thread.stop()
         if self.name:
-            try:
-                with trying_once(self._app.backend):
-                    self._app.backend.forget(self._name)
-            except Exception as error:  # any backend's: the marker expires
-                logger.debug("the marker was not removed: %r", error)
+            removal = threading.Thread(target=self._remove, name="petiole-marker-end", daemon=True)
+            removal.start()
+            removal.join(JOIN_S)
+
+    def _remove(self) -> None:
+        try:
+            self._app.backend.forget(self._name)
+        except Exception as error:  # any backend's: the marker expires
+            logger.debug("the marker was not removed: %r", error)
 
     def _try(self) -> float:
         try:
-            with trying_once(self._app.backend):
-                self._app.backend.store_result(self._name, None, SUCCESS)
+            self._app.backend.store_result(self._name, None, SUCCESS)
             self.name = self._name
         except Exception as error:  # any backend's: the next call tries again
             logger.debug("no marker: %r", error)
