@@ -113,7 +113,7 @@ _URL = re.compile(
     r"(?:\?(?P<query>[^#@]*))?"
 )
 _MANY_HOSTS = re.compile(r"[^/:]+://[^/#?\[\]]*(\[[0-9A-Fa-f:.%]*\][^/#?@\[\]]*)?(/[^#?@]*)?(\?[^#@]*)?")
-_SHOWN_OPTIONS = {"virtual_host", "db", "heartbeat", "ssl_cert_reqs", "ssl_check_hostname", *TLS_FILES}
+_SHOWN_OPTION = re.compile("virtual_host|db|heartbeat|master_name|ssl_(?!.*password)[a-z_]{1,30}")
 ENCODED = "must have each of / # ? [ ] ; in a user or password percent-encoded (/ as %2F)"
 """The limit on a URL that `is_whole` refuses."""
 
@@ -162,6 +162,10 @@ def _options(query: str | None) -> str:
         return ""
     given = (option.partition("=") for option in query.split("&"))
     return "?" + "&".join(
-        f"{name}{equals}{value}" if name in _SHOWN_OPTIONS else "password=***" if name == "password" else "***"
+        f"{name}{equals}{value}"
+        if _SHOWN_OPTION.fullmatch(name)
+        else "password=***"
+        if name == "password"
+        else "***"
         for name, equals, value in given
     )
