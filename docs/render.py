@@ -3,7 +3,8 @@
     tasks/requests/schemas.py         declares each option of a task, once
     tasks/requests/skills.py          those of the skills of vision models
     tasks/requests/results.py         each field of a delta and of a result
-    tasks/requests/submission.py   declares each option of a submission, once
+    tasks/requests/celery_options.py  declares each option of a submission, once
+    tasks/fleet/models.py             each fact of a model
 
     tasks/requests/types.py           the same for type checkers and editors: all of it is written here
     tasks/submission/typed.py         the methods of the tasks, with these types: all of it is written here
@@ -31,6 +32,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from petiole.tasks.fleet import models
 from petiole.tasks.record.codec import AT_THE_END
 from petiole.tasks.requests import celery_options, results, schemas, skills
 from petiole.tasks.requests.kinds import SCHEMAS
@@ -39,7 +41,7 @@ from petiole.tasks.requests.schemas import Common, Options
 ROOT = Path(__file__).resolve().parents[1]
 TYPES = ROOT / "tasks" / "requests" / "types.py"
 TASKS = ROOT / "tasks" / "submission" / "typed.py"
-PAGES = [ROOT / "docs" / name for name in ("requests.md", "streams.md", "vision.md")]
+PAGES = [ROOT / "docs" / name for name in ("requests.md", "streams.md", "vision.md", "models.md")]
 WIDTH = 115
 
 HEAD = '''"""Options and results as type checkers and editors see them: `schemas` and `results`, as dictionaries.
@@ -105,7 +107,7 @@ def texts(module: ModuleType) -> dict[tuple[str, str], str]:
     return found
 
 
-TEXTS = texts(schemas) | texts(skills) | texts(results) | texts(celery_options)
+TEXTS = texts(schemas) | texts(skills) | texts(results) | texts(celery_options) | texts(models)
 
 
 def own(model: Model) -> dict[str, FieldInfo]:
@@ -364,6 +366,7 @@ def tables(page_name: str) -> dict[str, str]:
         "skills": markdown(("task", "option", "default", ""), asked),
         "submission": markdown(("option", ""), submitted),
         "result": fields(results.GenerationResult, results.Shown),
+        "facts": fields(models.ModelFacts, BaseModel),
         "delta": fields(results.StreamDelta, results.ShownPiece, "At the end: "),
     }
 

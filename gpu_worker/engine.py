@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from petiole.cache import KVCacheManager, PageTable
 from petiole.cache.prefix.factory import build_prefix_cache
@@ -380,6 +380,20 @@ class Engine:
         return future.result()
 
     # ------------------------------------------------------------ status
+
+    def facts(self) -> dict[str, Any]:
+        """What the model is and takes, as far as its checkpoint says so."""
+        limits, text = self.limits, None if self.tokenizer is None else self.tokenizer.facts
+        known: dict[str, Any] = {} if text is None else dict(text)
+        if limits.processor is not None:  # it answers conversations by its skills, without a chat template
+            known |= {"chat": True, "tools": False}
+        return {
+            "max_model_len": limits.max_model_len,
+            "vocab_size": limits.vocab_size,
+            "images": limits.images is not None,
+            "takes_adapters": limits.adapters and self.config.lora_slots > 0,
+            **known,
+        }
 
     @property
     def limits(self) -> ModelLimits:

@@ -6,7 +6,7 @@ scripts get the names as arguments.
     of one task         `StreamKeys`
     of one image        `image_key`
     of the broker       `LedgerKeys`
-    of the whole fleet  `WORKERS_KEY`, `LIVES_KEY`, `QUARANTINE_KEY`, `PROBE_KEY`
+    of the whole fleet  `WORKERS_KEY`, `LIVES_KEY`, `MODELS_KEY`, `QUARANTINE_KEY`, `PROBE_KEY`
     of a worker         `MARKER_PREFIX`
     in a message        `SENT_HEADER`, `AFFINITY_HEADER`, `NAME_PROPERTY`
 """
@@ -20,6 +20,9 @@ WORKERS_KEY = "petiole:workers"
 
 LIVES_KEY = "petiole:lives"
 """Hash: by worker, its starts and ends (`fleet.lives`)."""
+
+MODELS_KEY = "petiole:models"
+"""Hash: by fingerprint and queues, the facts of a model (`fleet.models`)."""
 
 QUARANTINE_KEY = "petiole:quarantine"
 """List: messages that were set aside (`worker.broker.quarantine`)."""

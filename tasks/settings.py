@@ -173,6 +173,14 @@ class Settings(EngineSettings, BaseSettings):
         pattern="^[A-Za-z0-9_-]{1,64}$",
         description="exchange of operators' control commands; unless it is celery, producers may only cancel",
     )
+    served_names: str = Field(
+        default="",
+        description="names under which producers ask for the model, such as chat,qwen3; empty: from PETIOLE_MODEL",
+    )
+    served_adapters: str = Field(
+        default="",
+        description="LoRA adapters that producers ask for as for a model: NAME=FOLDER or NAME=HUB_ID, with commas",
+    )
     linked_queue: str = Field(
         default="celery",
         min_length=1,
@@ -253,6 +261,17 @@ class Settings(EngineSettings, BaseSettings):
         parse_weights(value)
         return value
 
+    @field_validator("served_adapters")
+    @classmethod
+    def _adapters_can_be_read(cls, value: str) -> str:
+        parse_adapters(value)
+        return value
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """By name, the folders or hub ids of the adapters that producers ask for as for a model."""
+        return parse_adapters(self.served_adapters)
+
     @property
     def weights(self) -> dict[str, float]:
         """Tenants and their weights. Empty on RabbitMQ, where the broker decides the order of queues."""
@@ -331,6 +350,17 @@ def parse_weights(text: str) -> dict[str, float]:
             raise ValueError("must be NAME=WEIGHT,...; letters, digits, - and _; weights from 0.001 to 1000")
         weights[match[1]] = float(match[2])
     return weights
+
+
+def parse_adapters(text: str) -> dict[str, str]:
+    """`sql=org/sql-lora,legal=/adapters/legal` as a dictionary."""
+    adapters: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, where = (side.strip() for side in part.partition("="))
+        if not name or not where:
+            raise ValueError("must be NAME=FOLDER or NAME=HUB_ID, ...")
+        adapters[name] = where
+    return adapters
 
 
 def _must_be_one_of(schemes: tuple[str, ...], url: str) -> str:

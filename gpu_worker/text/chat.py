@@ -26,6 +26,16 @@ RESERVED_VARIABLES = frozenset(
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
+_REASONING_MARKS = ("enable_thinking", "reasoning_content", "reasoning_effort", "<think>")
+_PROBE = {
+    "type": "function",
+    "function": {
+        "name": "petiole_probe",
+        "description": "a",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+
 _END = "THE_FINAL_MESSAGE_ENDS_HERE "
 """Marks the end of a message that is continued. If its space is missing, the template has trimmed the message."""
 
@@ -82,6 +92,22 @@ class ChatTemplate:
             problem = f"refused by the chat template: {error}" if error.refused else str(error)
             raise InvalidRequest("messages", problem, outline) from error
         return text if final is None else _up_to_end(text, final, outline)
+
+    @property
+    def known(self) -> bool:
+        """Whether the checkpoint has a template at all."""
+        return bool(self._sources)
+
+    def shows_tools(self) -> bool:
+        """Whether a template writes the names of tools into a prompt."""
+        chat = [{"role": "user", "content": "a"}]
+        rendered = (self._rendered(source, chat, [_PROBE]) for source in self._sources.values())
+        return any("petiole_probe" in (text or "") for text in rendered)
+
+    def knows_reasoning(self) -> bool:
+        """Whether a template mentions reasoning. No rendering would tell: most templates leave out the reasoning
+        of earlier turns, and many let it begin without a mark."""
+        return any(mark in source for source in self._sources.values() for mark in _REASONING_MARKS)
 
     def framed_turns(self) -> str:
         """What the templates write for a short conversation: their marks for the turns, and nothing of tools."""

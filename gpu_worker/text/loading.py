@@ -42,6 +42,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         eos_token_ids=eos if named is None else eos | {named},
         chat_templates=_chat_templates(folder, config),
         control_tokens=_control_tokens(config),
+        described=_described_outputs(config),
     )
 
 
@@ -106,6 +107,16 @@ def _control_tokens(config: Mapping[str, Any]) -> list[str] | None:
     if given is not None and not (isinstance(given, list) and all(isinstance(one, str) for one in given)):
         raise ModelError("tokenizer_config.json: chat_control_tokens must be a list of texts")
     return given
+
+
+def _described_outputs(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the configuration says of the form of outputs: `response_template`, as in `transformers`, and
+    `tool_parser_type`, as in `mlx-lm`. Nothing here depends on it, so another form is left out."""
+    template, format = config.get("response_template"), config.get("tool_parser_type")
+    return {
+        "response_template": template if isinstance(template, dict) else None,
+        "tool_format": format if isinstance(format, str) else None,
+    }
 
 
 def _described_tokens(config: Mapping[str, Any]) -> dict[int, tokenizers.AddedToken]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import tokenizers
@@ -36,6 +37,7 @@ class Tokenizer:
     `chat_templates`: jinja2 sources by name; "default" is used, or "tool_use" where tools are given.
     `control_tokens`: texts of added tokens that are control tokens beside the special ones; by default those that
     frame turns in the chat templates.
+    `described`: what the checkpoint says of the form of its outputs ("response_template", "tool_format").
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Tokenizer:
         eos_token_ids: Iterable[int] | None = None,
         chat_templates: Mapping[str, str] | None = None,
         control_tokens: Collection[str] | None = None,
+        described: Mapping[str, Any] | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
@@ -70,6 +73,7 @@ class Tokenizer:
         framing = self.chat_template.framed_turns() if control_tokens is None else control_tokens
         texts = {token.content for token in added.values() if token.special or _frames(token.content, framing)}
         self.control = ControlTokens(backend, texts)
+        self._described = dict(described or {})
         self._pieces = self._token_pieces()
         self._pieces_without_special = self._pieces and self._pieces.without(self.special_token_ids)
 
@@ -132,6 +136,20 @@ class Tokenizer:
         if (ids := content.encode(text)) is not None:
             return self._of_length("messages", ids, max_tokens)
         return self.encode(text, field="messages", add_special_tokens=False, max_tokens=max_tokens)
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What the checkpoint says of its conversations and of its special tokens, by the names of
+        `Engine.facts`."""
+        template, backend = self.chat_template, self.backend
+        special = {str(token): backend.id_to_token(token) for token in sorted(self.special_token_ids)}
+        return {
+            "chat": template.known,
+            "tools": template.shows_tools(),
+            "reasoning": template.knows_reasoning(),
+            "special_tokens": special,
+            **self._described,
+        }
 
     @staticmethod
     def _of_length(field: str, ids: list[int], max_tokens: int | None) -> list[int]:

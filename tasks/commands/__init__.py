@@ -3,6 +3,7 @@
 
 cli           the arguments, and the short commands. A new one begins here
 status        `petiole status`: workers (STATUS_COLUMNS, _status_row) and queues
+models        `petiole models`: the models of the last days, and their names
 steering      `petiole pause`, `resume`, `reload` and `drain`
 conversation  `petiole chat`: a conversation in the terminal
 demo          `petiole demo`: an embedded Redis, a worker and eight streams

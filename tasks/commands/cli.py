@@ -18,7 +18,7 @@ from kombu.exceptions import OperationalError
 
 import petiole
 from petiole.tasks import settings, worker_side
-from petiole.tasks.commands import conversation, status, steering
+from petiole.tasks.commands import conversation, models, status, steering
 from petiole.tasks.commands.terminal import error_text, print_table
 from petiole.tasks.errors import InvalidSettings, PetioleError
 from petiole.tasks.fleet import control, reports
@@ -80,6 +80,8 @@ def parser() -> argparse.ArgumentParser:
     shown = command("status", status.show, "show the workers, live on a terminal")
     shown.add_argument("--json", action="store_true", help="print workers and queues as JSON, and exit")
     shown.add_argument("--once", action="store_true", help="print one table and exit, as when not on a terminal")
+    served = command("models", models.show, "show the models of the last days: names, queues, what they take")
+    served.add_argument("--json", action="store_true", help="print all facts as JSON")
     read = command("stream", read_stream, "print a task's stream, from its beginning to its end")
     read.add_argument("task_id")
     read.add_argument("--json", action="store_true", help="print every delta as JSON")

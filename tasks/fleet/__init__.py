@@ -6,6 +6,8 @@ exporter  `petiole metrics`: reports and queue lengths for Prometheus
 markers   whether a process looks for results where workers store them: for a submission, callers that wait and
           the command line
 lives     starts and last exits of workers: workers write them, the command line and the exporter read them
+models    what the models take, and which queue serves a name: workers write it, `petiole models` and submissions
+          read it
 probes    checks whether each Redis takes writes: for the command line and the exporter
 queues    queue lengths by priority: for the exporter, and for a worker's broker
 serving   who serves a queue: for callers that wait, and for a submission that requires a worker

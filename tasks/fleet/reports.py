@@ -24,8 +24,8 @@ LOST_AFTER_S = 3 * REPORT_INTERVAL_S
 FORGOTTEN_AFTER_S = 3600
 FORGET_INTERVAL_S = 300.0
 
-# KEYS[1] the hash; ARGV: seconds after which a report is removed. Other entries are left.
-_FORGET = """
+# KEYS[1] the hash; ARGV: seconds after which an entry is removed that begins with its time. Others are left.
+FORGET = """
 local now = redis.call('TIME')
 for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
   local at = string.match(redis.call('HGET', KEYS[1], name) or '', '^(%d+%.%d+) ')
@@ -136,7 +136,7 @@ def report(client: redis.Redis, worker: WorkerReport) -> None:
 
 def forget_lost(client: redis.Redis) -> None:
     """Remove the reports of workers that died more than an hour ago."""
-    client.eval(_FORGET, 1, WORKERS_KEY, str(FORGOTTEN_AFTER_S))
+    client.eval(FORGET, 1, WORKERS_KEY, str(FORGOTTEN_AFTER_S))
 
 
 def withdraw(client: redis.Redis, worker: str) -> None:

@@ -1,4 +1,5 @@
-"""The options of a submission: options of Celery that `delay` and `stream` take, and two of Petiole's.
+"""The options of a submission: options of Celery that `delay` and `stream` take, and three of Petiole's: `model`,
+`require_worker` and `confirm`.
 
 This is their only declaration. `python -m docs.render` writes their table in docs/requests.md from it.
 """
@@ -8,12 +9,16 @@ from typing import Any, TypedDict
 
 
 class Submission(TypedDict, total=False):
-    """Options of `delay`, `stream` and their asynchronous forms. All but the last two are Celery's."""
+    """Options of `delay`, `stream` and their asynchronous forms. `model` and the last two are Petiole's, the
+    others Celery's."""
 
     priority: int
     """On Redis 0, the default, is served first. On RabbitMQ the highest number is."""
     queue: str
     """The queue of other workers, such as those of another model."""
+    model: str
+    """The model, by one of its names: decides the queue, and the adapter if it is an adapter's name. See
+    docs/models.md#asking-for-a-model-by-name."""
     countdown: float
     """Seconds until the task may begin."""
     eta: datetime | str

@@ -21,7 +21,6 @@ _ELSEWHERE = {
     "max_completion_tokens": "max_tokens",
     "max_length": "max_tokens, which counts the output alone",
     "max_new_tokens": "max_tokens",
-    "model": "queue, that of the workers that serve the model; adapter for a LoRA adapter",
     "n": "submit a group, each with a seed of its own",
     "num_predict": "max_tokens",
     "parallel_tool_calls": "the chat template decides",

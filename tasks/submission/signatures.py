@@ -31,6 +31,7 @@ from petiole.tasks.app import two_apps
 from petiole.tasks.app.application import App
 from petiole.tasks.requests.schemas import in_json
 from petiole.tasks.settings import PREFIX, Settings, parse_weights
+from petiole.tasks.submission import model
 
 
 class OwnQueue(str):
@@ -76,6 +77,10 @@ class GenerationSignature(Signature):  # type: ignore[misc]
     partial = clone
 
     def freeze(self, *args: Any, **options: Any) -> Any:
+        if "model" in self.options:
+            if isinstance(self.options.get("queue"), OwnQueue):
+                del self.options["queue"]
+            self["kwargs"] = dict(model.choose(self._app, self.kwargs, self.options))
         self._carry(_routed)
         result = super().freeze(*args, **options)
         result.submitted_to = self.options.get("queue")

@@ -28,6 +28,7 @@ from petiole.tasks.servers import sentinels
 from petiole.tasks.settings import MOST_REPLICAS, settings, warn_a_producer
 from petiole.tasks.streams import readers
 from petiole.tasks.streams.readers import AsyncGeneration, EagerGeneration
+from petiole.tasks.submission import model
 from petiole.tasks.submission.handover import take_result
 from petiole.tasks.submission.parsing import apart, parse
 from petiole.tasks.submission.signatures import OwnQueue, sign
@@ -71,6 +72,7 @@ class GenerationTask(Task):  # type: ignore[misc]
         two_apps.check(self.app, options)
         if isinstance(options.get("queue"), OwnQueue):  # here this app's router chooses the queue
             del options["queue"]
+        kwargs = model.choose(self.app, kwargs, options)
         if "group_id" in options:  # the producer is that of the group's first task, perhaps of another app
             options.pop("producer", None)
         sent_on = "parent_id" in options or isinstance(self.app.current_worker_task, GenerationTask)

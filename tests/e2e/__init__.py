@@ -10,6 +10,7 @@ What users ask for:
     test_foreign_tasks       tasks of the same app that are no generations
     test_exporter            `petiole metrics`, scraped
     test_steering            pause, resume, reload
+    test_models              a task finds its workers by the name of their model
     test_homes               conversations stay where they began
     test_no_silence          whoever waits in vain learns why
     test_result_marker       whoever looks for results in the wrong place learns where the fault is

@@ -108,6 +108,7 @@ def test_a_producer_can_do_its_work(guarded: tuple[Site, Worker]) -> None:
     assert "NOPERM" not in worker.output
     assert refused(site) == []
     assert worker.node in run_as(site, "webapp", "-m", "petiole.tasks.commands.cli", "status", "--once")
+    assert worker.node in run_as(site, "webapp", "-m", "petiole.tasks.commands.cli", "models", "--json")
 
 
 MONITOR = """
@@ -128,6 +129,7 @@ def test_a_monitor_can_do_its_work(guarded: tuple[Site, Worker]) -> None:
     assert "all of it" in run_as(site, "monitor", "-c", MONITOR)
     assert refused(site) == []
     assert worker.node in run_as(site, "monitor", "-m", "petiole.tasks.commands.cli", "status", "--once")
+    assert worker.node in run_as(site, "monitor", "-m", "petiole.tasks.commands.cli", "models", "--json")
 
 
 OPERATOR = """
@@ -298,6 +300,7 @@ SINCE_7 = [
     "DEL petiole:{x}:log",
     "SET celery-task-meta-x x",
     "HSET petiole:workers x x",
+    "HSET petiole:models x x",
     "SET _kombu.binding.petiole x",
     "DEL _kombu.binding.petiole",
     "SMEMBERS _kombu.binding.petiole",

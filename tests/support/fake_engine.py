@@ -131,6 +131,9 @@ class FakeEngine:
             "pages_free": 10_000 - len(self._running),
         }
 
+    def facts(self) -> dict[str, object]:
+        return {"max_model_len": self.limits.max_model_len, "vocab_size": self.limits.vocab_size, "chat": True}
+
     def heartbeat_age_s(self) -> float:
         return 0.0 if self._asleep and not self._loading else time.monotonic() - self._beat
 

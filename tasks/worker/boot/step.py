@@ -22,6 +22,7 @@ from celery.worker import state
 
 from petiole.tasks.fleet import lives
 from petiole.tasks.fleet.lives import Life
+from petiole.tasks.fleet.models import ModelFacts
 from petiole.tasks.fleet.reports import WorkerReport, version
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
@@ -30,6 +31,7 @@ from petiole.tasks.worker.broker import transport
 from petiole.tasks.worker.broker.leases import LeaseKeeper
 from petiole.tasks.worker.pool.pool import EX_USAGE, EnginePool, Undecided
 from petiole.tasks.worker.reports import heartbeat
+from petiole.tasks.worker.reports.facts import facts_of
 from petiole.tasks.worker.reports.incidents import incidents
 from petiole.tasks.worker.reports.marker import Marker
 from petiole.tasks.worker.reports.reporter import Reporter, engine_figures
@@ -93,14 +95,33 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
         marker = Marker(worker.app)
 
+        begun_with = engine.limits.fingerprint
+
+        def queues() -> list[str]:
+            return sorted({*serving.steering.given_up, *worker.app.amqp.queues.consume_from})
+
+        def facts() -> ModelFacts:
+            limits = engine.limits
+            return facts_of(
+                settings(),
+                engine.facts(),
+                model=limits.model,
+                fingerprint=limits.fingerprint,
+                reloaded=limits.fingerprint != begun_with,
+                queues=queues(),
+                worker=worker.hostname,
+                version=at_start,
+                loaded_adapters=services.adapters.names(),
+            )
+
         def report(tokens_per_s: float) -> WorkerReport:
-            queues = {*serving.steering.given_up, *worker.app.amqp.queues.consume_from}
+            served = queues()
             return WorkerReport(
                 worker=worker.hostname,
-                state="silenced" if serving.state == "ready" and not queues else serving.state,
+                state="silenced" if serving.state == "ready" and not served else serving.state,
                 fingerprint=engine.limits.fingerprint,
                 version=at_start,
-                queues=sorted(queues),
+                queues=served,
                 result_marker=marker.name,
                 tokens_per_s=round(tokens_per_s, 1),
                 lease_age_s=round(engine.heartbeat_age_s() if on_rabbitmq else leases.lease_age_s, 1),
@@ -117,6 +138,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             connections.streams(),
             worker=worker.hostname,
             report=report,
+            facts=facts,
             tokens=lambda: int(engine.stats().get("generated_tokens", 0)),
             marker=marker,
         )

@@ -38,6 +38,7 @@ from petiole.tasks.worker.generation.job import Job, State
 from petiole.tasks.worker.generation.limits import TimeLimits
 from petiole.tasks.worker.output.outcomes import Ending, Outcome, failed, succeeded
 from petiole.tasks.worker.output.publisher import Outbox, Publisher
+from petiole.tasks.worker.reports.facts import Adapters
 from petiole.tasks.worker.reports.tally import Tally
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class Services:
     result_max_bytes: Callable[[], int]
     events: Threads = field(default_factory=lambda: Threads(1, "petiole-jobs"))
     jobs: dict[str, JobDriver] = field(default_factory=dict)
+    adapters: Adapters = field(default_factory=Adapters)
 
 
 class JobDriver:
@@ -254,6 +256,8 @@ class JobDriver:
 
     def _on_admitted(self, handle: Handle) -> None:
         self._open_outbox.admit(handle.adapter_key or "")
+        if handle.request.adapter is not None:
+            self.services.adapters.used(handle.request.adapter)
         self.post(partial(self.job.admitted, time.monotonic(), self.messages.current.ending))
 
     def _on_delta(self, handle: Handle, delta: Delta) -> None:

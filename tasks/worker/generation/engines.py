@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Protocol
+from typing import Any, Protocol
 
 from petiole import gpu_worker
 from petiole.gpu_worker.config import EngineConfig
@@ -45,6 +45,8 @@ class EngineLike(Protocol):
     ) -> Handle: ...
 
     def stats(self) -> dict[str, float | int | str]: ...
+
+    def facts(self) -> dict[str, Any]: ...
 
     def heartbeat_age_s(self) -> float: ...
 

@@ -6,5 +6,6 @@ surroundings  this process's memory, and its clock beside Redis's
 incidents  counts of incidents in this process: deaths, lost leases, redeliveries
 tally      histograms of waits, times and tokens, for Prometheus
 marker     a result of no task, by which others see whether they look for results where this worker stores them
+facts      what the model takes, and its names, for producers
 heartbeat  the file whose modification time shows that the engine makes progress
 """

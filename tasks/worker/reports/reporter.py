@@ -9,7 +9,8 @@ from typing import Any
 
 import redis
 
-from petiole.tasks.fleet import reports
+from petiole.tasks.fleet import models, reports
+from petiole.tasks.fleet.models import ModelFacts
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.worker.periodic import Periodic
 from petiole.tasks.worker.reports.marker import Marker
@@ -32,7 +33,8 @@ def engine_figures(stats: dict[str, Any]) -> dict[str, Any]:
 
 
 class Reporter:
-    """Reports every two seconds. `report(tokens_per_s)` returns a report, `tokens()` the tokens made so far."""
+    """Reports every two seconds. `report(tokens_per_s)` returns a report, `facts()` what the model is and takes,
+    `tokens()` the tokens made so far. The facts stay when the worker ends."""
 
     def __init__(
         self,
@@ -40,10 +42,12 @@ class Reporter:
         *,
         worker: str,
         report: Callable[[float], reports.WorkerReport],
+        facts: Callable[[], ModelFacts],
         tokens: Callable[[], int],
         marker: Marker,
     ) -> None:
         self._client, self._worker, self._report, self._tokens = client, worker, report, tokens
+        self._facts = facts
         self._before, self._since, self._forget_at = 0, 0.0, 0.0
         self._marker = marker
         self._thread = Periodic("petiole-report", self._try)
@@ -65,9 +69,12 @@ class Reporter:
     def _try(self) -> float:
         try:
             reports.report(self._client, self._report(self._rate()))
+            if (facts := self._facts()).queues:
+                models.publish(self._client, facts)
             if time.monotonic() >= self._forget_at:
                 self._forget_at = time.monotonic() + reports.FORGET_INTERVAL_S
                 reports.forget_lost(self._client)
+                models.forget_old(self._client)
         except Exception as error:  # any exception: the next report tries again
             logger.debug("no report: %r", error, exc_info=True)
         return reports.REPORT_INTERVAL_S

@@ -1,0 +1,252 @@
+"""The models of a fleet: what each takes, and in which queue, so that a producer can ask for a model by its name.
+
+Each worker writes a field of the hash `MODELS_KEY` with its reports: under the model's fingerprint and the
+worker's queues, the time by Redis's clock, the time of the first such entry, and the facts as JSON. Workers of one
+model and the same queues write the same field. An entry is *live* while a worker refreshes it, and stays for
+`KEPT_S` after the last one has left: a gateway can queue for a fleet that is scaled to zero.
+
+What a queue serves:
+
+1. If live entries name the queue, these. So a model that a deploy has replaced is no longer found. An entry whose
+   writer has written a newer one was replaced by a reload.
+2. Otherwise the newest entry that names it.
+
+A name leads to a queue only if all that the queue serves has that name: a task may run on any worker of its queue.
+So two models may share a queue under common names only. A model on several queues is asked for on a live one, and
+there on the producer's own queue first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import redis
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from petiole.tasks.errors import InvalidRequest, Unavailable
+from petiole.tasks.fleet import reports
+from petiole.tasks.keys import MODELS_KEY
+from petiole.tasks.servers import connections
+from petiole.tasks.settings import settings
+from petiole.tasks.urls import redacted
+
+logger = logging.getLogger(__name__)
+
+KEPT_S = 7 * 86_400
+KNOWN_FOR_S = 5.0
+"""How long a process uses what it has read."""
+UNKNOWN_FOR_S = 1.0
+"""How soon it reads again for a name that it does not know."""
+
+# KEYS[1] the hash; ARGV: field, facts, TTL of the hash in seconds
+_PUBLISH = """
+local now = redis.call('TIME')
+local at = now[1] .. '.' .. string.format('%06d', now[2])
+local first = string.match(redis.call('HGET', KEYS[1], ARGV[1]) or '', '^%d+%.%d+ (%d+%.%d+) ') or at
+redis.call('HSET', KEYS[1], ARGV[1], at .. ' ' .. first .. ' ' .. ARGV[2])
+redis.call('EXPIRE', KEYS[1], ARGV[3])
+"""
+
+
+class ModelFacts(BaseModel):
+    """What the workers of a model say of it. `since` and `age_s` are filled in by the reader."""
+
+    model_config = ConfigDict(defer_build=True, extra="allow", protected_namespaces=())
+
+    fingerprint: str
+    """Identifies the contents of the checkpoint."""
+    model: str = ""
+    """The checkpoint, as the worker's settings name it."""
+    names: list[str] = []
+    """The names under which producers ask for it (`PETIOLE_SERVED_NAMES`)."""
+    owned_by: str = ""
+    """Who published the checkpoint, if it is from the hub."""
+    queues: list[str] = []
+    """The queues from which its workers take tasks."""
+    adapters: dict[str, str] = {}
+    """The adapters that producers ask for as they ask for a model (`PETIOLE_SERVED_ADAPTERS`): by name, a folder
+    or a hub id."""
+    takes_adapters: bool = False
+    """Whether a request may name other LoRA adapters, too."""
+    loaded_adapters: list[str] = []
+    """The adapters of the last requests of the worker that wrote this."""
+    max_model_len: int = 0
+    """The most tokens of a prompt and its output together."""
+    vocab_size: int = 0
+    """The number of token ids."""
+    chat: bool = False
+    """Whether it answers conversations."""
+    images: bool = False
+    """Whether it takes images."""
+    tools: bool = False
+    """Whether its chat template shows tools."""
+    reasoning: bool = False
+    """Whether its chat template knows reasoning."""
+    embeddings: bool = False
+    """Whether it makes embeddings."""
+    response_template: dict[str, Any] | None = None
+    """How its output is divided into reasoning, content and tool calls: `response_template` in
+    tokenizer_config.json."""
+    tool_format: str | None = None
+    """The name of the format of its tool calls: `tool_parser_type` in tokenizer_config.json."""
+    special_tokens: dict[str, str] = {}
+    """The texts of its special tokens, by id."""
+    worker: str = ""
+    """The worker that wrote this last."""
+    version: str = ""
+    """The version of Petiole of that worker."""
+    since: float = 0.0
+    """When the first worker wrote this, by Redis's clock."""
+    age_s: float = 0.0
+    """How long ago the last one wrote it."""
+
+    @property
+    def live(self) -> bool:
+        """Whether a worker serves it now."""
+        return self.age_s <= reports.LOST_AFTER_S
+
+    def answers_to(self, name: str) -> bool:
+        return name in self.names or name in self.adapters
+
+
+class Found(NamedTuple):
+    """Where to submit a task for a model. `adapter`: the one that the name means."""
+
+    queue: str
+    adapter: str | None
+
+
+# ---------------------------------------------------------------- workers
+
+
+def publish(client: redis.Redis, facts: ModelFacts) -> None:
+    """Store the facts, in one round trip."""
+    field = f"{facts.fingerprint} {','.join(sorted(facts.queues))}"
+    client.eval(_PUBLISH, 1, MODELS_KEY, field, facts.model_dump_json(exclude={"since", "age_s"}), str(KEPT_S))
+
+
+def forget_old(client: redis.Redis) -> None:
+    """Remove the facts that no worker has refreshed for `KEPT_S`."""
+    client.eval(reports.FORGET, 1, MODELS_KEY, str(KEPT_S))
+
+
+# ---------------------------------------------------------------- readers
+
+
+def models(client: redis.Redis | None = None) -> list[ModelFacts]:
+    """The models of the last days, the live ones first."""
+    client = client or connections.streams()
+    with client.pipeline(transaction=False) as pipe:
+        pipe.time()
+        pipe.hgetall(MODELS_KEY)
+        return _read(*pipe.execute())
+
+
+async def amodels() -> list[ModelFacts]:
+    """`models` for asyncio."""
+    async with connections.async_streams().pipeline(transaction=False) as pipe:
+        pipe.time()
+        pipe.hgetall(MODELS_KEY)
+        return _read(*await pipe.execute())
+
+
+def _read(clock: tuple[int, int], fields: dict[bytes, bytes]) -> list[ModelFacts]:
+    now, found = clock[0] + clock[1] / 1e6, []
+    for name, value in fields.items():
+        try:
+            at, since, facts = value.split(b" ", 2)
+            age_s = max(0.0, now - float(at))
+            if age_s > KEPT_S:
+                continue
+            read = ModelFacts.model_validate_json(facts)
+            found.append(read.model_copy(update={"age_s": round(age_s, 1), "since": float(since)}))
+        except ValueError as error:  # perhaps another version's: skip it, and show the others
+            logger.warning("the facts of %s cannot be read: %s", name.decode(errors="replace"), _kind(error))
+    return sorted(found, key=lambda model: (not model.live, model.names, model.queues, model.fingerprint))
+
+
+def _kind(error: ValueError) -> str:
+    return error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+
+
+# ---------------------------------------------------------------- from a name to a queue
+
+
+def served(known: Iterable[ModelFacts], queue: str) -> list[ModelFacts]:
+    """What this queue serves, the newest entry first."""
+    writers = dict[str, ModelFacts]()
+    for model in sorted((model for model in known if queue in model.queues), key=lambda model: model.age_s):
+        writers.setdefault(model.worker, model)
+    of = list(writers.values())
+    return [model for model in of if model.live] or of[:1]
+
+
+def find(known: Sequence[ModelFacts], name: object, own_queue: str, queue: str | None = None) -> Found:
+    """Where the model of this name is served. `own_queue`: the producer's. `queue`: the only one to look at, if it
+    is given. Raises `InvalidRequest`, which names the models that there are."""
+    queues = {one for model in known for one in model.queues} if queue is None else {queue}
+    serving = {one: served(known, one) for one in queues}
+    having = {one: of for one, of in serving.items() if any(model.answers_to(str(name)) for model in of)}
+    alone = {one: of for one, of in having.items() if all(model.answers_to(str(name)) for model in of)}
+    if alone:
+        best = min(alone, key=lambda one: (not alone[one][0].live, one != own_queue, one))
+        newest = alone[best][0]
+        return Found(best, None if name in newest.names else newest.adapters[str(name)])
+    if having:
+        one, of = min(having.items())
+        others = ", ".join(model.names[0] for model in of if model.names and not model.answers_to(str(name)))
+        limit = f"must be a name of all models of its queue; queue {one!r} has {others or 'others'}, too"
+        raise InvalidRequest("model", limit, name)
+    names = sorted({one for of in serving.values() for model in of for one in (*model.names, *model.adapters)})
+    where = "" if queue is None else f" of queue {queue!r}"
+    limit = f"must be a model{where}: {', '.join(names)}" if names else f"no worker has served a model{where} yet"
+    raise InvalidRequest("model", limit, name)
+
+
+class Directory:
+    """What a process has read lately. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._reading = threading.Lock()
+        self._of: tuple[float, str, list[ModelFacts]] = (float("-inf"), "", [])
+
+    def find(self, name: object, own_queue: str, queue: str | None = None) -> Found:
+        """`find`, in what was read lately or is read now. Raises `Unavailable`, too."""
+        try:
+            return find(self._known(KNOWN_FOR_S), name, own_queue, queue)
+        except InvalidRequest:
+            return find(self._known(UNKNOWN_FOR_S), name, own_queue, queue)
+
+    def _known(self, for_s: float) -> list[ModelFacts]:
+        with self._reading:
+            read_at, url, known = self._of
+            if time.monotonic() - read_at > for_s or url != settings().streams_url:
+                known = self._read()
+                self._of = time.monotonic(), settings().streams_url, known
+            return known
+
+    def _read(self) -> list[ModelFacts]:
+        try:
+            return models()
+        except redis.exceptions.NoPermissionError as error:
+            raise InvalidRequest("model", f"needs the right to read {MODELS_KEY}", str(error)) from None
+        except connections.LOST as error:
+            raise Unavailable(redacted(settings().streams_url), str(error)) from None
+
+
+directory = Directory()
+"""This process's."""
+
+
+def _after_fork() -> None:
+    global directory
+    directory = Directory()  # a thread of the parent may have been reading
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
