@@ -37,12 +37,13 @@ class FinishReason(StrEnum):
 class SamplingParams:
     """How tokens are drawn, and when the output ends. `docs/requests.md` says what each parameter means.
 
+    `max_tokens` "rest": what the context, and the KV cache, have room for.
     `temperature` below 1e-6 is greedy. `seed` None: derived from the request id. Stop conditions are checked in
     this order: `stop_token_sequences`, EOS (unless `ignore_eos`), `stop_token_ids` (and the model's own),
     `max_tokens`. `stop` strings are matched on the text.
     """
 
-    max_tokens: limits.MaxTokens = 256
+    max_tokens: limits.MaxTokens | Literal["rest"] = 256
     min_tokens: limits.MinTokens = 0
     temperature: limits.Temperature = 1.0
     top_k: limits.TopK = 0

@@ -53,6 +53,7 @@ class StopRules:
         stops = frozenset(sampling.stop_token_ids)
         sequences = tuple(tuple(ids) for ids in sampling.stop_token_sequences)
         room = max_model_len - num_prompt_tokens
+        limit = room + 1 if sampling.max_tokens == "rest" else sampling.max_tokens
         return StopRules(
             eos_ids=eos,
             stop_ids=stops,
@@ -60,8 +61,8 @@ class StopRules:
             last_ids=eos | stops | {ids[-1] for ids in sequences},
             sequences=sequences,
             min_tokens=sampling.min_tokens,
-            max_output_tokens=min(sampling.max_tokens, room),
-            length_reason="max_tokens" if sampling.max_tokens <= room else "max_model_len",
+            max_output_tokens=min(limit, room),
+            length_reason="max_tokens" if limit <= room else "max_model_len",
         )
 
     def cut(self, generated: Sequence[int], fresh: Sequence[int]) -> tuple[int, Finish | None]:

@@ -34,6 +34,7 @@ ConstraintCompiler = Callable[[Constraint], ConstraintState]
 
 _SEED_RANGE = 1 << 64
 _INT, _BIAS = Scalar(int), cast(Scalar, Scalar.of(limits.Bias))
+_MAX_TOKENS = cast(Scalar, Scalar.of(limits.MaxTokens))
 _DEADLINE = cast(Scalar, Scalar.of(limits.DeadlineS | None))
 _SCALARS = {
     name: scalar
@@ -81,7 +82,9 @@ class Preparer:
         prompt = given.ids
         check_sampling(request.sampling, self.limits)
         self._check_request(request, resumed.ids)
-        rules = StopRules.of(request.sampling, self.eos_token_ids, len(prompt), self.limits.max_model_len)
+        rules = StopRules.of(
+            request.sampling, self.eos_token_ids, len(prompt), self._context(request, len(prompt))
+        )
         check_min_tokens(request.sampling, rules.end_ids, self.limits.vocab_size)
         self._check_fits(len(prompt), rules)
         constraint, tokenizer = self._constraint(request, resumed), self._text_tokenizer(request)
@@ -138,8 +141,9 @@ class Preparer:
 
     def _check_request(self, request: Request, resumed: Sequence[int]) -> None:
         limit, context = request.sampling.max_tokens, self.limits.max_model_len
-        require(limit <= context, "max_tokens", f"must be at most the model's context, {context}", limit)
-        require(len(resumed) <= limit, "resume_token_ids", f"must have at most {limit} tokens", len(resumed))
+        most = context if limit == "rest" else limit
+        require(most <= context, "max_tokens", f"must be at most the model's context, {context}", limit)
+        require(len(resumed) <= most, "resume_token_ids", f"must have at most {most} tokens", len(resumed))
         _INT.check("priority", request.priority)
         _DEADLINE.check("deadline_s", request.deadline_s)
         check_text("salt", request.salt)
@@ -149,6 +153,15 @@ class Preparer:
             require(self.limits.adapters, "adapter", model, request.adapter)
             slots = "this engine has no adapter slots (PETIOLE_LORA_SLOTS is 0)"
             require(self.config.lora_slots > 0, "adapter", slots, request.adapter)
+
+    def _context(self, request: Request, n_prompt: int) -> int:
+        """The most tokens of prompt and output together. The rest of the context also ends where the KV cache
+        does, but for a prompt that leaves no room there, which is refused."""
+        limits = self.limits
+        if request.sampling.max_tokens != "rest":
+            return limits.max_model_len
+        held = (limits.n_pages - 1) * limits.page_size + 1  # the last token of an output has no KV
+        return min(limits.max_model_len, max(held, n_prompt + 1))
 
     def _check_fits(self, n_prompt: int, rules: StopRules) -> None:
         """Check that the request fits when it runs alone, with all pages to itself."""
@@ -218,6 +231,8 @@ def check_sampling(sampling: SamplingParams, model: ModelLimits) -> None:
     """Check every field by its own limits. Raises InvalidRequest."""
     for name, scalar in _SCALARS.items():
         scalar.check(name, getattr(sampling, name))
+    if sampling.max_tokens != "rest":
+        _MAX_TOKENS.check("max_tokens", sampling.max_tokens)
     if sampling.logprobs is not None:
         size = model.vocab_size
         limit = f"must be at most the size of the vocabulary, {size}"
@@ -228,7 +243,7 @@ def check_sampling(sampling: SamplingParams, model: ModelLimits) -> None:
 def check_min_tokens(sampling: SamplingParams, end_ids: Collection[int], vocab_size: int) -> None:
     """Check that a token is left to draw before the output may end. Raises InvalidRequest."""
     low, high = sampling.min_tokens, sampling.max_tokens
-    require(low <= high, "min_tokens", f"must be at most max_tokens, {high}", low)
+    require(high == "rest" or low <= high, "min_tokens", f"must be at most max_tokens, {high}", low)
     allowed = range(vocab_size) if sampling.allowed_token_ids is None else sampling.allowed_token_ids
     excluded = {*sampling.banned_token_ids, *end_ids}
     left = low == 0 or not excluded.issuperset(allowed)

@@ -11,13 +11,14 @@ from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import NoneType
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainValidator,
     ValidationError,
     field_validator,
     model_validator,
@@ -46,6 +47,18 @@ def _integer_keys(value: object) -> object:
     return {int(k) if isinstance(k, str) and k.lstrip("-").isdecimal() else k: v for k, v in value.items()}
 
 
+def _tokens_or_rest(value: object) -> int | Literal["rest"]:
+    """A validator of its own: the errors of a union would name its parts."""
+    if value == "rest":
+        return "rest"
+    if type(value) is not int:
+        raise InvalidRequest("max_tokens", 'must be an integer, or "rest"', shorten(value))
+    if value < 1:
+        raise InvalidRequest("max_tokens", "must be at least 1", value)
+    return value
+
+
+MaxTokens = Annotated[int | Literal["rest"], PlainValidator(_tokens_or_rest)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_PROMPT_TOKENS)]
 LogitBias = Annotated[
@@ -107,8 +120,9 @@ class Common(_Declared):
 class Sampling(_Declared):
     """How tokens are drawn, and what ends the output: the fields of the engine's `SamplingParams`."""
 
-    max_tokens: limits.MaxTokens = 256
-    """The output has at most this many tokens. Prompt and output together also end at the model's context
+    max_tokens: MaxTokens = 256
+    """The output has at most this many tokens; `"rest"`: as many as the context has room for. Prompt
+    and output together also end at the model's context
     (`PETIOLE_MAX_MODEL_LEN`)."""
     min_tokens: limits.MinTokens = 0
     """No end token or stop condition ends the output before this many tokens. See
@@ -195,7 +209,7 @@ class Options(Common, Sampling):
 
     @model_validator(mode="after")
     def _min_tokens_fit_max_tokens(self) -> Self:
-        if self.min_tokens > self.max_tokens:
+        if self.max_tokens != "rest" and self.min_tokens > self.max_tokens:
             raise InvalidRequest("min_tokens", f"must be at most max_tokens, {self.max_tokens}", self.min_tokens)
         return self
 

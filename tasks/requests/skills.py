@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 
 from petiole import limits
 from petiole.tasks.requests import images
-from petiole.tasks.requests.schemas import MAX_PROMPT_CHARACTERS, Common, Given
+from petiole.tasks.requests.schemas import MAX_PROMPT_CHARACTERS, Common, Given, MaxTokens
 
 Text = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
 
@@ -23,8 +23,8 @@ def _checked(image: object) -> str | None:
 class Answering(Common):
     """Options of the skills that answer with text: `query` and `caption`."""
 
-    max_tokens: limits.MaxTokens = 768
-    """The output has at most this many tokens."""
+    max_tokens: MaxTokens = 768
+    """The output has at most this many tokens; `"rest"`: as many as the context has room for."""
     temperature: limits.Temperature = 0.5
     """0 always takes the likeliest token; higher values vary more."""
     top_p: limits.TopP = 0.3

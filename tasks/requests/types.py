@@ -15,9 +15,9 @@ from petiole.tasks.requests.results import FinishReason
 class Sampling(TypedDict, total=False):
     """How tokens are drawn, and what ends the output: the fields of the engine's `SamplingParams`."""
 
-    max_tokens: int
-    """The output has at most this many tokens. Prompt and output together also end at the model's context
-    (`PETIOLE_MAX_MODEL_LEN`). Default: 256."""
+    max_tokens: int | Literal["rest"]
+    """The output has at most this many tokens; `"rest"`: as many as the context has room for. Prompt and output
+    together also end at the model's context (`PETIOLE_MAX_MODEL_LEN`). Default: 256."""
     min_tokens: int
     """No end token or stop condition ends the output before this many tokens. See
     docs/requests.md#not-before-min_tokens. Default: 0."""
@@ -100,8 +100,8 @@ class Options(Common, Sampling, total=False):
 class Answering(Common, total=False):
     """Options of the skills that answer with text: `query` and `caption`."""
 
-    max_tokens: int
-    """The output has at most this many tokens. Default: 768."""
+    max_tokens: int | Literal["rest"]
+    """The output has at most this many tokens; `"rest"`: as many as the context has room for. Default: 768."""
     temperature: float
     """0 always takes the likeliest token; higher values vary more. From 0 to 100. Default: 0.5."""
     top_p: float

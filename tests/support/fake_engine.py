@@ -208,7 +208,8 @@ class FakeEngine:
             row.handle._admit()
         if row.ending is not None or row.handing_back:
             return self._leave(row)
-        limit = min(request.sampling.max_tokens, MAX_MODEL_LEN)
+        asked = request.sampling.max_tokens
+        limit = MAX_MODEL_LEN if asked == "rest" else min(asked, MAX_MODEL_LEN)
         if len(row.tokens) >= limit:
             return self._end(row, self._result(row, FinishReason.LENGTH, "max_tokens"))
         self._trouble(row)
@@ -225,7 +226,8 @@ class FakeEngine:
 
     def _refused(self, request: Request) -> InvalidRequest | None:
         length = len(request.prompt.split() if isinstance(request.prompt, str) else request.prompt or ())
-        if length + request.sampling.max_tokens > MAX_MODEL_LEN:
+        asked = request.sampling.max_tokens
+        if length + (1 if asked == "rest" else asked) > MAX_MODEL_LEN:
             return InvalidRequest(
                 "prompt", f"must have at most {MAX_MODEL_LEN} tokens together with max_tokens", length
             )
