@@ -42,6 +42,7 @@ from petiole.gpu_worker.threads.loop import EngineLoop
 from petiole.gpu_worker.threads.preparation import ConstraintCompiler, Preparer
 from petiole.gpu_worker.threads.text import RequestOutput, TextThread
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
+from petiole.outputs import Prepared
 
 T = TypeVar("T")
 
@@ -174,6 +175,7 @@ class Engine:
         self,
         request: Request,
         *,
+        on_prepared: Callable[[Handle, Prepared], None] | None = None,
         on_delta: Callable[[Handle, Delta], None] | None = None,
         on_admitted: Callable[[Handle], None] | None = None,
         on_done: Callable[[Handle], None] | None = None,
@@ -181,9 +183,12 @@ class Engine:
         """Queue a request. Never blocks. Invalid input does not raise: `InvalidRequest` is the handle's error.
 
         Callbacks run on the text thread, in order; `on_done` runs last and exactly once. They must return quickly.
+        `on_prepared` runs first, on a preparation thread: the request is valid, and waits for its admission.
         A request refused while the engine is not running gets its `on_done` on the calling thread.
         """
-        handle = Handle(request, self, on_delta=on_delta, on_admitted=on_admitted, on_done=on_done)
+        handle = Handle(
+            request, self, on_prepared=on_prepared, on_delta=on_delta, on_admitted=on_admitted, on_done=on_done
+        )
         output = RequestOutput(handle)
         with self._lock:
             refusal = self._refusal()

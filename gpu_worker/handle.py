@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from petiole.gpu_worker.request import Delta, FinishReason, Request, Result
+from petiole.outputs import Prepared
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,8 @@ class Controller(Protocol):
 class Handle:
     """A submitted request. Thread-safe.
 
-    `adapter_key` is the content key of the request's adapter, or None. It is set before the request is admitted.
+    `adapter_key` is the content key of the request's adapter, or None. `prepared` says what is known of the
+    request before it is admitted. A preparation thread sets both.
     """
 
     def __init__(
@@ -38,15 +40,18 @@ class Handle:
         request: Request,
         engine: Controller,
         *,
+        on_prepared: Callable[[Handle, Prepared], None] | None = None,
         on_delta: Callable[[Handle, Delta], None] | None = None,
         on_admitted: Callable[[Handle], None] | None = None,
         on_done: Callable[[Handle], None] | None = None,
     ) -> None:
         self.request = request
         self.adapter_key: str | None = None
+        self.prepared: Prepared | None = None
         self.admitted = False
         self.error: BaseException | None = None
         self._engine: Controller | None = engine  # until the end
+        self._on_prepared = on_prepared
         self._on_delta, self._on_admitted, self._on_done = on_delta, on_admitted, on_done
         self._deltas: list[Delta] = []
         self._result: Result | None = None
@@ -148,6 +153,12 @@ class Handle:
         assert self._result is not None
         return self._result
 
+    # ------------------------------------------------------------ written by a preparation thread
+
+    def _prepare(self, prepared: Prepared, adapter_key: str | None) -> None:
+        self.prepared, self.adapter_key = prepared, adapter_key
+        self._call(self._on_prepared, prepared)
+
     # ------------------------------------------------------------ written by the text thread
 
     def _admit(self) -> None:
@@ -172,7 +183,7 @@ class Handle:
             self._notify()
         self._call(self._on_done)
         # Their owner may refer to this handle: a cycle would keep both until a garbage collection.
-        self._on_delta = self._on_admitted = self._on_done = None
+        self._on_prepared = self._on_delta = self._on_admitted = self._on_done = None
         self._engine = None  # whose memory a result that is kept would keep, too
 
     def _notify(self) -> None:

@@ -5,6 +5,7 @@ In JSON a field whose default is None is left out if it is None."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +42,19 @@ class Timing:
     prefill_ms: float
     ttft_ms: float | None
     total_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that is validated, tokenized and counted, and not admitted yet.
+
+    `prompt_end`: the last tokens of the prompt as text, as the template has rendered them. `tool_types`: by tool,
+    the types of its parameters. `reasoning`: the short ones of the variables that the template was given, such as
+    `enable_thinking`."""
+
+    model: str
+    fingerprint: str
+    prompt_tokens: int
+    prompt_end: str
+    tool_types: dict[str, dict[str, str]] | None = None
+    reasoning: dict[str, Any] | None = None

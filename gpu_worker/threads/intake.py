@@ -83,10 +83,11 @@ class Intake:
     def _prepare(self, output: RequestOutput, arrival: int, arrival_s: float) -> None:
         try:
             seq = self.preparer.prepare(output, arrival, arrival_s)
+            prepared = self.preparer.described(seq)
         except Exception as error:  # InvalidRequest, or any error of a chat template or tokenizer
             self._refuse(output, error)
         except BaseException as error:  # a panic: libraries in Rust raise a BaseException for it
             self._refuse(output, failed(output.handle.request.request_id, error))
         else:
-            output.handle.adapter_key = seq.adapter_key
+            output.handle._prepare(prepared, seq.adapter_key)
             self._accept(seq, output)

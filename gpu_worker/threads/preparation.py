@@ -29,8 +29,12 @@ from petiole.gpu_worker.text.checks import Scalar, check_text, check_token_ids, 
 from petiole.gpu_worker.threads.prompts import Tokens, resumed_tokens
 from petiole.gpu_worker.threads.subjects import Reading, Subject, Subjects, no_tokenizer
 from petiole.gpu_worker.threads.text import RequestOutput
+from petiole.outputs import Prepared
 
 ConstraintCompiler = Callable[[Constraint], ConstraintState]
+
+PROMPT_END = 32
+"""Tokens of a prompt's end that a reader of the output needs: it may leave a `<think>` open, say."""
 
 _SEED_RANGE = 1 << 64
 _INT, _BIAS = Scalar(int), cast(Scalar, Scalar.of(limits.Bias))
@@ -110,6 +114,12 @@ class Preparer:
             image_limits=self.limits.images,
             bins=given.bins | {len(prompt) + at: bins for at, bins in resumed.bins.items()},
         )
+
+    def described(self, seq: ScheduledSequence) -> Prepared:
+        """What is known of a prepared request."""
+        end = [token for token in seq.prompt[-PROMPT_END:].tolist() if token != IMAGE]
+        text = "" if self.tokenizer is None else self.tokenizer.decode(end, skip_special_tokens=False)
+        return Prepared(self.limits.model, self.limits.fingerprint, seq.num_input_tokens, text)
 
     # ------------------------------------------------------------ parts
 

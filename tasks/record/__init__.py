@@ -7,5 +7,6 @@ codec    deltas and ends as JSON, derived from the declared fields; the log read
 scripts  loads the scripts of `lua/`, and of other rooms
 lua/     begin: counts the attempt and the deaths before it; remodel: another model goes on;
          publish: appends for the attempt that owns the task; its last append finishes the stream, once;
+         announces a prepared task;
          close: ends the stream of a refused message; prelude: stands before every script
 """

@@ -5,7 +5,7 @@ meaning below it. `record.codec` derives from these declarations what is written
 writes `GenerationDict` and the tables of docs/streams.md and docs/requests.md from them.
 
     in a delta of the log   `Piece`; in the last delta also `Ended` and `error`
-    in the task's state     `End`
+    in the task's state     `prepared`, in a delta that is not in the log; `End`
     in the result backend   `GenerationResult`: the log and the end together
     in none of them         `Shown`: what readers make of the text"""
 
@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from petiole.outputs import Timing, TokenLogprobs, Usage
+from petiole.outputs import Prepared, Timing, TokenLogprobs, Usage
 
 FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
 
@@ -97,6 +97,9 @@ class ShownPiece(Shown):
 class StreamDelta(ShownPiece, Ended, Piece):
     """A piece of a task's stream. Only the last delta has a `finish_reason`."""
 
+    prepared: Prepared | None = None
+    """Only in the delta that announces a task. See docs/streams.md#before-the-first-token."""
+
     error: dict[str, Any] | None = None
     """`{"type", "message", "args"}`, if the task has failed."""
 
@@ -118,7 +121,7 @@ class StreamDelta(ShownPiece, Ended, Piece):
     @property
     def is_heartbeat(self) -> bool:
         """Whether this is a sign of life that a reader asked for by `heartbeat_s`, and not a delta of the task."""
-        return not self.token_ids and self.finish_reason is None
+        return not self.token_ids and self.finish_reason is None and self.prepared is None
 
 
 class Point(Received):

@@ -45,9 +45,9 @@ class LogPosition:
 class StreamAssembler:
     """`published` and `logged` return the new deltas; `finished` is set after the last one."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: int = 0) -> None:
         self.position = LogPosition()
-        self.next = 0
+        self.start = self.next = start
         self.text_length = 0
         self.attempt = 0
         self.finished = False
@@ -75,6 +75,17 @@ class StreamAssembler:
                 new += self._accept(delta)
         return new
 
+    def begin(self, token: int, entries: int, deltas: Sequence[StreamDelta]) -> None:
+        """Begin with this token. `deltas`: of the log, the one that begins at the token or last before it, and has
+        `entries` before it; and before that the last of those. The texts of those that are skipped have an unknown
+        length. So of a delta with the token in its middle the whole text is returned."""
+        at, before = deltas[-1:], deltas[:-1]
+        self.position = (
+            LogPosition(entries, at[0].index, 0, *(delta.index for delta in before)) if at else LogPosition()
+        )
+        self.start = self.next = token
+        self.text_length = 0
+
     def rewind(self) -> None:
         """Read the log from its beginning. Deltas that were already returned are not returned again."""
         self.position = LogPosition()
@@ -84,6 +95,8 @@ class StreamAssembler:
         self.attempt = max(self.attempt, delta.attempt)
         self.finished = delta.finish_reason is not None
         known_tokens, known_text = self.next - delta.index, self.text_length - before.text_length
+        if delta.token_ids and delta.end <= self.start:
+            known_text = len(delta.text)
         self.next = max(self.next, delta.end)
         self.text_length = max(self.text_length, self.position.text_length)
         if known_tokens <= 0 and known_text <= 0:

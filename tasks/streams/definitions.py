@@ -23,6 +23,8 @@ def stream(
     timeout_s: float | None = None,
     cancel_on_disconnect: bool = False,
     heartbeat_s: float | None = None,
+    prepared: bool = False,
+    start: int = 0,
 ) -> readers.Stream:
     """Iterate over all deltas of `task`, an `AsyncResult` or a task's id, however late the reading begins.
 
@@ -30,11 +32,17 @@ def stream(
     `heartbeat_s`: after this many seconds without a delta yield an empty one, whose `is_heartbeat` is true.
     `cancel_on_disconnect`: cancel the task when this reader stops. The task must have been submitted with the same
     option.
+    `prepared`: also yield, before the first token, the delta that announces the task: its `prepared` says what is
+    known of the request before it is admitted.
+    `start`: begin with this token, such as the `end` of the last delta that another reader got. What is before it
+    is not read. If the token is in the middle of a delta of the log, the text is that of the whole delta.
 
     Raises the task's own exception after the last delta of a failed task, `StreamExpired` if the log expires
     before it is read, and `StreamError` if Redis stays away for a minute.
     """
-    return readers.Stream(task, timeout_s, cancel_on_disconnect, heartbeat_s=heartbeat_s)
+    return readers.Stream(
+        task, timeout_s, cancel_on_disconnect, heartbeat_s=heartbeat_s, prepared=prepared, start=start
+    )
 
 
 async def astream(
@@ -43,9 +51,13 @@ async def astream(
     timeout_s: float | None = None,
     cancel_on_disconnect: bool = False,
     heartbeat_s: float | None = None,
+    prepared: bool = False,
+    start: int = 0,
 ) -> AsyncGenerator[StreamDelta, None]:
     """`stream` for asyncio."""
-    reader = readers.AsyncStream(task, timeout_s, cancel_on_disconnect, heartbeat_s=heartbeat_s)
+    reader = readers.AsyncStream(
+        task, timeout_s, cancel_on_disconnect, heartbeat_s=heartbeat_s, prepared=prepared, start=start
+    )
     async with contextlib.aclosing(reader) as deltas:
         async for delta in deltas:
             yield delta

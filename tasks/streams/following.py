@@ -29,6 +29,7 @@ from petiole.tasks.streams.assembly import StreamAssembler
 
 SILENCE_S = 1.0  # time without a delta before the log is read: pub/sub may lose messages
 LOST_FOR_S = 60.0  # time without a connection before giving up
+PROBES = 16  # entries that are looked at together, to find the one with a token
 LOG_GONE_FOR = 10  # silences in a row, each with the log missing, after which the log counts as expired
 LAST = {SUCCESS, FAILURE, REVOKED}
 
@@ -44,10 +45,17 @@ class Lost(Exception):  # noqa: N818
         self.error = error
 
 
-def read(task_id: str, timeout_s: float | None, heartbeat_s: float | None = None) -> Reading:
+def read(
+    task_id: str,
+    timeout_s: float | None,
+    heartbeat_s: float | None = None,
+    *,
+    prepared: bool = False,
+    start: int = 0,
+) -> Reading:
     """The protocol. `timeout_s` limits the wait for each delta; `heartbeat_s` limits the wait for a delta or a
-    heartbeat."""
-    stream = Following(task_id, timeout_s, heartbeat_s)
+    heartbeat. `prepared`: also yield the delta that announces the task. `start`: the token to begin with."""
+    stream = Following(task_id, timeout_s, heartbeat_s, prepared=prepared, start=start)
     lost_since: float | None = None
     while not stream.assembler.finished:
         try:
@@ -67,14 +75,29 @@ def read(task_id: str, timeout_s: float | None, heartbeat_s: float | None = None
 
 
 class Following:
-    """The state of one reader."""
+    """The state of one reader.
 
-    def __init__(self, task_id: str, timeout_s: float | None, heartbeat_s: float | None = None) -> None:
+    `announced`: the attempt whose announcement was yielded. `unannounced`: the reader asked for one, and the log
+    was not begun yet when it was last read. `begun`: the log's entry with the token `start` was found."""
+
+    def __init__(
+        self,
+        task_id: str,
+        timeout_s: float | None,
+        heartbeat_s: float | None = None,
+        *,
+        prepared: bool = False,
+        start: int = 0,
+    ) -> None:
         self.task_id, self.timeout_s, self.heartbeat_s = task_id, timeout_s, heartbeat_s
         if heartbeat_s is not None and heartbeat_s < SILENCE_S:
             raise ValueError(f"heartbeat_s: must be at least {SILENCE_S:g}, got {heartbeat_s!r}")
+        if start < 0:
+            raise ValueError(f"start: must be at least 0, got {start!r}")
+        self.unannounced, self.announced = prepared, 0
+        self.start, self.begun = start, not start
         self.handed_out_at = time.monotonic()
-        self.assembler = StreamAssembler()
+        self.assembler = StreamAssembler(start)
         self.last_delta_at = time.monotonic()
         self.silences_without_log = 0
 
@@ -111,6 +134,13 @@ class Following:
             task_id=self.task_id, attempt=position.attempt, index=position.next, token_ids=[], text=""
         )
 
+    def announcement(self, delta: StreamDelta) -> list[StreamDelta]:
+        """What announces the task, unless it was yielded."""
+        if delta.attempt <= self.announced:
+            return []
+        self.announced = delta.attempt
+        return [delta.model_copy(update={"index": self.assembler.next})]
+
     def catch_up(self) -> Reading:
         """Yield the new deltas of the log."""
         new = yield from self.unread()
@@ -120,15 +150,49 @@ class Following:
         """The log's deltas behind the reader's position. The position moves behind them at once. So yield them
         before any operation that may fail."""
         while True:
-            entries, log_length = yield ("read_log", self.assembler.read_from)
+            if not self.begun:
+                yield from self.seek(self.start)
+            first, news = self.assembler.read_from, []
+            if self.unannounced:
+                entries, log_length, prepared, begin = yield ("read_all", first)
+                news = self.found(prepared, begin)
+            else:
+                entries, log_length = yield ("read_log", first)
             new = self.assembler.logged([self.delta(raw) for raw in entries])
             if new is not None:
                 self.silences_without_log = 0
-                return new
+                return news + new
             if log_length == 0:
                 self.silences_without_log += 1
-                return []
-            self.assembler.rewind()
+                return news
+            if self.start:
+                self.start, self.begun = self.assembler.next, False
+            else:
+                self.assembler.rewind()
+
+    def found(self, prepared: bytes | None, first: bytes | None) -> list[StreamDelta]:
+        """What announces the task, given that of the state and the first delta of the log. It was written before
+        the first delta, by the same attempt; otherwise it is that of an earlier one, and worth nothing."""
+        self.unannounced = first is None
+        delta = None if prepared is None else self.delta(prepared)
+        if delta is None or (first is not None and self.delta(first).attempt != delta.attempt):
+            return []
+        return self.announcement(delta)
+
+    def seek(self, token: int) -> Generator[Step, Any, None]:
+        """Set the position before the last entry of the log that begins at this token or before it. The others are
+        not read, but for some of their indices."""
+        [length] = yield ("read_entries", [])
+        low, high = 0, min(length, token + 1)  # an entry has a token or more; entry `low` begins early enough
+        while high - low > 1:
+            places = sorted({low + (high - low) * k // (PROBES + 1) for k in range(1, PROBES + 1)} - {low})
+            *entries, _ = yield ("read_entries", places)
+            found = dict(zip(places, entries, strict=True))
+            early = [place for place, raw in found.items() if raw and self.delta(raw).index <= token]
+            low, high = max(early, default=low), min(found.keys() - early, default=high)
+        *entries, _ = yield ("read_entries", [place for place in (low - 1, low) if 0 <= place < high])
+        self.assembler.begin(token, low, [self.delta(raw) for raw in entries if raw])
+        self.begun = True
 
     def follow(self) -> Reading:
         assembler = self.assembler
@@ -138,7 +202,13 @@ class Following:
                 yield from self.heartbeat()
                 yield from self.after_silence()
                 continue
-            new = assembler.published(self.delta(raw))
+            delta = self.delta(raw)
+            if delta.prepared is not None:
+                yield from self.hand_out(self.announcement(delta) if self.unannounced else [])
+                continue
+            if self.unannounced and delta.attempt == self.announced and delta.index == 0:
+                self.unannounced = False
+            new = None if self.unannounced else assembler.published(delta)
             if new is None:
                 yield from self.catch_up()
             else:
@@ -187,5 +257,8 @@ class Following:
             except ValidationError:
                 raise StreamExpired(f"task {self.task_id}: it has ended, and its log is gone") from None
             same = StreamDelta.model_fields.keys() & GenerationResult.model_fields.keys() - {"reasoning"}
+            if self.start and self.assembler.next < len(whole.token_ids):
+                raise StreamExpired(f"task {self.task_id}: its log is gone before token {self.assembler.next}")
             everything = last.model_copy(update={"index": 0, **{name: getattr(whole, name) for name in same}})
-            yield without(everything, self.assembler.next, self.assembler.text_length)
+            known_text = len(whole.text) if self.start else self.assembler.text_length
+            yield without(everything, self.assembler.next, known_text)

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 mixed_groups.install(App)
 
 
+Command = tuple[Any, ...]
+
+
 class AsyncGeneration(AsyncResult):  # type: ignore[misc]
     """Celery's `AsyncResult` of a generation."""
 
@@ -111,6 +114,9 @@ class _Reader:
         cancel_on_disconnect: bool = False,
         app: Celery | None = None,
         heartbeat_s: float | None = None,
+        *,
+        prepared: bool = False,
+        start: int = 0,
     ) -> None:
         self.task_id = task if isinstance(task, str) else str(task.id)
         self.app = app or celery_app
@@ -120,9 +126,9 @@ class _Reader:
         self._complete = self._closed = False
         self._process = os.getpid()
         self._steps = (
-            Following(self.task_id, timeout_s).end_as(task.state, task.result)
+            Following(self.task_id, timeout_s, start=start).end_as(task.state, task.result)
             if isinstance(task, EagerResult)
-            else read(self.task_id, timeout_s, heartbeat_s)
+            else read(self.task_id, timeout_s, heartbeat_s, prepared=prepared, start=start)
         )
         self._watch = Watch([getattr(task, "submitted_to", None)], timeout_s)
         self._step: Step | None = next(self._steps)
@@ -146,6 +152,24 @@ class _Reader:
 
     def _damaged(self) -> StreamError:
         return StreamError(f"task {self.task_id}: its stream in Redis is damaged: {self._keys.log} must be a list")
+
+    def _reading(self, operation: str, *given: Any) -> list[Command] | None:
+        """The commands of an operation that reads the log or the state; None for the others."""
+        log, state = self._keys.log, self._keys.state
+        match operation, given:
+            case "read_log", (start,):
+                return [("LRANGE", log, start, -1), ("LLEN", log)]
+            case "read_all", (start,):
+                rest: list[Command] = [("HGET", state, "prepared"), ("LINDEX", log, 0)]
+                return [("LRANGE", log, start, -1), ("LLEN", log), *rest]
+            case "read_entries", (places,):
+                return [*(("LINDEX", log, place) for place in places), ("LLEN", log)]
+        return None
+
+    def _interest(self) -> list[Command]:
+        if not self._interest_is_due():
+            return []
+        return [("SET", self._keys.interest, 1, "EX", INTEREST_TTL_S)]
 
     def _interest_is_due(self) -> bool:
         if not self._cancel_on_disconnect or time.monotonic() - self._interest_renewed_at < INTEREST_TTL_S / 3:
@@ -197,6 +221,9 @@ class Stream(_Reader, Iterator[StreamDelta]):
         name, *arguments = step
         try:
             self._make_own()
+            if (commands := self._reading(name, *arguments)) is not None:
+                interest = self._interest()
+                return self._execute(interest + commands)[len(interest) :]
             return getattr(self, f"_{name}")(*arguments)
         except connections.LOST as error:
             if self._pubsub is not None:
@@ -226,18 +253,15 @@ class Stream(_Reader, Iterator[StreamDelta]):
         self._pubsub = None
         subscriptions.forget()
 
-    def _read_log(self, start: int) -> tuple[list[bytes], int]:
+    def _execute(self, commands: list[Command]) -> list[Any]:
         with connections.streams().pipeline(transaction=False) as pipe:
-            if self._interest_is_due():
-                pipe.set(self._keys.interest, 1, ex=INTEREST_TTL_S)
-            pipe.lrange(self._keys.log, start, -1)
-            pipe.llen(self._keys.log)
-            *_, entries, length = pipe.execute()
-        return entries, length
+            for command in commands:
+                pipe.execute_command(*command)
+            return pipe.execute()
 
     def _receive(self, timeout_s: float) -> bytes | None:
-        if self._interest_is_due():
-            connections.streams().set(self._keys.interest, 1, ex=INTEREST_TTL_S)
+        if interest := self._interest():
+            self._execute(interest)
         assert self._pubsub is not None
         message = subscriptions.data(self._pubsub.get_message(timeout=timeout_s))
         if message is None:
@@ -310,6 +334,9 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
     async def _perform(self, step: Step) -> Any:
         name, *arguments = step
         try:
+            if (commands := self._reading(name, *arguments)) is not None:
+                interest = self._interest()
+                return (await self._execute(interest + commands))[len(interest) :]
             return await getattr(self, f"_{name}")(*arguments)
         except connections.LOST as error:
             await self._unsubscribe()
@@ -330,18 +357,15 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
         await self._subscription.distrust()
         self._subscription = None
 
-    async def _read_log(self, start: int) -> tuple[list[bytes], int]:
+    async def _execute(self, commands: list[Command]) -> list[Any]:
         async with connections.async_streams().pipeline(transaction=False) as pipe:
-            if self._interest_is_due():
-                pipe.set(self._keys.interest, 1, ex=INTEREST_TTL_S)
-            pipe.lrange(self._keys.log, start, -1)
-            pipe.llen(self._keys.log)
-            *_, entries, length = await pipe.execute()
-        return entries, length
+            for command in commands:
+                pipe.execute_command(*command)
+            return await pipe.execute()
 
     async def _receive(self, timeout_s: float) -> bytes | None:
-        if self._interest_is_due():
-            await connections.async_streams().set(self._keys.interest, 1, ex=INTEREST_TTL_S)
+        if interest := self._interest():
+            await self._execute(interest)
         assert self._subscription is not None
         message = await self._subscription.get(timeout_s)
         if message is None:

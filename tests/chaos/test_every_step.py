@@ -33,7 +33,13 @@ STEPS = [
     *((name, "is revoked") for name in (*OF_A_REVOCATION, *OF_WHAT_IS_REVOKED)),
 ]
 WRITTEN_BY_THE_FIRST = [*list(POINTS)[list(POINTS).index("end on its way") :], "to be stored", "stored"]
-WITHOUT_A_NET = ("first token written", "end on its way", "end written")
+WITHOUT_A_NET = (
+    "announcement on its way",
+    "announcement written",
+    "first token written",
+    "end on its way",
+    "end written",
+)
 """On a thread that a worker cannot do without."""
 
 FAILS_ITS_TASKS = "to be begun"

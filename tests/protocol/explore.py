@@ -7,6 +7,7 @@ found is the nearest; the counterexample tells how it is reached.
 
 from __future__ import annotations
 
+import json
 from collections import deque
 
 from tests.protocol.protocol import Protocol
@@ -46,12 +47,25 @@ def wrong(s: State, protocol: Protocol) -> str:
         return "the stream goes on after its end"
     if tokens != list(range(len(tokens))):
         return "a token is missing in the stream, or twice in it"
+    if tokens and (mixed := mix(s)):
+        return mixed
     if s.called > 1 + s.may_call_again:
         return "what is linked is sent twice"
     if s.alone and int(s.field("deaths") or 0) > s.may_count_deaths:
         return "a death is counted although nothing has happened"
     if not (s.to_send or over(s, protocol) or message_exists(s) or any(map(lively, s.workers))):
         return "the task is lost"
+    return ""
+
+
+def mix(s: State) -> str:
+    """What is wrong with who has made the tokens, and who has announced the task."""
+    makers = {entry["model"] for entry in s.log if entry["token_ids"]}
+    if len(makers) > 1:
+        return "the stream has tokens of two models"
+    announced = json.loads(s.field("prepared") or "{}")
+    if announced != {"attempt": s.log[0]["attempt"], "model": s.log[0]["model"]}:
+        return "the task was announced by another attempt than the one that began its log"
     return ""
 
 

@@ -57,7 +57,7 @@ class Protocol:
     def _intake(self, s: State, i: int, number: int, job: Job) -> Steps:
         w = s.workers[i]
         if job.at == "queued" and not w.draining:
-            args = [TTL_MS, "model", int(self.scenario.room), job.call_name, 0, "message", 0]
+            args = [TTL_MS, self.model(i), int(self.scenario.room), job.call_name, 0, "message", 0]
             task, replies = self.run("begin", s.task, [LOG, TASK_STATE, COMPLETION], args)
             begun = s._replace(task=task)
             yield f"{w.channel} begins", begun.put_job(i, number, at="begun", reply=replies[0]), 0
@@ -66,12 +66,17 @@ class Protocol:
         if job.at == "begun":
             yield f"{w.channel} reads that it has begun", self._start(s, i, number, job), 0
 
+    def model(self, i: int) -> str:
+        return f"model {i}" if self.scenario.models else "model"
+
     def _start(self, s: State, i: int, number: int, job: Job) -> State:
-        attempt, deaths, cancel, _, _, done, entries = job.reply
+        attempt, deaths, cancel, model, _, done, entries = job.reply
         if done:
             return s.put_job(i, number, at="replaying", final=json.loads(done), reply=None)
         final = "revoked" if cancel or job.ending else "failure" if deaths >= MAX_ATTEMPTS else ""
         tokens, room = sum(len(json.loads(entry)["token_ids"]) for entry in entries), self.scenario.room
+        if tokens and model != self.model(i):
+            final = final or "failure"
         progress = {"tokens": tokens, "sent": tokens, "entries": len(entries), "marked": room, "admitted": room}
         return s.put_job(i, number, at="running", reply=None, attempt=attempt, final=final, **progress)
 
@@ -85,6 +90,8 @@ class Protocol:
             yield f"{name} cancels", s.put_job(i, number, final="revoked"), 0
         elif job.handing_back:
             yield f"{name}'s engine hands back", s.put_job(i, number, released=True), 0
+        elif not job.prepared:
+            yield f"{name} prepares", s.put_job(i, number, prepared=True), 0
         elif not job.admitted:
             yield f"{name} admits", s.put_job(i, number, admitted=True), 0
         elif job.tokens < TOKENS - 1:
@@ -103,22 +110,26 @@ class Protocol:
             yield f"{name}'s publisher reads the reply", self._answered(s, i, number, job), 0
             return
         mark, flagged = job.admitted and not job.marked, bool(s.field("cancel")) and not job.ending
-        if job.sent < job.tokens or job.final or job.released or mark or flagged:
-            task, call = self._publish(s, job, mark)
+        if job.sent < job.tokens or job.final or job.released or mark or flagged or self._announces(s, job):
+            task, call = self._publish(s, i, job, mark)
             after = s._replace(task=task)
             what = "the end" if job.final else "its stream"
             yield f"{name} writes {what}", after.put_job(i, number, call=call), 0
             if s.faults:
                 yield f"{name} writes {what}, and the reply is lost", after, 1
 
-    def _publish(self, s: State, job: Job, mark: bool) -> tuple[Any, Any]:
-        payload, entries = "", job.entries
+    def _announces(self, s: State, job: Job) -> bool:
+        return job.prepared and not job.announced and not job.entries
+
+    def _publish(self, s: State, i: int, job: Job, mark: bool) -> tuple[Any, Any]:
+        payload, entries, by = "", job.entries, {"attempt": job.attempt, "model": self.model(i)}
         if job.sent < job.tokens or job.final:
-            delta = {"attempt": job.attempt, "index": job.sent, "token_ids": list(range(job.sent, job.tokens))}
+            delta = {**by, "index": job.sent, "token_ids": list(range(job.sent, job.tokens))}
             payload, entries = json.dumps({**delta, "finish_reason": job.final or None}), entries + 1
         words = {"admitted": mark, "last": job.final, "released": job.released and not job.final, "look": True}
+        words["prepared"] = self._announces(s, job)
         operations = " ".join(word for word, true in words.items() if true)
-        turn = [0, operations, json.dumps(job.final) if job.final else ""]
+        turn = [0, operations, json.dumps(job.final) if job.final else "", json.dumps(by)]
         args = [TTL_MS, 1, job.attempt, entries, payload, CHANNEL, *turn]
         task, reply = self.run("publish", s.task, [LOG, TASK_STATE], args)
         return task, (reply, job.tokens, entries, operations)
@@ -130,8 +141,12 @@ class Protocol:
         if code == Publish.STALE:
             return s.put_job(i, number, at="stale", over=True).post(i, "stand by", number)
         if code == Publish.GAP:
-            return s.put_job(i, number, sent=ends, entries=length, marked=False)
-        s = s.put_job(i, number, sent=tokens, entries=entries, marked=job.marked or "admitted" in operations)
+            return s.put_job(i, number, sent=ends, entries=length, marked=False, announced=False)
+        done = {
+            "marked": job.marked or "admitted" in operations,
+            "announced": job.announced or "prepared" in operations,
+        }
+        s = s.put_job(i, number, sent=tokens, entries=entries, **done)
         if "last" in operations:
             return s.put_job(i, number, at="ended")
         if "released" in operations:

@@ -24,6 +24,7 @@ class Scenario:
     faults: int = 1
     revokes: int = 0
     room: bool = True  # whether a task has a slot at once
+    models: bool = False  # whether each worker serves another model
 
 
 class Tag(NamedTuple):
@@ -46,6 +47,8 @@ class Job(NamedTuple):
     sent: int = 0  # of them in the log
     entries: int = 0  # of the log
     marked: bool = False  # `running` is set
+    prepared: bool = False  # by the engine
+    announced: bool = False  # in Redis
     admitted: bool = False
     final: str = ""  # the outcome, once known
     ending: bool = False  # revoked

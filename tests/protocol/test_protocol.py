@@ -32,6 +32,7 @@ ONE_MISFORTUNE = [
     Scenario("linked"),
     Scenario("failing"),
     Scenario("ignored"),
+    Scenario("plain", models=True),
     Scenario("plain", revokes=1, faults=0),
     Scenario("linked", messages=2, faults=0),
     Scenario("failing", messages=2, workers=3, faults=0),
@@ -79,11 +80,24 @@ class TakesAStoredFailureForACompletion(Protocol):
         return bool(s.stored)
 
 
+class AnnouncesOnce(Protocol):
+    def _announces(self, s: State, job: Job) -> bool:
+        return super()._announces(s, job) and not s.field("prepared")
+
+
+class GoesOnWithAnotherModel(Protocol):
+    def _start(self, s: State, i: int, number: int, job: Job) -> State:
+        _, _, _, _, *rest = job.reply
+        return super()._start(s, i, number, job._replace(reply=(*job.reply[:3], self.model(i), *rest)))
+
+
 @pytest.mark.parametrize(
     ("worse", "scenario", "what"),
     [
         (AcknowledgesWhatIsStale, Scenario("plain"), "the task is lost if the only worker that has it dies"),
         (CompletesWithoutAClaim, Scenario("linked"), "what is linked is sent twice"),
+        (AnnouncesOnce, Scenario("plain"), "the task was announced by another attempt"),
+        (GoesOnWithAnotherModel, Scenario("plain", models=True), "the stream has tokens of two models"),
         (TakesAStoredFailureForACompletion, Scenario("failing"), "it cannot come to rest|the task is lost"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

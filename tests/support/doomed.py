@@ -39,6 +39,14 @@ def _has_links(request: Any, _: Any) -> bool:
     return linked(request)
 
 
+def _announces(pipe: Any, keys: Any, args: Any, *_: Any) -> bool:
+    return any("prepared" in arg.split() for arg in args if isinstance(arg, str))
+
+
+def _announced(publisher: Any, outbox: Any, operations: str, *_: Any) -> bool:
+    return "prepared" in operations
+
+
 def _ends(pipe: Any, keys: Any, args: Any, *_: Any) -> bool:
     return any("last" in arg.split() for arg in args if isinstance(arg, str))
 
@@ -47,6 +55,9 @@ POINTS = {
     "taken": Point("petiole.tasks.worker.broker.ledger", "Ledger.take", False, lambda *call: call[-1]),
     "to be begun": Point("petiole.tasks.worker.generation.intake", "Intake._take", True),
     "begun": Point("petiole.tasks.worker.generation.intake", "Intake._start", True),
+    "prepared": Point("petiole.tasks.worker.output.publisher", "Outbox.prepare", False),
+    "announcement on its way": Point("petiole.tasks.worker.scripts", "Pipe.send", False, _announces),
+    "announcement written": Point("petiole.tasks.worker.output.publisher", "Publisher._done", False, _announced),
     "admitted": Point("petiole.tasks.worker.output.publisher", "Outbox.admit", False),
     "first token written": Point("petiole.tasks.worker.output.publisher", "Publisher._answered", False),
     "end known": Point("petiole.tasks.worker.output.publisher", "Outbox.finish", True),

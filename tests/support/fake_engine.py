@@ -26,6 +26,7 @@ from petiole.gpu_worker.errors import EngineError, HandedBack, InvalidRequest, M
 from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.request import Delta, FinishReason, Request, Result, Timing, Usage
 from petiole.gpu_worker.runtime.interface import ModelLimits
+from petiole.outputs import Prepared
 
 MAX_MODEL_LEN = 4096
 
@@ -95,11 +96,17 @@ class FakeEngine:
         self,
         request: Request,
         *,
+        on_prepared: Callable[[Handle, Prepared], None] | None = None,
         on_delta: Callable[[Handle, Delta], None] | None = None,
         on_admitted: Callable[[Handle], None] | None = None,
         on_done: Callable[[Handle], None] | None = None,
     ) -> Handle:
-        handle = Handle(request, self, on_delta=on_delta, on_admitted=on_admitted, on_done=on_done)
+        handle = Handle(
+            request, self, on_prepared=on_prepared, on_delta=on_delta, on_admitted=on_admitted, on_done=on_done
+        )
+        if self._refused(request) is None:
+            words, model = str(request.prompt).split(), self.limits
+            handle._prepare(Prepared(model.model, model.fingerprint, len(words), " ".join(words[-2:])), None)
         with self._changed:
             row = Row(handle, time.monotonic(), tokens=list(request.resume_token_ids))
             self._rows[handle] = row

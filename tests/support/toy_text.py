@@ -43,7 +43,7 @@ class ToyTokenizer:
     def encode(self, text: str, *, field: str = "prompt", max_tokens: int | None = None) -> list[int]:
         return [LETTERS.index(letter) for letter in check_text(field, text)]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return "".join(LETTERS[token] for token in token_ids)
 
     def detokenizer(self, *, skip_special_tokens: bool = True, before: Sequence[int] = ()) -> ToyDetokenizer:

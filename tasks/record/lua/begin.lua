@@ -13,7 +13,8 @@
 -- does not depend on the content of the message, and a call that is repeated after a lost reply counts no death.
 -- Tasks that get a place at once are marked here, before the engine gets them, because they may kill the worker
 -- before it can mark them. An explicit Celery retry starts a new stream: log and progress are deleted, but the attempt
--- keeps counting. While the log is empty, each delivery sets the model; the adapter is written with the first entry.
+-- keeps counting. While the log is empty, each delivery sets the model and replaces what publish.lua stores as `prepared`; the
+-- adapter is written with the first entry.
 local ttl, model, at_once, call = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 
 local function begin(i)
@@ -22,7 +23,7 @@ local function begin(i)
   local known = redis.call('HGET', state, 'retries')
   if known and retries > whole(known) then
     redis.call('DEL', log, completion)
-    redis.call('HDEL', state, 'running', 'done', 'model', 'adapter', 'deaths')
+    redis.call('HDEL', state, 'running', 'done', 'model', 'adapter', 'deaths', 'prepared')
   end
   local was = redis.call('HMGET', state, 'running', 'done', 'cancel', 'model', 'adapter', 'deaths', message)
   local attempt, deaths = 0, whole(was[6] or 0)

@@ -2,8 +2,8 @@
 --
 -- KEYS  two per task: log, state; then, for each operation `read`, the interest key of its task
 -- ARGV  ttl_ms, number of tasks; four per task: attempt, expected length of the log after the append, payload (empty:
---       no delta), channel; then three for each task with operations: its position, the operations, `done` or the
---       adapter
+--       no delta), channel; then four for each task with operations: its position, the operations, `done` or the
+--       adapter, the delta that announces a prepared task
 -- reply only for tasks with a code, four numbers each: position, code, length of the log, index of its end
 --
 -- The checks cost no extra command for the log: RPUSH returns its new length. If that is not the expected one, the
@@ -13,6 +13,7 @@
 --             released  delete `running`     adapter   store the adapter that generated the first entry
 --             look      refresh the TTLs, check the cancel flag
 --             read      with look: check that the stream has a reader
+--             prepared  before the delta, while the log is empty: store and publish what is known of the task
 -- codes       STALE      a newer attempt owns the task    GAP     the log has another length than expected
 --             FLAGGED    the cancel flag is set           UNREAD  the stream has no reader
 --             DAMAGED    the task's keys are damaged: nothing more is written; other streams are not affected
@@ -44,7 +45,7 @@ end
 
 local ttl, tasks = ARGV[1], tonumber(ARGV[2])
 local reply, turns, interests, next_interest = {}, {}, {}, 2 * tasks + 1
-for a = 3 + 4 * tasks, #ARGV, 3 do
+for a = 3 + 4 * tasks, #ARGV, 4 do
   local task = tonumber(ARGV[a])
   turns[task] = a
   if find(ARGV[a + 1], 'read') then
@@ -61,7 +62,12 @@ local function write(task)
   local owner = call('HGET', state, 'attempt')
   if owner ~= mine and stale(state, owner, mine, ttl) then
     code = STALE
-  elseif payload ~= '' then
+  elseif turn and find(operations, 'prepared') and call('EXISTS', log) == 0 then
+    call('HSET', state, 'prepared', ARGV[turn + 3])
+    call('PEXPIRE', state, ttl)
+    call('PUBLISH', channel, ARGV[turn + 3])
+  end
+  if code == 0 and payload ~= '' then
     if call('RPUSH', log, payload) == tonumber(ARGV[a + 1]) then
       call('PUBLISH', channel, payload)
     else

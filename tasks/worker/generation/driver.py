@@ -18,6 +18,7 @@ from petiole.gpu_worker.errors import EngineError, HandedBack
 from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.request import Delta, Request
 from petiole.gpu_worker.threads.pool import Threads
+from petiole.outputs import Prepared
 from petiole.tasks.errors import GenerationFailed
 from petiole.tasks.fleet import control
 from petiole.tasks.keys import stream_keys
@@ -36,6 +37,7 @@ from petiole.tasks.worker.generation.effects import Do, Effect, Effects
 from petiole.tasks.worker.generation.engines import EngineLike
 from petiole.tasks.worker.generation.job import Job, State
 from petiole.tasks.worker.generation.limits import TimeLimits
+from petiole.tasks.worker.generation.requests import described
 from petiole.tasks.worker.output.outcomes import Ending, Outcome, failed, succeeded
 from petiole.tasks.worker.output.publisher import Outbox, Publisher
 from petiole.tasks.worker.reports.facts import Adapters
@@ -173,7 +175,11 @@ class JobDriver:
     def _submit(self, request: Request) -> None:
         try:
             self.handle = self.services.engine.submit(
-                request, on_admitted=self._on_admitted, on_delta=self._on_delta, on_done=self._on_done
+                request,
+                on_prepared=self._on_prepared,
+                on_admitted=self._on_admitted,
+                on_delta=self._on_delta,
+                on_done=self._on_done,
             )
         except Exception as error:
             logger.exception("task %s could not be submitted", self.task_id)
@@ -252,7 +258,10 @@ class JobDriver:
     def fail(self, error: Exception) -> None:
         self.post(partial(self.job.fail, error))
 
-    # ------------------------------------------------------------ engine's text thread
+    # ------------------------------------------------------------ engine's preparation and text threads
+
+    def _on_prepared(self, handle: Handle, prepared: Prepared) -> None:
+        self._open_outbox.prepare(described(prepared, handle.request))
 
     def _on_admitted(self, handle: Handle) -> None:
         self._open_outbox.admit(handle.adapter_key or "")

@@ -20,6 +20,7 @@ from petiole.gpu_worker.errors import InvalidRequest
 from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.request import Delta, Request
 from petiole.gpu_worker.runtime.interface import ModelLimits
+from petiole.outputs import Prepared
 from petiole.tasks.settings import Settings
 
 
@@ -39,6 +40,7 @@ class EngineLike(Protocol):
         self,
         request: Request,
         *,
+        on_prepared: Callable[[Handle, Prepared], None] | None = None,
         on_delta: Callable[[Handle, Delta], None] | None = None,
         on_admitted: Callable[[Handle], None] | None = None,
         on_done: Callable[[Handle], None] | None = None,

@@ -1,16 +1,22 @@
-"""Converts a task's request into the engine's."""
+"""Converts a task's request into the engine's, and says what readers need to know of it."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from petiole.gpu_worker.request import Constraint, Request, SamplingParams
 from petiole.gpu_worker.request.skills import SkillCall
+from petiole.outputs import Prepared
 from petiole.tasks.requests.schemas import Common
 
 # Celery's priorities on Redis: 0 is the highest and the default. The engine has the same convention.
 HIGHEST_PRIORITY = 0
+
+SHORT = 64
+"""Characters of a variable of the chat template that readers may need to know."""
 
 
 def engine_request(
@@ -45,6 +51,32 @@ def engine_request(
         resume_adapter_key=resume_adapter_key,
         request_id=task_id,
     )
+
+
+def described(prepared: Prepared, request: Request) -> Prepared:
+    """`prepared` with what the request says about its output: its tools, and how the template was to reason."""
+    short = {
+        name: value
+        for name, value in request.chat_template_kwargs.items()
+        if isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= SHORT)
+    }
+    return replace(prepared, tool_types=_tool_types(request.tools or ()) or None, reasoning=short or None)
+
+
+def _tool_types(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """By tool: the JSON type of each parameter that names one type."""
+    found: dict[str, dict[str, str]] = {}
+    for tool in tools:
+        match tool.get("function", tool):
+            case {"name": str(name), "parameters": {"properties": dict(properties)}}:
+                found[name] = {
+                    parameter: kind
+                    for parameter, schema in properties.items()
+                    if isinstance(schema, dict) and isinstance(kind := schema.get("type"), str)
+                }
+            case {"name": str(name)}:
+                found[name] = {}
+    return found
 
 
 def seed_of(task_id: str) -> int:

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 
 import redis
 
+from petiole.outputs import Prepared
 from petiole.tasks.keys import INTEREST_TTL_S, stream_keys
 from petiole.tasks.record import codec
 from petiole.tasks.record.codec import Tokens, Written
@@ -110,6 +111,8 @@ class Outbox:
         self.entries = self.sent + before.unreadable
         self.admitted = self.released = self.closed = False
         self.admitted_sent = marked
+        self.prepared = ""
+        self.prepared_sent = False
         self.adapter = ""
         self.final: tuple[dict[str, Any], str] | None = None
         self.look_at = 0.0
@@ -123,6 +126,11 @@ class Outbox:
     def push(self, delta: Tokens) -> None:
         """Append a piece of output. The last piece is written by `finish`, as one log entry with the outcome."""
         self._publisher._add(self, delta)
+
+    def prepare(self, prepared: Prepared) -> None:
+        """Announce what is known of the task before it is admitted, unless its log has begun already."""
+        self.prepared = codec.announced(self._opening, prepared)
+        self._publisher._mark(self)
 
     def admit(self, adapter: str) -> None:
         """Mark the task as running: if it is neither ended nor handed back, its worker has died. `adapter`
@@ -170,7 +178,8 @@ class Outbox:
         if payload and not self.entries and self.adapter and final is None:
             operations += " adapter"
         if operations:
-            call.turns += (len(call.parts), operations, self.adapter if final is None else final[1])
+            value = self.adapter if final is None else final[1]
+            call.turns += (len(call.parts), operations, value, self.prepared if "prepared" in operations else "")
         keys = self._keys
         call.keys += (keys.log, keys.state)
         if "read" in operations:
@@ -181,6 +190,7 @@ class Outbox:
     def _operations(self, now: float, last: bool) -> str:
         """The script's operations besides writing a delta, separated by spaces. Usually empty."""
         released, admitted = self.released and not last, self.admitted and not self.admitted_sent
+        prepared = bool(self.prepared) and not self.prepared_sent and not self.entries
         look = last or now >= self.look_at or not self.entries  # the first entry creates the log: set a TTL
         if not (look or released or admitted):
             return ""
@@ -188,7 +198,7 @@ class Outbox:
             self.look_at = now + LOOK_S
         read = look and now >= self.reader_since
         words = {"admitted": admitted, "last": last, "released": released, "look": look, "read": read}
-        return " ".join(word for word, true in words.items() if true)
+        return " ".join(word for word, true in {**words, "prepared": prepared}.items() if true)
 
 
 class Publisher:
@@ -306,6 +316,7 @@ class Publisher:
 
     def _done(self, outbox: Outbox, operations: str) -> None:
         outbox.admitted_sent = outbox.admitted_sent or "admitted" in operations
+        outbox.prepared_sent = outbox.prepared_sent or "prepared" in operations
         if "last" in operations:
             outbox.close().on_finished()
         elif "released" in operations:
@@ -321,7 +332,7 @@ class Publisher:
                 return
             outbox.sent = starts.index(end) if end in starts else len(starts)
             outbox.entries = entries
-            outbox.admitted_sent = False
+            outbox.admitted_sent = outbox.prepared_sent = False
             outbox.look_at = 0.0
             self._due(outbox)
 

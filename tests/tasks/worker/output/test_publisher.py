@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -12,7 +13,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from petiole.gpu_worker.request import Delta, FinishReason, TokenLogprobs
+from petiole.outputs import Prepared
 from petiole.tasks.record.codec import Written
+from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.worker.output import publisher as module
 from petiole.tasks.worker.output.publisher import Publisher
 from tests.support.publishing import END, KEYS, TASK, Flaky, attempt, begin, log, written
@@ -273,3 +276,96 @@ def test_a_log_that_ends_inside_a_piece_is_left_for_a_new_attempt(
     stream.push(Delta(3, (4,), "d"))
     publisher.flush([stream])
     assert heard.words == ["given up"]
+
+
+# ------------------------------------------------------------ what announces a task
+
+
+def prepared(client: redis.Redis) -> tuple[int, str] | None:
+    announced = client.hget(KEYS.state, "prepared")
+    if announced is None:
+        return None
+    delta = StreamDelta.model_validate_json(announced)
+    assert delta.prepared is not None
+    return delta.attempt, delta.prepared.model
+
+
+def test_a_task_is_announced_without_an_entry_in_its_log(publisher: Publisher, client: redis.Redis) -> None:
+    stream, heard = attempt(publisher, client)
+    with client.pubsub() as channel:
+        channel.subscribe(KEYS.channel)
+        stream.prepare(Prepared("m", "f", 5, "end"))
+        publisher.flush([stream])
+        stream.push(Delta(0, (1,), "a"))
+        publisher.flush([stream])
+        stream.push(Delta(1, (2,), "b"))
+        publisher.flush([stream])
+        published = [json.loads(message["data"]) for message in received(channel, 3)]
+    assert [(delta["index"], delta["token_ids"]) for delta in published] == [(-1, []), (0, [1]), (1, [2])]
+    assert (written(client), prepared(client), heard.words) == ([1, 2], (1, "m"), [])
+    assert client.ttl(KEYS.state) > 0
+
+
+def received(channel: Any, n: int) -> list[Any]:
+    found: list[Any] = []
+    while len(found) < n:
+        message = channel.get_message(ignore_subscribe_messages=True, timeout=5)
+        found += [message] if message else []
+    return found
+
+
+def test_with_the_first_token_in_one_call_it_is_announced_first(publisher: Publisher, client: redis.Redis) -> None:
+    stream, _ = attempt(publisher, client)
+    stream.prepare(Prepared("m", "f", 5, "end"))
+    stream.admit("an adapter")
+    stream.push(Delta(0, (1,), "a"))
+    publisher.flush([stream])
+    assert (written(client), prepared(client)) == ([1], (1, "m"))
+    assert client.hget(KEYS.state, "adapter") == b"an adapter"
+
+
+def test_an_attempt_replaces_the_announcement_while_the_log_is_empty(
+    publisher: Publisher, client: redis.Redis
+) -> None:
+    for number, model in enumerate(("a", "b"), 1):
+        stream, _ = attempt(publisher, client)
+        stream.prepare(Prepared(model, model, 5, "end"))
+        publisher.flush([stream])
+        assert prepared(client) == (number, model)
+    stream.push(Delta(0, (1,), "a"))
+    publisher.flush([stream])
+    later, _ = attempt(publisher, client)
+    later.entries = 0  # it does not know of the log: the script does
+    later.prepare(Prepared("c", "c", 5, "end"))
+    publisher.flush([later])
+    assert prepared(client) == (2, "b")
+
+
+def test_an_older_attempt_announces_nothing(publisher: Publisher, client: redis.Redis) -> None:
+    old, heard = attempt(publisher, client)
+    attempt(publisher, client)
+    old.prepare(Prepared("old", "old", 5, "end"))
+    publisher.flush([old])
+    assert (prepared(client), heard.words) == (None, ["stale"])
+
+
+def test_if_redis_loses_log_and_state_the_task_is_announced_again(
+    publisher: Publisher, client: redis.Redis
+) -> None:
+    stream, _ = attempt(publisher, client)
+    stream.prepare(Prepared("m", "f", 5, "end"))
+    stream.push(Delta(0, (1,), "a"))
+    publisher.flush([stream])
+    client.flushall()
+    stream.push(Delta(1, (2,), "b"))
+    publisher.flush([stream])
+    publisher.flush([stream])
+    assert (written(client), prepared(client)) == ([1, 2], (1, "m"))
+
+
+def test_a_retry_of_celery_forgets_the_announcement(publisher: Publisher, client: redis.Redis) -> None:
+    stream, _ = attempt(publisher, client)
+    stream.prepare(Prepared("m", "f", 5, "end"))
+    publisher.flush([stream])
+    begin(client, retries=1)
+    assert prepared(client) is None
