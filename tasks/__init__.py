@@ -41,13 +41,14 @@ if TYPE_CHECKING:
         StreamTimeout,
         Unavailable,
         Unconfirmed,
+        UnknownTask,
     )
     from petiole.tasks.fleet.control import acancel, cancel
     from petiole.tasks.requests.celery_options import Submission
-    from petiole.tasks.requests.results import GenerationResult, StreamDelta
+    from petiole.tasks.requests.results import End, GenerationResult, StreamDelta
     from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest
     from petiole.tasks.requests.types import ChatCall, ChatOptions, GenerateCall, GenerateOptions, GenerationDict
-    from petiole.tasks.streams.definitions import astream, stream
+    from petiole.tasks.streams.definitions import aend, astream, end, stream
     from petiole.tasks.streams.readers import AsyncGeneration
     from petiole.tasks.submission.definitions import caption, chat, detect, generate, point, query
     from petiole.tasks.submission.images import put_image
@@ -57,6 +58,7 @@ __all__ = [
     "ChatCall",
     "ChatOptions",
     "ChatRequest",
+    "End",
     "GenerateCall",
     "GenerateOptions",
     "GenerateRequest",
@@ -71,13 +73,16 @@ __all__ = [
     "Submission",
     "Unavailable",
     "Unconfirmed",
+    "UnknownTask",
     "acancel",
+    "aend",
     "astream",
     "cancel",
     "caption",
     "celery_app",
     "chat",
     "detect",
+    "end",
     "generate",
     "point",
     "put_image",
@@ -96,9 +101,11 @@ _HOMES = {
     "Unavailable": "petiole.tasks.errors:Unavailable",
     "Unconfirmed": "petiole.tasks.errors:Unconfirmed",
     "acancel": "petiole.tasks.fleet.control:acancel",
+    "UnknownTask": "petiole.tasks.errors:UnknownTask",
     "cancel": "petiole.tasks.fleet.control:cancel",
     "ChatRequest": "petiole.tasks.requests.schemas:ChatRequest",
     "GenerateRequest": "petiole.tasks.requests.schemas:GenerateRequest",
+    "End": "petiole.tasks.requests.results:End",
     "GenerationResult": "petiole.tasks.requests.results:GenerationResult",
     "StreamDelta": "petiole.tasks.requests.results:StreamDelta",
     "ChatCall": "petiole.tasks.requests.types:ChatCall",
@@ -108,7 +115,9 @@ _HOMES = {
     "GenerationDict": "petiole.tasks.requests.types:GenerationDict",
     "Submission": "petiole.tasks.requests.celery_options:Submission",
     "AsyncGeneration": "petiole.tasks.streams.readers:AsyncGeneration",
+    "aend": "petiole.tasks.streams.definitions:aend",
     "astream": "petiole.tasks.streams.definitions:astream",
+    "end": "petiole.tasks.streams.definitions:end",
     "stream": "petiole.tasks.streams.definitions:stream",
     **{
         task: f"petiole.tasks.submission.definitions:{task}"

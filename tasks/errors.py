@@ -133,6 +133,11 @@ class StreamExpired(StreamError):  # noqa: N818
     """The log and the result expired before this reader had read all of the stream."""
 
 
+class UnknownTask(StreamError, LookupError):  # noqa: N818
+    """Redis has nothing of a task with this id. Nobody has submitted it; or it waits, and was not submitted with
+    `registered`; or its stream has expired."""
+
+
 def describe(error: BaseException) -> dict[str, Any]:
     """The `error` object of a failed stream's last delta."""
     return {"type": type(error).__name__, "message": str(error), "args": list(error.args)}

@@ -63,8 +63,8 @@ class StreamKeys(NamedTuple):
     channel: str
     """Pub/sub: the same deltas."""
     state: str
-    """Hash: attempt, deaths, retries, model, adapter, prepared, running, done, cancel, and `message:NAME`
-    (`begin.lua`)."""
+    """Hash: submitted, attempt, deaths, retries, model, adapter, prepared, running, done, cancel, and
+    `message:NAME` (`begin.lua`)."""
     interest: str
     """String with a short TTL: a reader exists (see `cancel_on_disconnect`)."""
     completion: str

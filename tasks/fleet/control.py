@@ -13,7 +13,9 @@ from celery.states import PENDING, RECEIVED
 
 from petiole import _lazy
 from petiole.tasks.app.application import app as celery_app
+from petiole.tasks.errors import Unavailable
 from petiole.tasks.keys import stream_keys
+from petiole.tasks.urls import redacted
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult
@@ -40,7 +42,8 @@ def state_of(task_id: str, app: Celery = celery_app) -> str:
     keys, state = stream_keys(task_id), app.AsyncResult(task_id).state
     if state == PENDING:
         client = connections.streams()  # only commands that a producer's ACL allows
-        return str(RECEIVED if client.llen(keys.log) or client.hgetall(keys.state) else PENDING)
+        taken = client.llen(keys.log) or client.hgetall(keys.state).keys() - {b"submitted"}
+        return str(RECEIVED if taken else PENDING)
     return str(state)
 
 
@@ -67,6 +70,19 @@ async def acancel(*tasks: AsyncResult | str) -> None:
                     for command in commands:
                         pipe.execute_command(*command)
                     answers = await pipe.execute(raise_on_error=False)
+
+
+def register(task_id: str) -> None:
+    """Note in Redis that the task is about to be submitted. It may wait in a queue, or for its `eta`. Raises
+    `Unavailable`."""
+    state, known = stream_keys(task_id).state, settings.settings()
+    try:
+        with connections.streams().pipeline(transaction=False) as pipe:
+            pipe.hset(state, "submitted", round(time.time(), 3))
+            pipe.expire(state, max(known.stream_ttl_s, CANCELLED_FOR_S))
+            pipe.execute()
+    except connections.LOST as error:
+        raise Unavailable(redacted(known.streams_url), str(error)) from None
 
 
 def flag_cancel(*task_ids: str) -> None:

@@ -1,5 +1,5 @@
-"""The options of a submission: options of Celery that `delay` and `stream` take, and three of Petiole's: `model`,
-`require_worker` and `confirm`.
+"""The options of a submission: options of Celery that `delay` and `stream` take, and four of Petiole's: `model`,
+`require_worker`, `confirm` and `registered`.
 
 This is their only declaration. `python -m docs.render` writes their table in docs/requests.md from it.
 """
@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 
 class Submission(TypedDict, total=False):
-    """Options of `delay`, `stream` and their asynchronous forms. `model` and the last two are Petiole's, the
+    """Options of `delay`, `stream` and their asynchronous forms. `model` and the last three are Petiole's, the
     others Celery's."""
 
     priority: int
@@ -46,6 +46,9 @@ class Submission(TypedDict, total=False):
     confirm: int
     """Raise `Unconfirmed` unless this many replicas of the broker's Redis have the task. See
     docs/reliability.md#a-submission-that-outlives-the-primary."""
+    registered: bool
+    """Note the task in Redis before it is sent. Then `end` tells it from an unknown one while it waits in its
+    queue. It costs a round trip."""
 
 
 SUBMISSION = frozenset(Submission.__annotations__)

@@ -1,7 +1,8 @@
 """Reading the stream of a task. Applications call `definitions`; tasks make `readers`; the other modules are their
 parts.
 
-definitions          `stream` and `astream`: cheap to import
+definitions          `stream`, `end` and their forms for asyncio: cheap to import
+ends                 how a task has ended, from its state
 readers              the protocol over redis-py, blocking and with asyncio; the result objects of tasks
 following            the protocol itself, without input or output: subscribe, read the log, follow, read again
 assembly             log and channel merged: every token once, in order

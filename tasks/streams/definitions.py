@@ -1,4 +1,4 @@
-"""`stream` and `astream`, which applications call. They are cheap to import: the first reader imports the rest."""
+"""What applications call. It is cheap to import: the first reader imports the rest."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from petiole import _lazy
 if TYPE_CHECKING:
     from celery.result import AsyncResult
 
-    from petiole.tasks.requests.results import StreamDelta
-    from petiole.tasks.streams import readers
+    from petiole.tasks.requests.results import End, StreamDelta
+    from petiole.tasks.streams import ends, readers
 else:
+    ends = _lazy.module("petiole.tasks.streams.ends")
     readers = _lazy.module("petiole.tasks.streams.readers")
 
 
@@ -61,3 +62,17 @@ async def astream(
     async with contextlib.aclosing(reader) as deltas:
         async for delta in deltas:
             yield delta
+
+
+def end(task: AsyncResult | str) -> End | None:
+    """How `task`, an `AsyncResult` or a task's id, has ended: its finish reason, usage, timing, model and error.
+    None if it has not ended. This is read from the task's state, and needs no result backend.
+
+    Raises `UnknownTask` if Redis has nothing of such a task. A task that waits in its queue is known if it was
+    submitted with `registered`."""
+    return ends.end(task)
+
+
+async def aend(task: AsyncResult | str) -> End | None:
+    """`end` for asyncio."""
+    return await ends.aend(task)

@@ -154,8 +154,8 @@ class Following:
                 yield from self.seek(self.start)
             first, news = self.assembler.read_from, []
             if self.unannounced:
-                entries, log_length, prepared, begin = yield ("read_all", first)
-                news = self.found(prepared, begin)
+                entries, log_length, state, begin = yield ("read_all", first)
+                news = self.found(state.get(b"prepared"), *begin)
             else:
                 entries, log_length = yield ("read_log", first)
             new = self.assembler.logged([self.delta(raw) for raw in entries])
@@ -170,7 +170,7 @@ class Following:
             else:
                 self.assembler.rewind()
 
-    def found(self, prepared: bytes | None, first: bytes | None) -> list[StreamDelta]:
+    def found(self, prepared: bytes | None, first: bytes | None = None) -> list[StreamDelta]:
         """What announces the task, given that of the state and the first delta of the log. It was written before
         the first delta, by the same attempt; otherwise it is that of an earlier one, and worth nothing."""
         self.unannounced = first is None
@@ -188,10 +188,10 @@ class Following:
             places = sorted({low + (high - low) * k // (PROBES + 1) for k in range(1, PROBES + 1)} - {low})
             *entries, _ = yield ("read_entries", places)
             found = dict(zip(places, entries, strict=True))
-            early = [place for place, raw in found.items() if raw and self.delta(raw).index <= token]
+            early = [place for place, raw in found.items() if raw and self.delta(*raw).index <= token]
             low, high = max(early, default=low), min(found.keys() - early, default=high)
         *entries, _ = yield ("read_entries", [place for place in (low - 1, low) if 0 <= place < high])
-        self.assembler.begin(token, low, [self.delta(raw) for raw in entries if raw])
+        self.assembler.begin(token, low, [self.delta(*raw) for raw in entries if raw])
         self.begun = True
 
     def follow(self) -> Reading:

@@ -153,17 +153,18 @@ class _Reader:
     def _damaged(self) -> StreamError:
         return StreamError(f"task {self.task_id}: its stream in Redis is damaged: {self._keys.log} must be a list")
 
-    def _reading(self, operation: str, *given: Any) -> list[Command] | None:
-        """The commands of an operation that reads the log or the state; None for the others."""
+    def _reading(self, operation: Any, *given: Any) -> list[Command] | None:
+        """The commands of an operation that reads the log or the state; None for the others. The documented rights
+        of a producer allow these commands."""
         log, state = self._keys.log, self._keys.state
         match operation, given:
             case "read_log", (start,):
                 return [("LRANGE", log, start, -1), ("LLEN", log)]
             case "read_all", (start,):
-                rest: list[Command] = [("HGET", state, "prepared"), ("LINDEX", log, 0)]
+                rest: list[Command] = [("HGETALL", state), ("LRANGE", log, 0, 0)]
                 return [("LRANGE", log, start, -1), ("LLEN", log), *rest]
             case "read_entries", (places,):
-                return [*(("LINDEX", log, place) for place in places), ("LLEN", log)]
+                return [*(("LRANGE", log, place, place) for place in places), ("LLEN", log)]
         return None
 
     def _interest(self) -> list[Command]:
@@ -256,7 +257,7 @@ class Stream(_Reader, Iterator[StreamDelta]):
     def _execute(self, commands: list[Command]) -> list[Any]:
         with connections.streams().pipeline(transaction=False) as pipe:
             for command in commands:
-                pipe.execute_command(*command)
+                pipe.execute_command(*command)  # type: ignore[no-untyped-call]
             return pipe.execute()
 
     def _receive(self, timeout_s: float) -> bytes | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Never
 
 from celery import Task
 from celery.canvas import Signature
+from celery.utils import uuid
 from kombu.exceptions import OperationalError
 
 from petiole import _lazy
@@ -17,7 +18,7 @@ from petiole.tasks.app import two_apps
 from petiole.tasks.app.application import app
 from petiole.tasks.app.blocking import SUBMISSIONS, TooManyWait
 from petiole.tasks.errors import GenerationFailed, InvalidRequest, Unavailable
-from petiole.tasks.fleet import markers
+from petiole.tasks.fleet import control, markers
 from petiole.tasks.fleet.serving import Router, Watch
 from petiole.tasks.keys import SENT_HEADER
 from petiole.tasks.requests import affinity
@@ -69,6 +70,7 @@ class GenerationTask(Task):  # type: ignore[misc]
         if self.app.current_worker_task is None:
             warn_a_producer()
         require_worker, confirm = options.pop("require_worker", False), options.pop("confirm", None)
+        registered = options.pop("registered", False)
         two_apps.check(self.app, options)
         if isinstance(options.get("queue"), OwnQueue):  # here this app's router chooses the queue
             del options["queue"]
@@ -87,6 +89,9 @@ class GenerationTask(Task):  # type: ignore[misc]
             if not sent_on:
                 raise
         router = options["router"] = Router(options.get("router") or self.app.amqp.router, require_worker)
+        if registered and not self.app.conf.task_always_eager:
+            more = more or (options.pop("task_id", None) or uuid(),)
+            control.register(more[0])
         impatient = (
             sent_on or options.get("retry") is False
         )  # its failure says little, and others may still succeed

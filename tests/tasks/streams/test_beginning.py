@@ -102,7 +102,7 @@ def test_the_entry_of_a_token_is_found_without_reading_the_log(lengths: list[int
             name, places = seeking.send(reply)
             assert name == "read_entries"
             asked += len(places)
-            reply = [*(log[place].model_dump_json().encode() for place in places), len(log)]
+            reply = [*([log[place].model_dump_json().encode()] for place in places), len(log)]
     except StopIteration:
         pass
     position = following.assembler.position
