@@ -49,8 +49,7 @@ class Piece(Received):
     """For skills: the point or box that each token completes, or null; missing if no token completes any. See
     docs/vision.md."""
     logprobs: list[TokenLogprobs] | None = None
-    """If `logprobs` was given: one `{"token_id", "logprob", "top": [[id, logprob], …]}` for each token, with
-    `token_texts` also `"texts"` and `"bytes"`."""
+    """If `logprobs` was given: one `{"token_id", "logprob", "top": [[id, logprob], …]}` for each token."""
 
 
 class Ended(Received):

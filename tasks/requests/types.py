@@ -270,8 +270,8 @@ class DetectCall(DetectOptions, Submission):
 
 class TokenLogprobsDict(TypedDict):
     """Natural-log probabilities of one position, after penalties and masks, before temperature; `top` are pairs of
-    token id and log probability.  If `token_texts` was given: `texts` are the texts of this token and of those in
-    `top`, in this order, and `bytes` their bytes, because a token may be a part of a character."""
+    token id and log probability.  `texts`, `bytes`: those of this token and then of those in `top`, where a worker
+    writes them. A token may be a part of a character, so its text may not say what its bytes are."""
 
     token_id: int
     logprob: float
