@@ -12,6 +12,9 @@ from pathlib import Path
 _MOUNT = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 
+_UNLIMITED = 2**60
+"""Version 1 has no word for "no limit": it shows the largest number of whole pages, which is below 2**63."""
+
 
 def cpu_quota() -> float | None:
     """The CPU quota in processors; None without a limit."""
@@ -33,7 +36,7 @@ def memory_left() -> int | None:
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ):
             most, used = _text(group / limit), _text(group / usage)
-            if most.isdecimal() and used.isdecimal():
+            if most.isdecimal() and used.isdecimal() and int(most) < _UNLIMITED:
                 stat = dict(line.split(" ", 1) for line in _text(group / "memory.stat").splitlines())
                 left.append(int(most) - int(used) + int(stat.get(cache, 0)))
     return max(0, min(left)) if left else None

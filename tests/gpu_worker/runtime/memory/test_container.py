@@ -40,6 +40,14 @@ def test_without_limits_there_is_none(mount: Path) -> None:
     assert container.memory_left() is None
 
 
+@pytest.mark.parametrize("page", [2**12, 2**14, 2**16])
+def test_version_1_shows_a_number_where_there_is_no_limit(mount: Path, page: int) -> None:
+    container._MEMBERSHIP.write_text("4:memory:/docker/x\n0::/\n")
+    unlimited = str((2**63 - 1) // page * page)
+    put(mount / "memory/docker/x", memory__limit_in_bytes=unlimited, memory__usage_in_bytes="1000")
+    assert container.memory_left() is None
+
+
 def test_the_least_limit_on_the_way_up_counts(mount: Path) -> None:
     put(mount / "pod/worker", cpu__max="400000 100000", memory__max=str(8 * GIB), memory__current=str(GIB))
     put(mount / "pod", cpu__max="150000 100000", memory__max=str(4 * GIB), memory__current=str(3 * GIB))
