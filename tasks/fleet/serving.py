@@ -47,6 +47,9 @@ def lack(workers: Sequence[WorkerReport], queue: str | None) -> str | None:
     served = Counter(name for worker in live for name in worker.queues)
     others = ", ".join(f"{name} ({number})" for name, number in sorted(served.items())) or "none"
     which = "any queue" if queue is None else f"queue {queue!r}"
+    if silenced := sorted(worker.worker for worker in live if worker.state == "silenced"):
+        takers = f"{', '.join(silenced)}: silenced until `add_consumer` names a queue"
+        return f"no worker serves {which} ({takers}); queues with workers: {others}"
     return f"no worker has served {which}{since}; queues with workers: {others}"
 
 

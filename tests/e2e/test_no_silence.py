@@ -218,6 +218,13 @@ def test_what_is_said() -> None:
     )
 
 
+def test_workers_that_take_from_no_queue_are_named() -> None:
+    silenced = [worker.model_copy(update={"state": "silenced"}) for worker in seen(([], 1.0), ([], 1.0), ([], 9.0))]
+    named = "(0, 1: silenced until `add_consumer` names a queue)"
+    assert serving.lack(silenced, "a") == f"no worker serves queue 'a' {named}; queues with workers: none"
+    assert serving.lack([*silenced, *seen((["a"], 1.0))], "a") is None
+
+
 def test_a_queue_whose_workers_are_all_paused_is_said() -> None:
     paused = [worker.model_copy(update={"state": "paused"}) for worker in seen((["a"], 1.0), (["a", "b"], 1.0))]
     assert serving.pause(paused, "a") == "all workers of queue 'a' are paused: 0, 1"
