@@ -219,7 +219,8 @@ def test_what_is_said() -> None:
 
 
 def test_workers_that_take_from_no_queue_are_named() -> None:
-    silenced = [worker.model_copy(update={"state": "silenced"}) for worker in seen(([], 1.0), ([], 1.0), ([], 9.0))]
+    workers = seen(([], 1.0), ([], 1.0), ([], 9.0))
+    silenced = [worker.model_copy(update={"state": "silenced"}) for worker in workers]
     named = "(0, 1: silenced until `add_consumer` names a queue)"
     assert serving.lack(silenced, "a") == f"no worker serves queue 'a' {named}; queues with workers: none"
     assert serving.lack([*silenced, *seen((["a"], 1.0))], "a") is None
