@@ -46,6 +46,7 @@ class Meeting:
         self._field = field
         self._resolve = resolve
         self._left = MAX_ALTERNATIVES
+        self._exclusive: set[Either] = set()
 
     def shapes(self, node: Node, within: frozenset[str] = frozenset()) -> tuple[Shape, ...]:
         """The alternatives of a node. `within`: the references that led here; a reference that only leads to
@@ -57,7 +58,11 @@ class Meeting:
                 return () if pointer in within else self.shapes(self._resolve(pointer), within | {pointer})
             case Either(options):
                 self.check_exclusive(node)
-                return tuple(shape for option in options for shape in self.shapes(option, within))
+                found: list[Shape] = []
+                for option in options:
+                    self._count()
+                    found += self.shapes(option, within)
+                return tuple(dict.fromkeys(found))
             case Both(parts):
                 met: Iterable[Shape] = SHAPES
                 for part in parts:
@@ -67,9 +72,11 @@ class Meeting:
         return (node,)
 
     def check_exclusive(self, node: Either) -> None:
-        """Refuse a `oneOf` unless no value can match two of its options."""
-        if not node.exclusive:
+        """Refuse a `oneOf` unless no value can match two of its options. Each is checked once, since its options
+        may contain it."""
+        if not node.exclusive or node in self._exclusive:
             return
+        self._exclusive.add(node)
         for (k, one), (j, other) in combinations(enumerate(node.options), 2):
             if not self._disjoint(one, other, MAX_DISJOINT_DEPTH):
                 limit = (
@@ -120,7 +127,7 @@ class Meeting:
 
     def _never(self, node: Node, depth: int) -> bool:
         """Whether a node surely allows nothing."""
-        return depth > 0 and all(self._apart(shape, shape, depth) for shape in self.shapes(node))
+        return depth > 0 and all(self._apart(shape, shape, depth - 1) for shape in self.shapes(node))
 
 
 def both(nodes: Iterable[Node]) -> Node:

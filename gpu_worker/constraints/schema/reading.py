@@ -123,7 +123,7 @@ class Reader:
 
     def _check_not_wrapped(self, schema: Mapping[str, Any]) -> None:
         enforced = ENFORCED.intersection(schema)
-        if enforced - {"type"} or (enforced and _is_type(schema["type"])):
+        if enforced - {"type"} or (enforced and all(map(_is_type, _several(schema["type"])))):
             return
         for key, instead in _WRAPPERS.items():
             if isinstance(schema.get(key), dict):
@@ -153,8 +153,11 @@ class Reader:
     def _pointer(self, place: str, reference: Any) -> str:
         if not isinstance(reference, str):
             raise InvalidRequest(place, "must be a string", type(reference).__name__)
-        pointer = self._names.get(reference, reference)
-        if not (pointer == "#" or pointer.startswith("#/")) or self._at(pointer) is None:
+        if reference == "#" or reference.startswith("#/"):
+            pointer: str | None = reference
+        else:
+            pointer = self._names.get(reference)
+        if pointer is None or self._at(pointer) is None:
             raise InvalidRequest(place, "must name a part of this schema", reference)
         return pointer
 
@@ -162,7 +165,7 @@ class Reader:
         part = self._root
         for step in pointer.split("/")[1:]:
             key = unquote(step).replace("~1", "/").replace("~0", "~")
-            if isinstance(part, list) and key.isdecimal() and int(key) < len(part):
+            if isinstance(part, list) and key in map(str, range(len(part))):
                 part = part[int(key)]
             elif isinstance(part, dict) and key in part:
                 part = part[key]
@@ -177,7 +180,7 @@ class Reader:
         if kinds is None:
             shapes: list[Shape] = list(SHAPES)
         else:
-            names = kinds if isinstance(kinds, list) else [kinds]
+            names = _several(kinds)
             for name in names:
                 if not _is_type(name):
                     raise InvalidRequest(f"{path}.type", f"must be one of {', '.join(_TYPES)}", name)
@@ -244,7 +247,12 @@ def _is_known(key: str) -> bool:
 
 
 def _is_type(name: Any) -> bool:
-    return isinstance(name, list) or (isinstance(name, str) and name in _TYPES)
+    return isinstance(name, str) and name in _TYPES
+
+
+def _several(names: Any) -> list[Any]:
+    """The types that a `type` lists, or its only one."""
+    return names if isinstance(names, list) else [names]
 
 
 def _names(part: Any, pointer: str = "#") -> Iterator[tuple[str, str]]:
@@ -279,7 +287,7 @@ def _number(path: str, shape: Number, schema: Mapping[str, Any]) -> Node:
 
 def _numeric(place: str, value: Any) -> Fraction | None:
     """A number as it is written; None for the booleans of draft 4 and for infinity, which bounds nothing."""
-    if isinstance(value, bool) and "exclusive" in place:
+    if isinstance(value, bool) and place.endswith((".exclusiveMinimum", ".exclusiveMaximum")):
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise InvalidRequest(place, "must be a number", value)

@@ -6,7 +6,6 @@ that keeps to the grammar can always be completed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -122,11 +121,6 @@ class Rules:
                         seen[used] = None
                         waiting.append(used)
         return list(seen)
-
-
-def literal(text: str) -> Terminal:
-    """The terminal of one text."""
-    return Terminal(json.dumps(text))
 
 
 def _rules_in(symbols: Sequence[Symbol]) -> list[str]:

@@ -131,6 +131,26 @@ def test_many_random_walks_of_random_schemas_end_in_valid_documents(tens: int) -
         ({"enum": ["ab", "b", 3], "pattern": "^a"}, ['"ab"', "3"], ['"b"']),
         ({"properties": {"a": False}, "type": "object"}, ["{}", '{"b":1}'], ['{"a":1}']),
         ({"$ref": "#part", "$defs": {"p": {"$anchor": "part", "const": 5}}}, ["5"], ["6"]),
+        ({"$ref": "#/$defs/p", "$defs": {"p": {"const": 5}}, "default": {"id": "#/$defs/p"}}, ["5"], ["6"]),
+        (  # options that exclude each other by a property behind one that contains them
+            {
+                "$defs": {
+                    "tree": {
+                        "oneOf": [
+                            {
+                                "type": "object",
+                                "properties": {"left": {"$ref": "#/$defs/tree"}, "kind": {"const": "branch"}},
+                                "required": ["left", "kind"],
+                            },
+                            {"type": "object", "properties": {"kind": {"const": "leaf"}}, "required": ["kind"]},
+                        ]
+                    }
+                },
+                "$ref": "#/$defs/tree",
+            },
+            ['{"kind":"leaf"}', '{"left":{"kind":"leaf"},"kind":"branch"}'],
+            ['{"kind":"branch"}', '{"left":{"kind":"branch"},"kind":"branch"}', '{"kind":"root"}'],
+        ),
         ({"properties": {"__type__": {"const": 1}, "__value__": {"const": 2}}, "type": "object"}
          | {"required": ["__type__", "__value__"], "additionalProperties": False},
          ['{"__type__":1,"__value__":2}'], ["{}"]),
@@ -229,6 +249,17 @@ def test_what_cannot_be_enforced_is_said_by_name(keyword: str) -> None:
         ({"patternProperties": {"a(?=b)": {}}}, "patternProperties: .*look-around"),
         ({"type": "integer", "minimum": 3, "maximum": 2}, "must allow a value"),
         ({"required": ["a"], "properties": {"a": {"$ref": "#"}}, "type": "object"}, "must allow a value"),
+        ({"oneOf": [{"$ref": "#"}, {"type": "null"}]}, "oneOf: must have options that exclude each other"),
+        ({"type": [["string"]]}, r"type: must be one of .*, got \['string'\]"),
+        ({"allOf": [{"$ref": f"#/allOf/{'9' * 5000}"}]}, r"\$ref: must name a part of this schema"),
+        ({"properties": {"exclusive": {"minimum": True}}}, "minimum: must be a number, got True"),
+        (
+            {
+                "allOf": [{"$ref": "#/$defs/0"}],
+                "$defs": {str(k): {"anyOf": [{"$ref": f"#/$defs/{k + 1}"}] * 2} for k in range(60)} | {"60": {}},
+            },
+            f"must combine at most {MAX_ALTERNATIVES} alternatives",
+        ),
         ({"minItems": -1}, "minItems: must be a whole number of at least 0, got -1"),
         ({"properties": []}, "properties: must be an object, got list"),
         ({"enum": "ab"}, "enum: must be a list, got str"),
