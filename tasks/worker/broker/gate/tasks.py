@@ -196,10 +196,10 @@ def _task(message: Message, said: list[Any]) -> Task:
     if isinstance(body, dict) and ("args" in body or "task" not in headers):
         said.append(body)
         body = _older(body)
-        _checknamed({**body, **headers})
+        _check_named({**body, **headers})
         _check_arguments(body["args"], body["kwargs"], body)
         return Task(headers, body)
-    _checknamed(headers)
+    _check_named(headers)
     if not (isinstance(body, list | tuple) and len(body) == 3):
         raise RefusedError(*_BODY, body)
     args, kwargs, embed = body
@@ -237,7 +237,7 @@ def _check_known(where: str, headers: Mapping[str, Any]) -> None:
         raise RefusedError(f"{where}.{name}", limit, headers[name])
 
 
-def _checknamed(headers: Mapping[str, Any]) -> None:
+def _check_named(headers: Mapping[str, Any]) -> None:
     if "task" not in headers:
         raise RefusedError("headers.task", "must name a task", None)
     if "id" not in headers:
