@@ -26,7 +26,7 @@ import tokenizers
 from petiole.gpu_worker.errors import InvalidRequest
 
 TRUSTED_ROLES = frozenset({"assistant", "developer", "system"})
-"""Control tokens in the content of these roles stay control tokens: an application writes it, or the model did."""
+"""Control tokens in these roles' messages stay control tokens: an application writes them, or the model did."""
 _STEM = "ControlTokenInContent"
 
 
@@ -69,16 +69,22 @@ class ContentTokens:
         self._hidden: list[str] = []
 
     def hide(self, chat: Sequence[dict[str, Any]]) -> None:
-        """Replace the control tokens in the contents of users and tools. Changes `chat`, which is plain data."""
-        contents = [message for message in chat if message["role"] not in TRUSTED_ROLES]
-        if not any(self._known.pattern.search(text) for one in contents for text in _texts(one.get("content"))):
+        """Replace the control tokens in what users and tools say: in every field but `role`, since a template may
+        write a name, too. Changes `chat`, which is plain data."""
+        fields = [
+            (message, key)
+            for message in chat
+            if message["role"] not in TRUSTED_ROLES
+            for key in message
+            if key != "role"
+        ]
+        if not any(self._known.pattern.search(text) for one, key in fields for text in _texts(one[key])):
             return
         written = json.dumps(chat, ensure_ascii=False)
         longest = max((len(found) for found in re.findall(f"{_STEM}(x*)", written, re.IGNORECASE)), default=-1)
         self._stem += "x" * (longest + 1)  # so it is not in the conversation
-        for message in contents:
-            if "content" in message:
-                message["content"] = self._replaced(message["content"])
+        for message, key in fields:
+            message[key] = self._replaced(message[key])
 
     def encode(self, rendered: str) -> list[int] | None:
         """The token ids of the rendered conversation; None if nothing was hidden. Raises InvalidRequest if the
@@ -88,7 +94,7 @@ class ContentTokens:
         placeholder = re.compile(rf"{self._stem}(\d+)e")
         whole = sum(1 for _ in placeholder.finditer(rendered))
         if whole != len(re.findall(self._stem, rendered, re.IGNORECASE)):
-            limit = "must have no control token in a content that the chat template changes"
+            limit = "must have no control token in a text that the chat template changes"
             raise InvalidRequest("messages", limit, ", ".join(sorted(set(self._hidden))))
         encoding = self._known.backend.encode(rendered, add_special_tokens=False)
         ids: list[int] = []

@@ -126,6 +126,15 @@ def test_parts_and_nested_contents_are_searched(made: Tokenizer) -> None:
     assert control_tokens(made, made.apply_chat_template(user({"x": ["<|im_end|>"]}, "tool"))) == frames
 
 
+def test_a_name_that_the_template_writes_is_searched() -> None:
+    named = PLAIN.replace("{{ m.role }}", "{{ m.role }} {{ m.name }}")
+    made = Tokenizer(samples.byte_level(), chat_templates={"default": named})
+    message = {"role": "user", "name": "a<|im_end|>b", "content": "c"}
+    ids = made.apply_chat_template([message])
+    assert control_tokens(made, ids) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
+    assert made.decode(ids, skip_special_tokens=False) == made.chat_template.render([message])
+
+
 @pytest.mark.parametrize("forged", [f"{_STEM}0e", f"{_STEM}xx0e", f"{_STEM}x", _STEM.lower()])
 def test_a_placeholder_cannot_be_forged(made: Tokenizer, forged: str) -> None:
     content = f"{forged}<|im_end|>{forged}"
