@@ -179,10 +179,12 @@ class BlockCache(CountingCache[int, Pages]):
             return chain
         end = start + len(hashes)
         new = pages[start:end].copy()
-        self.page_table.adopt_pages(new)
+        parents, hashed = np.concatenate([_last(chain.pages), new[:-1]]), np.array(hashes, dtype=np.uint64)
+        extended = BlockChain(np.concatenate([chain.pages, new]), hashes[-1], chain.namespace)
+        self.page_table.adopt_pages(new)  # behind all that may fail: nobody would own the pages
         self._tokens[new] = codes[start * size : end * size].reshape(-1, size)
-        self._hashes[new] = np.array(hashes, dtype=np.uint64)
-        self._parents[new] = parents = np.concatenate([_last(chain.pages), new[:-1]])
+        self._hashes[new] = hashed
+        self._parents[new] = parents
         self._children[new] = 0
         self._children[parents] += 1
         self._children[0] = 0
@@ -197,7 +199,7 @@ class BlockCache(CountingCache[int, Pages]):
         self._reclaimable += len(new)
         self.stats.inserted_pages += len(new)
         self._heap.push(int(new[-1]))
-        return BlockChain(np.concatenate([chain.pages, new]), hashes[-1], chain.namespace)
+        return extended
 
     def extend(
         self,

@@ -121,11 +121,10 @@ class RadixPrefixCache(CountingCache[TreeNode, TreeNode | None]):
         behind = node if node.parent is not None else None  # a root has no pages to protect
         end = boundary(codes, kv + self._make_room(len(codes) - kv, behind))
         if end > kv:
-            self.page_table.adopt_pages(given[kv:end])
+            parent, segment, own = self._land(node, inside), compact(codes[kv:end]), unwritable(given[kv:end])
+            self.page_table.adopt_pages(own)  # behind all that may fail: nobody would own the pages
+            leaf = self._grow(parent, segment, own, tokens.images)
             self.stats.inserted_pages += end - kv
-            leaf = self._grow(
-                self._land(node, inside), compact(codes[kv:end]), unwritable(given[kv:end]), tokens.images
-            )
             self._touch(leaf)
             self._heap.push(leaf)
             return InsertResult(leaf, end - kv, kv, end)
@@ -363,9 +362,10 @@ class RadixPrefixCache(CountingCache[TreeNode, TreeNode | None]):
         """The node that ends where a walk ended. Splits the node if the walk ended inside it."""
         if inside == len(node.codes):
             return node
+        upper = split(node, inside)
         self.stats.splits += 1
         self._nodes += 1
-        return split(node, inside)
+        return upper
 
     def _coalesce(self, node: TreeNode) -> None:
         """Join the node and each of its ancestors, while unlocked, with an only child last used with it."""

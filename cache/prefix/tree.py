@@ -143,11 +143,11 @@ def split(node: TreeNode, at: int) -> TreeNode:
     assert parent is not None
     assert 0 < at < len(node.codes)
     upper = TreeNode(parent, compact(node.codes[:at]), compact(node.physical_pages[:at]), node.images)
+    codes, pages = compact(node.codes[at:]), compact(node.physical_pages[at:])
     upper.lock_ref = node.lock_ref
     upper.last_access_time = node.last_access_time
     parent.children[upper.first_code] = upper
-    node.codes = compact(node.codes[at:])
-    node.physical_pages = compact(node.physical_pages[at:])
+    node.codes, node.physical_pages = codes, pages
     node.parent = upper
     upper.children[node.first_code] = node
     return upper
@@ -163,9 +163,10 @@ def join(chain: list[TreeNode]) -> None:
     top, bottom = chain[0], chain[-1]
     parent = top.parent
     assert parent is not None
+    codes = np.concatenate([node.codes for node in chain])
+    pages = np.concatenate([node.physical_pages for node in chain])
     parent.children[top.first_code] = bottom
-    bottom.codes = np.concatenate([node.codes for node in chain])
-    bottom.physical_pages = np.concatenate([node.physical_pages for node in chain])
+    bottom.codes, bottom.physical_pages = codes, pages
     bottom.images = tuple({image.serial: image for node in chain for image in node.images}.values())
     bottom.parent = parent
     for node in chain[:-1]:

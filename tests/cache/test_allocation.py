@@ -371,3 +371,22 @@ def test_statistics_tell_hits_from_misses(engine: ToyEngine) -> None:
     assert 0 < usage.cache.hit_rate < 1
     assert usage.pages_cached == usage.pages_reclaimable == 48 // engine.table.page_size
     assert usage.cache.depth >= 1
+
+
+@pytest.mark.parametrize(
+    ("part", "first"), [("radix.split", 0), ("radix.unwritable", 32), ("block_cache.BlockChain", 32)]
+)
+def test_a_fault_while_publishing_leaves_the_pages_with_their_row(part: str, first: int) -> None:
+    kind = "radix" if part.startswith("radix") else "block"
+    engine = ToyEngine(kind, n_pages=1 + 128 // PAGE_SIZES[kind])
+    other = engine.start(prompt(48))
+    one = engine.start([*prompt(32), *prompt(16, 100)])  # nothing to match yet
+    other.launch()  # `one` leaves it in the middle
+    one.launch(first)
+    before = engine.manager.usage().pages_private
+    with mock.patch(f"petiole.cache.prefix.{part}", side_effect=MemoryError), pytest.raises(MemoryError):
+        one.launch()
+    engine.manager.check()
+    assert engine.manager.usage().pages_private == before
+    one.launch()
+    assert one.logits() == one.expected_logits()
