@@ -2,7 +2,7 @@
 
 `EngineSettings` are the engine's (`gpu_worker.config.EngineConfig` has the same names and validates them fully);
 the others are for Celery and Redis. `settings()` reads the environment at its first call, so importing `tasks` has
-no side effects.
+no side effects. A setting that may hold a secret can also be the content of a file.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator
@@ -48,6 +49,8 @@ _NOT_SETTINGS = {
     "PETIOLE_TILES",
 }  # the engine's switches
 
+IN_FILES = ("broker_url", "redis_url", "result_backend", "sentinel_password")
+"""The settings that may hold a secret. `PETIOLE_BROKER_URL_FILE` names a file with the value, and so on."""
 
 IGNORED_URLS = {
     "CELERY_BROKER_URL": "PETIOLE_BROKER_URL",  # `celery -b` and BROKER_URL become this variable
@@ -298,11 +301,29 @@ class Settings(EngineSettings, BaseSettings):
 def settings() -> Settings:
     """The settings of this process, read once; `settings.cache_clear()` makes the next call read them again."""
     try:
-        return Settings()
+        return Settings(**_from_files())
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         limit = re.sub("^(Input|String) should", "must", first["msg"].removeprefix("Value error, "))
         raise invalid(str(first["loc"][0]), limit, first["input"]) from None
+
+
+def _from_files() -> dict[str, Any]:
+    """The values of the settings whose files are named. Docker and Kubernetes give secrets in this way."""
+    found = {}
+    for name in IN_FILES:
+        if not (path := os.environ.get(f"{PREFIX}{name.upper()}_FILE")):
+            continue
+        if os.environ.get(f"{PREFIX}{name.upper()}"):
+            raise invalid(f"{name}_file", f"must not be set beside {PREFIX}{name.upper()}", path)
+        try:
+            found[name] = Path(path).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or "it is not UTF-8"
+            raise invalid(f"{name}_file", f"must be a file that can be read ({why})", path) from None
+        if not found[name]:
+            raise invalid(f"{name}_file", "must be a file that is not empty", path)
+    return found
 
 
 def invalid(setting: str, limit: str, value: object) -> InvalidSettings:
@@ -312,7 +333,7 @@ def invalid(setting: str, limit: str, value: object) -> InvalidSettings:
 
 def misspelt() -> list[str]:
     """A warning for each environment variable that begins with `PETIOLE_` and is not a setting."""
-    known = [name.upper() for name in Settings.model_fields]
+    known = [name.upper() for name in (*Settings.model_fields, *(f"{name}_file" for name in IN_FILES))]
     lines = []
     for variable in sorted(os.environ.keys() - _NOT_SETTINGS):
         name = variable.removeprefix(PREFIX)
@@ -330,7 +351,7 @@ def ignored_urls(*, unless_set: bool = False) -> list[str]:
     return [
         f"{theirs} is ignored, in the environment and on the command line: use {ours}"
         for theirs, ours in IGNORED_URLS.items()
-        if theirs in os.environ and not (unless_set and ours in os.environ)
+        if theirs in os.environ and not (unless_set and os.environ.keys() & {ours, f"{ours}_FILE"})
     ]
 
 

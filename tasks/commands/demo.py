@@ -28,7 +28,7 @@ from petiole.tasks.errors import PetioleError, shorten
 from petiole.tasks.requests.results import GenerationResult
 from petiole.tasks.servers import embedded
 from petiole.tasks.servers._supervisor import die_with
-from petiole.tasks.settings import settings
+from petiole.tasks.settings import IN_FILES, PREFIX, settings
 from petiole.tasks.streams.definitions import astream
 
 START_TIMEOUT_S = 120.0
@@ -118,6 +118,7 @@ def main(*, plain: bool = False) -> int:
 def environment() -> dict[str, str]:
     """The demo's settings. It uses a separate queue, because another worker may share the embedded Redis."""
     return {
+        **{f"{PREFIX}{name.upper()}_FILE": "" for name in IN_FILES},
         "PETIOLE_BROKER_URL": "embedded://",
         "PETIOLE_REDIS_URL": "",
         "PETIOLE_RESULT_BACKEND": "",

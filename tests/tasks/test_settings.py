@@ -20,7 +20,7 @@ from petiole.tasks.app.configuration import celery_url, configuration
 from petiole.tasks.commands.cli import settings_page
 from petiole.tasks.errors import InvalidSettings
 from petiole.tasks.servers.connections import redis_url
-from petiole.tasks.settings import IGNORED_URLS, PREFIX, Settings, misspelt, settings
+from petiole.tasks.settings import IGNORED_URLS, IN_FILES, PREFIX, Settings, misspelt, settings
 from petiole.tasks.submission.task import GenerationTask
 from petiole.tasks.urls import redacted
 
@@ -29,6 +29,7 @@ from petiole.tasks.urls import redacted
 def _read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in Settings.model_fields:
         monkeypatch.delenv(PREFIX + name.upper(), raising=False)
+        monkeypatch.delenv(f"{PREFIX}{name.upper()}_FILE", raising=False)
     settings.cache_clear()
 
 
@@ -58,6 +59,46 @@ def test_every_setting_is_described_and_documented() -> None:
 def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch, name: str, value: str, expected: object) -> None:
     monkeypatch.setenv(PREFIX + name, value)
     assert getattr(settings(), name.lower()) == expected
+
+
+@pytest.mark.parametrize("name", IN_FILES)
+def test_a_secret_is_read_from_its_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    secret = "kept" if name == "sentinel_password" else "redis://:kept@here:6379/3"
+    (tmp_path / "secret").write_text(f"{secret}\n")
+    monkeypatch.setenv(f"{PREFIX}{name.upper()}_FILE", str(tmp_path / "secret"))
+    found = getattr(settings(), name)
+    assert (found.get_secret_value() if name == "sentinel_password" else found) == secret
+    assert not misspelt()
+
+
+@pytest.mark.parametrize(
+    ("content", "beside", "complaint"),
+    [
+        (None, "", r"must be a file that can be read \(No such file or directory\)"),
+        (b"\xff", "", r"must be a file that can be read \(it is not UTF-8\)"),
+        (b" \n", "", "must be a file that is not empty"),
+        (b"redis://:kept@here/0", "redis://:other@there/0", "must not be set beside PETIOLE_BROKER_URL"),
+    ],
+)
+def test_a_file_that_gives_no_secret_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes | None, beside: str, complaint: str
+) -> None:
+    if content is not None:
+        (tmp_path / "secret").write_bytes(content)
+    monkeypatch.setenv("PETIOLE_BROKER_URL", beside)
+    monkeypatch.setenv("PETIOLE_BROKER_URL_FILE", str(tmp_path / "secret"))
+    with pytest.raises(InvalidSettings, match=f"^PETIOLE_BROKER_URL_FILE: {complaint}, got '{tmp_path}/secret'$"):
+        settings()
+
+
+def test_a_bad_url_in_a_file_is_refused_without_its_password(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("http://user:kept@here/0")
+    monkeypatch.setenv("PETIOLE_BROKER_URL_FILE", str(tmp_path / "secret"))
+    with pytest.raises(InvalidSettings, match=r"^PETIOLE_BROKER_URL: must begin with") as refused:
+        settings()
+    assert "kept" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
