@@ -1,6 +1,8 @@
-"""The CPU's own forward: C, compiled on the machine that runs it, and optional everywhere. Called by `executor`.
+"""The CPU's own forward: C, compiled on the machine that runs it or with its image, and optional everywhere.
+Called by `executor`.
 
-build     compiles the C files, once on each machine
+build     compiles the C files, once on each machine or when an image is made
+levels    the processors for which an image brings them compiled
 forward   a decoder over a KV pool, computed by `decoder.c`
 encoder   the encoder of crops, computed by the same code
 stack     layers, and their memory of keys and values, as `decoder.c` sees them

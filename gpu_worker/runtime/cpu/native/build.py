@@ -5,6 +5,10 @@ A library is code, so it is loaded only if nobody else can have written it: file
 to root, and neither group nor others may write to them. If a library fails this check, the log names it, and it is
 built in the other folder.
 
+An image has no compiler. `python -m petiole.gpu_worker.runtime.cpu.native.build`, run when an image is made,
+compiles the files ahead for each of the `levels` into a folder beside this module. Where this folder has a library
+for the processor, that library is loaded and nothing is compiled.
+
 There is nothing to install. With a C compiler on the machine the CPU path is several times faster; without one the
 torch path computes the same. `PETIOLE_NATIVE=off` chooses the torch path.
 
@@ -30,13 +34,16 @@ from functools import cache
 from pathlib import Path
 
 from petiole.gpu_worker.config import switch
+from petiole.gpu_worker.runtime.cpu.native.levels import LEVELS, Level, fitting
 
 log = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent
 _SOURCES = ("decoder.c", "attention.c", "adapters.c", "library.c", "matrix.c", "pack.c", "draw.c", "tiles.c")
 _HEADERS = ("adapters.h", "attention.h", "library.h", "matrix.h", "pack.h", "tiles.h", "vectors.h")
-_FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11", "-fno-strict-aliasing")
+_AHEAD = _FOLDER / "ahead"
+_THIS_PROCESSOR = "-march=native"
+_FLAGS = ("-O3", _THIS_PROCESSOR, "-fopenmp", "-shared", "-fPIC", "-std=gnu11", "-fno-strict-aliasing")
 _WITHOUT_TILES = "-DNO_TILES"
 _TIMEOUT_S = 120
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
@@ -44,8 +51,11 @@ _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # of Linux on x8
 
 @cache
 def load_library() -> ctypes.CDLL | None:
-    """The compiled library; None if there is no compiler or it fails, which is logged once."""
-    compiler = shlex.split(os.environ.get("CC", "")) or [c for c in ("cc", "gcc", "clang") if shutil.which(c)][:1]
+    """The compiled library; None if there is none for this processor, and no compiler or one that fails. This is
+    logged once."""
+    if (ahead := _made_ahead(_AHEAD)) is not None:
+        return ahead
+    compiler = _compiler()
     if not compiler:
         log.warning(
             "no C compiler found: the CPU path runs on torch alone, which is usually slower (install gcc or clang)"
@@ -66,13 +76,58 @@ def load_library() -> ctypes.CDLL | None:
     return None
 
 
+def _compiler() -> Sequence[str]:
+    return shlex.split(os.environ.get("CC", "")) or [c for c in ("cc", "gcc", "clang") if shutil.which(c)][:1]
+
+
+def make_ahead(folder: Path) -> list[Path]:
+    """Compile a library for each level of this architecture. Raises CalledProcessError if the compiler fails."""
+    folder.mkdir(mode=0o755, exist_ok=True)
+    made = []
+    for level in LEVELS.get(platform.machine(), ()):
+        made.append(folder / _name_ahead(level))
+        _compile([*(_compiler() or ["cc"]), *_flags_ahead(level)], made[-1])
+        made[-1].chmod(0o644)  # whoever builds an image is not the user that runs it
+    return made
+
+
+def _made_ahead(folder: Path) -> ctypes.CDLL | None:
+    """The library of the best level that this processor has and that is in `folder`, if there is one."""
+    if not folder.is_dir():
+        return None
+    for level in fitting(platform.machine(), _processor(), tiles=_may_use_tiles()):
+        target = folder / _name_ahead(level)
+        try:
+            _check_writers(folder, stat.S_ISDIR)
+            if _is_whole(target):
+                library = ctypes.CDLL(str(target))
+                log.info("CPU kernels: those compiled ahead for %s", level.name)
+                return library
+        except OSError as error:
+            log.warning("CPU kernels that were compiled ahead are not used: %s", error)
+    return None
+
+
+def _flags_ahead(level: Level) -> Sequence[str]:
+    return (*level.flags, *(flag for flag in _FLAGS if flag != _THIS_PROCESSOR))
+
+
+def _name_ahead(level: Level) -> str:
+    """Libraries of other sources have other names, so they are not found."""
+    return f"{level.name}-{_digest(_flags_ahead(level))}.so"
+
+
 def _command(compiler: Sequence[str]) -> Sequence[str]:
     return (*compiler, *_FLAGS) if _may_use_tiles() else (*compiler, *_FLAGS, _WITHOUT_TILES)
 
 
 def _key(command: Sequence[str]) -> str:
+    return _digest((tuple(command), _processor()))
+
+
+def _digest(how: object) -> str:
     source = b"".join((_FOLDER / name).read_bytes() for name in (*_SOURCES, *_HEADERS))
-    return hashlib.sha256(source + repr((tuple(command), _processor())).encode()).hexdigest()[:16]
+    return hashlib.sha256(source + repr(how).encode()).hexdigest()[:16]
 
 
 def _may_use_tiles() -> bool:
@@ -94,23 +149,27 @@ def _built(target: Path, command: Sequence[str]) -> Path:
     target.parent.mkdir(mode=0o700, exist_ok=True)
     _check_writers(target.parent, stat.S_ISDIR)
     if not _is_whole(target):
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            made = Path(scratch) / target.name
-            sources = [str(_FOLDER / name) for name in _SOURCES]
-            began = time.monotonic()
-            subprocess.run(
-                [*command, "-o", str(made), *sources, "-lm"],
-                check=True,
-                capture_output=True,
-                text=True,
-                timeout=_TIMEOUT_S,
-            )
-            took = time.monotonic() - began
-            log.info("%s compiled the CPU kernels for this machine in %.1f s", command[0], took)
-            _seal(made)
-            made.replace(target)  # atomic: two workers may build at once
+        began = time.monotonic()
+        _compile(command, target, _TIMEOUT_S)
+        took = time.monotonic() - began
+        log.info("%s compiled the CPU kernels for this machine in %.1f s", command[0], took)
     _check_writers(target, stat.S_ISREG)
     return target
+
+
+def _compile(command: Sequence[str], target: Path, timeout_s: float | None = None) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch) / target.name
+        sources = [str(_FOLDER / name) for name in _SOURCES]
+        subprocess.run(
+            [*command, "-o", str(made), *sources, "-lm"],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+        _seal(made)
+        made.replace(target)  # atomic: two workers may build at once
 
 
 def _seal(made: Path) -> None:
@@ -163,3 +222,8 @@ def _processor() -> str:
         return next(line for line in text.splitlines() if line.startswith(("flags", "Features")))
     except (OSError, StopIteration):
         return platform.machine() + platform.processor()
+
+
+if __name__ == "__main__":
+    for library in make_ahead(_AHEAD):
+        print(library)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import shutil
 import sys
 import tempfile
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from petiole.gpu_worker.runtime.cpu.native import build
+from petiole.gpu_worker.runtime.cpu.native import build, levels
+from petiole.gpu_worker.runtime.cpu.native.levels import Level, fitting
 
 load = build.load_library.__wrapped__  # each test asks anew
 
@@ -231,3 +233,59 @@ def test_where_one_folder_is_full_the_other_one_is_used(quick, monkeypatch, tmp_
     monkeypatch.setenv("CC", str(compiler))
     assert load() is not None
     assert list((tmp_path / "tmp").glob("petiole-kernels-*/*.so"))
+
+
+V3 = "flags : fpu abm avx2 bmi1 bmi2 f16c fma movbe"
+V4 = f"{V3} avx512bw avx512cd avx512dq avx512f avx512vl"
+AMX = f"{V4} avx512_bf16 avx512_vbmi amx_bf16 amx_tile"
+
+
+@pytest.mark.parametrize(
+    ("machine", "processor", "tiles", "names"),
+    [
+        ("x86_64", "flags : fpu sse2 avx", True, []),
+        ("x86_64", V3, True, ["avx2"]),
+        ("x86_64", V3.replace("fma", "fmax"), True, []),
+        ("x86_64", f"{V4} avx512_bf16", True, ["avx512", "avx2"]),
+        ("x86_64", AMX, True, ["amx", "avx512-bf16", "avx512", "avx2"]),
+        ("x86_64", AMX, False, ["avx512-bf16", "avx512", "avx2"]),
+        ("aarch64", "Features : fp asimd", False, ["armv8"]),
+        ("riscv64", "riscv64", False, []),
+    ],
+)
+def test_a_processor_gets_the_levels_that_it_has_the_best_first(machine, processor, tiles, names):
+    assert [level.name for level in fitting(machine, processor, tiles=tiles)] == names
+
+
+@pytest.fixture
+def ahead(quick, monkeypatch, tmp_path):
+    """A folder with the library of a level that any processor has, and a machine without a compiler."""
+    level = Level("any", ("-DANY",), frozenset())
+    monkeypatch.setattr(build, "LEVELS", {platform.machine(): (level,)})
+    monkeypatch.setattr(levels, "LEVELS", {platform.machine(): (level,)})
+    (made,) = build.make_ahead(tmp_path / "ahead")
+    monkeypatch.setattr(build, "_AHEAD", made.parent)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    return made
+
+
+def test_what_an_image_brings_is_loaded_without_a_compiler(ahead, caplog):
+    with caplog.at_level(logging.INFO):
+        assert load()._name == str(ahead)
+    assert "compiled ahead for any" in caplog.text
+
+
+def half(library, monkeypatch):
+    library.write_bytes(library.read_bytes()[:1000])
+
+
+def of_other_sources(library, monkeypatch):
+    library.rename(library.with_name("any-0123456789abcdef.so"))
+
+
+@pytest.mark.parametrize("spoil", [writable_by_others, a_link, anothers, half, of_other_sources])
+def test_what_an_image_brings_is_checked_like_what_was_compiled_here(ahead, spoil, monkeypatch, caplog):
+    spoil(ahead, monkeypatch)
+    with caplog.at_level(logging.WARNING):
+        assert load() is None
+    assert "no C compiler" in caplog.text
