@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import Any, TypeVar
@@ -385,6 +385,16 @@ class Engine:
         return future.result()
 
     # ------------------------------------------------------------ status
+
+    def tokens_of(self, request: Request) -> list[int]:
+        """The tokens of a request's prompt, as the request would be generated from, with IMAGE at each position of
+        an image. They may be more than the context has room for. Runs on the calling thread. Raises
+        InvalidRequest."""
+        return self._intake.preparer.tokens_of(request)
+
+    def text_of(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of tokens. Runs on the calling thread. Raises InvalidRequest."""
+        return self._intake.preparer.text_of(token_ids, skip_special_tokens=skip_special_tokens)
 
     def facts(self) -> dict[str, Any]:
         """What the model is and takes, as far as its checkpoint says so."""

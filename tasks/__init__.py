@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from petiole.tasks.requests.types import ChatCall, ChatOptions, GenerateCall, GenerateOptions, GenerationDict
     from petiole.tasks.streams.definitions import aend, astream, end, stream
     from petiole.tasks.streams.readers import AsyncGeneration
-    from petiole.tasks.submission.definitions import caption, chat, detect, generate, point, query
+    from petiole.tasks.submission.definitions import caption, chat, count, detect, generate, point, query
     from petiole.tasks.submission.images import put_image
 
 __all__ = [
@@ -81,6 +81,7 @@ __all__ = [
     "caption",
     "celery_app",
     "chat",
+    "count",
     "detect",
     "end",
     "generate",
@@ -121,7 +122,7 @@ _HOMES = {
     "stream": "petiole.tasks.streams.definitions:stream",
     **{
         task: f"petiole.tasks.submission.definitions:{task}"
-        for task in ("caption", "chat", "detect", "generate", "point", "query")
+        for task in ("caption", "chat", "count", "detect", "generate", "point", "query")
     },
     "put_image": "petiole.tasks.submission.images:put_image",
 }

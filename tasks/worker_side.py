@@ -17,6 +17,7 @@ CONFIGURE = "petiole.tasks.worker.boot.configure:configure"
 CONSUMER = "petiole.tasks.worker.broker.consumer:Consumer"
 REQUEST = "petiole.tasks.worker.delivery.revoking:Request"
 RUN_HERE = "petiole.tasks.worker.generation.local:run"
+COUNT = "petiole.tasks.worker.generation.counting:answer"
 TRACE = "petiole.tasks.worker.generation.local:trace"
 
 

@@ -9,6 +9,7 @@ too, for callers without `tasks`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import cast, get_type_hints
 
 import xxhash
@@ -35,6 +36,8 @@ ConstraintCompiler = Callable[[Constraint], ConstraintState]
 
 PROMPT_END = 32
 """Tokens of a prompt's end that a reader of the output needs: it may leave a `<think>` open, say."""
+MOST_COUNTED = 4_000_000
+"""Tokens of a prompt that is only counted."""
 
 _SEED_RANGE = 1 << 64
 _INT, _BIAS = Scalar(int), cast(Scalar, Scalar.of(limits.Bias))
@@ -120,6 +123,20 @@ class Preparer:
         end = [token for token in seq.prompt[-PROMPT_END:].tolist() if token != IMAGE]
         text = "" if self.tokenizer is None else self.tokenizer.decode(end, skip_special_tokens=False)
         return Prepared(self.limits.model, self.limits.fingerprint, seq.num_input_tokens, text)
+
+    def tokens_of(self, request: Request) -> list[int]:
+        """See `Engine.tokens_of`."""
+        limits = replace(self.limits, max_model_len=MOST_COUNTED + 1)
+        subject = Subjects(self.config, limits, self.tokenizer, self.eos_token_ids).of(request)
+        check_images(subject.prompt.images, len(request.images), limits.images)
+        return subject.prompt.ids
+
+    def text_of(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """See `Engine.text_of`."""
+        if self.tokenizer is None:
+            raise no_tokenizer("token_ids")
+        ids = check_token_ids("token_ids", token_ids, self.limits.vocab_size)
+        return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     # ------------------------------------------------------------ parts
 

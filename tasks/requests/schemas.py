@@ -77,7 +77,7 @@ class Given:
     hint: Any
 
 
-class _Declared(BaseModel):
+class Declared(BaseModel):
     """Base of the classes that declare options. An option is declared in one place, a field: its type, limits and
     default, and below them its meaning. `python -m docs.render` writes `types` and the tables of docs/requests.md
     from these fields.
@@ -86,7 +86,7 @@ class _Declared(BaseModel):
     model_config = ConfigDict(defer_build=True, extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class Common(_Declared):
+class Common(Declared):
     """Options of every task."""
 
     salt: str = Field(default="", max_length=MAX_SALT_CHARACTERS)
@@ -117,7 +117,7 @@ class Common(_Declared):
         return []
 
 
-class Sampling(_Declared):
+class Sampling(Declared):
     """How tokens are drawn, and what ends the output: the fields of the engine's `SamplingParams`."""
 
     max_tokens: MaxTokens = 256
@@ -247,7 +247,7 @@ class GenerateRequest(Options):
     @classmethod
     def _text_or_token_ids(cls, prompt: object) -> str | list[int]:
         if isinstance(prompt, str):
-            return _text("prompt", prompt)
+            return checked_text("prompt", prompt)
         if not isinstance(prompt, list | tuple):
             raise InvalidRequest("prompt", "must be text or a list of token ids", prompt)
         if not prompt:
@@ -283,7 +283,7 @@ class ChatRequest(Options):
             if not isinstance(role, str) or not role:
                 raise InvalidRequest(f"messages[{position}].role", "must be text", role)
             if isinstance(content, str):
-                total += len(_text(f"messages[{position}].content", content, may_be_empty=True))
+                total += len(checked_text(f"messages[{position}].content", content, may_be_empty=True))
             elif isinstance(content, list | NoneType):
                 for part, image in images.parts_of(message):
                     images.check(f"messages[{position}].content[{part}]", image)
@@ -334,7 +334,7 @@ def _json_length(field: str, value: object, limit: int) -> int:
     return length
 
 
-def _text(field: str, text: str, *, may_be_empty: bool = False) -> str:
+def checked_text(field: str, text: str, *, may_be_empty: bool = False) -> str:
     if not text and not may_be_empty:
         raise InvalidRequest(field, "must not be empty", repr(text))
     if len(text) > MAX_PROMPT_CHARACTERS:
@@ -346,7 +346,7 @@ def _text(field: str, text: str, *, may_be_empty: bool = False) -> str:
     return text
 
 
-R = TypeVar("R", bound=Common)
+R = TypeVar("R", bound=Declared)
 
 _LIMITS = {
     "missing": "is required",

@@ -14,18 +14,21 @@ from celery.local import PromiseProxy
 
 from petiole import _lazy
 from petiole.tasks.app.application import app
-from petiole.tasks.requests.names import CAPTION, CHAT, DETECT, GENERATE, POINT, QUERY
+from petiole.tasks.requests.names import CAPTION, CHAT, COUNT, DETECT, GENERATE, POINT, QUERY
 
 if TYPE_CHECKING:
     from celery.canvas import Signature
 
-    from petiole.tasks.submission import signatures, typed
-    from petiole.tasks.submission.task import GenerationTask
+    from petiole.tasks.requests.counting import CountDict
+    from petiole.tasks.submission import counting, signatures, typed
+    from petiole.tasks.submission.counting import CountTask
+    from petiole.tasks.submission.task import GenerationTask, SubmittedTask
 else:
+    counting = _lazy.module("petiole.tasks.submission.counting")
     signatures = _lazy.module("petiole.tasks.submission.signatures")
     typed = _lazy.module("petiole.tasks.submission.typed")
 
-T = TypeVar("T", bound="GenerationTask")
+T = TypeVar("T", bound="SubmittedTask")
 
 
 class _Lazily(PromiseProxy):  # type: ignore[misc]
@@ -47,10 +50,10 @@ class _Lazily(PromiseProxy):  # type: ignore[misc]
         return self.signature(args, options, immutable=True)
 
 
-def _task(name: str, base: Callable[[], type[T]]) -> Callable[[Callable[..., dict[str, Any]]], T]:
+def _task(name: str, base: Callable[[], type[T]]) -> Callable[[Callable[..., Any]], T]:
     """`app.task`, but lazy (`_Lazily`), and typed as the task that it makes."""
 
-    def decorator(body: Callable[..., dict[str, Any]]) -> T:
+    def decorator(body: Callable[..., Any]) -> T:
         lazily: Any = _Lazily(
             lambda: app._task_from_fun(body, name=name, base=base(), bind=True), __doc__=body.__doc__
         )
@@ -105,3 +108,9 @@ def point(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, 
 def detect(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
     """Put a box around each `object` in `image`. The options are the fields of `skills.DetectRequest`."""
     return self.finished(given, options)
+
+
+@_task(COUNT, lambda: counting.CountTask)
+def count(self: CountTask, /, *given: object, **options: Any) -> CountDict:
+    """Count tokens, at once. The options are the fields of `counting.CountRequest`."""
+    return self.counted(given, options)

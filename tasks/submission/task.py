@@ -41,7 +41,65 @@ else:
     publishing = _lazy.module("petiole.tasks.app.publishing")
 
 
-class GenerationTask(Task):  # type: ignore[misc]
+class SubmittedTask(Task):  # type: ignore[misc]
+    """A task that is checked where it is submitted. What `GenerationTask` and `counting.CountTask` have in
+    common."""
+
+    abstract = True
+    acks_late = reject_on_worker_lost = acks_on_failure = acks_on_timeout = True
+    typing = False  # `parse` checks the arguments, and names them
+    resultrepr_maxsize = 256  # characters of a result in events, which Celery formats even if events are off
+    throws = (InvalidRequest,)  # the caller's mistake: a worker logs one line at INFO, and no traceback
+
+    def _send(
+        self,
+        args: Sequence[object] | None,
+        kwargs: Mapping[str, Any],
+        more: Sequence[Any],
+        options: Mapping[str, Any],
+        confirm: object,
+        impatient: bool,
+    ) -> AsyncGeneration:
+        """`Task.apply_async`, which raises `Unavailable` if the broker is away. `impatient`: its failure says
+        little, and others may still succeed."""
+        with contextlib.nullcontext() if impatient else self.app.breaker.attempt():
+            try:
+                with publishing.confirmed(self._confirmation(confirm)):
+                    submitted: AsyncGeneration = Task.apply_async(self, args, kwargs, *more, **options)
+                    return submitted
+            except OperationalError as error:
+                url = str(self.app.conf.broker_url)
+                reason = sentinels.why(error, url, self.app.conf.broker_transport_options)
+                raise Unavailable(redacted(url), reason) from None
+
+    @staticmethod
+    def _confirmation(replicas: object) -> publishing.Confirmation | None:
+        if replicas is None:
+            replicas = settings().confirm_replicas
+        if type(replicas) is not int or not 0 <= replicas <= MOST_REPLICAS:
+            raise InvalidRequest("confirm", f"must be a number of replicas, 0 to {MOST_REPLICAS}", replicas)
+        return publishing.Confirmation(replicas, settings().confirm_timeout_s) if replicas else None
+
+    def delay(self, /, *given: object, **options: Any) -> AsyncGeneration:
+        """Submit the task. `options` are the task's own and those of a `Submission`, such as `priority`.
+
+        Raises `InvalidRequest`; `Unavailable` if the broker cannot be reached; with `require_worker`, `NoWorker`.
+        """
+        request, submission = apart(options)
+        submitted: AsyncGeneration = self.apply_async(given, request, **submission)
+        return submitted
+
+    async def adelay(self, /, *given: object, **options: Any) -> AsyncGeneration:
+        """`delay` for asyncio. It runs on a thread of Petiole's own, because it may wait for the broker. Raises
+        `Unavailable` at once if thousands wait already."""
+        try:
+            return await SUBMISSIONS.run(self.delay, *given, **options)
+        except TooManyWait:
+            reason = f"{SUBMISSIONS.most} submissions of this process wait already"
+            raise Unavailable(redacted(str(self.app.conf.broker_url)), reason) from None
+
+
+class GenerationTask(SubmittedTask):
     """A task whose output can be streamed.
 
     Its message is acknowledged after its result is stored, whatever the application's settings for other tasks. So
@@ -49,10 +107,6 @@ class GenerationTask(Task):  # type: ignore[misc]
     """
 
     abstract = True
-    acks_late = reject_on_worker_lost = acks_on_failure = acks_on_timeout = True
-    typing = False  # `parse` checks the arguments, and names them
-    resultrepr_maxsize = 256  # characters of a result in events, which Celery formats even if events are off
-    throws = (InvalidRequest,)  # the caller's mistake: a worker logs one line at INFO, and no traceback
 
     def apply_async(
         self,
@@ -92,30 +146,13 @@ class GenerationTask(Task):  # type: ignore[misc]
         if registered and not self.app.conf.task_always_eager:
             more = more or (options.pop("task_id", None) or uuid(),)
             control.register(more[0])
-        impatient = (
-            sent_on or options.get("retry") is False
-        )  # its failure says little, and others may still succeed
-        with contextlib.nullcontext() if impatient else self.app.breaker.attempt():
-            try:
-                with publishing.confirmed(self._confirmation(confirm)):
-                    submitted: AsyncGeneration = super().apply_async(args, kwargs, *more, **options)
-            except OperationalError as error:
-                url = str(self.app.conf.broker_url)
-                reason = sentinels.why(error, url, self.app.conf.broker_transport_options)
-                raise Unavailable(redacted(url), reason) from None
+        impatient = sent_on or options.get("retry") is False
+        submitted = self._send(args, kwargs, more, options, confirm, impatient)
         if isinstance(submitted, AsyncGeneration):  # not an eager one
             submitted.submitted_to = router.queue
             if not isinstance(self.app.current_worker_task, GenerationTask):
                 markers.look(self.app, router.queue)
         return submitted
-
-    @staticmethod
-    def _confirmation(replicas: object) -> publishing.Confirmation | None:
-        if replicas is None:
-            replicas = settings().confirm_replicas
-        if type(replicas) is not int or not 0 <= replicas <= MOST_REPLICAS:
-            raise InvalidRequest("confirm", f"must be a number of replicas, 0 to {MOST_REPLICAS}", replicas)
-        return publishing.Confirmation(replicas, settings().confirm_timeout_s) if replicas else None
 
     def _many(self, *_: object, **__: object) -> Never:
         """Raises `InvalidRequest`: Celery's `map`, `starmap` and `chunks` call bodies within one other task."""
@@ -132,23 +169,6 @@ class GenerationTask(Task):  # type: ignore[misc]
         return self.run(*args, **options)
 
     subtask = signature
-
-    def delay(self, /, *given: object, **options: Any) -> AsyncGeneration:
-        """Submit the task. `options` are the task's own and those of a `Submission`, such as `priority`.
-
-        Raises `InvalidRequest`; `Unavailable` if the broker cannot be reached; with `require_worker`, `NoWorker`.
-        """
-        request, submission = apart(options)
-        return self.apply_async(given, request, **submission)
-
-    async def adelay(self, /, *given: object, **options: Any) -> AsyncGeneration:
-        """`delay` for asyncio. It runs on a thread of Petiole's own, because it may wait for the broker. Raises
-        `Unavailable` at once if thousands wait already."""
-        try:
-            return await SUBMISSIONS.run(self.delay, *given, **options)
-        except TooManyWait:
-            reason = f"{SUBMISSIONS.most} submissions of this process wait already"
-            raise Unavailable(redacted(str(self.app.conf.broker_url)), reason) from None
 
     def stream(
         self, /, *, timeout_s: float | None = None, heartbeat_s: float | None = None, **options: Any

@@ -17,7 +17,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -137,6 +137,14 @@ class FakeEngine:
             "pages_total": 10_000,
             "pages_free": 10_000 - len(self._running),
         }
+
+    def tokens_of(self, request: Request) -> list[int]:
+        """A token for each word."""
+        words = request.prompt.split() if isinstance(request.prompt, str) else str(request.messages).split()
+        return [zlib.crc32(one.encode()) % 50_000 for one in words]
+
+    def text_of(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return "".join(map(word, token_ids))
 
     def facts(self) -> dict[str, object]:
         return {"max_model_len": self.limits.max_model_len, "vocab_size": self.limits.vocab_size, "chat": True}

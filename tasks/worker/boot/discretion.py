@@ -24,6 +24,7 @@ from kombu.exceptions import OperationalError
 
 from petiole.gpu_worker import errors as engine_errors
 from petiole.tasks import errors
+from petiole.tasks.requests.counting import CountRequest
 from petiole.tasks.requests.kinds import SCHEMAS
 
 LIBRARIES = ("petiole", "celery", "kombu")
@@ -32,6 +33,7 @@ ENGINE = ("petiole.gpu_worker.threads.loop", "petiole.gpu_worker.runtime")
 
 _OPTIONS = {
     *(option for schema in SCHEMAS.values() for option in schema.model_fields),
+    *CountRequest.model_fields,
     *("args", "constraint", "headers", "image", "kwargs", "message", "serializer"),
 }
 _WITHOUT_TEXT = (

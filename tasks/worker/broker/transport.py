@@ -86,6 +86,20 @@ orphans: list[Ledger] = []
 """Ledgers of closed channels that could not give their messages back, because Redis failed."""
 
 
+def close_orphans(client: redis.Redis) -> None:
+    """Give their messages back. Several threads may, because the channels of one process have several."""
+    while orphans:
+        try:
+            ledger = orphans.pop()
+        except IndexError:  # another thread has the last one
+            return
+        try:
+            ledger.close(client)
+        except BaseException:
+            orphans.append(ledger)
+            raise
+
+
 def install() -> None:
     """Make kombu use this transport for Redis broker URLs in this process."""
     for alias in ("redis", "rediss"):
@@ -215,9 +229,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
             return 0
         try:
             client = self.plain_client
-            while orphans:
-                orphans[-1].close(client)
-                orphans.pop()
+            close_orphans(client)
             limit = self.qos.prefetch_count
             self._be_present()
             taken = self.ledger.take(client, list(queues), credit, limit=limit)

@@ -9,5 +9,7 @@ limits     the time limits of a generation
 images     the bytes of the images of tasks
 requests   turns a task's request into the engine's; an option for the engine is passed on here
 engines    creates the engine that the settings name
+counting   answers a count beside the engine
+counters   the threads that take counts from their own queues
 local      eager tasks and `petiole trace`: the engine in this process
 """

@@ -7,7 +7,7 @@ returns an `EngineLike`. The fleet's tests use an engine that generates fake tok
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from importlib import import_module
@@ -47,6 +47,10 @@ class EngineLike(Protocol):
     ) -> Handle: ...
 
     def stats(self) -> dict[str, float | int | str]: ...
+
+    def tokens_of(self, request: Request) -> list[int]: ...
+
+    def text_of(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def facts(self) -> dict[str, Any]: ...
 

@@ -30,7 +30,7 @@ def run(task_request: Common, task_id: str) -> dict[str, Any]:
     images = images_of(task_request, _stored(task_request))
     request = engine_request(task_id, task_request, images=images, deadline_s=task_request.deadline_s)
     try:
-        result = _engine().submit(request).result()
+        result = engine().submit(request).result()
     except Exception as error:
         raise public(error) from None
     value = succeeded(result, 1, Written()).result
@@ -44,7 +44,8 @@ def _stored(task_request: Common) -> dict[str, bytes]:
     return {}
 
 
-def _engine() -> EngineLike:
+def engine() -> EngineLike:
+    """The engine of this process."""
     with _mutex:
         if not _engines:
             _engines.append(make_engine(settings()))

@@ -35,6 +35,8 @@ from petiole.tasks.worker.completion.threads import Completions
 from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.delivery.mailbox import Mailbox
 from petiole.tasks.worker.foreign.tasks import Deaths, ForeignTasks
+from petiole.tasks.worker.generation import counting
+from petiole.tasks.worker.generation.counters import Counters
 from petiole.tasks.worker.generation.driver import JobDriver, Services
 from petiole.tasks.worker.generation.engines import EngineLike, load_engine
 from petiole.tasks.worker.generation.intake import Intake
@@ -75,6 +77,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self.serving: Serving | None = None
         self.mailbox = Mailbox()
         self.reporter: Reporter | None = None
+        self.counters: Counters | None = None
         self.hub: Any = None
         self.load_abandoned = self.failed = False
         self._result_max_bytes = self.settings.result_max_bytes
@@ -106,6 +109,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         if isinstance(self.limit, Undecided):
             self.limit = engine.config.max_num_seqs + LOOK_AHEAD
         engine.on_fatal = self.fail
+        counting.serve(engine)
         client = connections.streams()
         services = Services(
             self.settings,
@@ -235,6 +239,8 @@ class EnginePool(BasePool):  # type: ignore[misc]
 
     def _hand_off(self, drain_s: float) -> None:
         if self.serving is not None and not self.serving.draining:
+            if self.counters is not None:
+                self.counters.close()
             handoff.hand_off(self.serving, self.hub, drain_s)
             self.close_threads()
 

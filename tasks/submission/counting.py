@@ -1,0 +1,133 @@
+"""`count`: a task that a worker answers at once, beside its engine.
+
+It has a queue of its own, because a full engine and a long queue must not delay it: `petiole.count` belongs to the
+workers of `petiole`. It has no stream, and no place in a chain of generations."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, Unpack, cast, overload
+
+from celery.exceptions import TimeoutError as GaveUp
+
+from petiole.tasks import worker_side
+from petiole.tasks.app.blocking import LOOKUPS
+from petiole.tasks.errors import GenerationFailed, InvalidRequest
+from petiole.tasks.fleet import serving
+from petiole.tasks.requests.celery_options import Submission
+from petiole.tasks.requests.counting import CountDict, CountRequest, queue_of
+from petiole.tasks.requests.messages import check_submission
+from petiole.tasks.requests.schemas import in_json, validate
+from petiole.tasks.settings import warn_a_producer
+from petiole.tasks.streams.readers import AsyncGeneration, EagerGeneration
+from petiole.tasks.submission import model
+from petiole.tasks.submission.task import SubmittedTask
+
+_NOT_OF_A_COUNT = {
+    **dict.fromkeys(("eta", "countdown"), "a count is answered at once"),
+    "registered": "a count has no stream",
+}
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.25
+
+
+class CountCall(Submission, total=False):
+    """What `count.delay` takes: see `CountRequest`."""
+
+    texts: NotRequired[list[str] | str]
+    messages: NotRequired[list[dict[str, Any]]]
+    tools: NotRequired[list[dict[str, Any]] | None]
+    chat_template_kwargs: NotRequired[dict[str, Any]]
+    continue_final_message: NotRequired[bool]
+    token_ids: NotRequired[list[list[int]]]
+    with_ids: NotRequired[bool]
+    skip_special_tokens: NotRequired[bool]
+
+
+class AsyncCount(AsyncGeneration):
+    """Celery's `AsyncResult` of a count."""
+
+    if TYPE_CHECKING:
+
+        @overload  # type: ignore[override]
+        def get(
+            self, timeout: float | None = None, propagate: Literal[True] = True, **options: Any
+        ) -> CountDict: ...
+        @overload
+        def get(
+            self, timeout: float | None = None, propagate: bool = True, **options: Any
+        ) -> CountDict | Exception: ...
+        def get(self, *args: Any, **options: Any) -> Any: ...
+
+    async def aget(self, timeout: float | None = None, propagate: bool = True, **options: Any) -> Any:
+        """`get` for asyncio. It looks again and again, because a count has no stream, and mostly has its result at
+        the second look."""
+        give_up_at = float("inf") if timeout is None else time.monotonic() + timeout
+        pause_s = SHORTEST_PAUSE_S
+        while not await LOOKUPS.run(self.ready):
+            if time.monotonic() + pause_s > give_up_at:
+                raise GaveUp("The operation timed out.")
+            await asyncio.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
+        return await LOOKUPS.run(self.get, None, propagate, **options)
+
+
+class CountTask(SubmittedTask):
+    """`count`."""
+
+    abstract = True
+
+    def apply_async(
+        self,
+        args: Sequence[object] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *more: Any,
+        **options: Any,
+    ) -> AsyncCount:
+        """`Task.apply_async`; raises `InvalidRequest` at once for an invalid request."""
+        if self.app.current_worker_task is None:
+            warn_a_producer()
+        kwargs = in_json(kwargs or {})
+        for name, why in _NOT_OF_A_COUNT.items():
+            if options.get(name):
+                raise InvalidRequest(name, f"must not be given: {why}", options[name])
+            options.pop(name, None)
+        check_submission({**options, "task_id": more[0]} if more else options, self.app.conf.accept_content)
+        request_of(args or (), kwargs)
+        require_worker, confirm = options.pop("require_worker", False), options.pop("confirm", None)
+        model.choose(self.app, {}, options)
+        queue = str(options.pop("queue", None) or self.app.conf.task_default_queue)
+        if require_worker:
+            serving.require(queue)
+        impatient = options.get("retry") is False
+        submitted = self._send(args, kwargs, more, {**options, "queue": queue_of(queue)}, confirm, impatient)
+        if isinstance(submitted, AsyncGeneration):  # not an eager one
+            submitted.__class__ = AsyncCount
+            submitted.submitted_to = queue
+        return cast(AsyncCount, submitted)
+
+    if TYPE_CHECKING:
+
+        def delay(self, **options: Unpack[CountCall]) -> AsyncCount: ...  # type: ignore[override]
+        async def adelay(self, **options: Unpack[CountCall]) -> AsyncCount: ...  # type: ignore[override]
+
+    def counted(self, given: Sequence[object], options: Mapping[str, Any]) -> CountDict:
+        """The running task's result."""
+        if self.request.called_directly:
+            raise GenerationFailed(f"{self.name} runs in a worker: submit it with delay or apply_async")
+        found: CountDict = worker_side.load(worker_side.COUNT)(request_of(given, options))
+        return found
+
+    def apply(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+        result = super().apply(args, in_json(kwargs or {}), *more, **options)
+        result.__class__ = EagerGeneration
+        return result
+
+
+def request_of(given: Sequence[object], options: Mapping[str, Any]) -> CountRequest:
+    """The request in a message's arguments. Raises `InvalidRequest`."""
+    if given:
+        raise InvalidRequest("args", "must be empty: this task's options are named", f"{len(given)} of them")
+    texts = options.get("texts")
+    return validate(CountRequest, {**options, "texts": [texts]} if isinstance(texts, str) else options)

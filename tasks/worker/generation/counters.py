@@ -1,0 +1,140 @@
+"""The threads that take counts: one for each queue, with a connection and a prefetch of its own.
+
+So neither a full engine nor a long queue delays a count, and a worker takes no count that another could begin. A
+count is taken, held and given back as any message: it passes the gate, has an owner with a lease, and is
+acknowledged after its result is stored."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from celery.app.task import Context
+from celery.app.trace import build_tracer
+from celery.utils.time import maybe_iso8601
+from celery.worker.state import revoked
+from kombu.messaging import Consumer
+
+from petiole.tasks.requests.counting import SUFFIX, queue_of
+from petiole.tasks.requests.names import COUNT
+from petiole.tasks.worker.broker import gate
+from petiole.tasks.worker.broker.quarantine import put_aside
+from petiole.tasks.worker.once import Refusal
+from petiole.tasks.worker.outage import Outage
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+"""How often a thread looks whether it is to end."""
+PAUSE_S = 1.0
+"""Pause after an error of the broker or of the result backend."""
+JOIN_S = 3.0
+
+
+class Counters:
+    """The threads of a worker. `app` is Celery's, `hostname` the worker's name."""
+
+    def __init__(self, app: Any, hostname: str, queues: Iterable[str]) -> None:
+        names = sorted({queue_of(queue) for queue in queues if not queue.endswith(SUFFIX)})
+        self._closing = threading.Event()
+        self._threads = [_Counter(app, hostname, name, self._closing) for name in names]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Take no more. A count that has begun is answered."""
+        self._closing.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(JOIN_S)
+
+
+class _Counter(threading.Thread):
+    def __init__(self, app: Any, hostname: str, queue: str, closing: threading.Event) -> None:
+        super().__init__(name=f"petiole-{queue}", daemon=True)
+        self._app, self._hostname, self._queue, self._closing = app, hostname, queue, closing
+        self._task = app.tasks[COUNT]
+        self._trace: Callable[..., Any] = build_tracer(COUNT, self._task, app.loader, hostname, app=app)
+        failing = f"counts of {queue}: the broker does not answer (%s)"
+        self._outage = Outage(logger, failing, f"counts of {queue}: the broker answers again")
+
+    def run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                with self._app.connection_for_read(heartbeat=0) as connection:
+                    connection.connect()
+                    self._consume(connection)
+            except Exception as error:  # any: the next connection tries again
+                self._outage.began(error)
+                self._closing.wait(PAUSE_S)
+
+    def _consume(self, connection: Any) -> None:
+        queue = self._app.amqp.queues.new_missing(self._queue)
+        accept = self._app.conf.accept_content
+        with Consumer(  # type: ignore[no-untyped-call]
+            connection, [queue], on_message=self._received, accept=accept, prefetch_count=1, tag_prefix="count"
+        ):
+            while not self._closing.is_set():
+                with suppress(TimeoutError):
+                    connection.drain_events(timeout=LOOK_S)
+                self._outage.ended()
+
+    def _received(self, message: Any) -> None:
+        if self._closing.is_set():
+            message.requeue()
+            return
+        task = gate.task(message)
+        if not isinstance(task, gate.Refused):
+            if task.name != COUNT:
+                task = gate.Refused(f"headers.task must be {COUNT} in this queue, got {task.name}", task.id)
+            elif not isinstance(task.body, list):
+                task = gate.Refused("the message must be of Celery's protocol 2", task.id)
+        if isinstance(task, gate.Refused):
+            body = message.body if isinstance(message.body, bytes) else str(message.body).encode(errors="replace")
+            put_aside(body, self._queue, task.reason, task.task_id)
+            message.ack()
+            return
+        try:
+            self._answer(task, message)
+        except Refusal as refusal:  # the result backend is away
+            logger.error("count %s: its result cannot be stored yet: %s; requeued", task.id, refusal)
+            self._closing.wait(PAUSE_S)
+            message.requeue()
+            return
+        message.ack()
+
+    def _answer(self, task: gate.Task, message: Any) -> None:
+        assert isinstance(task.body, list)
+        args, kwargs, embed = task.body
+        request = {
+            **task.headers,
+            "args": args,
+            "kwargs": kwargs,
+            "hostname": self._hostname,
+            "is_eager": False,
+            "delivery_info": dict(message.delivery_info),
+            "reply_to": message.properties.get("reply_to"),
+            "correlation_id": message.properties.get("correlation_id"),
+            **dict(embed or {}),
+        }
+        if task.id in revoked or _is_over(task.headers.get("expires")):
+            reason = "revoked" if task.id in revoked else "expired"
+            self._task.backend.mark_as_revoked(task.id, reason, request=Context(request))
+            return
+        self._trace(task.id, args, kwargs, request)
+
+
+def _is_over(expires: object) -> bool:
+    try:
+        until = maybe_iso8601(expires)
+    except (TypeError, ValueError):
+        return False
+    if not isinstance(until, datetime):
+        return False
+    return (until if until.tzinfo else until.replace(tzinfo=UTC)) < datetime.now(UTC)
