@@ -9,7 +9,7 @@ breaker        fails submissions at once while the broker is known to be away
 broadcasts     Celery's control commands, with one connection in place of two; `fleet.control` uses them
 mixed_groups   waiting for a group that has tasks of two apps: the one method of Celery's that producers replace
 pools          connections and producers of this app alone, in each process
-publishing     publishing on Redis: one client for each channel, and confirmation by replicas
+publishing     what this app does on Redis as a client: one client a channel, confirmation by replicas
 rabbitmq       quorum queues and delays on RabbitMQ
 stored_errors  the module name of stored errors, the same for every version; their class: `worker.output.outcomes`
 two_apps       which app is the user's; checks, when a canvas of both is submitted, what both must have in common

@@ -1,4 +1,5 @@
-"""How this app publishes on Redis: with one client for each channel, and with replicas' confirmation where asked.
+"""How this app uses Redis as a client: with one connection for each channel, with replicas' confirmation where
+asked, and without touching the messages of others.
 
 kombu makes a new client for every message, which takes a fifth of the time of a submission. A channel belongs to
 one thread at a time, and so may its client.
@@ -6,7 +7,12 @@ one thread at a time, and so may its client.
 A replicated Redis replies before its replicas have a write. If the primary dies right after the reply, the replica
 that takes its place may not have the message. A submission that asks for confirmation sends `WAIT` behind the
 message, on the same connection: `WAIT` covers the writes of its own connection only. On RabbitMQ a quorum queue
-has a message on a majority of nodes before it confirms."""
+has a message on a majority of nodes before it confirms.
+
+Whoever waits for the answer to a control command consumes a queue. Each consumer of kombu's looks for messages
+that a worker of stock Celery has held for longer than the `visibility_timeout`, and puts them back into their
+queues. That timeout is each app's own: a look with Petiole's would run the long tasks of another app twice.
+Here nobody looks."""
 
 from __future__ import annotations
 
@@ -45,11 +51,19 @@ def through(connection: Any) -> Any:
     """The same connection; if it is one to Redis, its channels publish as this module says."""
     kind = connection.get_transport_cls()
     if isinstance(kind, type) and issubclass(kind, stock.Transport) and not issubclass(kind.Channel, _Channel):
-        channel = type("Channel", (_Channel, kind.Channel), {})
+        unacknowledged = type("QoS", (_RestoresNothing, kind.Channel.QoS), {})
+        channel = type("Channel", (_Channel, kind.Channel), {"QoS": unacknowledged})
         connection.transport_cls = type(
             kind.__name__, (kind,), {"Channel": channel, "__module__": kind.__module__}
         )
     return connection
+
+
+class _RestoresNothing:
+    """A mixin of the messages that a channel holds."""
+
+    def restore_visible(self, *_: Any, **__: Any) -> None:
+        """Does nothing."""
 
 
 class _Channel:

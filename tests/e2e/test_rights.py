@@ -140,6 +140,7 @@ from petiole.tasks.fleet import control
 (node,) = sys.argv[1:]
 assert celery_app.control.ping(destination=[node], timeout=30) == [{node: {"ok": "pong"}}]
 assert celery_app.control.inspect([node], timeout=30).active() == {node: []}
+assert celery_app.control.inspect(timeout=1).ping() == {node: {"ok": "pong"}}, "of whichever workers there are"
 assert control.pause([node]) == {node: {"ok": "pause begins"}}
 assert control.engines([node])[node]["state"] == "paused"
 assert control.resume([node]) == {node: {"ok": "resume begins"}}

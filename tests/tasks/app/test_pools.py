@@ -63,3 +63,25 @@ def test_petioles_own_limit_is_kept(tmp_path: Path) -> None:
 generate.app.conf.broker_pool_limit = 3
 print(json.dumps([submit(*[ask] * 20), by_each_other(10)]))"""
         assert client(site, code) == [[], [[], 10, 3]]
+
+
+HELD = """
+from celery import Celery
+
+shop = Celery("shop", broker=URL, set_as_current=False)
+held = {"visibility_timeout": 12 * 3600}
+with shop.connection(transport_options=held) as connection, connection.SimpleQueue("celery") as queue:
+    queue.put("a task of ten hours")
+    queue.get(timeout=30)
+    with connection.channel().conn_or_acquire() as redis:
+        tags = redis.zrange("unacked_index", 0, -1)
+        redis.zadd("unacked_index", dict.fromkeys(tags, time.time() - 2 * 3600))
+        generate.app.control.ping(timeout=0.1)
+        print(json.dumps([redis.hlen("unacked"), redis.llen("celery")]))
+"""
+
+
+def test_a_command_gives_back_nothing_that_a_worker_of_the_other_app_holds(tmp_path: Path) -> None:
+    """The other app lets its workers hold a message for twelve hours; Celery's default is one."""
+    with Site(tmp_path) as site:
+        assert client(site, f"import time\nURL = {site.url!r}\n{HELD}") == [1, 0]
