@@ -66,6 +66,8 @@ LogitBias = Annotated[
     BeforeValidator(_integer_keys),
     Field(max_length=MAX_PROMPT_TOKENS),
 ]
+RetentionS = Annotated[int, Field(ge=60, le=10**9)]
+"""At least a minute: whoever finds the task unfinished, after a worker's death, must still see how it ended."""
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 Choice = Annotated[str, Field(min_length=1, max_length=4096)]
 
@@ -97,6 +99,12 @@ class Common(Declared):
     none, because Petiole makes one of the image. See docs/scaling.md#conversations-stay-where-they-began."""
     deadline_s: limits.DeadlineS | None = None
     """The generation ends this many seconds after admission, with the output so far, as `deadline`."""
+    stream_ttl_s: RetentionS | None = None
+    """The stream stays readable for this many seconds after its last delta; at most, and by default,
+    `PETIOLE_STREAM_TTL_S`."""
+    result_expires_s: RetentionS | None = None
+    """The result is kept for this many seconds; at most, and by default, `PETIOLE_RESULT_EXPIRES_S`. With another
+    result backend than Redis, all results are kept equally long."""
     cancel_on_disconnect: bool = False
     """Cancel the task when the reader of its stream goes away. See docs/streams.md#going-away."""
 

@@ -77,6 +77,12 @@ class Common(TypedDict, total=False):
     deadline_s: float | None
     """The generation ends this many seconds after admission, with the output so far, as `deadline`. Above 0 and at
     most 1,000,000,000."""
+    stream_ttl_s: int | None
+    """The stream stays readable for this many seconds after its last delta; at most, and by default,
+    `PETIOLE_STREAM_TTL_S`."""
+    result_expires_s: int | None
+    """The result is kept for this many seconds; at most, and by default, `PETIOLE_RESULT_EXPIRES_S`. With another
+    result backend than Redis, all results are kept equally long."""
     cancel_on_disconnect: bool
     """Cancel the task when the reader of its stream goes away. See docs/streams.md#going-away. Default: False."""
 

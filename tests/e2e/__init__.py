@@ -13,6 +13,7 @@ What users ask for:
     test_models              a task finds its workers by the name of their model
     test_homes               conversations stay where they began
     test_counting            counts are answered beside a full engine
+    test_retention           tasks say how long they are kept
     test_no_silence          whoever waits in vain learns why
     test_result_marker       whoever looks for results in the wrong place learns where the fault is
 

@@ -12,6 +12,7 @@
 -- operations  admitted  set `running`        last      the delta is the last: store `done`
 --             released  delete `running`     adapter   store the adapter that generated the first entry
 --             look      refresh the TTLs, check the cancel flag
+--             ttl=MS    with look: another TTL than ttl_ms
 --             read      with look: check that the stream has a reader
 --             prepared  before the delta, while the log is empty: store and publish what is known of the task
 -- codes       STALE      a newer attempt owns the task    GAP     the log has another length than expected
@@ -92,8 +93,9 @@ local function write(task)
       call('HDEL', state, 'running')
     end
     if find(operations, 'look') then
-      call('PEXPIRE', log, ttl)
-      call('PEXPIRE', state, ttl)
+      local kept = string.match(operations, 'ttl=(%d+)') or ttl
+      call('PEXPIRE', log, kept)
+      call('PEXPIRE', state, kept)
       if not find(operations, 'last') then
         if interests[task] and call('EXISTS', interests[task]) == 0 then
           code = UNREAD

@@ -21,6 +21,8 @@ from celery import states
 from celery.backends.redis import CHORD_PART_RETURN_LUA
 
 from petiole.tasks.app import backend as producers
+from petiole.tasks.requests.kinds import SCHEMAS
+from petiole.tasks.settings import settings
 from petiole.tasks.urls import SENTINEL
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.once import Once, Refusal, guarded, trial
@@ -28,6 +30,8 @@ from petiole.tasks.worker.reports.incidents import incidents
 
 logger = logging.getLogger(__name__)
 
+MINUTE_S = 60
+"""The shortest time for which a request may have its result kept."""
 AGAIN_S, COUNTED_FOR_S = 1.0, 300.0
 """How often, and for how long, a foreign task is counted again in its chord. A completion is parked instead."""
 
@@ -53,6 +57,14 @@ class _Commands(redis.Redis):
         return _Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
 
 
+def expires_of(context: Any) -> int | None:
+    """How long a generation's result is kept, if its request says so. `context` is Celery's. A task of the
+    application's may have an option of the same name."""
+    kwargs = getattr(context, "kwargs", None) if getattr(context, "task", None) in SCHEMAS else None
+    value = kwargs.get("result_expires_s") if isinstance(kwargs, dict) else None
+    return value if type(value) is int and MINUTE_S <= value <= settings().result_expires_s else None
+
+
 class RedisBackend(producers.RedisBackend):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -74,7 +86,10 @@ class RedisBackend(producers.RedisBackend):
     def store_result(self, task_id: str, result: Any, state: str, *args: Any, **options: Any) -> Any:
         if state == states.SUCCESS and task_id in self._stored:
             return result
-        return super().store_result(task_id, result, state, *args, **options)
+        stored = super().store_result(task_id, result, state, *args, **options)
+        if state in states.READY_STATES and (kept_s := expires_of(options.get("request"))) is not None:
+            self.expire(self.get_key_for_task(task_id), kept_s)
+        return stored
 
     def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
         """In a completion, a key that should hold a result but holds something else counts as missing, and is

@@ -22,7 +22,7 @@ from celery import states
 from petiole.gpu_worker.threads.pool import Threads
 from petiole.tasks.app.backend import refuses
 from petiole.tasks.worker import scripts
-from petiole.tasks.worker.completion.backend import RedisBackend
+from petiole.tasks.worker.completion.backend import RedisBackend, expires_of
 from petiole.tasks.worker.completion.completion import Completion
 from petiole.tasks.worker.completion.reports import Refused
 from petiole.tasks.worker.output.outcomes import Success
@@ -113,13 +113,17 @@ class Completions:
 
 def store_together(backend: Any, successes: Sequence[Success]) -> None:
     """Store successes as Celery's backend does, in one call. Like Celery, never overwrite a stored success."""
-    values = {}
+    values, kept = {}, {}
     for task_id, result, context in successes:
         meta = backend._get_result_meta(result, states.SUCCESS, None, context)
-        values[backend.get_key_for_task(task_id)] = backend.encode({**meta, "task_id": task_id})
+        key = backend.get_key_for_task(task_id)
+        values[key] = backend.encode({**meta, "task_id": task_id})
+        own_s = expires_of(context)
+        kept[key] = int(backend.expires or 0) if own_s is None else own_s
     keys = list(values)
     for key, stored in zip(keys, backend.client.mget(keys), strict=True):
         if stored and backend.decode_result(stored)["status"] == states.SUCCESS:
             del values[key]
-    if values:
-        scripts.load(backend.client, "store")(list(values), [int(backend.expires or 0), *values.values()])
+    for expires_s in sorted({kept[key] for key in values}):  # nearly always one
+        some = {key: value for key, value in values.items() if kept[key] == expires_s}
+        scripts.load(backend.client, "store")(list(some), [expires_s, *some.values()])

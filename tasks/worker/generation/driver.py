@@ -241,13 +241,21 @@ class JobDriver:
         *,
         needs_reader: bool = False,
         marked: bool = False,
+        ttl_s: int | None = None,
     ) -> None:
         """An attempt has begun: generate, or end with the outcome. `marked`: `begin.lua` has set `running`."""
         ending = "revoked" if begun.cancel else self.messages.current.ending
         publisher, written = self.services.publisher, begun.written
         self.begun = begun
         self.outbox = Outbox(
-            publisher, self.task_id, begun.attempt, written, self, needs_reader=needs_reader, marked=marked
+            publisher,
+            self.task_id,
+            begun.attempt,
+            written,
+            self,
+            needs_reader=needs_reader,
+            marked=marked,
+            ttl_s=ttl_s,
         )
         self.post(partial(self.job.begun, start, limits, ending))
 

@@ -21,6 +21,7 @@ from petiole.tasks.keys import stream_keys
 from petiole.tasks.requests.schemas import Common
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.servers.masters import caused_by_call
+from petiole.tasks.settings import PREFIX, Settings
 from petiole.tasks.submission.parsing import parse
 from petiole.tasks.urls import RABBITMQ, scheme
 from petiole.tasks.worker import scripts
@@ -192,12 +193,15 @@ class Intake:
             incidents.count("resumed_attempts")
         elif (seconds := delivery.broker_s(job.job.taken_at)) is not None:
             services.tally.waited(delivery.priority_step, seconds)
+        if request is not None and (wrong := _kept_too_long(request, services.settings)):
+            asked = wrong
         if isinstance(asked, PetioleError):
             start: Request | Outcome = failed(asked)
         else:
             start = outcome or self._request(job, asked, images, begun, limits)
         needs_reader = request is not None and request.cancel_on_disconnect
-        job.begin(begun, start, limits, needs_reader=needs_reader, marked=marked)
+        ttl_s = None if request is None else request.stream_ttl_s
+        job.begin(begun, start, limits, needs_reader=needs_reader, marked=marked, ttl_s=ttl_s)
 
     def _request(
         self,
@@ -245,3 +249,12 @@ def _facts(job: JobDriver) -> tuple[int, str, int]:
     delivery = job.messages.current
     retries = delivery.message.get("retries")
     return retries if type(retries) is int else 0, delivery.message_name, int(delivery.redelivered)
+
+
+def _kept_too_long(request: Common, settings: Settings) -> InvalidRequest | None:
+    """The error of a request whose stream or result would be kept longer than the settings allow."""
+    for name in ("stream_ttl_s", "result_expires_s"):
+        value, most = getattr(request, name), getattr(settings, name)
+        if value is not None and value > most:
+            return InvalidRequest(name, f"must be at most {PREFIX}{name.upper()}, {most}", value)
+    return None

@@ -99,6 +99,7 @@ class Outbox:
         *,
         needs_reader: bool = False,
         marked: bool = False,
+        ttl_s: int | None = None,
     ) -> None:
         self.task_id, self.listener = task_id, listener
         self._publisher = publisher
@@ -115,6 +116,7 @@ class Outbox:
         self.prepared_sent = False
         self.adapter = ""
         self.final: tuple[dict[str, Any], str] | None = None
+        self.ttl_s = ttl_s  # after the end; before it, the publisher's counts
         self.look_at = 0.0
         self.reader_since = time.monotonic() + INTEREST_TTL_S if needs_reader else float("inf")
 
@@ -198,6 +200,8 @@ class Outbox:
             self.look_at = now + LOOK_S
         read = look and now >= self.reader_since
         words = {"admitted": admitted, "last": last, "released": released, "look": look, "read": read}
+        if last and self.ttl_s is not None:
+            words[f"ttl={1000 * self.ttl_s}"] = True
         return " ".join(word for word, true in {**words, "prepared": prepared}.items() if true)
 
 
