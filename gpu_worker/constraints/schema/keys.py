@@ -74,7 +74,7 @@ def _containing(pattern: str) -> str:
     return rf'"\"" /{patterns.whole(pattern)}/ "\""'
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=patterns.KEPT)
 def _matches_something(field: str, terminal: str) -> bool:
     """Whether a terminal matches any text. In a grammar, one that matches none is a dead end."""
     grammar = LLMatcher.grammar_from_lark(f"start: K\nK: {terminal}\n")

@@ -20,6 +20,13 @@ from petiole.gpu_worker.errors import InvalidRequest
 MAX_REPEATS = 10_000
 """Maximum count in a regular expression's `{n,m}`, because the cost of masks grows with it."""
 
+KEPT = 64
+"""How many answers about expressions are kept; an answer has the expression, which may be as large as a schema."""
+
+_KEPT_SEARCHERS = 16
+"""How many expressions are kept ready to search: each takes some twenty times its text. An object needs a few at
+a time."""
+
 _REPEATS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(\d*),?(\d*)\}", re.DOTALL)
 """An escaped letter, a class, or counts."""
 
@@ -43,7 +50,7 @@ def without_lookahead(pattern: str) -> tuple[str, ...]:
     return (pattern,) if begins is None else ("^" + pattern[begins.end() :], "[^-+.]")
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=KEPT)
 def fault(*patterns: str, low: int = 0, high: int | None = None) -> str:
     """Why no string of these lengths can have all the patterns; "" if one can."""
     schema = {"type": "string", "minLength": low, "allOf": [{"pattern": pattern} for pattern in patterns]}
@@ -60,7 +67,7 @@ def found(field: str, pattern: str, text: str) -> bool:
     return bool(matcher.try_consume_tokens(list(letters)) == len(letters) and matcher.is_accepting())
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=_KEPT_SEARCHERS)
 def _searcher(field: str, pattern: str) -> LLMatcher:
     grammar = LLMatcher.grammar_from_lark(f"start: K\nK: /{whole(pattern)}/\n")
     matcher = LLMatcher(single_bytes(), grammar, log_level=0)
