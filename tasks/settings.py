@@ -15,6 +15,7 @@ import sys
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -398,6 +399,8 @@ def _checked(url: str) -> str:
                 raise ValueError(f"{option} must be a file that can be read")
     if not is_whole(url):
         raise ValueError(ENCODED)
+    if scheme(url) in ("redis", "rediss") and not re.fullmatch("/*[0-9]*", urlsplit(url).path):
+        raise ValueError("must name a database by its number, as in redis://HOST:PORT/0")
     return url
 
 

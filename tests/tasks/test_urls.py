@@ -92,6 +92,15 @@ def test_a_password_that_is_percent_encoded_is_accepted(
     assert is_whole(url)
 
 
+@pytest.mark.parametrize("field", ["broker_url", "redis_url", "result_backend"])
+def test_a_database_has_a_number(field: str) -> None:
+    for path in ("", "/", "/0", "//", "/15?ssl_cert_reqs=none"):
+        Settings(**{field: f"rediss://localhost:6379{path}"})
+    for path in ("/x", "/0/1", "/-1"):
+        with pytest.raises(ValidationError, match="must name a database by its number"):
+            Settings(**{field: f"redis://localhost:6379{path}"})
+
+
 @pytest.mark.parametrize("character", "/#?[")
 @pytest.mark.parametrize("field", ["broker_url", "redis_url", "result_backend"])
 def test_a_raw_password_is_refused_by_the_name_of_its_setting(field: str, character: str) -> None:
