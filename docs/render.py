@@ -196,6 +196,7 @@ class {name}Task(GenerationTask):
             *,
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
+            prepared: bool = False,
             **options: Unpack[types.{name}Call],
         ) -> readers.Stream: ...
         def astream(
@@ -203,6 +204,7 @@ class {name}Task(GenerationTask):
             *,
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
+            prepared: bool = False,
             **options: Unpack[types.{name}Call],
         ) -> AsyncGenerator[StreamDelta, None]: ...
 '''

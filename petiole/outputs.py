@@ -13,8 +13,8 @@ class TokenLogprobs:
     """Natural-log probabilities of one position, after penalties and masks, before temperature; `top` are pairs of
     token id and log probability.
 
-    `texts`, `bytes`: those of this token and then of those in `top`, where a worker writes them. A token may be a
-    part of a character, so its text may not say what its bytes are."""
+    `texts`, `bytes`: those of this token and then of those in `top`, if `logprob_texts` was given. A token may be
+    a part of a character, so its text may not say what its bytes are."""
 
     token_id: int
     logprob: float

@@ -57,6 +57,7 @@ class SamplingParams:
     banned_token_ids: Sequence[int] = ()
     seed: limits.Seed | None = None
     logprobs: limits.Logprobs | None = None
+    logprob_texts: bool = False
     ignore_eos: bool = False
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()

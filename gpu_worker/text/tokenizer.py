@@ -101,6 +101,13 @@ class Tokenizer:
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token contributes to the text, special tokens included. It may be a part of a character."""
+        if self._pieces is None:
+            return self.decode([token_id], skip_special_tokens=False).encode()
+        pieces = self._pieces.pieces
+        return pieces[token_id] if token_id < len(pieces) else b""  # a model may have more tokens
+
     def detokenizer(self, *, skip_special_tokens: bool = True, before: Sequence[int] = ()) -> Detokenizer:
         """A new incremental decoder; see `TextAssembler`."""
         table = self._pieces_without_special if skip_special_tokens else self._pieces

@@ -264,6 +264,12 @@ def check_sampling(sampling: SamplingParams, model: ModelLimits) -> None:
         size = model.vocab_size
         limit = f"must be at most the size of the vocabulary, {size}"
         require(sampling.logprobs <= size, "logprobs", limit, sampling.logprobs)
+    require(
+        sampling.logprobs is not None or not sampling.logprob_texts,
+        "logprob_texts",
+        "needs logprobs",
+        "no logprobs",
+    )
     _check_token_sets(sampling, model.vocab_size)
 
 

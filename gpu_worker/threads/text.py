@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from petiole.gpu_worker.errors import failed
 from petiole.gpu_worker.handle import Handle
@@ -58,6 +58,7 @@ class RequestOutput:
         self.logprobs: list[TokenLogprobs] = []
         self.stop: str | None = None
         self.reading: SkillState | PositionalSkill | None = None
+        self.spell: Callable[[int], bytes] | None = None
 
     @property
     def wakes(self) -> bool:
@@ -88,6 +89,7 @@ class RequestOutput:
                 skip_special_tokens=sampling.skip_special_tokens,
                 before=() if answers else prompt,
             )
+            self.spell = tokenizer.token_bytes if sampling.logprob_texts else None
         resumed = [int(token) for token in request.resume_token_ids]
         _, text = self.push(resumed, _is_terminal(rules.cut((), resumed)[1]))
         self.texts.append(text)
@@ -109,6 +111,17 @@ class RequestOutput:
             del kept[piece.n_tokens :]
         self.token_ids += kept
         return kept, piece.text
+
+    def spelled(self, logprobs: tuple[TokenLogprobs, ...]) -> tuple[TokenLogprobs, ...]:
+        """The same with the tokens' texts and bytes, if the request asks for them."""
+        if self.spell is None:
+            return logprobs
+        found = []
+        for entry in logprobs:
+            spelled = [self.spell(token) for token in (entry.token_id, *(token for token, _ in entry.top))]
+            texts = [one.decode(errors="replace") for one in spelled]
+            found.append(replace(entry, texts=texts, bytes=[list(one) for one in spelled]))
+        return tuple(found)
 
     def read(
         self, token_ids: Sequence[int], values: Sequence[tuple[float, ...]]
@@ -302,6 +315,7 @@ class TextThread:
             finish = Finish(FinishReason.STOP, output.stop)
         output.texts.append(text)
         logprobs, values, bins = pending.entries(len(token_ids))
+        logprobs = output.spelled(logprobs)
         output.logprobs.extend(logprobs)
         if token_ids or text or finish is not None:
             reason = None if finish is None else finish.reason

@@ -161,6 +161,8 @@ class Sampling(Declared):
     logprobs: limits.Logprobs | None = None
     """Report the log-probability of each output token, and those of the likeliest tokens at the same index: this
     many."""
+    logprob_texts: bool = False
+    """Report the text and the bytes of each of these tokens, too. Needs `logprobs`."""
     ignore_eos: bool = False
     """The model's end tokens do not end the output. For benchmarks."""
     stop: Annotated[list[StopString], Field(max_length=MAX_STOPS), Given(str)] = Field(default_factory=list)
@@ -219,6 +221,12 @@ class Options(Common, Sampling):
     def _min_tokens_fit_max_tokens(self) -> Self:
         if self.max_tokens != "rest" and self.min_tokens > self.max_tokens:
             raise InvalidRequest("min_tokens", f"must be at most max_tokens, {self.max_tokens}", self.min_tokens)
+        return self
+
+    @model_validator(mode="after")
+    def _texts_of_logprobs(self) -> Self:
+        if self.logprob_texts and self.logprobs is None:
+            raise InvalidRequest("logprob_texts", "needs logprobs", "no logprobs")
         return self
 
     @model_validator(mode="after")

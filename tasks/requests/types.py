@@ -50,6 +50,8 @@ class Sampling(TypedDict, total=False):
     logprobs: int | None
     """Report the log-probability of each output token, and those of the likeliest tokens at the same index: this
     many. From 0 to 20."""
+    logprob_texts: bool
+    """Report the text and the bytes of each of these tokens, too. Needs `logprobs`. Default: False."""
     ignore_eos: bool
     """The model's end tokens do not end the output. For benchmarks. Default: False."""
     stop: str | list[str]
@@ -276,8 +278,8 @@ class DetectCall(DetectOptions, Submission):
 
 class TokenLogprobsDict(TypedDict):
     """Natural-log probabilities of one position, after penalties and masks, before temperature; `top` are pairs of
-    token id and log probability.  `texts`, `bytes`: those of this token and then of those in `top`, where a worker
-    writes them. A token may be a part of a character, so its text may not say what its bytes are."""
+    token id and log probability.  `texts`, `bytes`: those of this token and then of those in `top`, if
+    `logprob_texts` was given. A token may be a part of a character, so its text may not say what its bytes are."""
 
     token_id: int
     logprob: float

@@ -171,25 +171,39 @@ class GenerationTask(SubmittedTask):
     subtask = signature
 
     def stream(
-        self, /, *, timeout_s: float | None = None, heartbeat_s: float | None = None, **options: Any
+        self,
+        /,
+        *,
+        timeout_s: float | None = None,
+        heartbeat_s: float | None = None,
+        prepared: bool = False,
+        **options: Any,
     ) -> readers.Stream:
         """Submit the task, as `delay` does, and iterate over its deltas.
 
         Invalid options raise `InvalidRequest` at once. `timeout_s` limits the wait for each delta. After
-        `heartbeat_s` seconds without a delta there is an empty one, whose `is_heartbeat` is true.
+        `heartbeat_s` seconds without a delta there is an empty one, whose `is_heartbeat` is true. `prepared`:
+        as of `petiole.stream`.
         """
         cancel = bool(options.get("cancel_on_disconnect"))
-        reader = readers.Stream(self.delay(**options), timeout_s, cancel, self.app, heartbeat_s)
+        result = self.delay(**options)
+        reader = readers.Stream(result, timeout_s, cancel, self.app, heartbeat_s, prepared=prepared)
         reader.open()  # subscribe while the engine works
         return reader
 
     async def astream(
-        self, /, *, timeout_s: float | None = None, heartbeat_s: float | None = None, **options: Any
+        self,
+        /,
+        *,
+        timeout_s: float | None = None,
+        heartbeat_s: float | None = None,
+        prepared: bool = False,
+        **options: Any,
     ) -> AsyncGenerator[StreamDelta, None]:
         """`stream` for asyncio."""
         cancel = bool(options.get("cancel_on_disconnect"))
         result = await self.adelay(**options)
-        deltas = readers.AsyncStream(result, timeout_s, cancel, self.app, heartbeat_s)
+        deltas = readers.AsyncStream(result, timeout_s, cancel, self.app, heartbeat_s, prepared=prepared)
         async with contextlib.aclosing(deltas):
             async for delta in deltas:
                 yield delta

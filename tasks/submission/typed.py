@@ -41,6 +41,7 @@ class GenerateTask(GenerationTask):
             *,
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
+            prepared: bool = False,
             **options: Unpack[types.GenerateCall],
         ) -> readers.Stream: ...
         def astream(
@@ -48,6 +49,7 @@ class GenerateTask(GenerationTask):
             *,
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
+            prepared: bool = False,
             **options: Unpack[types.GenerateCall],
         ) -> AsyncGenerator[StreamDelta, None]: ...
 
@@ -73,6 +75,7 @@ class ChatTask(GenerationTask):
             *,
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
+            prepared: bool = False,
             **options: Unpack[types.ChatCall],
         ) -> readers.Stream: ...
         def astream(
@@ -80,6 +83,7 @@ class ChatTask(GenerationTask):
             *,
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
+            prepared: bool = False,
             **options: Unpack[types.ChatCall],
         ) -> AsyncGenerator[StreamDelta, None]: ...
 
@@ -105,6 +109,7 @@ class QueryTask(GenerationTask):
             *,
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
+            prepared: bool = False,
             **options: Unpack[types.QueryCall],
         ) -> readers.Stream: ...
         def astream(
@@ -112,6 +117,7 @@ class QueryTask(GenerationTask):
             *,
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
+            prepared: bool = False,
             **options: Unpack[types.QueryCall],
         ) -> AsyncGenerator[StreamDelta, None]: ...
 
@@ -137,6 +143,7 @@ class CaptionTask(GenerationTask):
             *,
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
+            prepared: bool = False,
             **options: Unpack[types.CaptionCall],
         ) -> readers.Stream: ...
         def astream(
@@ -144,6 +151,7 @@ class CaptionTask(GenerationTask):
             *,
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
+            prepared: bool = False,
             **options: Unpack[types.CaptionCall],
         ) -> AsyncGenerator[StreamDelta, None]: ...
 
@@ -169,6 +177,7 @@ class PointTask(GenerationTask):
             *,
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
+            prepared: bool = False,
             **options: Unpack[types.PointCall],
         ) -> readers.Stream: ...
         def astream(
@@ -176,6 +185,7 @@ class PointTask(GenerationTask):
             *,
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
+            prepared: bool = False,
             **options: Unpack[types.PointCall],
         ) -> AsyncGenerator[StreamDelta, None]: ...
 
@@ -201,6 +211,7 @@ class DetectTask(GenerationTask):
             *,
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
+            prepared: bool = False,
             **options: Unpack[types.DetectCall],
         ) -> readers.Stream: ...
         def astream(
@@ -208,5 +219,6 @@ class DetectTask(GenerationTask):
             *,
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
+            prepared: bool = False,
             **options: Unpack[types.DetectCall],
         ) -> AsyncGenerator[StreamDelta, None]: ...

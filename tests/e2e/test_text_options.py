@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from petiole.gpu_worker import models
 from petiole.gpu_worker.text import load_tokenizer
 from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.keys import stream_keys
 from tests.support.site import Site
 
 TINY = Path(models.__file__).parent / "petiole_tiny"
@@ -124,3 +126,13 @@ def test_a_killed_workers_text_goes_on_with_its_special_tokens(site: Site) -> No
     assert (value["attempt"], value["stop_reason"]) == (2, stop)
     assert value["text"] == "".join(delta["text"] for delta in site.log(result)) == whole["text"][:at]
     assert value["token_ids"] == site.tokens(result) == whole["token_ids"][: len(value["token_ids"])]
+
+
+def test_log_probabilities_have_texts_and_bytes_where_asked(site: Site) -> None:
+    task = site.generate("Count from 1 to 9.", **GREEDY, logprobs=2, logprob_texts=True)
+    result = site.get(task)
+    log = map(json.loads, site.redis.lrange(stream_keys(task.id).log, 0, -1))
+    streamed = [entry for delta in log for entry in delta.get("logprobs") or ()]
+    assert streamed == result["logprobs"]
+    assert [len(entry[kind]) for entry in streamed for kind in ("texts", "bytes")] == [3] * 24
+    assert bytes(byte for entry in streamed for byte in entry["bytes"][0]).decode() == result["text"]

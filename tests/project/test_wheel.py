@@ -110,7 +110,7 @@ except NoWorker:
 else:
     raise AssertionError("it was submitted")
 for name, hint in {"response_format": "json_schema", "max_completion_tokens": "max_tokens", "n": "a group",
-                   "model": "queue", "stream": "generate.stream(...)", "tool_choice": "json_schema",
+                   "stream": "generate.stream(...)", "tool_choice": "json_schema",
                    "temprature": "temperature"}.items():
     try:
         generate.delay(prompt="x", **{name: 1})

@@ -61,6 +61,7 @@ def test_every_task_has_a_schema() -> None:
         ({"stop_token_sequences": [[1], []]}, "stop_token_sequences[1]: must not be empty, got []"),
         ({"logit_bias": {"a": 1.0}}, "logit_bias.a: must be an integer, got 'a'"),
         ({"logit_bias": {"5": "a"}}, "logit_bias[5]: must be a number, got 'a'"),
+        ({"logprob_texts": True}, "logprob_texts: needs logprobs, got no logprobs"),
         ({"logprobs": 21}, "logprobs: must be at most 20, got 21"),
         ({"regex": "a", "choice": ["b"]}, "choice: cannot be combined with regex, got regex and choice"),
         ({"json_schema": "[]"}, "json_schema: must be an object, got []"),

@@ -173,3 +173,27 @@ def test_what_a_template_cannot_do_fails_that_request(engine: Engine, options: A
     with pytest.raises(InvalidRequest) as caught:
         engine.generate([Request(messages=[QUESTION], sampling=GREEDY, **options)])
     assert caught.value.field == field
+
+
+def test_log_probabilities_have_texts_and_bytes_where_asked(
+    engine: Engine, tokenizer: Tokenizer, mixed: SamplingParams
+) -> None:
+    asked = replace(mixed, logprobs=3, logprob_texts=True)
+    result = engine.submit(Request(prompt="hello", sampling=asked)).result(60)
+    assert result.logprobs is not None
+    whole = b""
+    for entry in result.logprobs:
+        assert entry.texts is not None
+        assert entry.bytes is not None
+        spelled = [bytes(one) for one in entry.bytes]
+        assert spelled == [tokenizer.token_bytes(token) for token in (entry.token_id, *dict(entry.top))]
+        assert entry.texts == [one.decode(errors="replace") for one in spelled]
+        whole += spelled[0]
+    assert whole.decode(errors="replace") == tokenizer.decode(result.token_ids, skip_special_tokens=False)
+    plain = engine.submit(Request(prompt="hello", sampling=replace(asked, logprob_texts=False))).result(60)
+    assert plain.logprobs == tuple(replace(entry, texts=None, bytes=None) for entry in result.logprobs)
+
+
+def test_texts_of_log_probabilities_need_log_probabilities(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match=r"^logprob_texts: needs logprobs"):
+        engine.submit(Request(prompt="hello", sampling=replace(GREEDY, logprob_texts=True))).result(60)
