@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from decimal import Decimal
 from typing import Any
@@ -46,16 +47,13 @@ def check_walks(seed: int) -> bool:
     return False
 
 
+WALKS = int(os.environ.get("PETIOLE_WALKS", "250"))
+"""Seeds of random schemas; more by hand."""
+
+
 def test_random_walks_of_random_schemas_end_in_valid_documents() -> None:
-    served = [check_walks(seed) for seed in range(250)]
-    assert sum(served) > 200
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tens", range(60))
-def test_many_random_walks_of_random_schemas_end_in_valid_documents(tens: int) -> None:
-    for seed in range(1000 + 100 * tens, 1100 + 100 * tens):
-        check_walks(seed)
+    served = [check_walks(seed) for seed in range(WALKS)]
+    assert sum(served) > 0.8 * WALKS
 
 
 @pytest.mark.parametrize(
