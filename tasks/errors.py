@@ -105,8 +105,8 @@ class Unconfirmed(PetioleError, RuntimeError):  # noqa: N818
         self.have, self.wanted, self.timeout_s = have, wanted, timeout_s
 
     def __str__(self) -> str:
-        wanted = f"{self.wanted} replicas must have the task within {self.timeout_s:g} s"
-        return f"confirm: {wanted}, but {self.have} have it"
+        wanted = f"the task must be at {self.wanted} replica{'s' * (self.wanted != 1)} within {self.timeout_s:g} s"
+        return f"confirm: {wanted}, but it is at {self.have}"
 
 
 class NoWorker(PetioleError, RuntimeError):  # noqa: N818

@@ -86,7 +86,7 @@ def test_a_replica_that_hangs_confirms_nothing(primary: RedisServer, replica: Re
     """The primary has the message, and would lose it if it died now. The same submission again is safe."""
     replica.process.send_signal(signal.SIGSTOP)
     with pytest.raises(
-        Unconfirmed, match=r"^confirm: 1 replicas must have the task within 0\.2 s, but 0 have it$"
+        Unconfirmed, match=r"^confirm: the task must be at 1 replica within 0\.2 s, but it is at 0$"
     ):
         task.delay(prompt="x", task_id="mine", confirm=1)
     assert connect(primary.url).llen("petiole") == 1
@@ -95,7 +95,7 @@ def test_a_replica_that_hangs_confirms_nothing(primary: RedisServer, replica: Re
 
 
 def test_without_a_replica_nothing_is_confirmed(task: Any) -> None:
-    with pytest.raises(Unconfirmed, match="but 0 have it"):
+    with pytest.raises(Unconfirmed, match="but it is at 0"):
         task.delay(prompt="x", confirm=1)
 
 
@@ -104,7 +104,7 @@ def test_the_setting_holds_for_all_submissions(
 ) -> None:
     monkeypatch.setenv("PETIOLE_CONFIRM_REPLICAS", "2")
     settings.cache_clear()
-    with pytest.raises(Unconfirmed, match=r"2 replicas must have the task within .* 1 have it"):
+    with pytest.raises(Unconfirmed, match=r"at 2 replicas within .* it is at 1$"):
         task.delay(prompt="x")
     task.delay(prompt="x", confirm=1)
 
