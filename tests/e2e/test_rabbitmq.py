@@ -54,6 +54,11 @@ def test_workers_answer_control_commands(rabbit: Site) -> None:
     )
 
 
+def test_a_count_is_answered_from_its_own_queue(rabbit: Site) -> None:
+    counted = rabbit.app.send_task("tasks.count", kwargs={"texts": ["one two three"]}, queue="petiole.count")
+    assert rabbit.get(counted)["counts"] == [3]
+
+
 def test_many_at_once(rabbit: Site) -> None:
     results = [rabbit.generate(f"r{i}", max_tokens=10, seed=i) for i in range(60)]
     for i, result in enumerate(results):

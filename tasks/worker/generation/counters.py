@@ -67,7 +67,7 @@ class _Counter(threading.Thread):
     def run(self) -> None:
         while not self._closing.is_set():
             try:
-                with self._app.connection_for_read(heartbeat=0) as connection:
+                with self._app.connection_for_read() as connection:
                     connection.connect()
                     self._consume(connection)
             except Exception as error:  # any: the next connection tries again
@@ -83,6 +83,8 @@ class _Counter(threading.Thread):
             while not self._closing.is_set():
                 with suppress(TimeoutError):
                     connection.drain_events(timeout=LOOK_S)
+                if connection.supports_heartbeats:  # RabbitMQ; else a connection that is cut off would stay
+                    connection.heartbeat_check()
                 self._outage.ended()
 
     def _received(self, message: Any) -> None:
