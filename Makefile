@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo test lint render format bench chaos wheelhouse clean
+.PHONY: help demo test lint render format bench chaos wheelhouse lock pin clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -50,6 +50,13 @@ chaos: $(VENV)/.dev  ## an hour of killed workers, cut connections and bad messa
 
 wheelhouse: $(VENV)/.dev  ## what a CUDA machine without internet needs beside torch, into ./wheelhouse
 	$(BIN)/python -m bench.wheelhouse wheelhouse
+
+lock: $(VENV)/.dev  ## write what the images install, with hashes, into ./images (TORCH_INDEX=URL: torch for CPUs, too)
+	$(BIN)/pip install --quiet 'uv>=0.8'
+	PATH="$(CURDIR)/$(BIN):$$PATH" sh images/lock.sh
+
+pin:  ## add to the base images of the containers the digests that their tags have now
+	sh images/pin.sh
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist *.egg-info

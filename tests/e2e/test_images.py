@@ -1,0 +1,140 @@
+"""The CPU image and the compose file, built and run by podman, with all their restrictions.
+
+It is skipped where podman, podman-compose or the two base images are not there: no image is downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from tests.support.site import REPOSITORY, eventually
+
+PROJECT = f"petiole-test-{os.getpid()}"
+WORKER, REDIS = f"{PROJECT}_worker-cpu_1", f"{PROJECT}_redis_1"
+IMAGE = f"localhost/{PROJECT}_worker-cpu:latest"
+PASSWORD = "kept-in-a-file"
+
+TASKS = """
+import json
+from tasks import chat, generate
+text = generate.delay(prompt="1 2 3", max_tokens=4).get(timeout=120)
+said = chat.delay(messages=[{"role": "user", "content": "Hello"}], max_tokens=4).get(timeout=120)
+print(json.dumps([text["finish_reason"], said["finish_reason"]]))
+"""
+
+
+def podman(*arguments: str, ok: bool = True) -> str:
+    done = subprocess.run(["podman", *arguments], capture_output=True, text=True, check=False)
+    assert not ok or done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def missing() -> str:
+    """What this machine lacks; empty: nothing."""
+    for tool in ("podman", "podman-compose"):
+        if not shutil.which(tool):
+            return f"no {tool}"
+    files = (REPOSITORY / "Dockerfile").read_text() + (REPOSITORY / "docker-compose.yml").read_text()
+    for name in ("PYTHON_IMAGE=", "REDIS_IMAGE:-"):
+        image = files.partition(name)[2].split()[0].rstrip("}")
+        if subprocess.run(["podman", "image", "exists", image], check=False).returncode:
+            return f"podman has no image {image}"
+    return ""
+
+
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(missing()), reason=missing())]
+
+
+def folders_of_packages() -> list[str]:
+    """The folders of this machine, if any, in which pip looks for packages."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
+    )
+    words = re.split(r"[\s'=]+|\\n", done.stdout)
+    paths = {Path(unquote(urlsplit(word).path)) for word in words if word.startswith(("/", "file:///"))}
+    return sorted(str(path) for path in paths if path.is_dir())
+
+
+@pytest.fixture(scope="module")
+def image() -> Iterator[str]:
+    volumes = [f"--volume={folder}:{folder}:ro" for folder in folders_of_packages()]
+    build = [
+        "build",
+        "--isolation=chroot",
+        "--network=host",
+        "--pull=never",
+        *volumes,
+        "--target=cpu",
+        "--tag",
+        IMAGE,
+    ]
+    podman(*build, str(REPOSITORY))
+    yield IMAGE
+    podman("rmi", "--force", IMAGE, ok=False)
+
+
+def compose(*arguments: str, **environment: str) -> None:
+    command = ["podman-compose", "--project-name", PROJECT, "--profile", "cpu", *arguments]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(params=["no password", "a password"])
+def running(request: pytest.FixtureRequest, image: str, tmp_path: Path) -> Iterator[bool]:
+    """The compose file's Redis and CPU worker. Gives whether they have a password."""
+    has_password = request.param == "a password"
+    secret = tmp_path / "broker-url"
+    secret.write_text(f"redis://:{PASSWORD}@redis:6379/0\n")
+    environment = {"BROKER_URL_FILE": str(secret)} if has_password else {}
+    try:
+        compose("up", "-d", "--no-build", "redis", "worker-cpu", **environment)
+        eventually(lambda: "ready." in podman("logs", WORKER), timeout_s=300)
+        yield has_password
+    finally:
+        compose("down", "--volumes", **environment)
+
+
+def within(container: str, *command: str, ok: bool = True) -> str:
+    return podman("exec", container, *command, ok=ok)
+
+
+def test_the_images_serve_under_their_restrictions(running: bool) -> None:
+    for container, folder in ((WORKER, "/srv/petiole"), (REDIS, "/usr/local")):
+        assert re.search(r"CapEff:\s+0+\n", within(container, "cat", "/proc/1/status"))
+        assert re.search(r"NoNewPrivs:\s+1\n", within(container, "cat", "/proc/1/status"))
+        assert "Read-only file system" in within(container, "touch", f"{folder}/anything", ok=False)
+        assert int(podman("inspect", "--format", "{{.HostConfig.Memory}}", container)) > 2**31
+        assert PASSWORD not in within(container, "sh", "-c", "cat /proc/[0-9]*/cmdline")
+        assert PASSWORD not in podman("inspect", container)
+    assert within(WORKER, "id", "-u").strip() == "10001"
+
+    assert ("NOAUTH" in within(REDIS, "redis-cli", "get", "anything", ok=False)) is running
+    if not running:
+        assert within(REDIS, "redis-cli", "config", "get", "maxmemory").split() == ["maxmemory", str(2**30)]
+
+    assert json.loads(within(WORKER, "python", "-c", TASKS).splitlines()[-1]) == ["length", "length"]
+    assert "petiole-tiny" in within(WORKER, "petiole", "status")
+
+    healthcheck = 'test -n "$(find $PETIOLE_HEARTBEAT_FILE -mmin -1)"'
+    within(WORKER, "sh", "-c", healthcheck)
+    within(WORKER, "touch", "/home/petiole/.cache/huggingface/model", "/home/petiole/.cache/kernel")
+
+    log = podman("logs", WORKER)
+    assert "CPU kernels: those compiled ahead" in log
+    assert "WARNING" not in log
+    within(WORKER, "sh", "-c", "! command -v cc gcc clang")
+
+    podman("stop", WORKER)
+    assert podman("inspect", "--format", "{{.State.ExitCode}}", WORKER).strip() == "0"
