@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from tests.support.site import REPOSITORY, eventually
+from tests.support.site import REPOSITORY
 
 PROJECT = f"petiole-test-{os.getpid()}"
 WORKER, REDIS = f"{PROJECT}_worker-cpu_1", f"{PROJECT}_redis_1"
@@ -100,10 +100,24 @@ def running(request: pytest.FixtureRequest, image: str, tmp_path: Path) -> Itera
     environment = {"BROKER_URL_FILE": str(secret)} if has_password else {}
     try:
         compose("up", "-d", "--no-build", "redis", "worker-cpu", **environment)
-        eventually(lambda: "ready." in podman("logs", WORKER), timeout_s=300)
+        wait_until_ready()
         yield has_password
     finally:
         compose("down", "--volumes", **environment)
+
+
+def wait_until_ready() -> None:
+    """Read the worker's log until it says so, or until the container ends."""
+    follow = ["podman", "logs", "--follow", WORKER]
+    with subprocess.Popen(follow, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as log:
+        assert log.stdout
+        lines = []
+        for line in log.stdout:
+            lines.append(line)
+            if " ready." in line:
+                log.terminate()
+                return
+    raise AssertionError("".join(lines))
 
 
 def within(container: str, *command: str, ok: bool = True) -> str:
