@@ -24,6 +24,7 @@ With a real model:
     test_adapters            adapters whose files change
     test_vision              skills of the small vision model
     test_hostile_models      folders that cannot be served
+    test_images              the CPU image and the compose file, by podman: restrictions, password, tasks
 
 What may go wrong:
 
@@ -32,7 +33,6 @@ What may go wrong:
     test_cut_connections     a connection is cut at any command that follows the end of a task
     test_refused_results     a result that the backend refuses
     test_stop_while_loading  a worker is stopped before it serves
-    test_images              the CPU image and the compose file, by podman: restrictions, password, tasks
     test_limits              what is too big, too much or too full
     test_bad_input           what should not be in a queue
     test_control_commands    who may command a worker, and where its answers go
