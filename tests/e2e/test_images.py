@@ -56,13 +56,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(missing()), reason=missin
 
 
 def folders_of_packages() -> list[str]:
-    """The folders of this machine, if any, in which pip looks for packages."""
+    """The folders of this machine, if any, in which pip looks for packages. The files of an index lie beside it."""
     done = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     )
     words = re.split(r"[\s'=]+|\\n", done.stdout)
     paths = {Path(unquote(urlsplit(word).path)) for word in words if word.startswith(("/", "file:///"))}
-    return sorted(str(path) for path in paths if path.is_dir())
+    folders = {path.parent if path.name == "simple" else path for path in paths if path.is_dir()}
+    return sorted(str(folder) for folder in folders)
 
 
 @pytest.fixture(scope="module")
