@@ -7,6 +7,7 @@ pins.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -59,6 +60,13 @@ def environment(version: str) -> Path:
     wanted = [*PINNED[version], *DECLARED, "gevent"]
     digest = hashlib.sha256("\n".join([sys.version, *wanted]).encode()).hexdigest()[:12]
     folder = Path(sys.prefix) / "producers" / f"celery-{version}-{digest}"
+    folder.parent.mkdir(exist_ok=True)
+    with (folder.parent / f"{folder.name}.lock").open("w") as lock:  # other test processes want it, too
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _made(folder, version, wanted)
+
+
+def _made(folder: Path, version: str, wanted: list[str]) -> Path:
     python = folder / "bin" / "python"
     if not (folder / "complete").exists():
         shutil.rmtree(folder, ignore_errors=True)
