@@ -15,7 +15,7 @@ import sys
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -28,6 +28,7 @@ from petiole.tasks.urls import (
     RABBITMQ,
     SENTINEL,
     TLS_FILES,
+    URL_OPTIONS,
     SentinelUrl,
     is_whole,
     redacted,
@@ -245,12 +246,12 @@ class Settings(EngineSettings, BaseSettings):
     @field_validator("broker_url")
     @classmethod
     def _broker_is_served(cls, url: str) -> str:
-        return _must_be_one_of(_BROKER_SCHEMES, url)
+        return _with_options(_must_be_one_of(_BROKER_SCHEMES, url))
 
     @field_validator("redis_url")
     @classmethod
     def _streams_are_in_a_redis(cls, url: str) -> str:
-        return url and _must_be_one_of(_REDIS_SCHEMES, url)
+        return url and _with_options(_must_be_one_of(_REDIS_SCHEMES, url))
 
     @field_validator("result_backend")
     @classmethod
@@ -389,6 +390,15 @@ def _must_be_one_of(schemes: tuple[str, ...], url: str) -> str:
     if "://" not in url or scheme(url) not in schemes:
         raise ValueError(f"must begin with {', '.join(f'{known}://' for known in schemes)}")
     return _checked(url)
+
+
+def _with_options(url: str) -> str:
+    """The URL, if kombu and redis-py know its options: for others each raises an error of its own, when it
+    connects. `SentinelUrl` has checked those of sentinels."""
+    known, query = URL_OPTIONS.get(scheme(url), ()), urlsplit(url).query
+    if scheme(url) != SENTINEL and any(name not in known for name, _ in parse_qsl(query, keep_blank_values=True)):
+        raise ValueError(f"must have no options but {', '.join(known)}" if known else "must have no options")
+    return url
 
 
 def _checked(url: str) -> str:

@@ -27,6 +27,14 @@ _TLS_OPTIONS = {
     **dict.fromkeys(TLS_FILES, ".+"),
 }
 
+URL_OPTIONS = {
+    "rediss": tuple(_TLS_OPTIONS),
+    "redis+socket": ("virtual_host",),
+    "unix": ("db",),
+    **dict.fromkeys(RABBITMQ, ("heartbeat", "connect_timeout", "failover_strategy", *_TLS_OPTIONS)),
+}
+"""By scheme, the options that all who read the URL know; `redis://` has none."""
+
 _FORM = "must be sentinel://[USER:PASSWORD@]HOST:PORT;sentinel://HOST:PORT.../DB, with one user, password and DB"
 _TLS_FORM = (
     "must have no options but ssl_cert_reqs=required, optional or none, ssl_check_hostname=true or false, "

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from petiole.tasks.errors import InvalidSettings
 from petiole.tasks.settings import Settings, settings
-from petiole.tasks.urls import ENCODED, is_whole, redacted
+from petiole.tasks.urls import ENCODED, RABBITMQ, URL_OPTIONS, is_whole, redacted
 from tests.support.site import REPOSITORY
 
 WORD = "Zq7xK"
@@ -99,6 +99,23 @@ def test_a_database_has_a_number(field: str) -> None:
     for path in ("/x", "/0/1", "/-1"):
         with pytest.raises(ValidationError, match="must name a database by its number"):
             Settings(**{field: f"redis://localhost:6379{path}"})
+
+
+@pytest.mark.parametrize("option", ["foo=1", "password=x", "port=5", "socket_timeout=3", "db=1", "foo"])
+@pytest.mark.parametrize("form", ["redis://h:1/0?{}", "rediss://h/0?{}", "redis+socket:///r.sock?{}"])
+@pytest.mark.parametrize("field", ["broker_url", "redis_url"])
+def test_an_option_that_nobody_knows_is_refused_by_the_name_of_the_setting(
+    field: str, form: str, option: str
+) -> None:
+    """kombu, Celery and redis-py raise errors of their own, each for other options."""
+    with pytest.raises(ValidationError, match="must have no options"):
+        Settings(**{field: form.format(option)})
+
+
+def test_known_options_are_accepted() -> None:
+    for scheme, options in URL_OPTIONS.items():
+        field = "broker_url" if scheme in RABBITMQ else "redis_url"
+        Settings(**{field: f"{scheme}://h/0?{'&'.join(f'{option}=1' for option in options)}"})
 
 
 @pytest.mark.parametrize("character", "/#?[")
