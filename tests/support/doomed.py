@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from petiole.gpu_worker.config import EngineConfig
+from petiole.tasks.keys import MARKER_PREFIX
 from tests.support.fake_engine import FakeEngine
 
 MET = "meets its doom"
@@ -30,7 +31,9 @@ class Point:
 
 
 def _of_a_result(backend: Any, key: Any, value: Any, *_: Any) -> bool:
-    return b'"STARTED"' not in (value if isinstance(value, bytes) else value.encode())
+    """Of a task's end: neither STARTED nor the marker that a worker stores when it starts."""
+    of_a_task = MARKER_PREFIX not in (key.decode() if isinstance(key, bytes) else key)
+    return of_a_task and b'"STARTED"' not in (value if isinstance(value, bytes) else value.encode())
 
 
 def _has_links(request: Any, _: Any) -> bool:
