@@ -141,7 +141,7 @@ def test_what_celery_itself_sends_passes(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(control, "broadcast", lambda name, *_, arguments, **__: sent.update({name: arguments}))
     control.revoke(["a", "b"], terminate=True, signal=signal.SIGKILL)
     control.revoke_by_stamped_headers({"tenant": ["a"], "b": "c"})
-    control.rate_limit("tasks.generate", "10/m")
+    control.rate_limit("shop.count", "10/m")
     control.time_limit("tasks.generate", soft=1, hard=2.5)
     control.add_consumer("other", routing_key="other")
     control.cancel_consumer("other")
