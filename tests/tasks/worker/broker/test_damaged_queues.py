@@ -192,9 +192,10 @@ def test_only_a_claim_or_a_record_keeps_a_completion_from_others(
         client.set(key, held)
     elif held:
         client.hset(key, mapping=held)
-    claim = scripts.load(client, "claim")
-    assert claim([key], [60_000]) == reply
-    assert claim([key], [60_000]) == 0
+    claim, keys = scripts.load(client, "claim"), [key, stream_keys("task").completer]
+    assert claim(keys, [60_000, "first"]) == reply
+    assert claim(keys, [60_000, "first"]) == bool(reply), "whose claim it is may claim it again"
+    assert claim(keys, [60_000, "second"]) == 0
     assert client.get(key) == (b"done" if held == "done" else b"claimed")
     assert (client.pttl(key) > 0) == bool(reply)
 
@@ -208,8 +209,8 @@ def test_a_record_of_another_type_records_nothing(
     key = stream_keys("task").completion
     client.rpush(key, "somebody's")
     assert not claims.completed(request)
-    assert claims.claim(request)
+    assert claims.claim(request, "first")
     assert f"its key {key} was of the wrong type and is overwritten" in caplog.text
-    assert not claims.claim(request)
+    assert not claims.claim(request, "second")
     claims.mark(request)
     assert claims.completed(request)
