@@ -266,9 +266,7 @@ def test_parent_and_child_both_read_the_whole_stream(site: Site) -> None:
 held, wanted = reader._pubsub, {expected("hello", 1, 200)}
 
 def read_in_child():
-    for _ in range(3):
-        tokens.extend(next(reader).token_ids)
-    return 0 if reader._pubsub is not held and rest() == wanted else 1
+    return 0 if rest() == wanted and reader._pubsub is not held else 1  # it may have received deltas before the fork
 
 pid = child(read_in_child)
 read = rest()
