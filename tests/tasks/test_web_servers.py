@@ -266,7 +266,7 @@ def test_parent_and_child_both_read_the_whole_stream(site: Site) -> None:
 held, wanted = reader._pubsub, {expected("hello", 1, 200)}
 
 def read_in_child():
-    return 0 if rest() == wanted and reader._pubsub is not held else 1  # it may have received deltas before the fork
+    return 0 if rest() == wanted and reader._pubsub is not held else 1  # some came before the fork
 
 pid = child(read_in_child)
 read = rest()
