@@ -23,7 +23,6 @@ WORKLOADS: dict[str, str] = {
     "engine": "the engine driven directly: batches, arrivals, prefixes, chat, constraints, speculation",
     "transport": "the Redis transport against kombu's own",
     "celery_noop": "one-token generations against Celery's no-op task",
-    "submission": "how many tasks one process submits, and what it does while the broker is away",
     "latency": "from delay() until a reader has the first delta",
     "serving": "the engine through the broker with readers, against the same engine driven directly",
     "pace": "a worker and its readers around a device as fast as a GPU, which only keeps time",

@@ -5,7 +5,8 @@ A redis-server with one replica runs beside, and no worker: the tasks stay in th
 Celery's own `delay` of a task without checks, routes and headers.
 
     python -m bench.submission [--quick] [--json PATH]
-"""
+
+It needs a process of its own, because it ends the broker that the process has configured."""
 
 from __future__ import annotations
 
