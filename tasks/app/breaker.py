@@ -42,8 +42,8 @@ class Breaker:
         """A context for one submission, in which `Unavailable` says that the caller has tried in vain. Raises
         `Unavailable` at once while the breaker is open."""
         state = self._of_process.setdefault(os.getpid(), _State())
-        probes = state.known is not None
-        if (known := state.known) is not None and not self._may_probe(state):
+        known = state.known  # read once: another thread may close or open the breaker meanwhile
+        if known is not None and not self._may_probe(state):
             raise Unavailable(known.url, known.reason)
         try:
             yield
@@ -53,7 +53,7 @@ class Breaker:
         else:
             state.known = None
         finally:
-            if probes:
+            if known is not None:
                 state.probing.release()
 
     def _may_probe(self, state: _State) -> bool:
