@@ -10,6 +10,7 @@ from celery import Celery
 from celery.states import SUCCESS
 
 from petiole.tasks.keys import MARKER_PREFIX
+from petiole.tasks.worker.once import tried
 from petiole.tasks.worker.periodic import JOIN_S, Periodic
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,8 @@ class Marker:
 
     def _try(self) -> float:
         try:
-            self._app.backend.store_result(self._name, None, SUCCESS)
+            with tried(self._name):  # Celery would log a traceback, and sleep, for each of its own retries
+                self._app.backend.store_result(self._name, None, SUCCESS)
             self.name = self._name
         except Exception as error:  # any backend's: the next call tries again
             logger.debug("no marker: %r", error)
