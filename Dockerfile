@@ -23,6 +23,7 @@ RUN pip install --require-hashes -r images/cpu.txt \
     && PIP_EXTRA_INDEX_URL="${PIP_EXTRA_INDEX_URL}" pip install -r images/torch.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY cache cache
+COPY gateway gateway
 COPY gpu_worker gpu_worker
 COPY tasks tasks
 COPY petiole petiole
@@ -34,7 +35,7 @@ RUN python3 -m venv /srv/build \
     && /srv/build/bin/python -c "import hatchling.build; hatchling.build.build_editable('/srv/build')" \
     && pip install --no-deps /srv/build/*.whl \
     && python -m petiole.gpu_worker.runtime.cpu.native.build \
-    && python -m compileall -q cache gpu_worker tasks petiole bench
+    && python -m compileall -q cache gateway gpu_worker tasks petiole bench
 
 # --- cpu ------------------------------------------------------------------------------------------
 FROM ${PYTHON_IMAGE} AS cpu
@@ -71,6 +72,7 @@ COPY images images
 RUN pip install --require-hashes -r images/gpu.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY cache cache
+COPY gateway gateway
 COPY gpu_worker gpu_worker
 COPY tasks tasks
 COPY petiole petiole
@@ -80,7 +82,7 @@ RUN python3 -m venv /srv/build \
     && /srv/build/bin/python -c "import hatchling.build; hatchling.build.build_editable('/srv/build')" \
     && pip install --no-deps /srv/build/*.whl \
     && rm -r /srv/build \
-    && python -m compileall -q cache gpu_worker tasks petiole bench
+    && python -m compileall -q cache gateway gpu_worker tasks petiole bench
 USER 10001
 # Made here so that a volume mounted on it belongs to the worker's user.
 RUN mkdir -p /home/petiole/.cache/huggingface

@@ -1,7 +1,7 @@
-"""In a checkout and in the images, `tasks`, `gpu_worker` and `cache` are `petiole`'s own modules.
+"""In a checkout and in the images, `gateway`, `tasks`, `gpu_worker` and `cache` are `petiole`'s own modules.
 
 A folder can be imported by two names there: `petiole/tasks` is a link to `tasks`. Python would make two modules of
-it, with two Celery apps, and two classes for each error. So each of the three packages ends with
+it, with two Celery apps, and two classes for each error. So each of the four packages ends with
 `_alias.claim(__name__)`. If the package was imported by its full name, this call does nothing. If it was imported
 by its short name, the module with the full name takes its place, and from then on a finder answers for the modules
 below it.

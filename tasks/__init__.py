@@ -19,6 +19,7 @@ numpy. The names below are imported at their first use.
     record/       what stands in Redis of one task: deltas and ends as JSON, the scripts that write them
     requests/     the contents of a task's message and result: options, results, images, headers
     settings      every setting, from PETIOLE_* variables; the engine's are in `gpu_worker.config`, too
+    gateway_settings  those of `petiole serve`
     worker_side   the names of the worker's classes, as dotted strings
     urls          the forms of broker and Redis URLs; passwords that are not shown
     keys          every name that Petiole writes into Redis or into a message

@@ -1,8 +1,9 @@
 """Every setting of Petiole, read from `PETIOLE_*` environment variables; `petiole settings` lists them.
 
-`EngineSettings` are the engine's (`gpu_worker.config.EngineConfig` has the same names and validates them fully);
-the others are for Celery and Redis. `settings()` reads the environment at its first call, so importing `tasks` has
-no side effects. A setting that may hold a secret can also be the content of a file.
+`EngineSettings` are the engine's (`gpu_worker.config.EngineConfig` has the same names and validates them fully),
+`GatewaySettings` those of `petiole serve`; the others are for Celery and Redis. `settings()` reads the environment
+at its first call, so importing `tasks` has no side effects. A setting that may hold a secret can also be the
+content of a file.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validat
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from petiole.tasks.errors import InvalidSettings
+from petiole.tasks.gateway_settings import GatewaySettings as GatewaySettings
 from petiole.tasks.urls import (
     DEFAULT_MASTER,
     EMBEDDED,
@@ -153,7 +155,7 @@ class EngineSettings(BaseModel):
             raise ValueError("must be whole numbers, such as 1,2,4,8") from None
 
 
-class Settings(EngineSettings, BaseSettings):
+class Settings(EngineSettings, GatewaySettings, BaseSettings):
     """The settings of one process. URLs may contain passwords: use `redacted` to display them."""
 
     model_config = SettingsConfigDict(

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 import redis
@@ -27,6 +28,7 @@ from petiole.tasks.streams.definitions import stream
 from petiole.tasks.urls import redacted
 
 METRICS_PORT = 9464
+GATEWAY = "petiole.gateway.program"  # a string, because the gateway stands above `tasks`
 MOST_PORT = 65_535
 UNKNOWN_AFTER_S = 2.0
 
@@ -107,6 +109,9 @@ def parser() -> argparse.ArgumentParser:
     metrics = command("metrics", run_metrics, "serve the fleet's figures for Prometheus, until stopped")
     metrics.add_argument("--host", default="0.0.0.0", help="address to listen on (default: %(default)s, all)")
     metrics.add_argument("--port", type=_port, default=METRICS_PORT, help="default: %(default)s; 0: a free one")
+    serve = command("serve", run_gateway, "serve OpenAI's interface over HTTP, until stopped")
+    serve.add_argument("--host", help="address to listen on (default: PETIOLE_GATEWAY_HOST)")
+    serve.add_argument("--port", type=_port, help="default: PETIOLE_GATEWAY_PORT; 0: a free one")
     trace = command("trace", run_trace, "run the model here for a moment, and write a timeline of its steps")
     trace.add_argument("file", help="Chrome JSON, for ui.perfetto.dev or chrome://tracing")
     command("bench", None, "run benchmarks: see `petiole bench --help`")
@@ -149,9 +154,10 @@ def settings_page() -> str:
 
 
 def _described() -> list[tuple[str, str]]:
-    """The settings' names and descriptions, the engine's settings last."""
-    ours = [name for name in Settings.model_fields if name not in settings.EngineSettings.model_fields]
-    names = [*ours, *settings.EngineSettings.model_fields]
+    """The settings' names and descriptions, the gateway's and the engine's last."""
+    parts = (settings.GatewaySettings, settings.EngineSettings)
+    ours = [name for name in Settings.model_fields if not any(name in part.model_fields for part in parts)]
+    names = [*ours, *(name for part in parts for name in part.model_fields)]
     return [(name, Settings.model_fields[name].description or "") for name in names]
 
 
@@ -229,6 +235,16 @@ def run_metrics(options: argparse.Namespace) -> int:
     print(f"serving http://{f'[{host}]' if ':' in host else host}:{port}/metrics", flush=True)
     over.wait()
     return 0
+
+
+def run_gateway(options: argparse.Namespace) -> int:
+    try:
+        gateway = import_module(GATEWAY)
+    except ImportError as error:
+        print(f"petiole: a gateway needs 'petiole[gateway]': {error}", file=sys.stderr)
+        return 1
+    code: int = gateway.run(options.host, options.port)
+    return code
 
 
 def run_trace(options: argparse.Namespace) -> int:

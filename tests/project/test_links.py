@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.site import REPOSITORY
 
-PACKAGES = ("gpu_worker", "cache", "tasks", "petiole", "tests", "bench", "training")
+PACKAGES = ("gateway", "gpu_worker", "cache", "tasks", "petiole", "tests", "bench", "training")
 LINK = re.compile(r"!?\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 CODE = re.compile(r"^```.*?^```", re.M | re.S)
 

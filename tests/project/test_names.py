@@ -104,7 +104,7 @@ def test_a_checkout_without_links_works_as_well(tmp_path: Path) -> None:
     (tmp_path / "petiole").mkdir()
     for file in (REPOSITORY / "petiole").glob("*.py"):
         shutil.copy(file, tmp_path / "petiole" / file.name)
-    for folder in ("tasks", "gpu_worker", "cache"):
+    for folder in ("gateway", "tasks", "gpu_worker", "cache"):
         (tmp_path / folder).symlink_to(REPOSITORY / folder)
         (tmp_path / "petiole" / folder).write_text(f"../{folder}")
     assert str(tmp_path) in run(f"{SAME}\nprint(petiole.__path__)", tmp_path, tmp_path)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FLOORS = ("tasks", "gpu_worker", "cache")
+FLOORS = ("gateway", "tasks", "gpu_worker", "cache")
 MOST_ROOMS = 13
 MOST_ON_A_FLOOR = 15
 """`tasks` and `gpu_worker` themselves: what all of a floor may use lies there."""

@@ -185,7 +185,7 @@ def tracked(*folders: str) -> set[str]:
 
 def test_the_wheel_has_one_package_with_each_file_once(wheel: Path) -> None:
     assert contents(wheel) == tracked("petiole") | {
-        f"petiole/{name}" for name in tracked("tasks", "gpu_worker", "cache")
+        f"petiole/{name}" for name in tracked("gateway", "tasks", "gpu_worker", "cache")
     }
 
 
@@ -194,7 +194,7 @@ def test_an_sdist_has_each_file_once_and_gives_the_same_wheel(tmp_path: Path, wh
         names = [member.name.partition("/")[2] for member in sdist.getmembers() if member.isfile()]
         sdist.extractall(tmp_path / "unpacked", filter="data")
     assert len(names) == len(set(names))
-    assert not [name for name in names if name.startswith(("tasks/", "gpu_worker/", "cache/"))]
+    assert not [name for name in names if name.startswith(("gateway/", "tasks/", "gpu_worker/", "cache/"))]
     [unpacked] = (tmp_path / "unpacked").iterdir()
     assert contents(build("wheel", tmp_path / "wheel", unpacked)) == contents(wheel)
 
@@ -312,7 +312,7 @@ def test_without_a_checkout_there_are_no_benchmarks(python: Path, project: Path)
 
 
 def test_the_short_names_are_those_of_a_checkout_alone(tmp_path: Path, python: Path) -> None:
-    for name in ("tasks", "gpu_worker", "cache", "bench", "training"):
+    for name in ("gateway", "tasks", "gpu_worker", "cache", "bench", "training"):
         command = [str(python), "-c", f"import {name}"]
         done = subprocess.run(command, cwd=tmp_path, env=clean(), capture_output=True, text=True, check=False)
         assert f"No module named '{name}'" in done.stderr

@@ -18,6 +18,7 @@ A whole installation, and who uses it:
     hostile          messages as no producer sends them
     hostile_broadcasts  control commands and events as no Celery sends them
     scraping         `petiole metrics` as a process
+    gateway          `petiole serve` as a process
 
 Engines that a worker of a site may run, named by `PETIOLE_ENGINE_FACTORY`:
 

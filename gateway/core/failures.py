@@ -1,0 +1,78 @@
+"""What a client is told of an error, whatever the interface: a status, a message, a code, the field that it is
+about. How it is written is each interface's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from petiole.tasks import errors
+
+Kind = Literal["invalid_request_error", "not_found_error", "server_error", "service_unavailable_error"]
+RETRY_AFTER_S = 2
+
+
+class Failure(Exception):  # noqa: N818
+    """A request has no answer, or no whole one. `retry_after_s`: the same request may succeed after this time."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(status, message)
+        self.status, self.message, self.code, self.param = status, message, code, param
+        self.retry_after_s = retry_after_s
+
+    @property
+    def kind(self) -> Kind:
+        if self.status == 503:
+            return "service_unavailable_error"
+        if self.status >= 500:
+            return "server_error"
+        return "not_found_error" if self.status == 404 else "invalid_request_error"
+
+
+def invalid(param: str | None, message: str, code: str | None = None, status: int = 400) -> Failure:
+    return Failure(status, message, code=code, param=param)
+
+
+def unavailable(message: str, code: str = "unavailable") -> Failure:
+    return Failure(503, message, code=code, retry_after_s=RETRY_AFTER_S)
+
+
+def failure_of(error: BaseException, names: Mapping[str, str] | None = None) -> Failure:
+    """What a client is told of this error. `names`: by an option of the task, the client's field."""
+    match error:
+        case Failure():
+            return error
+        case errors.InvalidRequest(field=field):
+            return _refused(error, field, names or {})
+        case errors.NoWorker():
+            return unavailable("no worker serves this model at the moment", "no_worker")
+        case errors.Unavailable() | errors.Unconfirmed():
+            return unavailable("the fleet cannot be reached at the moment; the same request may succeed soon")
+        case errors.StreamExpired() | errors.UnknownTask():
+            return Failure(404, "the output has expired", code="expired")
+        case errors.StreamError():
+            return unavailable(
+                "the output cannot be read at the moment; it can be asked for by its id", "unreadable"
+            )
+        case _:
+            return Failure(500, "the generation has failed", code="server_error")
+
+
+def _refused(error: errors.InvalidRequest, field: str, names: Mapping[str, str]) -> Failure:
+    head = field.partition("[")[0].partition(".")[0]
+    shown = names.get(head, head) + field[len(head) :]
+    message = f"{shown}: {error.limit}, got {error.value}"
+    return invalid(shown, message, "context_length_exceeded" if is_about_length(error) else "invalid_value")
+
+
+def is_about_length(error: errors.InvalidRequest) -> bool:
+    """Whether the prompt is too long for the model's context."""
+    return error.field in ("prompt", "messages") and str(error.value).endswith(" tokens")

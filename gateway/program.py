@@ -1,0 +1,37 @@
+"""`petiole serve`: the application under uvicorn, in one process. Start more of them for more cores: each serves
+any request, and goes on with the streams of those that have died."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+
+import uvicorn
+
+from petiole.gateway.application import app
+from petiole.tasks.settings import settings
+
+
+def run(host: str | None, port: int | None) -> int:
+    """Serve until a signal ends the process. What is None comes from the settings. Raises OSError if the address
+    cannot be had."""
+    known = settings()
+    host = known.gateway_host if host is None else host
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.create_server((host, known.gateway_port if port is None else port), family=family)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    config = uvicorn.Config(
+        app,
+        access_log=False,  # the application writes its own
+        log_config=None,
+        log_level="warning",
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(known.gateway_drain_s)),
+    )
+    shown = f"[{host}]" if ":" in host else host
+    print(f"serving http://{shown}:{listening.getsockname()[1]}/v1", flush=True)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # uvicorn raises the signal again when it has ended
+    uvicorn.Server(config).run(sockets=[listening])
+    return 0

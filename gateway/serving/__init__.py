@@ -1,0 +1,1 @@
+"""Everything with input or output."""

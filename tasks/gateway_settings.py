@@ -1,0 +1,47 @@
+"""The settings of `petiole serve`. They are part of `settings.Settings`, so that `petiole settings` lists them;
+the gateway itself, which stands above `tasks`, reads them from there."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+_LONGEST_S = 10**9
+
+
+class GatewaySettings(BaseModel):
+    """What a gateway is told. All of a fleet's gateways should have the same."""
+
+    gateway_host: str = Field(
+        default="127.0.0.1", min_length=1, description="address on which the gateway listens"
+    )
+    gateway_port: int = Field(default=8000, ge=0, le=65_535, description="its port; 0: a free one")
+    gateway_max_body_bytes: int = Field(
+        default=64 * 2**20, ge=1024, le=2**30, description="largest body of an HTTP request"
+    )
+    gateway_prepared_s: float = Field(
+        default=5.0,
+        ge=0,
+        le=3600,
+        description="how long the headers of a stream wait for a worker to accept the request",
+    )
+    gateway_wait_for_worker_s: float = Field(
+        default=60.0,
+        ge=0,
+        le=_LONGEST_S,
+        description="how long a request waits while no worker serves its model",
+    )
+    gateway_unread_s: float = Field(
+        default=15.0,
+        ge=1,
+        le=3600,
+        description="a generation whose client has gone is cancelled after this many seconds",
+    )
+    gateway_heartbeat_s: float = Field(
+        default=10.0, ge=1, le=3600, description="longest silence of a stream: then a comment is sent"
+    )
+    gateway_keep_s: int = Field(
+        default=86_400, ge=60, le=_LONGEST_S, description="seconds that a request can be asked for by its id"
+    )
+    gateway_drain_s: float = Field(
+        default=30.0, ge=0, le=3600, description="how long running answers may go on when the gateway is stopped"
+    )
