@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -48,11 +49,15 @@ class Counters:
             thread.start()
 
     def close(self) -> None:
-        """Take no more. A count that has begun is answered."""
+        """Take no more. A count that has begun is answered. Does not wait for that: see `join`."""
         self._closing.set()
+
+    def join(self) -> None:
+        """Wait, `JOIN_S` at most, until the threads have answered and have given back."""
+        deadline = time.monotonic() + JOIN_S
         for thread in self._threads:
             if thread.is_alive():
-                thread.join(JOIN_S)
+                thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class _Counter(threading.Thread):

@@ -14,6 +14,7 @@ from typing import Any
 from petiole.tasks.worker.foreign.tasks import ForeignTasks
 from petiole.tasks.worker.generation.driver import Services
 from petiole.tasks.worker.generation.intake import Intake
+from petiole.tasks.worker.generation.job import State
 from petiole.tasks.worker.pool.steering import Steering
 
 logger = logging.getLogger(__name__)
@@ -58,8 +59,9 @@ def hand_off(serving: Serving, hub: Any, drain_s: float) -> None:
     for job in unfinished:
         job.hand_back()
     wait(lambda: all(job.job.over for job in jobs.values()), HANDBACK_S, lambda: run_acknowledgements(hub))
-    if unfinished or cut_off:
-        logger.info("gave %s back after %.1f s", _tasks(len(unfinished) + cut_off), time.monotonic() - began)
+    given_back = sum(job.job.state is not State.SETTLED for job in unfinished) + cut_off  # some ended meanwhile
+    if given_back:
+        logger.info("gave %s back after %.1f s", _tasks(given_back), time.monotonic() - began)
 
 
 def _tasks(number: int) -> str:

@@ -242,6 +242,8 @@ class EnginePool(BasePool):  # type: ignore[misc]
             if self.counters is not None:
                 self.counters.close()
             handoff.hand_off(self.serving, self.hub, drain_s)
+            if self.counters is not None:  # not earlier: this thread completes the tasks that drain
+                self.counters.join()
             self.close_threads()
 
     def close_threads(self) -> None:

@@ -147,13 +147,14 @@ def test_a_redis_that_comes_back_leaves_a_line_for_each_try_and_no_traceback(sit
 
 @pytest.mark.e2e
 def test_one_interrupt_is_a_warm_shutdown_that_succeeds(site: Site) -> None:
-    worker = site.worker()
-    result = site.generate("long", max_tokens=400)
+    worker = site.worker(PETIOLE_FAKE_STEP_MS=20)
+    result = site.generate("long", max_tokens=200)  # for seconds, of which the event loop sleeps some
     site.streaming(result)
     worker.signal(signal.SIGINT)
     assert worker.ended() == 0
-    assert site.get(result)["usage"]["completion_tokens"] == 400
+    assert site.get(result)["usage"]["completion_tokens"] == 200
     assert "finishing 1 task," in worker.output
+    assert "back after" not in worker.output
     assert f"[{result.id}] succeeded in " in worker.output
 
 
