@@ -105,7 +105,7 @@ class WorkerReport(BaseModel):
     oldest_task_s: float = 0.0  # since the worker took the oldest task that is not completed; 0: it has none
     resumed_attempts: int = 0  # tasks that an earlier delivery had begun
     lost_leases: int = 0
-    deaths: int = 0  # owners whose messages this worker has given back
+    deaths: int = 0  # owners of tasks whose messages this worker has given back
     redeliveries: int = 0
     quarantined: int = 0  # messages that this worker has refused
     failed_chords: int = 0  # chords whose body will not run

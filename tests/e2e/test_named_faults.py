@@ -93,10 +93,16 @@ def test_stuck_completions_are_named(own_site: Site) -> None:
         eventually(lambda: scrape()["petiole_oldest_task_seconds", ""] > first, "it grows older")
 
 
+def owns_tasks_and_counts(site: Site) -> None:
+    """Its death is one death."""
+    eventually(lambda: site.redis.scard("petiole:owners") == 2, "it is the owner of tasks, and of counts")
+
+
 def test_a_death_a_redelivery_and_what_was_resumed_are_counted(own_site: Site) -> None:
     first = own_site.worker(PETIOLE_FAKE_STEP_MS=20)
     result = own_site.generate("long", max_tokens=200, seed=1)
     own_site.streaming(result, 5)
+    owns_tasks_and_counts(own_site)
     first.kill()
     own_site.worker()
     own_site.get(result)
@@ -116,6 +122,7 @@ def test_a_worker_that_is_stopped_for_too_long_has_lost_its_lease(own_site: Site
     stopped = own_site.worker(PETIOLE_FAKE_STEP_MS=20)
     result = own_site.generate("long", max_tokens=200, seed=1)
     own_site.streaming(result, 5)
+    owns_tasks_and_counts(own_site)
     other = own_site.worker()
     stopped.signal(signal.SIGSTOP)
     own_site.get(result)

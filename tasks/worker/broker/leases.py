@@ -16,7 +16,7 @@ import redis
 
 from petiole.tasks.keys import LedgerKeys
 from petiole.tasks.servers.connections import LOST
-from petiole.tasks.worker.broker.ledger import Ledger, sweep
+from petiole.tasks.worker.broker.ledger import Ledger, is_second, sweep
 from petiole.tasks.worker.broker.presence import Absences
 from petiole.tasks.worker.outage import Outage
 from petiole.tasks.worker.periodic import Periodic
@@ -124,7 +124,7 @@ class LeaseKeeper:
             if self._starting:
                 self._absences[names].trust(present_before(client, names, swept.alive))
                 self._look_at = 0.0
-            incidents.count("deaths", len(swept.dead))
+            incidents.count("deaths", sum(not is_second(owner) for owner in swept.dead))
             if swept.restored:
                 logger.warning("gave back %d messages of dead workers", swept.restored)
         self._starting = self._starting and not self._absences

@@ -8,6 +8,9 @@ An owner is one consuming channel of one process while it keeps its lease; after
 owner name. A delivery tag is a field of the owner's own hash. So an acknowledgement by a worker that has lost its
 lease deletes nothing, and does not affect the message's next owner.
 
+A process has one owner for its tasks, and a second owner for each queue of counts. Only the death of the first one
+is counted.
+
 `LedgerKeys` (`tasks.keys`) describes the keys.
 
 Two threads use a ledger, each with its own client: the consumer takes and acknowledges, the lease keeper renews.
@@ -35,6 +38,9 @@ RESTORED_A_CALL = 200
 
 _REDELIVERED = b'"redelivered": true, '  # added by `restore.lua`
 UNLIMITED = 2**31
+
+SECOND = ":second"
+"""Ends the names of second owners."""
 
 
 class Taken(NamedTuple):
@@ -83,6 +89,14 @@ class Ledger:
         self._acknowledged: list[str] = []
         self._rejected: list[str] = []
         self._mutex = threading.Lock()
+
+    def be_second(self) -> None:
+        """Have a name of a second owner. Called before the first `take`."""
+        self.owner = new_owner(SECOND)
+
+    @property
+    def second(self) -> bool:
+        return is_second(self.owner)
 
     @property
     def unacked(self) -> str:
@@ -170,7 +184,8 @@ class Ledger:
         with self._mutex:
             self._acknowledged.clear()
             self._rejected.clear()
-        self.owner, self.registered, self.lost = new_owner(), False, False
+        self.owner = new_owner(SECOND if self.second else "")
+        self.registered = self.lost = False
 
     def _restore(self, client: redis.Redis, *, forget: bool, tags: Sequence[str] = ()) -> int:
         return restore(client, self.names, self.owner, forget=forget, tags=tags)
@@ -225,5 +240,9 @@ def triples(flat: Sequence[Any]) -> Iterator[tuple[Any, Any, Any]]:
     return zip(flat[::3], flat[1::3], flat[2::3], strict=True)
 
 
-def new_owner() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
+def new_owner(ending: str = "") -> str:
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}{ending}"
+
+
+def is_second(owner: str) -> bool:
+    return owner.endswith(SECOND)

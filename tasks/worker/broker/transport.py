@@ -319,7 +319,8 @@ class Channel(_stock.Channel):  # type: ignore[misc]
 
     def _lost(self) -> None:
         logger.warning("the lease on %d messages was lost; they went back to their queues", self.qos.count)
-        incidents.count("lost_leases")
+        if not self.ledger.second:
+            incidents.count("lost_leases")
         self.qos.forget()
         self.ledger.begin_anew()
 

@@ -24,6 +24,7 @@ from petiole.tasks.requests.counting import SUFFIX, queue_of
 from petiole.tasks.requests.names import COUNT
 from petiole.tasks.worker.broker import gate
 from petiole.tasks.worker.broker.quarantine import put_aside
+from petiole.tasks.worker.broker.transport import Channel
 from petiole.tasks.worker.once import Refusal
 from petiole.tasks.worker.outage import Outage
 
@@ -80,10 +81,12 @@ class _Counter(threading.Thread):
                 self._closing.wait(PAUSE_S)
 
     def _consume(self, connection: Any) -> None:
+        if isinstance(channel := connection.default_channel, Channel):
+            channel.ledger.be_second()
         queue = self._app.amqp.queues.new_missing(self._queue)
         accept = self._app.conf.accept_content
         with Consumer(  # type: ignore[no-untyped-call]
-            connection, [queue], on_message=self._received, accept=accept, prefetch_count=1, tag_prefix="count"
+            channel, [queue], on_message=self._received, accept=accept, prefetch_count=1, tag_prefix="count"
         ):
             while not self._closing.is_set():
                 with suppress(TimeoutError):

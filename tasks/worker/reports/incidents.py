@@ -7,10 +7,10 @@ from collections import Counter
 from typing import Any, Literal
 
 Incident = Literal["resumed_attempts", "lost_leases", "deaths", "redeliveries", "quarantined", "failed_chords"]
-"""resumed_attempts: tasks that an earlier delivery had begun; lost_leases: leases that this worker lost; deaths:
-owners whose messages this worker has given back; redeliveries: messages that were marked as redelivered;
-quarantined: messages that were refused; failed_chords: chords whose body this worker has found that it will not
-run."""
+"""resumed_attempts: tasks that an earlier delivery had begun; lost_leases: leases on tasks that this worker lost;
+deaths: owners of tasks whose messages this worker has given back; redeliveries: messages that were marked as
+redelivered; quarantined: messages that were refused; failed_chords: chords whose body this worker has found that
+it will not run."""
 
 
 class Incidents:
