@@ -237,11 +237,14 @@ def test_a_worker_that_takes_from_no_queue_is_not_ready(own_site: Site) -> None:
 
 
 def test_a_rate_limit_of_an_engines_task_is_refused(own_site: Site) -> None:
-    own_site.worker()
+    worker = own_site.worker()
     ((reply,),) = [
         answer.values() for answer in own_site.app.control.rate_limit("tasks.generate", "1/h", reply=True)
     ]
-    assert "rate_limit: task_name must be a task of the application's own" in reply["error"]
+    says = "rate_limit: task_name must be a task of the application's own"
+    assert says in reply["error"]
+    assert f"a control command was refused: {says}" in worker.output
+    assert "Traceback" not in worker.output
     assert own_site.get(own_site.generate("hello", max_tokens=2))
     assert own_site.get(own_site.generate("hello", max_tokens=2))
 

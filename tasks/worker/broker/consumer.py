@@ -208,7 +208,11 @@ def _guard_commands(box: Any) -> None:
             handle_message(message.payload, message)
 
     def checked(method: str, arguments: dict[str, Any] | None = None) -> Any:
-        gate.broadcasts.arguments(method, arguments or {})
+        try:
+            gate.broadcasts.arguments(method, arguments or {})
+        except gate.RefusedError as refused:
+            logger.error("a control command was refused: %s", str(refused))
+            return {"error": repr(refused)}
         return handle(method, arguments)
 
     box.on_message, box.node.handle = on_message, checked
