@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.worker.control import Panel
 
 from petiole.tasks.app.configuration import configuration
 from petiole.tasks.settings import Settings
 from petiole.tasks.worker.pool.commands import PRODUCERS
+from tests.support.hostile_broadcasts import COMMANDS
 from tests.support.site import Site, Worker, eventually
 
 REPLIES = "reply.celery.pidbox"
@@ -115,7 +115,7 @@ def test_producers_may_cancel_but_not_command(two_exchanges: tuple[Site, Worker,
         "terminate": {"signal": "KILL", "task_id": "x"},
         "hello": {"from_node": "other", "revoked": {"x": 1}},
     }
-    for method in (*Panel.data, "no_such_thing", None, 5, [], {}):
+    for method in (*COMMANDS, "no_such_thing", None, 5, [], {}):
         if method not in ("revoke", "ping"):
             caller = {"exchange": REPLIES, "routing_key": CALLER}
             send(site, method=method, arguments=arguments.get(str(method), {}), reply_to=caller)
@@ -137,4 +137,4 @@ def test_producers_may_cancel_but_not_command(two_exchanges: tuple[Site, Worker,
 
 
 def test_what_producers_may_send_exists() -> None:
-    assert Panel.data.keys() >= PRODUCERS
+    assert COMMANDS.keys() >= PRODUCERS

@@ -32,6 +32,7 @@ SEED = int(os.environ.get("PETIOLE_FUZZ_SEED") or random.SystemRandom().randrang
 MESSAGES = int(os.environ.get("PETIOLE_FUZZ_BROADCASTS", 3000))
 BATCH = 300
 COMMANDS, EVENTS = "/0.celery.pidbox", "/0.celeryev/"
+"""Channels of Redis."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def serves(site: Site, *workers: Worker) -> None:
-    """All workers answer commands, and a task runs."""
+    """All workers answer commands, and a task runs once what the commands have set is taken back."""
     names = {worker.node for worker in workers}
     answered: set[str] = set()
     for _ in range(60):
@@ -53,9 +54,15 @@ def serves(site: Site, *workers: Worker) -> None:
         if answered >= names:
             break
     assert answered >= names, f"seed {SEED}: {names - answered} do not answer"
-    for command, arguments in (("rate_limit", {"rate_limit": 0}), ("time_limit", {})):
-        site.app.control.broadcast(command, arguments={"task_name": "tasks.generate", **arguments}, reply=True)
+    eventually(lambda: resumed(site) >= names, f"seed {SEED}: no worker is paused or reloads")
+    site.app.control.broadcast("time_limit", arguments={"task_name": "tasks.generate"}, reply=True)
     assert site.get(site.generate("alive", max_tokens=3, seed=1))["token_ids"] == expected("alive", 1, 3)
+
+
+def resumed(site: Site) -> set[str]:
+    """The workers that take an order to resume: one that reloads does not."""
+    replies = site.app.control.broadcast("resume_engine", reply=True) or []
+    return {name for reply in replies for name, said in reply.items() if "ok" in said}
 
 
 def test_one_publication_ends_no_worker(tmp_path: Path) -> None:

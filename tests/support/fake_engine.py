@@ -163,16 +163,21 @@ class FakeEngine:
 
     def prepare_reload(self, model: str) -> Callable[[], None]:
         """`refused` is refused; `download` never ends; `slow:S` takes S seconds, with signs of life, `stuck:S`
-        without; others none."""
+        without; others none. As by a real engine, a name that cannot be read is refused."""
         if model == "refused":
             raise ModelError("refused has another shape")
+        try:
+            model.encode()
+            lasts_s = float(model.partition(":")[2] or 0)
+        except ValueError as error:
+            raise ModelError(f"{model} cannot be read: {error}") from error
         if model == "download":  # on a thread for which a normal exit of the process waits
             with ThreadPoolExecutor(1) as threads:
                 threads.submit(threading.Event().wait).result()
 
         def load() -> None:
             self._beat, self._loading = time.monotonic(), True
-            until = self._beat + float(model.partition(":")[2] or 0)
+            until = self._beat + lasts_s
             while (left := until - time.monotonic()) > 0:
                 time.sleep(min(left, 0.05))
                 if not model.startswith("stuck"):

@@ -11,7 +11,11 @@ from typing import Any
 
 from celery.worker.control import Panel
 
+from petiole.tasks.worker.boot import configure  # noqa: F401 - a worker's commands exist once it is imported
 from tests.support.hostile import Hostile
+
+COMMANDS = dict(Panel.data)
+"""All control commands of a worker: Celery's and Petiole's."""
 
 ENDS_WORKERS = {"shutdown"}
 """The command that is meant to end a worker."""
@@ -41,8 +45,8 @@ class HostileBroadcasts(Hostile):
     def command(self) -> Any:
         """The body of a control command."""
         choose = self.random
-        method = choose.choice(sorted(Panel.data.keys() - ENDS_WORKERS))
-        parameters = [*inspect.signature(Panel.data[method]).parameters][1:]
+        method = choose.choice(sorted(COMMANDS.keys() - ENDS_WORKERS))
+        parameters = [*inspect.signature(COMMANDS[method]).parameters][1:]
         arguments = {name: self.value() for name in parameters if choose.random() < 0.8}
         body = {"method": method, "arguments": arguments, "destination": None}
         for name in ("destination", "pattern", "matcher", "ticket", "reply_to", "method", "arguments", "self"):

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.worker.control import Panel
 from hypothesis import given
 from hypothesis import strategies as st
 
 from petiole.tasks.worker.broker import gate
 from petiole.tasks.worker.broker.gate import broadcasts
 from tests.support.hostile import JUNK, Received
+from tests.support.hostile_broadcasts import COMMANDS
 
 COMMAND = {
     "method": "revoke",
@@ -152,7 +152,7 @@ def test_what_celery_itself_sends_passes(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(sent) == 11
     for method, arguments in sent.items():
         broadcasts.arguments(method, json.loads(json.dumps(arguments)))
-    for method in Panel.data:
+    for method in COMMANDS:
         broadcasts.arguments(method, {})
 
 
