@@ -2,11 +2,13 @@
 
 Each line may import what stands below it.
 
-    runtime    `ModelRuntime`: a decoder, its KV pool and its sampler
+    runtime    `ModelRuntime`: launches steps
+    building   what is decided from configuration, model and memory, and what steps use
     reading    finding a model, and reading its weights, after a reload into the same memory
+    derived    settings that follow from configuration, model and platform
     cpu/       the CPU's forward: native code, or torch
     cuda/      CUDA's forward: graphs, attention, fused kernels
-    derived    settings that follow from configuration, model and device
+    platform   what differs between the two: what fits, which types and kernels, the executor
     step/      what a step reads, and what is sampled from it
     memory/    the KV pool, and whether all of it fits
     device/    streams, events, transfers and slots

@@ -9,8 +9,7 @@ from petiole.gpu_worker.errors import ModelError, require
 from petiole.gpu_worker.models.checkpoint.loading import Quantization
 from petiole.gpu_worker.models.config import ModelConfig
 from petiole.gpu_worker.runtime.memory.container import cpu_quota
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+from petiole.gpu_worker.runtime.platform import Platform
 
 
 def n_threads(config: EngineConfig) -> int:
@@ -35,19 +34,20 @@ def require_adapters(config: EngineConfig, taken: bool, model: ModelConfig) -> N
     require(taken or not config.lora_slots, "lora_slots", limit, config.lora_slots)
 
 
-def weights_dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
-    """The configured dtype, else the checkpoint's, else float32; bfloat16 where kernels do not support float32."""
-    known = _DTYPES if device.type == "cpu" else {k: v for k, v in _DTYPES.items() if k != "float32"}
+def weights_dtype(config: EngineConfig, model: ModelConfig, platform: Platform) -> torch.dtype:
+    """The configured dtype, else the checkpoint's, else the platform's first."""
+    known, kind = platform.dtypes, platform.device.kind
     if config.dtype != "auto" and config.dtype not in known:
-        raise ModelError(f"dtype: must be {', '.join(known)} or auto on {device.type}, got {config.dtype}")
-    return known.get(model.dtype if config.dtype == "auto" else config.dtype, known.get("float32", torch.bfloat16))
+        raise ModelError(f"dtype: must be {', '.join(known)} or auto on {kind}, got {config.dtype}")
+    return known.get(model.dtype if config.dtype == "auto" else config.dtype, next(iter(known.values())))
 
 
-def quantization(config: EngineConfig, device: torch.device) -> Quantization:
+def quantization(config: EngineConfig, platform: Platform) -> Quantization:
     """The quantization of the weights."""
     wanted = config.weight_quantization
-    if (wanted == "int8" and device.type != "cpu") or (wanted == "fp8" and device.type != "cuda"):
-        raise ModelError(f"weight_quantization: {wanted} is not for {device.type} (int8: cpu, fp8: cuda)")
+    if wanted not in platform.quantizations:
+        kind = platform.device.kind
+        raise ModelError(f"weight_quantization: {wanted} is not for {kind} (int8: cpu, fp8: cuda)")
     return wanted
 
 

@@ -23,17 +23,16 @@ from petiole.gpu_worker.models.checkpoint.loading import (
 )
 from petiole.gpu_worker.models.config import ModelConfig, end_token_ids
 from petiole.gpu_worker.models.decoder import Decoder
-from petiole.gpu_worker.models.layers import TorchKernels
 from petiole.gpu_worker.models.registry import Architecture, architecture
-from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
-from petiole.gpu_worker.runtime.cuda.executor import require_flashinfer
 from petiole.gpu_worker.runtime.derived import max_model_len, quantization, same_shape, weights_dtype
 from petiole.gpu_worker.runtime.interface import Progress, nothing
+from petiole.gpu_worker.runtime.platform import Platform
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The facts of a model, without its weights. name: as it was asked for."""
+    """The facts of a model, without its weights. name: as it was asked for. max_model_len: the most positions of a
+    sequence that are served."""
 
     name: str
     folder: Path
@@ -41,14 +40,15 @@ class ModelInfo:
     config: ModelConfig
     fingerprint: str
     eos_token_ids: frozenset[int]
+    max_model_len: int
 
 
 class ModelReader:
     """Reads models, one after the other into the same memory. `source` replaces the weight files of the model's
     folder, which then needs only its config.json."""
 
-    def __init__(self, config: EngineConfig, source: TensorSource | None, device: torch.device) -> None:
-        self._config, self._source, self._device = config, source, device
+    def __init__(self, config: EngineConfig, source: TensorSource | None, platform: Platform) -> None:
+        self._config, self._source, self._platform = config, source, platform
         self._storage = Storage()
 
     def find(self, model: str) -> ModelInfo:
@@ -59,15 +59,15 @@ class ModelReader:
             config = replace(config, dtype=stored_dtype(folder))
         digest = fingerprint(folder) if self._source is None else "unknown"
         ends = end_token_ids(folder) or frozenset(config.eos_token_ids)
-        return ModelInfo(model, folder, family, config, digest, ends)
+        longest = max_model_len(self._config, config)
+        return ModelInfo(model, folder, family, config, digest, ends, longest)
 
     def read(self, info: ModelInfo, progress: Progress = nothing) -> Decoder:
         """Read the weights: at first into new memory, later over the previous ones. Raises ModelError."""
-        if self._device.type == "cuda":
-            require_flashinfer(info.config)
+        self._platform.require(info.config)
         self._storage.rewind()
         self._storage.progress = progress
-        return self._read(info, self._device, self._storage)
+        return self._read(info, self._platform.place, self._storage)
 
     def check(self, info: ModelInfo, served: ModelInfo) -> None:
         """Raises ModelError if `read` could not put this model in the place of the one that is served."""
@@ -81,10 +81,10 @@ class ModelReader:
     def _read(self, info: ModelInfo, device: torch.device, storage: Storage) -> Decoder:
         options = LoadOptions(
             device=device,
-            dtype=weights_dtype(self._config, info.config, self._device),
-            max_positions=max_model_len(self._config, info.config) + 1,
-            quantization=quantization(self._config, self._device),
-            kernels=FlashInferKernels() if self._device.type == "cuda" else TorchKernels(),
+            dtype=weights_dtype(self._config, info.config, self._platform),
+            max_positions=info.max_model_len + 1,
+            quantization=quantization(self._config, self._platform),
+            kernels=self._platform.kernels,
             storage=storage,
         )
         if self._source is not None:

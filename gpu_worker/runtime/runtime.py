@@ -1,4 +1,4 @@
-"""ModelRuntime: a decoder, its KV pool and its sampler behind the `Runtime` protocol.
+"""ModelRuntime: computes steps of a model behind the `Runtime` protocol. `building` has made all that it uses.
 
 A launch prepares the step's arrays on the engine thread and enqueues its computation on the one compute stream.
 The enqueued work reads no shared host state. Prefill, decode and verify steps differ only in their arrays.
@@ -6,41 +6,19 @@ The enqueued work reads no shared host state. Prefill, decode and verify steps d
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol, cast
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.config import BATCHING, EngineConfig
+from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.errors import AdapterError, ModelError
-from petiole.gpu_worker.models.adapters.lora import AdapterBank
-from petiole.gpu_worker.models.adapters.store import AdapterStore
 from petiole.gpu_worker.models.checkpoint.loading import TensorSource
-from petiole.gpu_worker.models.config import ModelConfig
-from petiole.gpu_worker.models.decoder import CropDecoder, Decoder
 from petiole.gpu_worker.request.images import PreparedImage
-from petiole.gpu_worker.request.values import N_BINS
-from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor
-from petiole.gpu_worker.runtime.cpu.executor import choose as choose_on_cpu
-from petiole.gpu_worker.runtime.cuda.attention.installed import kernels_at_hand
-from petiole.gpu_worker.runtime.cuda.capture import cuda_capture, eager
-from petiole.gpu_worker.runtime.cuda.executor import (
-    CudaExecutor,
-    batching_that_fits,
-    working_bytes,
-)
-from petiole.gpu_worker.runtime.cuda.executor import accept as accept_on_cuda
-from petiole.gpu_worker.runtime.cuda.executor import choose as choose_on_cuda
-from petiole.gpu_worker.runtime.derived import max_model_len, n_threads, require_adapters
-from petiole.gpu_worker.runtime.device.cuda import CudaStream
-from petiole.gpu_worker.runtime.device.interface import Device, upload, upload_together
-from petiole.gpu_worker.runtime.device.opening import open_device
-from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
-from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
+from petiole.gpu_worker.runtime.building import bins_of, build, limits_of
+from petiole.gpu_worker.runtime.device.interface import Device, upload
 from petiole.gpu_worker.runtime.interface import (
     EncodeInput,
     Load,
@@ -51,27 +29,10 @@ from petiole.gpu_worker.runtime.interface import (
     Transfer,
     nothing,
 )
-from petiole.gpu_worker.runtime.memory.kv import KVCache, decide_n_pages, free_bytes, new_kv_cache
-from petiole.gpu_worker.runtime.memory.room import require_rows_and_adapters
-from petiole.gpu_worker.runtime.reading import ModelInfo, ModelReader
+from petiole.gpu_worker.runtime.platform import Executor
+from petiole.gpu_worker.runtime.reading import ModelInfo
 from petiole.gpu_worker.runtime.step.inputs import ImageInputs, StepInputs, StepStates, lay_out
-from petiole.gpu_worker.runtime.step.outputs import OutputSampler
-from petiole.gpu_worker.runtime.step.rows import OutputPlan, RowStates, write_rows
-from petiole.gpu_worker.runtime.step.verify import accept
-
-N_SLOTS = 2
-
-
-class Executor(Protocol):
-    """Runs the model on one kind of device. Called in stream order."""
-
-    def forward(self, slot_id: int, inputs: StepInputs, images: ImageInputs = ()) -> StepStates:
-        """Compute all positions and write their KV to the pool."""
-        ...
-
-    def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
-        """The features of each image (see `ImageDecoder`)."""
-        ...
+from petiole.gpu_worker.runtime.step.rows import write_rows
 
 
 class _NoWeights:
@@ -88,19 +49,6 @@ class _NoWeights:
         return ModelError("the weights were lost because a reload failed; start a new engine")
 
 
-@dataclass(slots=True)
-class Staging:
-    """The data of the step that uses a slot.
-
-    `sources`: outputs of sampling on the device. Kept until the slot is reused, because the copy stream reads
-    them.
-    """
-
-    sources: dict[str, Tensor] = field(default_factory=dict)
-    states: StepStates | None = None
-    plan: OutputPlan | None = None
-
-
 class ModelRuntime:
     """The `Runtime` that computes a real model (see `gpu_worker.runtime.interface`)."""
 
@@ -108,155 +56,30 @@ class ModelRuntime:
         self, config: EngineConfig, *, device: Device | None = None, source: TensorSource | None = None
     ) -> None:
         """`source`: see `ModelReader`."""
-        self.config = config
         self.progress: Progress = nothing
-        self._device = device or open_device(config.device)
-        self._torch_device = torch.device("cuda", 0) if self._device.kind == "cuda" else torch.device("cpu")
-        if (threads := n_threads(config)) != torch.get_num_threads():
-            torch.set_num_threads(threads)
-        with torch.no_grad():  # not inference mode: buffers are also written by copies outside it
-            self._reader = ModelReader(config, source, self._torch_device)
-            self._info = self._reader.find(config.model)
-            require_adapters(config, self._info.architecture.adapters, self._info.config)
-            self._decoder: Decoder = self._reader.read(self._info)
-            self.config = config = self._decided(config)
-            self._stream = self._device.new_stream("compute")
-            on_cuda = self._device.kind == "cuda"  # on a CPU, copies need no thread of their own
-            self._copy_stream = self._device.new_stream("copy") if on_cuda else self._stream
-            self._require_room()
-            self._n_rows = config.max_num_seqs + 1
-            self._bank = self._new_bank() if config.lora_slots else None
-            self._adapters = self._new_adapters()
-            place, vocab_size = self._torch_device, self._info.config.vocab_size
-            self._states = RowStates(self._n_rows, vocab_size, place, self._n_bins)
-            kernels = (choose_on_cuda, accept_on_cuda) if on_cuda else (choose_on_cpu, accept)
-            self._sampler = OutputSampler(self._states, lambda arrays: upload_together(arrays, place), *kernels)
-            self._features: dict[int, Tensor] = {}  # of encoded images, by key; used in stream order
-            self._slots = tuple(self._new_slot(slot_id) for slot_id in range(N_SLOTS))
-            check_shared_stream(self._slots)
-            self._cache = self._new_cache()
-            self._device.synchronize()  # tensors created on other streams are complete
+        built = build(config, device, source)
+        self.config, self._platform, self._device = built.config, built.platform, built.platform.device
+        self._reader, self._info, self._decoder = built.reader, built.info, built.decoder
+        self._stream, self._copy_stream, self._slots = built.stream, built.copy_stream, built.slots
+        self._memory, self._adapters, self._sampler = built.memory, built.adapters, built.sampler
+        self._states, self._n_bins = built.memory.states, bins_of(built.decoder)
+        self._features: dict[int, Tensor] = {}  # of encoded images, by key; used in stream order
+        with torch.no_grad():
             self._executor: Executor = self._new_executor(nothing)
-
-    @property
-    def _model_config(self) -> ModelConfig:
-        return self._info.config
-
-    @property
-    def _max_model_len(self) -> int:
-        return max_model_len(self.config, self._info.config)
-
-    # -- construction
-
-    def _decided(self, config: EngineConfig) -> EngineConfig:
-        """The configuration with the device's numbers in place of 0. On CUDA they are small enough that the
-        working memory takes only a part of the free memory."""
-        defaults, images = BATCHING[self._device.kind], self._decoder.images
-        region = images.max_region if images else 0
-        if self._device.kind == "cpu":
-            return config.decided(defaults, region)
-        self._release_memory()
-        free = free_bytes(self._torch_device, config.gpu_memory_utilization)
-        itemsize = self._decoder.dtype.itemsize
-        model, encode = self._model_config, self._encode_bytes
-        return batching_that_fits(config, defaults, model, itemsize, free, encode, region)
-
-    @property
-    def _encode_bytes(self) -> int:
-        images = self._decoder.images
-        return cast(CropDecoder, self._decoder).encode_bytes(images.max_crops) if images else 0
-
-    def _new_bank(self) -> AdapterBank:
-        slots, rank, dtype = self.config.lora_slots, self.config.lora_max_rank, self._decoder.dtype
-        return AdapterBank(self._model_config, slots, rank, dtype, self._torch_device)
-
-    def _new_adapters(self) -> AdapterStore:
-        config, dtype, pinned = self.config, self._decoder.dtype, self._torch_device.type == "cuda"
-        kept = 2 * config.lora_slots
-        return AdapterStore(self._model_config, config.lora_max_rank, kept=kept, dtype=dtype, pinned=pinned)
-
-    def _new_cache(self) -> KVCache:
-        config, model, device = self.config, self._model_config, self._torch_device
-        dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else self._decoder.dtype
-        n_pages = decide_n_pages(
-            config,
-            model,
-            max_model_len=self._max_model_len,
-            bytes_per_element=dtype.itemsize,
-            free_bytes=self._free_bytes(),
-            on_cuda=device.type == "cuda",
-        )
-        return new_kv_cache(
-            model,
-            n_pages=n_pages,
-            page_size=config.page_size,
-            rows=self._n_rows,
-            max_model_len=self._max_model_len,
-            dtype=dtype,
-            device=device,
-        )
-
-    def _require_room(self) -> None:
-        """Check that rows and adapters fit into the free memory; on a CPU, half of it, which others share."""
-        free = free_bytes(self._torch_device, self.config.gpu_memory_utilization)
-        require_rows_and_adapters(
-            self.config,
-            self._model_config,
-            max_model_len=self._max_model_len,
-            bytes_per_element=self._decoder.dtype.itemsize,
-            room=free if self._torch_device.type == "cuda" else free // 2,
-        )
-
-    def _free_bytes(self) -> int:
-        self._release_memory()  # temporary tensors of the weight conversion
-        free = free_bytes(self._torch_device, self.config.gpu_memory_utilization)
-        if self._torch_device.type == "cpu":
-            return free
-        itemsize = self._decoder.dtype.itemsize
-        return free - working_bytes(self.config, self._model_config, itemsize, self._encode_bytes)
+        self.limits: ModelLimits = self._new_limits()
 
     def _new_executor(self, progress: Progress) -> Executor:
-        pending = (self._states.pending, self._states.pending_bins)
-        parts = (self._decoder, self._cache, self._bank, *pending)
-        if not isinstance(self._stream, CudaStream):
-            return CpuExecutor(*parts, lambda: self.progress())
-        capture = cuda_capture(self._stream) if self.config.cuda_graphs == "on" else eager
-
-        def capture_one(work: Callable[[], None], *, kept: bool = True) -> Callable[[], object]:
-            progress()
-            return capture(work, kept=kept)
-
-        with torch.inference_mode(), kernels_at_hand():
-            return CudaExecutor(*parts, self.config, self._device, self._stream, capture_one)
-
-    def _new_slot(self, slot_id: int) -> DecodeSlot[Staging]:
-        """A slot. All kinds of steps share its staging, because a slot belongs to one step at a time."""
-        n_outputs = self._n_rows * (1 + self.config.speculative_tokens)
-        host = {
-            "token_ids": self._device.host_buffer((n_outputs,), torch.int32),
-            "accepted": self._device.host_buffer((self._n_rows,), torch.int32),
-            "bins": self._device.host_buffer((n_outputs, self._n_bins), torch.int32),
-        }
-        return DecodeSlot(slot_id, self._stream, RenderBuffer(host, self._copy_stream), Staging())
-
-    @property
-    def limits(self) -> ModelLimits:
-        return ModelLimits(
-            model=self._info.name,
-            fingerprint=self._info.fingerprint,
-            vocab_size=self._model_config.vocab_size,
-            max_model_len=self._max_model_len,
-            n_pages=self._cache.n_pages,
-            page_size=self._cache.page_size,
-            max_batch_size=self._n_rows,
-            eos_token_ids=self._info.eos_token_ids,
-            values=self._decoder.value_tokens,
-            images=self._decoder.images,
-            processor=self._decoder.processor,
-            adapters=self._info.architecture.adapters,
-            device=self._device.kind,
-            batching=self.config.batching,
+        return self._platform.new_executor(
+            self._decoder,
+            self._memory,
+            self._stream,
+            self.config,
+            stepping=lambda: self.progress(),
+            building=progress,
         )
+
+    def _new_limits(self) -> ModelLimits:
+        return limits_of(self._info, self._decoder, self._memory.cache, self.config, self._device)
 
     # -- steps
 
@@ -330,10 +153,6 @@ class ModelRuntime:
 
         self._stream.enqueue(run, label)
 
-    @property
-    def _n_bins(self) -> int:
-        return 0 if self._decoder.value_tokens is None else N_BINS
-
     def _logprobs_on_host(self, n: int, k: int) -> dict[str, Tensor]:
         return {
             "logprobs": self._device.host_buffer((n,), torch.float32),
@@ -342,7 +161,7 @@ class ModelRuntime:
         }
 
     def _up(self, array: np.ndarray) -> Tensor:
-        return upload(array, self._torch_device)
+        return upload(array, self._platform.place)
 
     # -- the rest of the protocol
 
@@ -356,7 +175,7 @@ class ModelRuntime:
 
     def load_adapter(self, adapter: str, slot: int) -> None:
         """Copy an adapter into a slot, in stream order between two steps. Raises AdapterError."""
-        bank = self._bank
+        bank = self._memory.bank
         if bank is None:
             raise AdapterError(f"adapter {adapter}: this engine has no adapter slots (lora_slots is 0)")
         if not 1 <= slot <= bank.n_slots:
@@ -381,16 +200,11 @@ class ModelRuntime:
             self._executor = _NoWeights()
             for slot in self._slots:
                 slot.staging.states = None  # refers to the old executor's tensors
-            self._release_memory()
+            self._platform.release_memory()
             self._decoder, self._info = self._reader.read(info, progress), info
             self._device.synchronize()
             self._executor = self._new_executor(progress)
-
-    def _release_memory(self) -> None:
-        """Return unused device memory to the driver."""
-        if self._torch_device.type == "cuda":
-            gc.collect()  # graphs and their callables form reference cycles
-            torch.cuda.empty_cache()
+        self.limits = self._new_limits()
 
     def synchronize(self) -> None:
         self._device.synchronize()

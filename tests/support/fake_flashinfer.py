@@ -381,7 +381,8 @@ def compute_as_on_cuda(runtime):
     decoder = runtime._decoder
     if isinstance(decoder, Decoder):
         decoder = dataclasses.replace(decoder, kernels=FlashInferKernels())
-    pending = (runtime._states.pending, runtime._states.pending_bins)
-    parts = (decoder, runtime._cache, runtime._bank, *pending, runtime.config)
+    memory = runtime._memory
+    pending = (memory.states.pending, memory.states.pending_bins)
+    parts = (decoder, memory.cache, memory.bank, *pending, runtime.config)
     runtime._executor = CudaExecutor(*parts, runtime._device, runtime._stream, eager)
     return runtime

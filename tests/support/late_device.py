@@ -259,7 +259,7 @@ def install(monkeypatch: Any) -> None:
     for module in (rows, outputs):
         monkeypatch.setattr(module, "write_rows", _write_rows)
     monkeypatch.setattr("petiole.gpu_worker.runtime.runtime.write_rows", _write_rows)
-    monkeypatch.setattr("petiole.gpu_worker.runtime.runtime.upload_together", _upload_together)
+    monkeypatch.setattr("petiole.gpu_worker.runtime.building.upload_together", _upload_together)
     monkeypatch.setattr(KVCache, "update", _update)
     monkeypatch.setattr(transfer, "_copy", lambda target, source, n: target[:n].copy_(source, non_blocking=True))
 

@@ -1,5 +1,6 @@
-"""The CPU's forward. Called by `runtime`.
+"""The CPU's forward. Called by `building` and `runtime`.
 
+platform   what a CPU decides and makes for a runtime
 executor   chooses native code where it can be compiled, otherwise torch
 attention  paged attention in plain torch: the reference for all others
 native/    the compiled forward

@@ -35,7 +35,7 @@ def choose(logits: Tensor, choice: Choice | None) -> Tensor:
 
 
 class CpuExecutor:
-    """Forward and logits of one decoder over one KV pool. See `Executor` in `runtime.runtime`. Long steps
+    """Forward and logits of one decoder over one KV pool. See `platform.Executor`. Long steps
     call `progress`, except for those of torch's encoder."""
 
     def __init__(

@@ -76,7 +76,7 @@ def require_flashinfer(model: ModelConfig) -> None:
 def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int, encode_bytes: int = 0) -> int:
     """Bytes needed beside weights, adapters and KV: workspaces, graphs, activations of a prefill and of an encode,
     logits and the rows' sampling states."""
-    longest = engine.max_model_len or model.max_position
+    longest = engine.max_model_len
     shapes = captured_shapes(engine, longest)
     outputs = engine.max_num_seqs * (1 + engine.speculative_tokens)
     tokens = max(engine.max_num_batched_tokens, outputs)
@@ -161,7 +161,7 @@ def accept(
 
 
 class CudaExecutor:
-    """Forward and logits on CUDA. See `runtime.Executor`."""
+    """Forward and logits on CUDA. See `platform.Executor`."""
 
     def __init__(
         self,

@@ -129,7 +129,7 @@ class Recorder(TorchDispatchMode):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_adapter_is_one_copy_to_the_device_and_two_operations_there(kind, checkpoint, adapters, open_runtime):
-    config = open_runtime(checkpoint("qwen3")[0])._model_config
+    config = open_runtime(checkpoint("qwen3")[0])._decoder.config
     adapter = read_adapter(kind, adapters[kind][0], config, 8, torch.bfloat16)
     bank = AdapterBank(config, 2, 8, torch.bfloat16, torch.device("meta"))
     with Recorder() as recorder:

@@ -27,7 +27,8 @@ from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder
 from petiole.gpu_worker.models.registry import architecture
 from petiole.gpu_worker.request.images import ImagePlace, PreparedImage
 from petiole.gpu_worker.runtime.interface import StepBatch
-from petiole.gpu_worker.runtime.runtime import Executor, ModelRuntime
+from petiole.gpu_worker.runtime.platform import Executor
+from petiole.gpu_worker.runtime.runtime import ModelRuntime
 from petiole.gpu_worker.runtime.step.inputs import StepStates
 from tests.support.moondream import KINDS, NARROW, PROMPT, Forced, exact_crops, prepared, weights, write_model
 

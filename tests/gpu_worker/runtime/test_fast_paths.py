@@ -42,7 +42,7 @@ from petiole.gpu_worker.runtime.cuda.executor import CudaExecutor
 from petiole.gpu_worker.runtime.device.cpu import CpuDevice
 from petiole.gpu_worker.runtime.interface import NO_UPDATES, PENDING, StepBatch
 from petiole.gpu_worker.runtime.memory.kv import KVCache, new_kv_cache
-from petiole.gpu_worker.runtime.runtime import Executor
+from petiole.gpu_worker.runtime.platform import Executor
 from petiole.gpu_worker.runtime.step.inputs import lay_out
 from tests.gpu_worker.runtime.cpu.test_native_encoder import random_encoder
 from tests.gpu_worker.runtime.cpu.test_native_parallel import VOCAB as MOONDREAM_VOCAB

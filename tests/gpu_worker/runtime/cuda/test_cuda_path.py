@@ -96,7 +96,7 @@ def test_sampling_is_warmed_up_with_the_types_that_steps_have(checkpoint, open_c
         return choose(logits.float(), choice)
 
     monkeypatch.setattr(cuda, "choose", spy)
-    monkeypatch.setattr("petiole.gpu_worker.runtime.runtime.choose_on_cpu", spy)
+    monkeypatch.setattr("petiole.gpu_worker.runtime.cpu.platform.choose", spy)
     driver = Driver(open_cuda(checkpoint("qwen3")[0], dtype="bfloat16"))
     warmed_up, seen[:] = list(seen), []
     sampling = SamplingParams(temperature=0.7, top_k=9, top_p=0.9, min_p=0.1)
@@ -115,7 +115,7 @@ def test_logits_in_the_models_type_are_adjusted_in_float32(checkpoint, open_cuda
         return choose(logits.float(), choice)
 
     monkeypatch.setattr(cuda, "choose", spy)
-    monkeypatch.setattr("petiole.gpu_worker.runtime.runtime.choose_on_cpu", spy)
+    monkeypatch.setattr("petiole.gpu_worker.runtime.cpu.platform.choose", spy)
     bias = {"logit_bias": {5: 3.0}, "banned_token_ids": [7]}
     folder, outcomes = checkpoint("qwen3")[0], []
     for get, kind in ((open_runtime, torch.float32), (open_cuda, torch.bfloat16)):
@@ -371,7 +371,7 @@ def test_what_is_compared_is_not_kept(checkpoint, open_cuda, monkeypatch):
 @pytest.mark.parametrize("width", [32, 80, 96, 192])
 def test_heads_that_the_kernels_would_compute_wrongly_are_refused(width, checkpoint, open_runtime, monkeypatch):
     fake_flashinfer.install(monkeypatch)
-    model = open_runtime(checkpoint("qwen3")[0])._model_config
+    model = open_runtime(checkpoint("qwen3")[0])._decoder.config
     require_flashinfer(dataclasses.replace(model, head_dim=128))
     with pytest.raises(ModelError, match=rf"64, 128, 256.*{width}"):
         require_flashinfer(dataclasses.replace(model, head_dim=width))
@@ -413,8 +413,8 @@ def test_a_batch_that_fills_the_card_is_not_split_where_tensor_cores_attend(
     """Two blocks on each processor, one for each row and head of keys."""
     fake_flashinfer.install(monkeypatch)
     runtime = open_runtime(checkpoint("qwen3")[0])
-    model = dataclasses.replace(runtime._model_config, n_heads=heads, n_kv_heads=2)
-    geometry = Geometry(model, runtime._cache, torch.float32)
+    model = dataclasses.replace(runtime._decoder.config, n_heads=heads, n_kv_heads=2)
+    geometry = Geometry(model, runtime._memory.cache, torch.float32)
     indices, workspace = torch.zeros(8, dtype=torch.int32), new_workspace(geometry.device)
     sizes = (1, fake_flashinfer.PROCESSORS - 1, fake_flashinfer.PROCESSORS, 8)
     assert [DecodeWrappers(geometry, size, workspace, indices).whole for size in sizes] == whole
@@ -423,14 +423,14 @@ def test_a_batch_that_fills_the_card_is_not_split_where_tensor_cores_attend(
 def test_working_memory_grows_with_the_batch(checkpoint, open_runtime):
     runtime = open_runtime(checkpoint("qwen3")[0])
     small, large = (
-        working_bytes(dataclasses.replace(runtime.config, max_num_seqs=n), runtime._model_config, 2)
+        working_bytes(dataclasses.replace(runtime.config, max_num_seqs=n), runtime._decoder.config, 2)
         for n in (1, 256)
     )
     assert small < large < 4 * 2**30
 
 
 def test_working_memory_has_room_for_the_states_of_rows_that_later_requests_allocate(checkpoint, open_runtime):
-    config, model = (runtime := open_runtime(checkpoint("qwen3")[0])).config, runtime._model_config
+    config, model = (runtime := open_runtime(checkpoint("qwen3")[0])).config, runtime._decoder.config
     states = RowStates(config.max_num_seqs + 1, model.vocab_size, torch.device("cpu"))
     sampling = SamplingParams(presence_penalty=1.0, logit_bias={1: 1.0})
     states.apply_bindings([RowBinding(1, sampling, 1, np.ones(1, np.int32), np.empty(0, np.int32))])

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from petiole.gpu_worker import EngineConfig, InvalidRequest
-from petiole.gpu_worker.runtime import runtime
+from petiole.gpu_worker.runtime.cpu import platform
 from petiole.gpu_worker.runtime.memory.kv import decide_n_pages
+from petiole.gpu_worker.runtime.runtime import ModelRuntime
 
 
 @pytest.mark.parametrize(
@@ -25,10 +26,10 @@ from petiole.gpu_worker.runtime.memory.kv import decide_n_pages
 def test_what_there_is_no_room_for_is_refused_by_name(
     settings: dict[str, Any], field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime, "free_bytes", lambda *_: 2**30)
+    monkeypatch.setattr(platform, "free_bytes", lambda *_: 2**30)
     refused = rf"^{field}: must be at most \d+ in \d+ bytes .*, got {settings[field]}$"
     with pytest.raises(InvalidRequest, match=refused):
-        runtime.ModelRuntime(EngineConfig(device="cpu", **settings))
+        ModelRuntime(EngineConfig(device="cpu", **settings))
 
 
 @pytest.mark.parametrize(
@@ -45,8 +46,8 @@ def test_the_pool_of_a_gpu_takes_all_that_is_left(on_cuda: bool, n_pages: int) -
 
 
 def test_as_many_rows_as_said_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "free_bytes", lambda *_: 2**25)
+    monkeypatch.setattr(platform, "free_bytes", lambda *_: 2**25)
     with pytest.raises(InvalidRequest) as caught:
-        runtime.ModelRuntime(EngineConfig(device="cpu", max_num_seqs=10_000, num_pages=2))
+        ModelRuntime(EngineConfig(device="cpu", max_num_seqs=10_000, num_pages=2))
     most = int(caught.value.limit.split()[4])
-    runtime.ModelRuntime(EngineConfig(device="cpu", max_num_seqs=most, num_pages=2)).close()
+    ModelRuntime(EngineConfig(device="cpu", max_num_seqs=most, num_pages=2)).close()

@@ -1,0 +1,186 @@
+"""Building a runtime: reads the model, decides the sizes once, and allocates everything that steps use.
+
+What is decided here (how much runs at once, the longest sequence, the number of pages) follows from the
+configuration, the model, the platform and its free memory, and holds as long as the runtime. The order matters on
+CUDA, where the KV pool takes what everything else has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.models.adapters.lora import AdapterBank
+from petiole.gpu_worker.models.adapters.store import AdapterStore
+from petiole.gpu_worker.models.checkpoint.loading import TensorSource
+from petiole.gpu_worker.models.decoder import Decoder
+from petiole.gpu_worker.request.values import N_BINS
+from petiole.gpu_worker.runtime.derived import n_threads, require_adapters
+from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream, upload_together
+from petiole.gpu_worker.runtime.device.opening import open_device
+from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
+from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
+from petiole.gpu_worker.runtime.interface import ModelLimits
+from petiole.gpu_worker.runtime.memory.kv import KVCache, new_kv_cache
+from petiole.gpu_worker.runtime.memory.room import require_rows_and_adapters
+from petiole.gpu_worker.runtime.platform import Platform, StepMemory
+from petiole.gpu_worker.runtime.reading import ModelInfo, ModelReader
+from petiole.gpu_worker.runtime.step.inputs import StepStates
+from petiole.gpu_worker.runtime.step.outputs import OutputSampler
+from petiole.gpu_worker.runtime.step.rows import OutputPlan, RowStates
+
+N_SLOTS = 2
+
+
+@dataclass(slots=True)
+class Staging:
+    """The data of the step that uses a slot. All kinds of steps share it, because a slot belongs to one step at a
+    time.
+
+    `sources`: outputs of sampling on the device. Kept until the slot is reused, because the copy stream reads
+    them.
+    """
+
+    sources: dict[str, Tensor] = field(default_factory=dict)
+    states: StepStates | None = None
+    plan: OutputPlan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A model on its device, with all that its steps use but the executor. config: decided, with nothing left to
+    a default."""
+
+    config: EngineConfig
+    platform: Platform
+    reader: ModelReader
+    info: ModelInfo
+    decoder: Decoder
+    stream: DeviceStream
+    copy_stream: DeviceStream
+    memory: StepMemory
+    adapters: AdapterStore
+    sampler: OutputSampler
+    slots: Sequence[DecodeSlot[Staging]]
+
+
+def build(config: EngineConfig, device: Device | None = None, source: TensorSource | None = None) -> Built:
+    """Read the configured model and allocate its memory. `source`: see `ModelReader`. Raises ModelError, and
+    InvalidRequest for settings that do not fit."""
+    platform = platform_of(device or open_device(config.device))
+    if (threads := n_threads(config)) != torch.get_num_threads():
+        torch.set_num_threads(threads)
+    with torch.no_grad():  # not inference mode: buffers are also written by copies outside it
+        reader = ModelReader(config, source, platform)
+        info = reader.find(config.model)
+        require_adapters(config, info.architecture.adapters, info.config)
+        decoder = reader.read(info)
+        config = platform.decided(replace(config, max_model_len=info.max_model_len), decoder)
+        stream = platform.device.new_stream("compute")
+        copy_stream = platform.copy_stream(stream)
+        _require_room(config, decoder, platform)
+        bank = _new_bank(config, decoder, platform) if config.lora_slots else None
+        adapters = _new_adapters(config, decoder, platform)
+        n_rows, place, n_bins = rows_of(config), platform.place, bins_of(decoder)
+        states = RowStates(n_rows, info.config.vocab_size, place, n_bins)
+        sampler = OutputSampler(
+            states, lambda arrays: upload_together(arrays, place), platform.choose, platform.accept
+        )
+        slots = tuple(_new_slot(k, config, n_bins, platform.device, stream, copy_stream) for k in range(N_SLOTS))
+        check_shared_stream(slots)
+        memory = StepMemory(_new_cache(config, decoder, platform), bank, states)
+        platform.device.synchronize()  # tensors created on other streams are complete
+    return Built(config, platform, reader, info, decoder, stream, copy_stream, memory, adapters, sampler, slots)
+
+
+def platform_of(device: Device) -> Platform:
+    """The platform of a device. A CPU imports nothing of CUDA's."""
+    if device.kind == "cpu":
+        from petiole.gpu_worker.runtime.cpu.platform import CpuPlatform
+
+        return CpuPlatform(device)
+    from petiole.gpu_worker.runtime.cuda.platform import CudaPlatform
+    from petiole.gpu_worker.runtime.device.cuda import CudaDevice
+
+    assert isinstance(device, CudaDevice), f"a device of kind {device.kind}: {device}"
+    return CudaPlatform(device)
+
+
+def limits_of(
+    info: ModelInfo, decoder: Decoder, cache: KVCache, config: EngineConfig, device: Device
+) -> ModelLimits:
+    """What the scheduler must know of a model and its memory."""
+    return ModelLimits(
+        model=info.name,
+        fingerprint=info.fingerprint,
+        vocab_size=info.config.vocab_size,
+        max_model_len=config.max_model_len,
+        n_pages=cache.n_pages,
+        page_size=cache.page_size,
+        max_batch_size=rows_of(config),
+        eos_token_ids=info.eos_token_ids,
+        values=decoder.value_tokens,
+        images=decoder.images,
+        processor=decoder.processor,
+        adapters=info.architecture.adapters,
+        device=device.kind,
+        batching=config.batching,
+    )
+
+
+def rows_of(config: EngineConfig) -> int:
+    """Rows of the page table. Row 0 is reserved."""
+    return config.max_num_seqs + 1
+
+
+def bins_of(decoder: Decoder) -> int:
+    return 0 if decoder.value_tokens is None else N_BINS
+
+
+def _require_room(config: EngineConfig, decoder: Decoder, platform: Platform) -> None:
+    require_rows_and_adapters(
+        config,
+        decoder.config,
+        max_model_len=config.max_model_len,
+        bytes_per_element=decoder.dtype.itemsize,
+        room=platform.room(config),
+    )
+
+
+def _new_bank(config: EngineConfig, decoder: Decoder, platform: Platform) -> AdapterBank:
+    return AdapterBank(decoder.config, config.lora_slots, config.lora_max_rank, decoder.dtype, platform.place)
+
+
+def _new_adapters(config: EngineConfig, decoder: Decoder, platform: Platform) -> AdapterStore:
+    model, kept = decoder.config, 2 * config.lora_slots
+    return AdapterStore(model, config.lora_max_rank, kept=kept, dtype=decoder.dtype, pinned=platform.pinned)
+
+
+def _new_cache(config: EngineConfig, decoder: Decoder, platform: Platform) -> KVCache:
+    dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else decoder.dtype
+    return new_kv_cache(
+        decoder.config,
+        n_pages=platform.n_pages(config, decoder, dtype),
+        page_size=config.page_size,
+        rows=rows_of(config),
+        max_model_len=config.max_model_len,
+        dtype=dtype,
+        device=platform.place,
+    )
+
+
+def _new_slot(
+    slot_id: int, config: EngineConfig, n_bins: int, device: Device, stream: DeviceStream, copying: DeviceStream
+) -> DecodeSlot[Staging]:
+    n_rows = rows_of(config)
+    n_outputs = n_rows * (1 + config.speculative_tokens)
+    host = {
+        "token_ids": device.host_buffer((n_outputs,), torch.int32),
+        "accepted": device.host_buffer((n_rows,), torch.int32),
+        "bins": device.host_buffer((n_outputs, n_bins), torch.int32),
+    }
+    return DecodeSlot(slot_id, stream, RenderBuffer(host, copying), Staging())

@@ -1,0 +1,105 @@
+"""A CUDA device as a platform: see `runtime.platform`. All memory that nothing else needs becomes KV pages."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import torch
+
+from petiole.gpu_worker.config import BATCHING, EngineConfig
+from petiole.gpu_worker.models.checkpoint.loading import Quantization
+from petiole.gpu_worker.models.config import ModelConfig
+from petiole.gpu_worker.models.decoder import Decoder
+from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
+from petiole.gpu_worker.runtime.cuda.attention.installed import kernels_at_hand
+from petiole.gpu_worker.runtime.cuda.capture import cuda_capture, eager
+from petiole.gpu_worker.runtime.cuda.executor import (
+    CudaExecutor,
+    accept,
+    batching_that_fits,
+    choose,
+    require_flashinfer,
+    working_bytes,
+)
+from petiole.gpu_worker.runtime.device.cuda import CudaDevice, CudaStream
+from petiole.gpu_worker.runtime.device.interface import DeviceStream
+from petiole.gpu_worker.runtime.interface import Progress
+from petiole.gpu_worker.runtime.memory.kv import decide_n_pages, free_bytes
+from petiole.gpu_worker.runtime.platform import StepMemory, encode_bytes, largest_region
+
+
+class CudaPlatform:
+    """Implements `Platform`."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self.device = device
+        self.place = device.torch_device
+        self.kernels = FlashInferKernels()
+        self.choose, self.accept = choose, accept
+        self.dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+        self.quantizations: tuple[Quantization, ...] = ("none", "fp8")
+        self.pinned = True
+
+    def require(self, model: ModelConfig) -> None:
+        require_flashinfer(model)
+
+    def decided(self, config: EngineConfig, decoder: Decoder) -> EngineConfig:
+        """The numbers are small enough that the working memory takes only a part of the free memory."""
+        self.release_memory()
+        free = free_bytes(self.place, config.gpu_memory_utilization)
+        itemsize, encode, region = decoder.dtype.itemsize, encode_bytes(decoder), largest_region(decoder)
+        return batching_that_fits(config, BATCHING["cuda"], decoder.config, itemsize, free, encode, region)
+
+    def copy_stream(self, compute: DeviceStream) -> DeviceStream:
+        return self.device.new_stream("copy")
+
+    def room(self, config: EngineConfig) -> int:
+        return free_bytes(self.place, config.gpu_memory_utilization)
+
+    def n_pages(self, config: EngineConfig, decoder: Decoder, kv_dtype: torch.dtype) -> int:
+        self.release_memory()  # temporary tensors of the weight conversion
+        working = working_bytes(config, decoder.config, decoder.dtype.itemsize, encode_bytes(decoder))
+        return decide_n_pages(
+            config,
+            decoder.config,
+            max_model_len=config.max_model_len,
+            bytes_per_element=kv_dtype.itemsize,
+            free_bytes=free_bytes(self.place, config.gpu_memory_utilization) - working,
+            on_cuda=True,
+        )
+
+    def new_executor(
+        self,
+        decoder: Decoder,
+        memory: StepMemory,
+        stream: DeviceStream,
+        config: EngineConfig,
+        *,
+        stepping: Progress,
+        building: Progress,
+    ) -> CudaExecutor:
+        assert isinstance(stream, CudaStream), "the streams are the device's own"
+        capture = cuda_capture(stream) if config.cuda_graphs == "on" else eager
+
+        def capture_one(work: Callable[[], None], *, kept: bool = True) -> Callable[[], object]:
+            building()
+            return capture(work, kept=kept)
+
+        states = memory.states
+        with torch.inference_mode(), kernels_at_hand():
+            return CudaExecutor(
+                decoder,
+                memory.cache,
+                memory.bank,
+                states.pending,
+                states.pending_bins,
+                config,
+                self.device,
+                stream,
+                capture_one,
+            )
+
+    def release_memory(self) -> None:
+        gc.collect()  # graphs and their callables form reference cycles
+        torch.cuda.empty_cache()
