@@ -55,7 +55,9 @@ def test_a_reload_of_three_leases_under_load_loses_and_repeats_nothing(own_site:
     site.worker(**OPTIONS)
     running = [site.generate(f"running {seed}", max_tokens=LONG, seed=seed) for seed in range(8)]
     site.streaming(running[0])
+    control.pause(["w0@test"], site.app)  # the generations do not end while the other worker starts
     site.worker(**OPTIONS)
+    control.resume(["w0@test"], site.app)
     new = f"slow:{3 * LEASE_S}"
     assert control.reload(new, ["w0@test"], site.app) == {"w0@test": {"ok": "reload begins"}}
     eventually(lambda: control.engines(["w0@test"], site.app)["w0@test"]["model"] == new, "the new weights serve")
