@@ -32,6 +32,7 @@ def modules() -> dict[str, Path]:
 
 
 MODULES = modules()
+C_FILES = sorted(path for kind in ("c", "h") for floor in FLOORS for path in (ROOT / floor).rglob(f"*.{kind}"))
 FOLDERS = sorted(name for name, path in MODULES.items() if path.name == "__init__.py" and name != "petiole")
 
 
@@ -104,10 +105,42 @@ def test_there_is_no_circle_even_through_an_init() -> None:
     assert circles(graph()) == []
 
 
+def included(path: Path) -> Iterator[Path]:
+    """The files of ours that a file of C includes."""
+    for name in re.findall(r'^ *# *include "(.*)"', path.read_text(), re.MULTILINE):
+        yield (path.parent / name).resolve()
+
+
+def c_graph() -> dict[str, set[str]]:
+    """From each room of C to those that it includes. A source and its header are one room."""
+    edges = defaultdict(set)
+    for path in C_FILES:
+        room = str(path.with_suffix(""))
+        edges[room] |= {str(target.with_suffix("")) for target in included(path)} - {room}
+    return edges
+
+
+def folders_of(edges: dict[str, set[str]]) -> dict[str, set[str]]:
+    """The same from folder to folder."""
+    folders = defaultdict(set)
+    for room, targets in edges.items():
+        own = str(Path(room).parent)
+        folders[own] |= {str(Path(target).parent) for target in targets} - {own}
+    return folders
+
+
+def test_there_is_no_circle_in_c() -> None:
+    edges = c_graph()
+    assert any(edges.values())
+    assert all(target in edges for targets in edges.values() for target in targets)
+    assert circles(edges) == []
+    assert circles(folders_of(edges)) == []
+
+
 def rooms(folder: str) -> set[str]:
-    """The modules and folders in a folder. Files that are no code have no line of their own."""
+    """The modules and folders in a folder, those of C too. Files that are no code have no line of their own."""
     path = MODULES[folder].parent
-    files = {file.stem for file in path.glob("*.py")} - {"__init__"}
+    files = {file.stem for kind in ("py", "c", "h") for file in path.glob(f"*.{kind}")} - {"__init__"}
     kept = (file for file in path.glob("*/*") if file.suffix and file.parent.name != "__pycache__")
     return files | {f"{file.parent.name}/" for file in kept}
 
@@ -115,7 +148,7 @@ def rooms(folder: str) -> set[str]:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_folder_opens_with_a_map_of_its_rooms(folder: str) -> None:
     docstring = ast.get_docstring(ast.parse(MODULES[folder].read_text())) or ""
-    mapped = re.findall(r"^ *([a-z_]+/?)  +\S", docstring, re.MULTILINE)
+    mapped = re.findall(r"^ *([a-z0-9_]+/?)  +\S", docstring, re.MULTILINE)
     assert sorted(mapped) == sorted(rooms(folder))
 
 

@@ -1,5 +1,5 @@
-"""Compiles the C files beside this module for the processor, once, and keeps the library in the user's cache.
-Without a home folder to write to, it keeps the library in the folder for temporary files.
+"""Compiles the C files beside and below this module for the processor, once, and keeps the library in the user's
+cache. Without a home folder to write to, it keeps the library in the folder for temporary files.
 
 A library is code, so it is loaded only if nobody else can have written it: file and folder belong to this user or
 to root, and neither group nor others may write to them. If a library fails this check, the log names it, and it is
@@ -39,8 +39,8 @@ from petiole.gpu_worker.runtime.cpu.native.levels import LEVELS, Level, fitting
 log = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("decoder.c", "attention.c", "adapters.c", "library.c", "matrix.c", "pack.c", "draw.c", "tiles.c")
-_HEADERS = ("adapters.h", "attention.h", "library.h", "matrix.h", "pack.h", "tiles.h", "vectors.h")
+_SOURCES = tuple(sorted(_FOLDER.rglob("*.c")))
+_HEADERS = tuple(sorted(_FOLDER.rglob("*.h")))
 _AHEAD = _FOLDER / "ahead"
 _THIS_PROCESSOR = "-march=native"
 _FLAGS = ("-O3", _THIS_PROCESSOR, "-fopenmp", "-shared", "-fPIC", "-std=gnu11", "-fno-strict-aliasing")
@@ -126,7 +126,7 @@ def _key(command: Sequence[str]) -> str:
 
 
 def _digest(how: object) -> str:
-    source = b"".join((_FOLDER / name).read_bytes() for name in (*_SOURCES, *_HEADERS))
+    source = b"".join(file.read_bytes() for file in (*_SOURCES, *_HEADERS))
     return hashlib.sha256(source + repr(how).encode()).hexdigest()[:16]
 
 
@@ -160,9 +160,8 @@ def _built(target: Path, command: Sequence[str]) -> Path:
 def _compile(command: Sequence[str], target: Path, timeout_s: float | None = None) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / target.name
-        sources = [str(_FOLDER / name) for name in _SOURCES]
         subprocess.run(
-            [*command, "-o", str(made), *sources, "-lm"],
+            [*command, "-o", str(made), *map(str, _SOURCES), "-lm"],
             check=True,
             capture_output=True,
             text=True,

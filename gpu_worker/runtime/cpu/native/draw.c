@@ -1,5 +1,5 @@
 /* The Gumbel maximum over a vocabulary. */
-#include "vectors.h"
+#include "arithmetic/vectors.h"
 
 INLINE vu mix(vu x) {
   x ^= x >> 16;

@@ -1,4 +1,4 @@
-"""`NativeEncoder`: the layers of an encoder of crops, computed by `decoder.c` as if each crop were a prompt.
+"""`NativeEncoder`: the layers of an encoder of crops, computed by `layers/` as if each crop were a prompt.
 
 All positions of a crop see each other, nothing is rotated, and nothing is sampled. The keys and values of a layer
 overwrite those of the previous layer.
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.known import unknown_in_encoder
 from petiole.gpu_worker.models.layered import LayeredEncoder
-from petiole.gpu_worker.runtime.cpu.native.products import Products, choose_products
+from petiole.gpu_worker.runtime.cpu.native.products.choice import Products, choose_products
+from petiole.gpu_worker.runtime.cpu.native.products.weights import KINDS
 from petiole.gpu_worker.runtime.cpu.native.stack import PARTS, CacheStruct, Shape, Stack, library_for
-from petiole.gpu_worker.runtime.cpu.native.weights import KINDS
 from petiole.gpu_worker.runtime.interface import Progress, nothing
 
 log = logging.getLogger(__name__)

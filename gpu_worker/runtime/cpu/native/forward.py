@@ -1,4 +1,4 @@
-"""`NativeDecoder`: a decoder over one KV pool, computed by `decoder.c`.
+"""`NativeDecoder`: a decoder over one KV pool, computed by `layers/`.
 
 Activations are float32 whatever the weights are. A product that the processor or torch's library computes in
 bfloat16 rounds its inputs to bfloat16.
@@ -17,8 +17,9 @@ from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.known import unknown_in_decoder
 from petiole.gpu_worker.models.layered import LayeredDecoder
 from petiole.gpu_worker.models.layers import DenseLinear
-from petiole.gpu_worker.runtime.cpu.native.adapters import NativeAdapters
-from petiole.gpu_worker.runtime.cpu.native.products import choose_products
+from petiole.gpu_worker.runtime.cpu.native.products.adapters import NativeAdapters
+from petiole.gpu_worker.runtime.cpu.native.products.choice import choose_products
+from petiole.gpu_worker.runtime.cpu.native.products.weights import KINDS
 from petiole.gpu_worker.runtime.cpu.native.stack import (
     PARTS,
     CacheStruct,
@@ -27,7 +28,6 @@ from petiole.gpu_worker.runtime.cpu.native.stack import (
     at_least,
     library_for,
 )
-from petiole.gpu_worker.runtime.cpu.native.weights import KINDS
 from petiole.gpu_worker.runtime.interface import Int32Array, Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 

@@ -1,4 +1,4 @@
-"""`Stack`: the layers of a model over a memory of keys and values, as `decoder.c` sees them.
+"""`Stack`: the layers of a model over a memory of keys and values, as `layers/` sees them.
 
 The structures mirror those in the C files, field by field.
 """
@@ -24,8 +24,8 @@ from petiole.gpu_worker.models.known import Parts
 from petiole.gpu_worker.models.layered import GeluLayer, LayerNorm
 from petiole.gpu_worker.models.layers import DenseLinear, Int8Linear, Linear, TorchKernels
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
-from petiole.gpu_worker.runtime.cpu.native.products import Products
-from petiole.gpu_worker.runtime.cpu.native.weights import EMPTY, LinearStruct, Weights
+from petiole.gpu_worker.runtime.cpu.native.products.choice import Products
+from petiole.gpu_worker.runtime.cpu.native.products.weights import EMPTY, LinearStruct, Weights
 from petiole.gpu_worker.runtime.interface import Progress, nothing
 
 log = logging.getLogger(__name__)

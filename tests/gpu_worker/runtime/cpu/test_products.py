@@ -15,10 +15,11 @@ from bench.checkpoints import Shape, write_adapter
 from bench.driver import Driver
 from petiole.gpu_worker.errors import InvalidRequest
 from petiole.gpu_worker.models.layers import Int8Linear
-from petiole.gpu_worker.runtime.cpu.native import build, forward, products, stack
-from petiole.gpu_worker.runtime.cpu.native.library import NEVER, open_library
-from petiole.gpu_worker.runtime.cpu.native.products import RUNGS, decide, gain
-from petiole.gpu_worker.runtime.cpu.native.weights import Weights
+from petiole.gpu_worker.runtime.cpu.native import build, forward, stack
+from petiole.gpu_worker.runtime.cpu.native.products import choice as products
+from petiole.gpu_worker.runtime.cpu.native.products.choice import RUNGS, decide, gain
+from petiole.gpu_worker.runtime.cpu.native.products.library import NEVER, open_library
+from petiole.gpu_worker.runtime.cpu.native.products.weights import Weights
 from tests.gpu_worker.models.test_logits import (
     ALL,
     table,

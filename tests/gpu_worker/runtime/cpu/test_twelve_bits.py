@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.models.layers import DenseLinear
-from petiole.gpu_worker.runtime.cpu.native import weights as packing
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
-from petiole.gpu_worker.runtime.cpu.native.library import NEVER
-from petiole.gpu_worker.runtime.cpu.native.weights import LinearStruct, Weights
+from petiole.gpu_worker.runtime.cpu.native.products import weights as packing
+from petiole.gpu_worker.runtime.cpu.native.products.library import NEVER
+from petiole.gpu_worker.runtime.cpu.native.products.weights import LinearStruct, Weights
 from tests.gpu_worker.runtime.cpu.test_products import some_steps
 from tests.support.families import FAMILIES
 

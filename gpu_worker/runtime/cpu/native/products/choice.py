@@ -30,8 +30,8 @@ from petiole.gpu_worker.config import switch
 from petiole.gpu_worker.models.decoder import DecoderLayer, LinearName
 from petiole.gpu_worker.models.layered import GeluLayer
 from petiole.gpu_worker.models.layers import DenseLinear, Linear
-from petiole.gpu_worker.runtime.cpu.native.library import BLOCKS, NEVER, Library, open_library
-from petiole.gpu_worker.runtime.cpu.native.weights import Weights
+from petiole.gpu_worker.runtime.cpu.native.products.library import BLOCKS, NEVER, Library, open_library
+from petiole.gpu_worker.runtime.cpu.native.products.weights import Weights
 
 log = logging.getLogger(__name__)
 

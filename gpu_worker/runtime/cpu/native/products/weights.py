@@ -1,4 +1,4 @@
-"""`Weights`: tensors as `matrix.c` reads them, kept alive while it does."""
+"""`Weights`: tensors as `pack.c` rearranges them, kept alive while it does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.host_memory import new_tensor
 from petiole.gpu_worker.models.layers import DenseLinear, Int8Linear, Linear
-from petiole.gpu_worker.runtime.cpu.native.library import NEVER, Library
+from petiole.gpu_worker.runtime.cpu.native.products.library import NEVER, Library
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 4}
 _BF16, _INT8_HALF, _TWELVE = 1, 3, 5

@@ -1,8 +1,10 @@
 /* LoRA adapters: first A x for all runs of inputs that share an adapter, then B (A x), panel by panel.
  *
- * The products are those of matrix.c, so a position gets the same bits whatever adapters lie beside it.
+ * The products are those of panels.c, so a position gets the same bits whatever adapters lie beside it.
  */
 #include "adapters.h"
+
+#include "linear.h"
 
 int delta_fits(const Delta *d, const Linear *l, int64_t reduced_stride) {
   int64_t n = 0, k = 0;

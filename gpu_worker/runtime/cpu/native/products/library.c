@@ -1,6 +1,6 @@
 /* Products of torch's own library (oneDNN), which knows instructions of processors that the C code here does not know.
  *
- * It reads weights in bfloat16 where matrix.c has packed them: in blocks of 64 outputs, or of 32, their orders are the
+ * It reads weights in bfloat16 where pack.c has packed them: in blocks of 64 outputs, or of 32, their orders are the
  * same, byte for byte, so either may compute any number of rows. It is called through torch's C interface, without
  * Python: a step is one call, and no lock is taken. Inputs and outputs of the library are bfloat16.
  *
@@ -8,6 +8,8 @@
  * any batch" (products.py).
  */
 #include "library.h"
+
+#include "linear.h"
 #include "tiles.h"
 
 #include <omp.h>

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import LinearName
 from petiole.gpu_worker.models.layers import DenseLinear
-from petiole.gpu_worker.runtime.cpu.native.weights import LinearStruct, Weights
+from petiole.gpu_worker.runtime.cpu.native.products.weights import LinearStruct, Weights
 from petiole.gpu_worker.runtime.interface import Int32Array
 
 MAPS: tuple[LinearName, ...] = ("qkv", "out", "gate_up", "down")

@@ -2,7 +2,7 @@
  *
  * One instruction takes 16 inputs, 32 terms of their sums and 16 outputs. It sums the even terms and the odd ones in their
  * order, each from zero, and adds both to what the output had:  c + ((a0 b0 + a2 b2 + ...) + (a1 b1 + a3 b3 + ...)).  A row
- * gets the same bits whatever rows are beside it, and attention.c makes the same sums of a few rows without tiles. Numbers
+ * gets the same bits whatever rows are beside it, and attend.c makes the same sums of a few rows without tiles. Numbers
  * too small for a normal float are zeros here. `begin_tiles` makes them zeros for a thread's other arithmetic, too.
  *
  * An instruction takes as long for one row as for 16. Four sums are under way at a time, those of two tiles of rows by two

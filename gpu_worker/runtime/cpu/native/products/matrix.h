@@ -1,6 +1,6 @@
-/* Products with weights in panels. See matrix.c. */
+/* A linear map: where its weights lie, and the memory of a thread that multiplies with them. */
 #pragma once
-#include "vectors.h"
+#include "../arithmetic/scratch.h"
 
 #define PANEL 32 /* outputs side by side: two vectors */
 #define PAIR (2 * PANEL)
@@ -48,37 +48,8 @@ typedef struct {
 #define HALF_INPUTS(kind) ((void)(kind), 0)
 #endif
 
+INLINE int64_t input_size(int kind) { return HALF_INPUTS(kind) ? 2 : 4; }
 INLINE int64_t size_of(int kind) { return kind == F32 ? 4 : kind == BF16 || kind == TWELVE ? 2 : 1; }
-INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t parts(int64_t n, int64_t size) { return (n + size - 1) / size; }
-
-/* Memory that the caller holds, taken piece by piece. Without any, `used` tells how much there must be. */
-typedef struct {
-  char *memory;
-  int64_t used;
-} Scratch;
-
-INLINE void *take(Scratch *s, int64_t bytes) {
-  void *at = s->memory ? s->memory + s->used : NULL;
-  s->used += parts(bytes, 64) * 64;
-  return at;
-}
-
-INLINE float *take_floats(Scratch *s, int64_t n) { return take(s, n * (int64_t)sizeof(float)); }
-
-Bench new_bench(int64_t rows, int64_t k, Scratch *s);
-
-/* c [m, PANEL] (+)= x [m, kc] w [kc, PANEL]. Rows of x are KC apart, those of c `ldc`. `half`: x and w are bfloat16,
- * w in pairs [ceil(kc / 2)][PANEL][2]; an odd kc is rounded up. Only with DOT. With TILES w lies as `multiply_tiles` takes
- * it, and whole tiles are multiplied: c has rows up to a multiple of 16, and behind the last of kc, up to a multiple of
- * DEPTH, x has zeros, and w has numbers. */
-void multiply(int half, int m, int kc, const void *x, const void *w, float *c, int64_t ldc, int add);
-
-/* y [m, n at panel p] (+)= x Wt + b, for m <= ROWS inputs. Forget `held` when x has changed. */
-void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, float *y, int64_t ldy, int add, Bench *b);
-
-/* Rows of a packed embedding: out [t, k]. Called by every thread of a region. */
-void embed(const Linear *l, int64_t t, const int64_t *ids, float *out);
 
 /* Inputs or outputs of a map: floats, row by row, or `packed` in bfloat16, as tiles.h packs inputs. */
 typedef struct {
@@ -89,6 +60,3 @@ typedef struct {
 /* What becomes of y. GATED: y [m, n / 2] = silu(gates) * ups, where x Wt + b is gates | ups, and n / 2 is a multiple of
  * PANEL. */
 typedef enum { SET, ADD, GATED } How;
-
-/* y [m, n] (+)= x Wt + b; y may be packed where GATED. Called by every thread of a region; ends with a barrier. */
-void linear(const Linear *l, int64_t m, Activations x, Activations y, How how, Bench *b);

@@ -106,3 +106,6 @@ INLINE void pairs_of(int kind, const char *w, vu pairs[2]) {
     for (int half = 0; half < 2; half++) pairs[half] = pairs_at(kind, w, half);
 }
 #endif
+
+/* Rows of a packed embedding: out [t, k]. Called by every thread of a region. */
+void embed(const Linear *l, int64_t t, const int64_t *ids, float *out);

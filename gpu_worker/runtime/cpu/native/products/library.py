@@ -1,4 +1,4 @@
-"""`Library`: torch's own products (oneDNN), as `library.c` calls them, over weights that `matrix.c` has packed.
+"""`Library`: torch's own products (oneDNN), as `library.c` calls them, over weights that `pack.c` has packed.
 
 oneDNN needs weights in bfloat16 in an order of its own. When it packs a matrix, it names the order for that shape.
 If the order is the blocks of 32 or 64 outputs that pack.c can write, both read the same memory: no weight is kept

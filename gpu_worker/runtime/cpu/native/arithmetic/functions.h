@@ -1,0 +1,70 @@
+/* Functions of vectors: exponentials, and the activations that follow from them. */
+#pragma once
+#include "vectors.h"
+
+#define LOG2_E 1.44269504f
+
+#ifdef __AVX512DQ__
+/* 2^x for x < 128, to about one unit in the last place; 0 below -126. The polynomial is that with the least relative error
+ * for x - floor(x) among those that are 1 at 0. */
+INLINE vf vexp2(vf x) {
+  const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  const vf r = (vf)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  vf p = splat(1.8671298442e-3f);
+  p = p * r + 9.0170307907e-3f;
+  p = p * r + 5.5799912799e-2f;
+  p = p * r + 2.4016445022e-1f;
+  p = p * r + 6.9315131180e-1f;
+  p = p * r + 1.0f;
+  return (vf)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)x);
+}
+#else
+/* e^x, to about one unit in the last place; 0 below -87, and from 88 on e^88. */
+INLINE vf vexp(vf x) {
+  const vi small = x < -87.0f;
+  x = pick(small, splat(-87.0f), x);
+  x = pick(x > 88.0f, splat(88.0f), x);
+  vf rounded = x * LOG2_E + 12582912.0f; /* the sum's low bits hold the nearest integer */
+  vf t = rounded - 12582912.0f;
+  vf r = x - t * 0.693359375f;
+  r = r - t * -2.12194440e-4f;
+  vf p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  return pick(small, (vf){0}, p * (vf)(((vi)rounded - 0x4B400000 + 127) << 23));
+}
+
+INLINE vf vexp2(vf x) { return vexp(x / LOG2_E); }
+#endif
+
+/* 1 / (1 + e^-x) */
+INLINE vf sigmoid(vf x) {
+#ifdef __AVX512DQ__
+  const vf e = vexp2((vf)_mm512_min_ps(_mm512_set1_ps(125.0f), (__m512)(x * -LOG2_E))), d = 1.0f + e;
+  const vf r = (vf)_mm512_rcp14_ps((__m512)d);
+  return r * (2.0f - d * r); /* a step of Newton's: a division would take longer than all the rest */
+#else
+  return 1.0f / (1.0f + vexp(-x));
+#endif
+}
+
+/* y [n] = silu(gates) * ups */
+INLINE void silu_mul(const float *gates, const float *ups, float *y, int n) {
+  int full = n / LANES * LANES;
+  for (int c = 0; c < full; c += LANES) store(y + c, load(gates + c) * sigmoid(load(gates + c)) * load(ups + c));
+  for (int c = full; c < n; c++) y[c] = gates[c] * sigmoid(splat(gates[c]))[0] * ups[c];
+}
+
+/* x (1 + tanh(s)) / 2 with s = sqrt(2 / pi) (x + 0.044715 x^3), which is x / (1 + e^-2s) */
+INLINE vf gelu1(vf x) { return x * sigmoid(x * (x * x * 0.0713548163f + 1.5957691216f)); }
+
+/* y [n] = gelu(x) */
+INLINE void gelu(const float *x, float *y, int n) {
+  int full = n / LANES * LANES;
+  for (int c = 0; c < full; c += LANES) store(y + c, gelu1(load(x + c)));
+  for (int c = full; c < n; c++) y[c] = gelu1(splat(x[c]))[0];
+}

@@ -1,0 +1,107 @@
+/* Vectors of 16 lanes in the compiler's own terms, and the arithmetic that the kernels share. */
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 16
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vf __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t vi __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint16_t vh __attribute__((vector_size(2 * LANES), aligned(2)));
+typedef int8_t vb __attribute__((vector_size(LANES), aligned(1)));
+
+/* What compilers of today make of the general form is several times slower than the instruction for it. */
+#ifdef __AVX512F__
+#include <immintrin.h>
+#ifdef __AVX512BF16__
+/* The processor multiplies bfloat16 itself: a lane's sum of floats takes two products at a time. */
+#define DOT
+INLINE vf add_pairs(vf sums, vu a, vu b) { return (vf)_mm512_dpbf16_ps((__m512)sums, (__m512bh)a, (__m512bh)b); }
+INLINE vu pair_at(const void *halves, int64_t i) {
+  uint32_t pair;
+  memcpy(&pair, (const uint16_t *)halves + i, 4);
+  return pair - (vu){0};
+}
+INLINE void narrow16(vf x, uint16_t *out) { _mm256_storeu_si256((__m256i *)out, (__m256i)_mm512_cvtneps_pbh((__m512)x)); }
+#endif
+#if defined(__AMX_BF16__) && defined(DOT) && !defined(NO_TILES)
+#define TILES /* it multiplies tiles of them: tiles.c */
+#elif defined(DOT)
+#define BY_VECTORS
+#endif
+INLINE vu widen_halves(const void *p) { return (vu)_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)); }
+INLINE vi widen_bytes(const void *p) { return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128(p)); }
+#else
+INLINE vu widen_halves(const void *p) { return __builtin_convertvector(*(const vh *)p, vu); }
+INLINE vi widen_bytes(const void *p) { return __builtin_convertvector(*(const vb *)p, vi); }
+#endif
+
+INLINE uint16_t to_bf16(float x) { /* round to nearest even */
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  return (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+
+INLINE vf load(const float *p) { return *(const vf *)p; }
+INLINE void store(float *p, vf v) { *(vf *)p = v; }
+INLINE vf splat(float x) { return x - (vf){0}; }
+
+#ifndef DOT
+INLINE void narrow16(vf x, uint16_t *out) {
+  for (int i = 0; i < LANES; i++) out[i] = to_bf16(x[i]);
+}
+#endif
+
+/* n floats -> bfloat16 */
+INLINE void narrow(const float *x, int64_t n, uint16_t *out) {
+  int64_t c = 0;
+  for (; c + LANES <= n; c += LANES) narrow16(load(x + c), out + c);
+  for (; c < n; c++) out[c] = to_bf16(x[c]);
+}
+
+INLINE vf pick(vi where, vf yes, vf no) { return (vf)(((vi)yes & where) | ((vi)no & ~where)); }
+
+typedef float v8 __attribute__((vector_size(32)));
+typedef float v4 __attribute__((vector_size(16), aligned(4)));
+
+INLINE v4 fold(vf v) {
+  union { vf v; v8 h[2]; } a = {v};
+  union { v8 v; v4 h[2]; } b = {a.h[0] + a.h[1]};
+  return b.h[0] + b.h[1];
+}
+
+INLINE float sum(vf v) {
+  v4 c = fold(v);
+  return (c[0] + c[2]) + (c[1] + c[3]);
+}
+
+#ifdef __AVX512F__
+INLINE vf larger(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+#else
+INLINE vf larger(vf a, vf b) { return pick(a > b, a, b); }
+#endif
+
+INLINE float largest(vf v) {
+  v = larger(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  v = larger(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3));
+  v = larger(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1));
+  return v[0] > v[1] ? v[0] : v[1];
+}
+
+/* rows[i][j] <-> rows[j][i]: halves of 16 rows change places, then quarters, ... */
+#define EACH_LANE(of, step) \
+  of(step, 0), of(step, 1), of(step, 2), of(step, 3), of(step, 4), of(step, 5), of(step, 6), of(step, 7), \
+  of(step, 8), of(step, 9), of(step, 10), of(step, 11), of(step, 12), of(step, 13), of(step, 14), of(step, 15)
+#define TO_UPPER(step, lane) ((lane) & (step) ? LANES + (lane) - (step) : (lane))
+#define TO_LOWER(step, lane) ((lane) & (step) ? LANES + (lane) : (lane) + (step))
+#define EXCHANGE(step) \
+  _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++) { \
+    if (i & (step)) continue; \
+    vu a = rows[i], b = rows[i + (step)]; \
+    rows[i] = __builtin_shufflevector(a, b, EACH_LANE(TO_UPPER, step)); \
+    rows[i + (step)] = __builtin_shufflevector(a, b, EACH_LANE(TO_LOWER, step)); \
+  }
+INLINE void transpose(vu rows[LANES]) { EXCHANGE(8) EXCHANGE(4) EXCHANGE(2) EXCHANGE(1) }

@@ -1,0 +1,59 @@
+/* From scores to weights, block by block. */
+#pragma once
+#include "../arithmetic/functions.h"
+#include "desk.h"
+
+/* Hides those of scores [padded], at positions base, base + 1, ..., that do not lie in [first, last]. */
+INLINE void hide(float *scores, int padded, int64_t base, int64_t first, int64_t last) {
+  vi lane;
+  for (int j = 0; j < LANES; j++) lane[j] = j;
+  const int from = first > base ? (int)smaller(first - base, KEYS) : 0;
+  const int to = last < base ? -1 : (int)smaller(last - base, KEYS);
+  for (int j = 0; j < padded; j += LANES) {
+    const vi at = lane + j;
+    store(scores + j, pick((at >= from) & (at <= to), load(scores + j), splat(-INFINITY)));
+  }
+}
+
+/* The end of what row i sees among n positions from `base` on. */
+INLINE int end_seen(const Desk *d, int i, int64_t base, int n) {
+  return d->last[i] < base ? 0 : (int)smaller(d->last[i] + 1 - base, n);
+}
+
+/* Rounded to bfloat16. */
+INLINE vf to_halves(vf x) {
+  uint16_t halves[LANES];
+  narrow16(x, halves);
+  return (vf)(widen_halves(halves) << 16);
+}
+
+/* scores [m][KC] of n positions from `base` on -> unnormalised weights: floats, which are rounded to bfloat16 where
+ * `rounded`, and lie in it where `half`. Zeros fill up VALUES_AT_ONCE. Rescales what was summed up before. */
+INLINE void weigh(int rounded, int half, int64_t base, int m, int n, int width, Desk *d) {
+  const int padded = (int)parts(n, VALUES_AT_ONCE) * VALUES_AT_ONCE;
+  for (int i = 0; i < m; i++) { /* row by row in short loops: the processor overlaps the rows */
+    float *row = d->scores + i * KC;
+    const int shown = (int)parts(end_seen(d, i, base, n), LANES) * LANES;
+    if (d->first[i] > base || d->last[i] < base + shown - 1) hide(row, shown, base, d->first[i], d->last[i]);
+    vf highest = splat(d->most[i]);
+    for (int j = 0; j < shown; j += LANES) highest = larger(load(row + j), highest);
+    d->now[i] = largest(highest);
+  }
+  for (int i = 0; i < m; i += LANES) store(d->by + i, vexp2(load(d->most + i) - load(d->now + i)));
+  for (int i = 0; i < m; i++) {
+    float *row = d->scores + i * KC;
+    uint16_t *halves = (uint16_t *)d->weights + i * KC;
+    const int end = end_seen(d, i, base, n);
+    vf sums = {0};
+    for (int j = 0; j < padded; j += LANES) {
+      const vf e = j < end ? vexp2(load(row + j) - d->now[i]) : (vf){0};
+      sums += e;
+      if (half) narrow16(e, halves + j);
+      else store(row + j, rounded ? to_halves(e) : e);
+    }
+    d->total[i] = d->total[i] * d->by[i] + sum(sums);
+    if (d->now[i] == d->most[i]) continue;
+    for (int k = 0; k < width; k += LANES) store(d->sums + i * width + k, load(d->sums + i * width + k) * d->by[i]);
+    d->most[i] = d->now[i];
+  }
+}

@@ -1,0 +1,11 @@
+/* Linear maps. See linear.c. */
+#pragma once
+#include "matrix.h"
+
+Bench new_bench(int64_t rows, int64_t k, Scratch *s);
+
+/* y [m, n at panel p] (+)= x Wt + b, for m <= ROWS inputs. Forget `held` when x has changed. */
+void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, float *y, int64_t ldy, int add, Bench *b);
+
+/* y [m, n] (+)= x Wt + b; y may be packed where GATED. Called by every thread of a region; ends with a barrier. */
+void linear(const Linear *l, int64_t m, Activations x, Activations y, How how, Bench *b);

@@ -1,0 +1,224 @@
+/* Linear maps over weights that were rearranged once (pack.h).
+ *
+ * A product is: take one input, multiply the vector beside it, add to the sums of a panel's 32 outputs. No sum crosses
+ * lanes, weights are read in order, and each output is one chain of additions over k = 0, 1, 2, ... That chain is
+ * the same for one input row and for 500, however they are blocked: the same bits in any batch.
+ *
+ * Where the processor multiplies bfloat16 (DOT), inputs are rounded to it beside weights in it; the sums are floats.
+ * Where it multiplies tiles of bfloat16 (TILES), tiles.c makes these products, in its own order of the terms.
+ */
+#include "panels.h"
+
+#include "pack.h"
+#include "tiles.h"
+
+/* The weights of AT_ONCE inputs to the outputs of a panel. */
+INLINE void widen(int kind, const char *at, vf rows[2][2]) {
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; half++) {
+    const char *p = at + half * LANES * AT_ONCE(kind) * size_of(kind);
+    if (kind == F32) rows[0][half] = load((const float *)p);
+    else if (kind == INT8) rows[0][half] = __builtin_convertvector(widen_bytes(p), vf);
+    else {
+      const vu pairs = *(const vu *)p;
+      rows[0][half] = (vf)(pairs << 16);
+      rows[1][half] = (vf)(pairs & 0xFFFF0000u);
+    }
+  }
+}
+
+/* ---------------------------------------------------------------- products */
+
+/* w: the weights of inputs i .. i + AT_ONCE - 1 */
+INLINE void add_products(int kind, int mb, int64_t i, const void *x, const char *w, vf acc[MB][2]) {
+#ifdef BY_VECTORS
+  if (HALF_INPUTS(kind)) {
+    vu pairs[2];
+    pairs_of(kind, w, pairs);
+#pragma GCC unroll 16
+    for (int j = 0; j < mb; j++) {
+      const vu in = pair_at(x, j * KC + i);
+      acc[j][0] = add_pairs(acc[j][0], pairs[0], in);
+      acc[j][1] = add_pairs(acc[j][1], pairs[1], in);
+    }
+    return;
+  }
+#endif
+  vf rows[2][2];
+  widen(kind, w, rows);
+  for (int odd = 0; odd < AT_ONCE(kind); odd++)
+#pragma GCC unroll 16
+    for (int j = 0; j < mb; j++) {
+      const vf in = splat(((const float *)x)[j * KC + i + odd]);
+      acc[j][0] += rows[odd][0] * in;
+      acc[j][1] += rows[odd][1] * in;
+    }
+}
+
+INLINE void tile(int kind, int mb, int kc, const void *x, const char *w, int64_t ldw, float *c, int64_t ldc, int add,
+                 const NextWeights *ahead) {
+  vf acc[MB][2];
+#pragma GCC unroll 16
+  for (int j = 0; j < mb; j++) {
+    acc[j][0] = add ? load(c + j * ldc) : (vf){0};
+    acc[j][1] = add ? load(c + j * ldc + LANES) : (vf){0};
+  }
+  const char *next = ahead ? ahead->at : NULL;
+  const int64_t step = ahead ? ahead->step : 0;
+  for (int64_t i = 0; i < kc; i += AT_ONCE(kind), w += ldw) {
+    if (ahead) {
+      __builtin_prefetch(next, 0, 2);
+      if (step > 64) __builtin_prefetch(next + 64, 0, 2);
+      next += step;
+    }
+    add_products(kind, mb, i, x, w, acc);
+  }
+#pragma GCC unroll 16
+  for (int j = 0; j < mb; j++) {
+    store(c + j * ldc, acc[j][0]);
+    store(c + j * ldc + LANES, acc[j][1]);
+  }
+}
+
+#define TILE_CASE(kind, mb) case mb: tile(kind, mb, kc, x, w, ldw, c, ldc, add, AHEAD); break;
+#define TILE_FUNCTION(name, kind) \
+  static void name(int mb, int kc, const void *x, const char *w, int64_t ldw, float *c, int64_t ldc, int add, \
+                   const NextWeights *ahead) { \
+    (void)ahead; \
+    switch (mb) { /* constants, so that each case is unrolled */ \
+      TILE_CASE(kind, 1) TILE_CASE(kind, 2) TILE_CASE(kind, 3) MORE_TILES(kind) } }
+#if MB == 12
+#define MORE_TILES(kind) \
+  TILE_CASE(kind, 4) TILE_CASE(kind, 5) TILE_CASE(kind, 6) TILE_CASE(kind, 7) TILE_CASE(kind, 8) \
+  TILE_CASE(kind, 9) TILE_CASE(kind, 10) TILE_CASE(kind, 11) TILE_CASE(kind, 12)
+#else
+#define MORE_TILES(kind)
+#endif
+#define AHEAD ahead
+TILE_FUNCTION(tile_f32, F32)
+TILE_FUNCTION(tile_bf16, BF16)
+TILE_FUNCTION(tile_int8, INT8)
+#ifdef BY_VECTORS
+TILE_FUNCTION(tile_int8_half, INT8_HALF)
+TILE_FUNCTION(tile_twelve, TWELVE)
+#endif
+#undef AHEAD
+#define AHEAD NULL
+TILE_FUNCTION(near_f32, F32)
+#ifndef TILES
+TILE_FUNCTION(near_bf16, BF16)
+#endif
+
+#ifdef BY_VECTORS
+#define VECTORS (PAIR / LANES)
+
+/* c [mb][PAIR] (+)= x [mb, kc] W, for a pair of panels, the second one's weights `apart` bytes behind the first one's. Six
+ * rows meet four vectors, so that a load feeds more products than in a tile of one panel; the sums are the same chains.
+ * lines: of 64 bytes that are asked for in a step. widened: room for the pairs that bytes become, or null. */
+INLINE void wide_tile(int kind, int lines, int mb, int64_t kc, const uint16_t *x, int64_t ldx, const char *w, int64_t apart,
+                      int64_t ldw, float *c, int add, const NextWeights *ahead, vu *widened) {
+  vf acc[WIDE][VECTORS];
+#pragma GCC unroll 8
+  for (int j = 0; j < mb; j++)
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; v++) acc[j][v] = add ? load(c + (j * VECTORS + v) * LANES) : (vf){0};
+  const char *next = ahead->at;
+  for (int64_t i = 0; i < kc; i += 2, w += ldw, next += ahead->step) {
+    vu pairs[VECTORS];
+#pragma GCC unroll 4
+    for (int line = 0; line < lines; line++) __builtin_prefetch(next + line * 64, 0, 2);
+    pairs_of(kind, w, pairs);
+    pairs_of(kind, w + apart, pairs + 2);
+    if (widened)
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; v++) *widened++ = pairs[v];
+#pragma GCC unroll 8
+    for (int j = 0; j < mb; j++) {
+      const vu in = pair_at(x, j * ldx + i);
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; v++) acc[j][v] = add_pairs(acc[j][v], pairs[v], in);
+    }
+  }
+#pragma GCC unroll 8
+  for (int j = 0; j < mb; j++)
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; v++) store(c + (j * VECTORS + v) * LANES, acc[j][v]);
+}
+
+#define WIDE_CASE(kind, lines, mb) \
+  case mb: wide_tile(kind, lines, mb, kc, x, ldx, w, apart, ldw, c, add, ahead, WIDENED); break;
+#define WIDE_FUNCTION(name, kind, lines) \
+  void name(int mb, int64_t kc, const uint16_t *x, int64_t ldx, const char *w, int64_t apart, int64_t ldw, \
+                   float *c, int add, const NextWeights *ahead, vu *widened) { \
+    (void)widened; \
+    switch (mb) { /* constants, so that each case is unrolled */ \
+      WIDE_CASE(kind, lines, 1) WIDE_CASE(kind, lines, 2) WIDE_CASE(kind, lines, 3) \
+      WIDE_CASE(kind, lines, 4) WIDE_CASE(kind, lines, 5) WIDE_CASE(kind, lines, 6) } }
+#define WIDENED widened
+WIDE_FUNCTION(wide_of_bytes, INT8_HALF, 1)
+#undef WIDENED
+#define WIDENED NULL
+WIDE_FUNCTION(wide_of_twelve, TWELVE, 1)
+WIDE_FUNCTION(wide_alone, BF16, 4) /* the only tile of its rows asks for all weights that come next */
+WIDE_FUNCTION(wide_of_many, BF16, 1)
+#endif
+
+typedef void (*Tile)(int mb, int kc, const void *x, const char *w, int64_t ldw, float *c, int64_t ldc, int add,
+                     const NextWeights *ahead);
+
+/* In tiles of about the same number of rows. `ldw`: from one row of weights to the next, in bytes. */
+INLINE void in_tiles(Tile tile, int kind, int m, int kc, const void *x, const char *w, int64_t ldw, float *c,
+                     int64_t ldc, int add) {
+  const int n = (int)parts(m, MB), rows = parts(kc, AT_ONCE(kind));
+  const int64_t step = ldw / n;
+  for (int left = n, at = 0; left; left--) {
+    const int mb = (m - at) / left;
+    const NextWeights ahead = {w + rows * (ldw + (n - left) * step), step};
+    tile(mb, kc, (const char *)x + at * KC * input_size(kind), w, ldw, c + at * ldc, ldc, add, &ahead);
+    at += mb;
+  }
+}
+
+void multiply(int half, int m, int kc, const void *x, const void *w, float *c, int64_t ldc, int add) {
+#ifdef TILES
+  const Inputs inputs = {x, 2 * KC, 2 * DEPTH, 2 * SIDE * 2 * KC};
+  if (half) multiply_tiles(m, parts(kc, DEPTH), inputs, w, c, ldc, add);
+#else
+  if (half) in_tiles(near_bf16, BF16, m, kc, x, w, row_of(BF16, PANEL), c, ldc, add);
+#endif
+  else in_tiles(near_f32, F32, m, kc, x, w, row_of(F32, PANEL), c, ldc, add);
+}
+
+/* [kc][PANEL] floats */
+INLINE void widen_panel(int kind, int kc, const char *w, int64_t ldw, float *out) {
+  for (int i = 0; i < kc; i += AT_ONCE(kind), w += ldw) {
+    vf rows[2][2];
+    widen(kind, w, rows);
+    for (int odd = 0; odd < AT_ONCE(kind); odd++) {
+      store(out + (i + odd) * PANEL, rows[odd][0]);
+      store(out + (i + odd) * PANEL + LANES, rows[odd][1]);
+    }
+  }
+}
+
+void product(const Linear *l, int64_t p, int m, const char *x, float *sums, int64_t lds, Bench *b) {
+  const char *w = weights_to(l, p * PANEL);
+  const int64_t ldw = row_of(l->kind, l->block);
+  b->widened = NULL;
+  for (int64_t from = 0; from < l->k; from += KC, x += m * KC * input_size(l->kind), w += KC / AT_ONCE(l->kind) * ldw) {
+    const int kc = (int)smaller(KC, l->k - from);
+    if (l->kind == F32 || HALF_INPUTS(l->kind) || m <= 2 * MB) {
+      if (l->kind == F32) in_tiles(tile_f32, F32, m, kc, x, w, ldw, sums, lds, from > 0);
+      else if (l->kind == BF16) in_tiles(tile_bf16, BF16, m, kc, x, w, ldw, sums, lds, from > 0);
+#ifdef BY_VECTORS
+      else if (l->kind == INT8_HALF) in_tiles(tile_int8_half, INT8_HALF, m, kc, x, w, ldw, sums, lds, from > 0);
+      else if (l->kind == TWELVE) in_tiles(tile_twelve, TWELVE, m, kc, x, w, ldw, sums, lds, from > 0);
+#endif
+      else in_tiles(tile_int8, INT8, m, kc, x, w, ldw, sums, lds, from > 0);
+      continue;
+    }
+    if (l->kind == BF16) widen_panel(BF16, kc, w, ldw, b->panel); /* once for all the rows */
+    else widen_panel(INT8, kc, w, ldw, b->panel);
+    multiply(0, m, kc, x, b->panel, sums, lds, from > 0);
+  }
+}
