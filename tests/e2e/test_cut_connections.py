@@ -115,7 +115,9 @@ def in_chord(site: Site, prompt: str, tokens: int, others: int) -> Submitted:
 def failing_in_chord(site: Site, prompt: str) -> Submitted:
     body = note(site, "none").on_error(note(site, f"{prompt} chord fails"))
     failing = site.signature(prompt, max_tokens=-1).on_error(note(site, f"{prompt} fails"))
-    result = chord([failing, site.signature("other", max_tokens=1)], app=site.app)(body)
+    # The other worker's: this one stands still at a command, maybe before it has acknowledged another task.
+    other = note(site, f"{prompt} other").clone(args=(0,))
+    result = chord([failing, other], app=site.app)(body)
 
     def verify() -> None:
         with pytest.raises(Exception, match="max_tokens"):
@@ -123,7 +125,8 @@ def failing_in_chord(site: Site, prompt: str) -> Submitted:
         with pytest.raises(Exception, match=r"Dependency .*max_tokens"):
             site.get(site.app.AsyncResult(result.id))
 
-    return Submitted(result.parent.results[0], [f"{prompt} fails", f"{prompt} chord fails"], verify)
+    notes = [f"{prompt} {what}" for what in ("other", "fails", "chord fails")]
+    return Submitted(result.parent.results[0], notes, verify)
 
 
 def timed_out(site: Site, prompt: str) -> Submitted:
