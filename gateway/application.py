@@ -4,13 +4,21 @@ use."""
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
+from petiole.gateway.core.failures import Failure
+from petiole.gateway.openai import endpoints
+from petiole.gateway.openai.answers import error_answer
+from petiole.gateway.serving.sse import ClientGone
 from petiole.tasks.servers import connections
+
+logger = logging.getLogger("petiole.gateway")
 
 _ANSWER_S = 2.0
 
@@ -30,8 +38,27 @@ async def ready(_: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
 
+async def _failed(_: Request, error: Exception) -> Response:
+    match error:
+        case Failure():
+            return error_answer(error)
+        case HTTPException(status_code=404):
+            return error_answer(Failure(404, "there is no such path", code="not_found"))
+        case HTTPException(status_code=405):
+            return error_answer(Failure(405, "this path has no such method", code="method_not_allowed"))
+        case HTTPException():
+            return error_answer(Failure(error.status_code, error.detail))
+        case ClientGone():
+            return Response(status_code=499)
+    logger.error("a request has failed: %s", type(error).__name__, exc_info=error)
+    return error_answer(Failure(500, "the gateway has failed", code="server_error"))
+
+
 def make() -> Starlette:
-    return Starlette(routes=[Route("/health", health), Route("/ready", ready)])
+    return Starlette(
+        routes=[Route("/health", health), Route("/ready", ready), Mount("/v1", routes=endpoints.routes())],
+        exception_handlers=dict.fromkeys((Failure, HTTPException, ClientGone, Exception), _failed),
+    )
 
 
 app = make()

@@ -36,6 +36,9 @@ class GatewaySettings(BaseModel):
         le=3600,
         description="a generation whose client has gone is cancelled after this many seconds",
     )
+    gateway_stored_stay: bool = Field(
+        default=True, description="whether a generation with store goes on when its client has gone"
+    )
     gateway_heartbeat_s: float = Field(
         default=10.0, ge=1, le=3600, description="longest silence of a stream: then a comment is sent"
     )

@@ -5,6 +5,7 @@ scripts get the names as arguments.
 
     of one task         `StreamKeys`
     of one image        `image_key`
+    of the gateway      `gateway_key`
     of the broker       `LedgerKeys`
     of the whole fleet  `WORKERS_KEY`, `LIVES_KEY`, `MODELS_KEY`, `QUARANTINE_KEY`, `PROBE_KEY`
     of a worker         `MARKER_PREFIX`
@@ -53,6 +54,12 @@ def image_key(name: str) -> str:
     """String with a TTL: the file of a stored image (`requests.images`). `name` is a hash of the image's
     content."""
     return f"petiole:image:{name}"
+
+
+def gateway_key(name: str) -> str:
+    """String with a TTL: a record of the gateway's, such as what was asked (`gateway.core.record`). `name`: its
+    id."""
+    return f"petiole:gateway:{name}"
 
 
 class StreamKeys(NamedTuple):

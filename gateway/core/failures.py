@@ -3,6 +3,7 @@ about. How it is written is each interface's own."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -10,6 +11,7 @@ from petiole.tasks import errors
 
 Kind = Literal["invalid_request_error", "not_found_error", "server_error", "service_unavailable_error"]
 RETRY_AFTER_S = 2
+_LENGTH = re.compile("must have at most [0-9]+ tokens")
 
 
 class Failure(Exception):  # noqa: N818
@@ -75,4 +77,4 @@ def _refused(error: errors.InvalidRequest, field: str, names: Mapping[str, str])
 
 def is_about_length(error: errors.InvalidRequest) -> bool:
     """Whether the prompt is too long for the model's context."""
-    return error.field in ("prompt", "messages") and str(error.value).endswith(" tokens")
+    return error.field in ("prompt", "messages") and _LENGTH.match(error.limit) is not None

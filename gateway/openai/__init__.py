@@ -1,1 +1,13 @@
-"""OpenAI's interface."""
+"""OpenAI's interface. A new one of its endpoints begins as `chat`: a model of the request, which makes a plan; a
+view, which makes events and the whole answer; a handler in `endpoints`.
+
+endpoints     the handlers of all paths below /v1
+chat          the request of chat/completions: a plan
+chat_view     its answer, streamed and whole
+models        the models of the fleet as OpenAI lists them
+sampling      the parameters that all kinds of generation share, and what they are called in a task
+conversation  messages as clients write them, as a task takes them
+formats       response_format and structured_outputs: the output's constraint
+logprobs      tokens with their log-probabilities, as OpenAI shows them
+answers       what all answers share: usage, finish reasons, errors, ids
+"""

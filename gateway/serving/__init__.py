@@ -1,1 +1,9 @@
-"""Everything with input or output."""
+"""Everything with input or output. An interface's endpoints call these rooms:
+
+bodies       a request's body as JSON, within limits
+catalogue    the models of the fleet, by name
+records      records in Redis
+generations  a request on its way: submitted, accepted, followed to its end
+sse          a stream as server-sent events; clients that leave
+patience     waits for a Redis that is away for a moment
+"""

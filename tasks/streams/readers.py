@@ -117,11 +117,16 @@ class _Reader:
         *,
         prepared: bool = False,
         start: int = 0,
+        unread_s: float | None = None,
     ) -> None:
+        """`unread_s`, with `cancel_on_disconnect`: a reader that stops cancels nothing. The task is cancelled when
+        it has had no reader for this long, so that a client can come back, to another process perhaps."""
         self.task_id = task if isinstance(task, str) else str(task.id)
         self.app = app or celery_app
         self._keys = stream_keys(self.task_id)
         self._cancel_on_disconnect = cancel_on_disconnect
+        self._unread_s = unread_s
+        self._interest_ttl_s = INTEREST_TTL_S if unread_s is None else max(1, round(unread_s))
         self._interest_renewed_at = 0.0
         self._complete = self._closed = False
         self._process = os.getpid()
@@ -170,10 +175,11 @@ class _Reader:
     def _interest(self) -> list[Command]:
         if not self._interest_is_due():
             return []
-        return [("SET", self._keys.interest, 1, "EX", INTEREST_TTL_S)]
+        return [("SET", self._keys.interest, 1, "EX", self._interest_ttl_s)]
 
     def _interest_is_due(self) -> bool:
-        if not self._cancel_on_disconnect or time.monotonic() - self._interest_renewed_at < INTEREST_TTL_S / 3:
+        since = time.monotonic() - self._interest_renewed_at
+        if not self._cancel_on_disconnect or since < self._interest_ttl_s / 3:
             return False
         self._interest_renewed_at = time.monotonic()
         return True
@@ -186,7 +192,7 @@ class _Reader:
 
     @property
     def _abandoned(self) -> bool:
-        return self._cancel_on_disconnect and not self._complete
+        return self._cancel_on_disconnect and self._unread_s is None and not self._complete
 
 
 class Stream(_Reader, Iterator[StreamDelta]):

@@ -1,0 +1,46 @@
+"""Events, their numbers, and what is left of them after a number: see the package's map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from petiole.gateway.core.parts import Placed
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A part of a client's stream. `name` and `fields` are its view's. `text` is what may be split; an event
+    without text is structural."""
+
+    name: str
+    fields: Any = None
+    text: str | None = None
+    tokens: Sequence[Placed] = ()
+
+    @property
+    def width(self) -> int:
+        """How many numbers it takes."""
+        return 1 if self.text is None else len(self.text)
+
+    def without(self, characters: int) -> Event:
+        """The rest, after the first of its characters."""
+        assert self.text is not None
+        tokens = [Placed(at - characters, token) for at, token in self.tokens if at >= characters]
+        return Event(self.name, self.fields, self.text[characters:], tokens)
+
+
+class Numbers:
+    """Numbers the events of one output. `after`: the last number that the client has."""
+
+    def __init__(self, after: int = -1) -> None:
+        self.after = after
+        self.last = -1
+
+    def number(self, event: Event) -> Event | None:
+        """What the client lacks of the event, whose number is `last` then. None: nothing."""
+        first, self.last = self.last + 1, self.last + event.width
+        if self.last <= self.after:
+            return None
+        return event if first > self.after else event.without(self.after - first + 1)

@@ -1,0 +1,99 @@
+"""What an output is made of, whatever the interface. A part opens, gets text, and closes before the next one
+opens:
+
+    Opened  Text*  Closed  Opened  Text*  Closed  ...  Ended
+
+A failed output just ends: its last part stays open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from petiole.outputs import TokenLogprobs, Usage
+from petiole.tasks.requests.results import FinishReason
+
+Kind = Literal["content", "reasoning", "call"]
+
+
+class Placed(NamedTuple):
+    """A token and its place: it comes with the character `at` of the text that it is given with, from 0."""
+
+    at: int
+    token: TokenLogprobs
+
+
+class Opened(NamedTuple):
+    """A call has a name and an id."""
+
+    kind: Kind
+    name: str = ""
+    call_id: str = ""
+
+
+class Text(NamedTuple):
+    """At least one character more of the open part."""
+
+    text: str
+    tokens: Sequence[Placed] = ()
+
+
+class Closed(NamedTuple):
+    """The open part has all its text."""
+
+
+class Ended(NamedTuple):
+    """The record of the end. `tokens`: those that no character came for, such as the end token."""
+
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    usage: Usage | None = None
+    error: dict[str, Any] | None = None
+    tokens: Sequence[TokenLogprobs] = ()
+
+
+Part = Opened | Text | Closed | Ended
+
+
+@dataclass
+class Piece:
+    """A part as a whole."""
+
+    kind: Kind
+    name: str = ""
+    call_id: str = ""
+    texts: list[str] = field(default_factory=list)
+    tokens: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+class Whole:
+    """All parts of one output, collected. `ended`: None as long as it goes on."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self.ended: Ended | None = None
+
+    def add(self, part: Part) -> None:
+        match part:
+            case Text():
+                self.pieces[-1].texts.append(part.text)
+                self.pieces[-1].tokens += [placed.token for placed in part.tokens]
+            case Opened():
+                self.pieces.append(Piece(part.kind, part.name, part.call_id))
+            case Ended():
+                self.ended = part
+
+    def text(self, kind: Kind = "content") -> str:
+        return "".join(piece.text for piece in self.pieces if piece.kind == kind)
+
+    @property
+    def tokens(self) -> list[TokenLogprobs]:
+        """In the order in which they were generated."""
+        return [token for piece in self.pieces for token in piece.tokens] + [
+            *(self.ended.tokens if self.ended else ())
+        ]

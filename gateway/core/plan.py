@@ -1,0 +1,30 @@
+"""What a request becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from petiole.gateway.core.record import Record
+
+TaskName = Literal["generate", "chat"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A task to submit: `petiole.chat.delay(**options)`."""
+
+    task: TaskName
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A record, and one call for each of its tasks. `submission`: options of Celery's and Petiole's for all of
+    them. `names`: by an option of a task, the field of the request that it comes from; errors name the latter."""
+
+    record: Record
+    calls: Sequence[Call]
+    submission: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,83 @@
+"""What all answers share: ids, usage, finish reasons, errors."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from petiole.gateway.core.failures import Failure
+from petiole.gateway.core.parts import Ended
+from petiole.outputs import Usage
+
+encode = msgspec.json.encode
+
+DONE = b"data: [DONE]\n\n"
+
+
+def new_id(prefix: str) -> str:
+    """Nobody guesses it: whoever has it may read the answer."""
+    return f"{prefix}{secrets.token_hex(16)}"
+
+
+def task_ids(name: str, choices: int) -> list[str]:
+    return [name] if choices == 1 else [f"{name}-{choice}" for choice in range(choices)]
+
+
+def usage(ends: Sequence[Usage | None]) -> dict[str, Any]:
+    """The usage of a request with these outputs of one prompt."""
+    known = [one for one in ends if one is not None]
+    prompt, cached = max(((one.prompt_tokens, one.cached_prompt_tokens) for one in known), default=(0, 0))
+    made, thought = sum(one.completion_tokens for one in known), sum(one.reasoning_tokens or 0 for one in known)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": made,
+        "total_tokens": prompt + made,
+        "prompt_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": thought},
+    }
+
+
+def finish_reason(ended: Ended) -> str:
+    """OpenAI's name. A deadline cuts the output as a limit does."""
+    return "length" if ended.finish_reason in ("length", "deadline") else "stop"
+
+
+def stop_reason(ended: Ended) -> str | int | None:
+    """vLLM's: the stop string or the stop token's id, if one ended the output."""
+    reason = ended.stop_reason
+    known = ("eos", "max_tokens", "max_model_len", "constraint")
+    return None if ended.finish_reason != "stop" or reason in known else reason
+
+
+def cancelled(ended: Ended) -> Failure | None:
+    if ended.finish_reason != "cancelled":
+        return None
+    return Failure(499, "the generation was cancelled", code="cancelled")
+
+
+def error_body(failure: Failure) -> dict[str, Any]:
+    return {
+        "error": {
+            "message": failure.message,
+            "type": failure.kind,
+            "param": failure.param,
+            "code": failure.code,
+        }
+    }
+
+
+def error_event(failure: Failure) -> bytes:
+    return b"data: %b\n\n" % encode(error_body(failure))
+
+
+def json_answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(encode(value), status, headers, "application/json")
+
+
+def error_answer(failure: Failure) -> Response:
+    headers = {} if failure.retry_after_s is None else {"retry-after": str(failure.retry_after_s)}
+    return json_answer(error_body(failure), failure.status, headers)

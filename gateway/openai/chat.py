@@ -1,0 +1,121 @@
+"""The request of chat/completions: which tasks it becomes. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from petiole.gateway.core.plan import Call, Plan
+from petiole.gateway.core.record import Record
+from petiole.gateway.openai import conversation, formats
+from petiole.gateway.openai.answers import task_ids
+from petiole.gateway.openai.sampling import MOST_LOGPROBS, NAMES, Sampling
+from petiole.tasks.errors import InvalidRequest, shorten
+from petiole.tasks.fleet.models import Found
+
+KIND = "chat.completion"
+_CHOICES_OF_TOOLS = ("none", "auto")
+
+
+class ChatCompletion(Sampling):
+    """The body of a request."""
+
+    REFUSED: ClassVar = Sampling.REFUSED | {
+        "functions": "is not served: use tools",
+        "function_call": "is not served: use tools",
+        "audio": "is not served",
+        "web_search_options": "is not served",
+        "prompt_logprobs": "is not served for conversations",
+        "echo": "is not served for conversations",
+        "chat_template": "is not served: the model's own is used",
+        "thinking_token_budget": "is not served",
+        "mm_processor_kwargs": "is not served",
+    }
+    IGNORED: ClassVar = Sampling.IGNORED | {
+        "prediction", "verbosity", "parallel_tool_calls", "reasoning_effort", "include_reasoning",
+    }  # fmt: skip
+
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=10_000)
+    max_completion_tokens: int | None = None
+    max_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    modalities: list[str] = Field(default_factory=lambda: ["text"])
+    metadata: dict[str, str] = Field(default_factory=dict)
+    store: bool = False
+
+    documents: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Any:
+        if self.modalities != ["text"]:
+            raise InvalidRequest("modalities", 'must be ["text"]', shorten(self.modalities))
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs", "needs logprobs", "no logprobs")
+        if not self.add_generation_prompt and not self.continue_final_message:
+            raise InvalidRequest("add_generation_prompt", "must be true unless a message is continued", False)
+        if self.tool_choice is not None and self.tool_choice not in _CHOICES_OF_TOOLS:
+            raise InvalidRequest("tool_choice", "must be none or auto", shorten(self.tool_choice))
+        return self
+
+    def plan(self, name: str, now: int, found: Found, stays: bool) -> Plan:
+        """What it becomes, under this id. `stays`: it goes on when its client has gone. Raises
+        `InvalidRequest`."""
+        limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        options: dict[str, Any] = {
+            "messages": conversation.messages(self.messages),
+            "max_tokens": "rest" if limit is None else limit,
+            **self.with_logprobs((self.top_logprobs or 0) if self.logprobs else None),
+        }
+        names = {**NAMES, "logprobs": "top_logprobs"}
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        if (constraint := formats.constraint(self.response_format, self.structured_outputs)) is not None:
+            options[constraint.option], names[constraint.option] = constraint.value, constraint.field
+        variables = self.chat_template_kwargs | ({"documents": self.documents} if self.documents else {})
+        if variables:
+            options["chat_template_kwargs"] = variables
+        if self.tools and self.tool_choice != "none":
+            options["tools"] = self.tools
+        if self.continue_final_message:
+            options["continue_final_message"] = True
+        if found.adapter is not None:
+            options["adapter"] = found.adapter
+        if not stays:
+            options["cancel_on_disconnect"] = True
+        record = Record(
+            id=name,
+            kind=KIND,
+            created=now,
+            model=self.model,
+            tasks=task_ids(name, self.n),
+            asked=self._shown(),
+            queue=found.queue,
+            readers=not stays,
+        )
+        return Plan(
+            record,
+            [Call("chat", {**options, **self.sampling(choice)}) for choice in range(self.n)],
+            self.submission(),
+            names,
+        )
+
+    def _shown(self) -> dict[str, Any]:
+        """What the view reads."""
+        known = {
+            "usage": bool(self.stream_options.get("include_usage")),
+            "top_logprobs": (self.top_logprobs or 0) if self.logprobs else None,
+            "as_ids": self.return_tokens_as_token_ids,
+            "token_ids": self.return_token_ids,
+            "metadata": self.metadata,
+            "store": self.store,
+        }
+        return {name: value for name, value in known.items() if value not in (None, False, {})}

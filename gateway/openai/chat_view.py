@@ -1,0 +1,139 @@
+"""The answer of chat/completions, streamed and whole: a view of parts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from petiole.gateway.core.events import Event
+from petiole.gateway.core.failures import Failure, failure_of
+from petiole.gateway.core.parts import Ended, Part, Text, Whole
+from petiole.gateway.core.record import Record
+from petiole.gateway.openai import logprobs
+from petiole.gateway.openai.answers import cancelled, encode, error_body, finish_reason, stop_reason, usage
+from petiole.outputs import TokenLogprobs, Usage
+from petiole.tasks import errors
+
+
+class ChatView:
+    """Events of a chat completion:
+
+    role     the first chunk of a choice
+    text     a piece of the content
+    end      the chunk with the finish reason, and the tokens that have no text
+    error    in place of an end
+    usage    the last chunk, if it was asked for
+    """
+
+    def __init__(self, record: Record) -> None:
+        self._asked = record.asked
+        self._usage: list[Usage | None] = []
+        self._failed = False
+        head = {
+            "id": record.id,
+            "object": "chat.completion.chunk",
+            "created": record.created,
+            "model": record.model,
+        }
+        self._head = encode(head)[:-1] + b',"system_fingerprint":null,"choices":['
+        self._tail = b'],"usage":null}' if self._asked.get("usage") else b"]}"
+        self._plain = not (self._asked.keys() & {"top_logprobs", "token_ids"})
+
+    def begin(self, choice: int) -> Iterable[Event]:
+        return [Event("role")]
+
+    def events(self, choice: int, part: Part) -> Iterable[Event]:
+        if isinstance(part, Text):
+            return [Event("text", None, part.text, part.tokens)]
+        if not isinstance(part, Ended):
+            return []
+        self._usage.append(part.usage)
+        if (failure := failed(part)) is not None:
+            self._failed = True
+            return [Event("error", failure)]
+        return [Event("end", part)]
+
+    def finish(self) -> Iterable[Event]:
+        return [Event("usage")] if self._asked.get("usage") and not self._failed else []
+
+    def event_name(self, event: Event) -> str | None:
+        return None
+
+    def encode(self, choice: int, number: int, event: Event) -> bytes:
+        match event.name:
+            case "text" if self._plain:
+                return b'%b{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}%b' % (
+                    self._head, choice, encode(event.text), self._tail,
+                )  # fmt: skip
+            case "text":
+                tokens = [placed.token for placed in event.tokens]
+                return self._chunk(choice, {"content": event.text}, tokens)
+            case "role":
+                return self._chunk(choice, {"role": "assistant", "content": ""})
+            case "end":
+                ended: Ended = event.fields
+                return self._chunk(choice, {}, ended.tokens, ended)
+            case "usage":
+                return self._head + b'],"usage":' + encode(usage(self._usage)) + b"}"
+            case _:
+                return encode(error_body(event.fields))
+
+    def _chunk(
+        self,
+        choice: int,
+        delta: dict[str, Any],
+        tokens: Sequence[TokenLogprobs] = (),
+        ended: Ended | None = None,
+    ) -> bytes:
+        shown: dict[str, Any] = {"index": choice, "delta": delta, **_tokens(self._asked, tokens)}
+        shown["finish_reason"] = None if ended is None else finish_reason(ended)
+        if ended is not None:
+            shown["stop_reason"] = stop_reason(ended)
+        return self._head + encode(shown) + self._tail
+
+
+def whole(record: Record, outputs: Sequence[Whole]) -> dict[str, Any]:
+    """The answer of a request whose outputs have all ended. Raises `Failure`."""
+    choices = []
+    for index, output in enumerate(outputs):
+        ended = output.ended
+        assert ended is not None
+        if (failure := failed(ended)) is not None:
+            raise failure
+        choices.append(
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": output.text(), "refusal": None},
+                **_tokens(record.asked, output.tokens),
+                "finish_reason": finish_reason(ended),
+                "stop_reason": stop_reason(ended),
+            }
+        )
+    answer = {
+        "id": record.id,
+        "object": record.kind,
+        "created": record.created,
+        "model": record.model,
+        "choices": choices,
+        "usage": usage([output.ended.usage for output in outputs if output.ended]),
+        "system_fingerprint": None,
+    }
+    return answer | ({"metadata": record.asked["metadata"]} if "metadata" in record.asked else {})
+
+
+def _tokens(asked: dict[str, Any], tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    """What a choice says of these tokens."""
+    likeliest = asked.get("top_logprobs")
+    found: dict[str, Any] = {"logprobs": None}
+    if likeliest is not None and tokens:
+        found["logprobs"] = logprobs.content(tokens, likeliest, bool(asked.get("as_ids")))
+    if asked.get("token_ids"):
+        found["token_ids"] = [token.token_id for token in tokens]
+    return found
+
+
+def failed(ended: Ended) -> Failure | None:
+    """What a client is told in place of an end."""
+    if ended.error is not None:
+        return failure_of(errors.rebuild(ended.error))
+    return cancelled(ended)

@@ -1,0 +1,58 @@
+"""Messages as OpenAI's clients write them, as a task takes them.
+
+Most chat templates know no role `developer`: it becomes `system`. Images are data URLs: the gateway fetches
+nothing. All other keys of a message, such as tool calls, go to the template as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from petiole.tasks.errors import InvalidRequest, shorten
+from petiole.tasks.requests import images
+
+_ROLES = ("developer", "system", "user", "assistant", "tool", "function")
+_WITHOUT_CONTENT = ("tool_calls", "function_call", "refusal", "audio", "reasoning", "reasoning_content")
+"""What an assistant's message may have in place of content."""
+
+
+def messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Raises `InvalidRequest`."""
+    return [_message(f"messages[{k}]", message) for k, message in enumerate(given)]
+
+
+def _message(field: str, message: dict[str, Any]) -> dict[str, Any]:
+    role = message.get("role")
+    if role not in _ROLES:
+        raise InvalidRequest(f"{field}.role", f"must be one of {', '.join(_ROLES)}", shorten(role))
+    taken = {**message, "role": "system" if role == "developer" else role}
+    content = message.get("content")
+    if isinstance(content, list):
+        taken["content"] = [_part(f"{field}.content[{k}]", part) for k, part in enumerate(content)]
+    elif content is None:
+        if role != "assistant" or not any(message.get(name) for name in _WITHOUT_CONTENT):
+            raise InvalidRequest(f"{field}.content", "is required", "nothing")
+        taken.setdefault("content", None)
+    elif not isinstance(content, str):
+        raise InvalidRequest(f"{field}.content", "must be text or a list of parts", shorten(content))
+    return taken
+
+
+def _part(field: str, part: object) -> dict[str, Any]:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return {"type": "text", "text": text}
+        case {"type": "refusal", "refusal": str(text)}:
+            return {"type": "text", "text": text}
+        case {"type": "image_url", "image_url": {"url": str(url)}} | {"type": "image_url", "image_url": str(url)}:
+            return {"type": "image_url", "image_url": {"url": _image(f"{field}.image_url.url", url)}}
+        case {"type": str(kind)}:
+            limit = "must be a complete part of type text or image_url"
+            raise InvalidRequest(field, limit, shorten(kind))
+    raise InvalidRequest(field, "must be an object with a type", shorten(part))
+
+
+def _image(field: str, url: str) -> str:
+    if url.lstrip()[:5].lower() != "data:" and not images.is_handle(url):
+        shown = f"{url[:40]}…" if len(url) > 40 else url
+        raise InvalidRequest(field, "must be a data URL: this gateway fetches no images", shown)
+    return url

@@ -1,0 +1,61 @@
+"""`response_format` and vLLM's `structured_outputs`: the constraint on the output, as an option of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from petiole.tasks.errors import InvalidRequest, shorten
+
+_ANY_OBJECT = {"type": "object"}
+
+
+class Constraint(NamedTuple):
+    """An option of a task, its value, and the client's field, which errors name."""
+
+    option: str
+    value: Any
+    field: str
+
+
+def constraint(response_format: object, structured_outputs: object) -> Constraint | None:
+    """Raises `InvalidRequest`."""
+    one, other = _of_format(response_format), _of_structured(structured_outputs)
+    if one is not None and other is not None:
+        raise InvalidRequest("structured_outputs", "cannot be combined with response_format", "both")
+    return one or other
+
+
+def _of_format(given: object) -> Constraint | None:
+    match given:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return Constraint("json_schema", _ANY_OBJECT, "response_format")
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return Constraint("json_schema", schema, "response_format.json_schema.schema")
+        case {"type": "json_schema"}:
+            raise InvalidRequest("response_format.json_schema.schema", "must be an object", "another value")
+    shown = shorten(given.get("type") if isinstance(given, Mapping) else given)
+    raise InvalidRequest("response_format.type", "must be text, json_object or json_schema", shown)
+
+
+def _of_structured(given: object) -> Constraint | None:
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        raise InvalidRequest("structured_outputs", "must be an object", shorten(given))
+    asked = {kind: value for kind, value in given.items() if value is not None and value is not False}
+    if len(asked) > 1:
+        raise InvalidRequest("structured_outputs", "must have one kind of constraint", ", ".join(sorted(asked)))
+    for kind, value in asked.items():
+        field = f"structured_outputs.{kind}"
+        match kind:
+            case "json":
+                return Constraint("json_schema", value, field)
+            case "json_object":
+                return Constraint("json_schema", _ANY_OBJECT, field)
+            case "regex" | "choice" | "grammar":
+                return Constraint(kind, value, field)
+        raise InvalidRequest(field, "must be json, regex, choice, grammar or json_object", kind)
+    return None

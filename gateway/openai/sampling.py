@@ -1,0 +1,145 @@
+"""The parameters that all kinds of generation share: OpenAI's, and those that vLLM added, in its spelling.
+
+A parameter that has no meaning here is accepted and ignored if an answer without it is still right, as OpenAI's
+`user` is. If it is not, a value other than the default is refused by name. An unknown parameter is refused, so
+that no misspelt one is silently ignored. Limits are checked where the task checks them: `InvalidRequest` names the
+option, and `NAMES` the client's field."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from petiole.tasks.errors import InvalidRequest, shorten
+from petiole.tasks.settings import settings
+from petiole.tasks.urls import RABBITMQ, scheme
+
+MOST_CHOICES = 128
+MOST_LOGPROBS = 20
+
+NAMES = {
+    "salt": "cache_salt",
+    "affinity": "prompt_cache_key",
+    "include_stop": "include_stop_str_in_output",
+}
+"""By an option of a task: the client's field, where the two differ."""
+
+_SAME = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "min_tokens", "ignore_eos", "logit_bias", "stop", "stop_token_ids", "skip_special_tokens", "allowed_token_ids",
+)  # fmt: skip
+"""What a task has under the same name."""
+
+
+class Asked(BaseModel):
+    """Base of the requests. A parameter that is null counts as absent."""
+
+    model_config = ConfigDict(defer_build=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    REFUSED: ClassVar[dict[str, str]] = {}
+    """By a parameter that may not be given: why."""
+    IGNORED: ClassVar[frozenset[str]] = frozenset()
+    """The parameters that change nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_absent(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        for name, why in cls.REFUSED.items():
+            if given.get(name) not in (None, False, [], {}, ""):
+                raise InvalidRequest(name, why, shorten(given[name]))
+        left_out = cls.IGNORED | cls.REFUSED.keys()
+        return {name: value for name, value in given.items() if value is not None and name not in left_out}
+
+
+class Sampling(Asked):
+    """OpenAI's parameters, and then vLLM's."""
+
+    REFUSED: ClassVar = {
+        "best_of": "is not served: use n",
+        "bad_words": "is not served: use logit_bias",
+        "logprob_token_ids": "is not served: use top_logprobs",
+        "truncate_prompt_tokens": "is not served: a prompt that is too long is refused",
+        "use_beam_search": "is not served",
+        "length_penalty": "is not served",
+        "vllm_xargs": "is not served",
+        "kv_transfer_params": "is not served",
+    }
+    IGNORED: ClassVar = frozenset(
+        {"user", "safety_identifier", "service_tier", "session_id", "request_id", "stream_interval", "moderation",
+         "prompt_cache_options", "prompt_cache_retention", "spaces_between_special_tokens", "detokenize"}
+    )  # fmt: skip
+
+    model: str = Field(min_length=1, max_length=1024)
+    stream: bool = False
+    stream_options: dict[str, Any] = Field(default_factory=dict)
+    n: int = Field(default=1, ge=1, le=MOST_CHOICES)
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    prompt_cache_key: str | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    cache_salt: str | None = None
+    priority: int | None = Field(default=None, ge=0, le=9)
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+
+    @field_validator("stream_options", mode="after")
+    @classmethod
+    def _known_stream_options(cls, given: dict[str, Any]) -> dict[str, Any]:
+        for name, value in given.items():
+            if name not in ("include_usage", "continuous_usage_stats", "include_obfuscation"):
+                raise InvalidRequest(f"stream_options.{name}", "is not an option of a stream", shorten(value))
+            if value not in (None, True, False):
+                raise InvalidRequest(f"stream_options.{name}", "must be true or false", shorten(value))
+        return given
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> Any:
+        if self.stream_options and not self.stream:
+            raise InvalidRequest("stream_options", "needs stream", "stream false")
+        return self
+
+    def sampling(self, choice: int) -> dict[str, Any]:
+        """The options of the task of one choice. Choices with one seed would be the same, so each has its own."""
+        options = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
+        if options.get("top_k") == -1:  # vLLM's "all"
+            options["top_k"] = 0
+        if self.include_stop_str_in_output:
+            options["include_stop"] = True
+        if self.seed is not None:
+            options["seed"] = self.seed + choice
+        if self.cache_salt is not None:
+            options["salt"] = self.cache_salt
+        if self.prompt_cache_key is not None:
+            options["affinity"] = self.prompt_cache_key
+        return options
+
+    def with_logprobs(self, likeliest: int | None) -> dict[str, Any]:
+        """Tokens are shown with texts and bytes. `likeliest`: how many at each position; None: no
+        log-probabilities are shown."""
+        if likeliest is None and not self.return_token_ids:
+            return {}
+        return {"logprobs": likeliest or 0, "logprob_texts": True}
+
+    def submission(self) -> dict[str, Any]:
+        """Options of the submission. The lower a priority, the earlier, as in vLLM and on a Redis broker."""
+        if self.priority is None:
+            return {}
+        reverse = scheme(settings().broker_url) in RABBITMQ
+        return {"priority": 9 - self.priority if reverse else self.priority}

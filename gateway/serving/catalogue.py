@@ -1,0 +1,58 @@
+"""The models of the fleet, as their workers have described them, read at most once in some seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import redis
+
+from petiole.gateway.core.failures import Failure, invalid
+from petiole.gateway.serving.patience import patiently
+from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.fleet import models
+from petiole.tasks.fleet.models import KNOWN_FOR_S, UNKNOWN_FOR_S, Found, ModelFacts
+from petiole.tasks.servers import connections
+from petiole.tasks.settings import settings
+
+
+class Catalogue:
+    """What an event loop has read lately."""
+
+    def __init__(self) -> None:
+        self._known: Sequence[ModelFacts] = ()
+        self._read_at = float("-inf")
+        self._reading = asyncio.Lock()
+
+    async def known(self, for_s: float = KNOWN_FOR_S) -> Sequence[ModelFacts]:
+        """What was read at most `for_s` ago, or is read now. While Redis is away: what was read last."""
+        if time.monotonic() - self._read_at <= for_s:
+            return self._known
+        async with self._reading:
+            if time.monotonic() - self._read_at > for_s:
+                try:
+                    self._known = await patiently(models.amodels)
+                    self._read_at = time.monotonic()
+                except Failure:
+                    if not self._known:
+                        raise
+                except redis.exceptions.NoPermissionError as error:
+                    raise Failure(500, f"the gateway may not read the models: {error}") from None
+        return self._known
+
+    async def find(self, name: str) -> Found:
+        """Where the model of this name is served. Raises `Failure`: 404 for an unknown one."""
+        own = settings().queue
+        try:
+            return models.find(await self.known(), name, own)
+        except InvalidRequest:
+            pass
+        try:
+            return models.find(await self.known(UNKNOWN_FOR_S), name, own)
+        except InvalidRequest as error:
+            raise invalid("model", str(error), "model_not_found", 404) from None
+
+
+catalogue = connections.PerLoop(Catalogue)
+"""The running event loop's."""

@@ -1,0 +1,193 @@
+"""A request on its way: its record is written, its tasks are submitted, accepted by a worker, followed to their
+end.
+
+Any gateway follows any request, from its record alone. A client that leaves ends its gateway's reading, and
+nothing else: where the record says that the tasks need readers, a worker cancels them when they have had none for
+`PETIOLE_GATEWAY_UNREAD_S`, whichever gateway has died meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from petiole.gateway.core.failures import Failure, failure_of, unavailable
+from petiole.gateway.core.parts import Whole
+from petiole.gateway.core.plan import Plan
+from petiole.gateway.core.reading import Reading
+from petiole.gateway.core.record import Record
+from petiole.gateway.serving import records
+from petiole.gateway.serving.patience import patiently
+from petiole.tasks import errors
+from petiole.tasks.app.blocking import LOOKUPS
+from petiole.tasks.fleet import control, reports
+from petiole.tasks.fleet.serving import lack
+from petiole.tasks.requests.results import StreamDelta
+from petiole.tasks.servers.connections import LOST
+from petiole.tasks.settings import settings
+from petiole.tasks.streams.readers import AsyncStream
+from petiole.tasks.submission import definitions
+
+TASKS: Mapping[str, Any] = {"chat": definitions.chat, "generate": definitions.generate}
+
+
+class Generation:
+    """The tasks of a record, read by this process."""
+
+    def __init__(self, record: Record, names: Mapping[str, str] | None = None) -> None:
+        known = settings()
+        self.record, self._names = record, names or {}
+        self._began_at = time.monotonic()
+        self._heard = False
+        silence_s = max(1.0, min(known.gateway_heartbeat_s, known.gateway_wait_for_worker_s))
+        self._readers = [
+            AsyncStream(
+                task_id,
+                None,
+                record.readers,
+                heartbeat_s=silence_s,
+                prepared=True,
+                unread_s=known.gateway_unread_s,
+            )
+            for task_id in record.tasks
+        ]
+        self._next: dict[asyncio.Task[StreamDelta], int] = {}
+        self._held: list[tuple[int, StreamDelta]] = []
+
+    async def open(self) -> None:
+        """Subscribe, so that nothing is missed. Reading begins at the log's beginning in any case."""
+        for choice, reader in enumerate(self._readers):
+            self._next[asyncio.ensure_future(anext(reader))] = choice
+
+    async def accepted(self, wait_s: float) -> None:
+        """Wait until a worker has prepared every task, or for `wait_s`. Raises `Failure` if one is refused."""
+        give_up_at = time.monotonic() + wait_s
+        silent = set(range(len(self._readers)))
+        while silent and (left_s := give_up_at - time.monotonic()) > 0 and self._next:
+            for choice, delta in await self._arrived(left_s):
+                if delta.is_heartbeat:
+                    await self._check_worker()
+                    continue
+                self._heard = True
+                silent.discard(choice)
+                if delta.error is not None:
+                    raise self.failure(delta.error)
+                self._held.append((choice, delta))
+
+    async def deltas(self) -> AsyncGenerator[tuple[int, StreamDelta | None], None]:
+        """The deltas of all tasks, each with the number of its task. None: nothing has come for a while. Raises
+        `Failure` if they cannot be read; a failed task has a delta that says so."""
+        for held in self._held:
+            yield held
+        self._held = []
+        if len(self._readers) == 1 and self._next:  # without a task for each delta
+            [(first, _)], self._next = self._next.items(), {}
+            try:
+                delta = await first
+                while True:
+                    yield 0, await self._seen(delta)
+                    if delta.finish_reason is not None:
+                        return
+                    delta = await anext(self._readers[0])
+            except (StopAsyncIteration, errors.StreamError) as error:
+                raise failure_of(error) from error
+        while self._next:
+            for choice, delta in await self._arrived(None):
+                yield choice, await self._seen(delta)
+
+    async def _seen(self, delta: StreamDelta) -> StreamDelta | None:
+        if delta.is_heartbeat:
+            await self._check_worker()
+            return None
+        self._heard = True
+        return delta
+
+    async def _arrived(self, wait_s: float | None) -> list[tuple[int, StreamDelta]]:
+        """The next deltas, at most one of each task."""
+        done, _ = await asyncio.wait(self._next, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        found = sorted((self._next.pop(task), task) for task in done)
+        deltas = []
+        for choice, task in found:
+            try:
+                delta = task.result()
+            except (StopAsyncIteration, errors.StreamError) as error:
+                raise failure_of(error) from error
+            deltas.append((choice, delta))
+            if delta.finish_reason is None:
+                self._next[asyncio.ensure_future(anext(self._readers[choice]))] = choice
+        return deltas
+
+    async def _check_worker(self) -> None:
+        """Raises `Failure` if nobody will ever begin."""
+        patience_s = settings().gateway_wait_for_worker_s
+        if self._heard or time.monotonic() - self._began_at < patience_s or not self.record.queue:
+            return
+        try:
+            missing = lack(await LOOKUPS.run(reports.workers), self.record.queue)
+        except Exception:  # the reports cannot be read: say nothing about workers
+            return
+        if missing is not None:
+            await self.cancel()
+            raise unavailable(f"no worker serves model {self.record.model!r} at the moment", "no_worker")
+
+    async def whole(self) -> list[Whole]:
+        """All outputs, when all have ended. Raises `Failure` if one has failed or was cancelled."""
+        readings = [(Reading(), Whole()) for _ in self.record.tasks]
+        async for choice, delta in self.deltas():
+            if delta is None:
+                continue
+            reading, whole = readings[choice]
+            for part in reading.read(delta):
+                whole.add(part)
+            if delta.error is not None:
+                raise self.failure(delta.error)
+        return [whole for _, whole in readings]
+
+    def failure(self, error: Mapping[str, Any]) -> Failure:
+        return failure_of(errors.rebuild(error), self._names)
+
+    async def cancel(self) -> None:
+        await control.acancel(*self.record.tasks)
+
+    async def aclose(self) -> None:
+        """Read no further."""
+        for task in self._next:
+            task.cancel()
+        for task in self._next:
+            with contextlib.suppress(BaseException):
+                await task
+        self._next = {}
+        for reader in self._readers:
+            await reader.aclose()
+
+
+async def begin(plan: Plan) -> Generation:
+    """Write the record, and then submit the tasks. Raises `Failure`; then nothing of the request is left."""
+    record, known = plan.record, settings()
+    await records.put(record, known.gateway_keep_s)
+    submissions = [
+        TASKS[call.task].adelay(**call.options, **plan.submission, task_id=task_id)
+        for call, task_id in zip(plan.calls, record.tasks, strict=True)
+    ]
+    outcomes = await asyncio.gather(*submissions, return_exceptions=True)
+    if failed := [outcome for outcome in outcomes if isinstance(outcome, BaseException)]:
+        with contextlib.suppress(Failure, *LOST):
+            await records.forget(record.id)
+            await control.acancel(*record.tasks)
+        raise failure_of(failed[0], plan.names) from failed[0]
+    generation = Generation(record, plan.names)
+    await generation.open()
+    return generation
+
+
+async def cancel(record: Record) -> None:
+    await patiently(lambda: control.acancel(*record.tasks))
+
+
+async def again(record: Record) -> Generation:
+    """Follow the tasks of a request that was submitted before, by whichever gateway."""
+    generation = Generation(record)
+    await generation.open()
+    return generation

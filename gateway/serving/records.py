@@ -1,0 +1,35 @@
+"""Records in Redis: what any replica needs, beside the log, to answer for a request."""
+
+from __future__ import annotations
+
+import msgspec
+
+from petiole.gateway.core.failures import Failure
+from petiole.gateway.core.record import Record, dump, load
+from petiole.gateway.serving.patience import patiently
+from petiole.tasks.keys import gateway_key
+from petiole.tasks.servers import connections
+
+
+async def put(record: Record, keep_s: int) -> None:
+    raw = dump(record)
+    await patiently(lambda: connections.async_streams().set(gateway_key(record.id), raw, ex=keep_s))
+
+
+async def get(name: str, kind: str) -> Record:
+    """Raises `Failure`: 404 if there is none of this kind."""
+    missing = Failure(404, f"no {kind} with id {name[:128]!r} is known", code="not_found", param="id")
+    if not name.isascii() or len(name) > 128:
+        raise missing
+    raw = await patiently(lambda: connections.async_streams().get(gateway_key(name)))
+    try:
+        record = load(bytes(raw)) if isinstance(raw, bytes) else None
+    except msgspec.MsgspecError:
+        record = None
+    if record is None or record.kind != kind:
+        raise missing
+    return record
+
+
+async def forget(name: str) -> None:
+    await patiently(lambda: connections.async_streams().delete(gateway_key(name)))

@@ -1,0 +1,109 @@
+"""A stream as server-sent events, and clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from petiole.gateway.core.failures import Failure
+from petiole.gateway.core.streams import Frame, Stream
+from petiole.gateway.serving.generations import Generation
+
+T = TypeVar("T")
+
+ALIVE = b": alive\n\n"
+
+
+class ClientGone(Exception):  # noqa: N818
+    """Nobody waits for the answer any more."""
+
+
+def written(frames: Iterable[Frame]) -> bytes:
+    """Events as they go over the wire. Their data has no line breaks, being JSON."""
+    out = bytearray()
+    for cursor, name, data in frames:
+        if name is not None:
+            out += b"event: %b\n" % name.encode()
+        if cursor:
+            out += b"id: %b\n" % cursor.encode()
+        out += b"data: %b\n\n" % data
+    return bytes(out)
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What the work returns. Raises `ClientGone`, and cancels the work, as soon as the client has gone."""
+    main, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request.receive))
+    try:
+        await asyncio.wait({main, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if main.done():
+            return await main
+        raise ClientGone
+    finally:
+        for task in (main, leaving):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await main
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def events(
+    generation: Generation, stream: Stream, failed: Callable[[Failure], bytes], end: bytes = b""
+) -> AsyncGenerator[bytes, None]:
+    """A generation's events as they go over the wire, and comments where nothing happens. What goes wrong once the
+    stream has begun is an event that the interface writes (`failed`). It has no number: it is not in the log."""
+    async with contextlib.aclosing(generation), contextlib.aclosing(generation.deltas()) as deltas:
+        try:
+            if begun := written(stream.begin()):
+                yield begun
+            async for choice, delta in deltas:
+                if delta is None:
+                    yield ALIVE
+                elif out := written(stream.read(choice, delta)):
+                    yield out
+        except Failure as failure:
+            yield failed(failure)
+        yield end
+
+
+class EventStream(Response):
+    """Sends what an iterator gives, until it ends or the client leaves. Then it closes the iterator."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, parts: AsyncGenerator[bytes, None]) -> None:
+        self.status_code = 200
+        self.background = None
+        self.body = b""
+        self._parts = parts
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send(send))
+        leaving = asyncio.ensure_future(_left(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if not sending.done():
+                sending.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await sending
+
+    async def _send(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        async with contextlib.aclosing(self._parts) as parts:
+            await send(start)
+            async for part in parts:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,47 @@
+"""One Redis, one worker on petiole-tiny and one gateway for the tests of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from petiole.tasks.fleet import models
+from tests.support.gateway import Gateway
+from tests.support.site import Site, eventually
+
+REAL = {
+    "PETIOLE_ENGINE_FACTORY": "petiole.gpu_worker.engine:Engine",
+    "PETIOLE_DEVICE": "cpu",
+    "PETIOLE_NUM_PAGES": 4000,
+    "PETIOLE_MAX_NUM_SEQS": 8,
+}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with Site(tmp_path_factory.mktemp("gateway"), **REAL) as site:
+        worker = site.start_worker()
+        worker.ready()
+        eventually(lambda: models.models(site.redis), "the worker has said what it serves")
+        yield site
+
+
+@pytest.fixture(scope="module")
+def gateway(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with Gateway(tmp_path_factory.mktemp("serve"), PETIOLE_BROKER_URL=site.url) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def client(gateway: Gateway) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=gateway.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "gateway" in Path(item.fspath).parts and {"site", "gateway"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.e2e)
