@@ -17,6 +17,7 @@ Each line may import what stands below it.
 
     program      `petiole serve`: the application under uvicorn
     application  the ASGI application: which room answers which path
+    observing    the access log and the figures, without prompts; faults of the gateway itself
     openai/      OpenAI's interface: requests become tasks, parts become chunks
     serving/     everything with input or output: bodies, records in Redis, submission, following, streams
     core/        what is pure: records, parts of an output, numbers of events, failures

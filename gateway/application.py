@@ -4,21 +4,21 @@ use."""
 from __future__ import annotations
 
 import asyncio
-import logging
 
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
 
 from petiole.gateway.core.failures import Failure
+from petiole.gateway.observing import METRICS, Observed
 from petiole.gateway.openai import endpoints
 from petiole.gateway.openai.answers import error_answer
 from petiole.gateway.serving.sse import ClientGone
 from petiole.tasks.servers import connections
-
-logger = logging.getLogger("petiole.gateway")
 
 _ANSWER_S = 2.0
 
@@ -38,6 +38,11 @@ async def ready(_: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
 
+async def metrics(_: Request) -> Response:
+    """This process's figures, for Prometheus. Those of the fleet are `petiole metrics`."""
+    return Response(generate_latest(METRICS), media_type=CONTENT_TYPE_LATEST)
+
+
 async def _failed(_: Request, error: Exception) -> Response:
     match error:
         case Failure():
@@ -50,15 +55,19 @@ async def _failed(_: Request, error: Exception) -> Response:
             return error_answer(Failure(error.status_code, error.detail))
         case ClientGone():
             return Response(status_code=499)
-    logger.error("a request has failed: %s", type(error).__name__, exc_info=error)
     return error_answer(Failure(500, "the gateway has failed", code="server_error"))
 
 
 def make() -> Starlette:
     return Starlette(
-        routes=[Route("/health", health), Route("/ready", ready), Mount("/v1", routes=endpoints.routes())],
+        routes=[
+            Route("/health", health),
+            Route("/ready", ready),
+            Route("/metrics", metrics),
+            Mount("/v1", routes=endpoints.routes()),
+        ],
         exception_handlers=dict.fromkeys((Failure, HTTPException, ClientGone, Exception), _failed),
     )
 
 
-app = make()
+app: ASGIApp = Observed(make())

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,11 @@ class Gateway:
             self.process = subprocess.Popen(
                 command, cwd=REPOSITORY, env=full, stdout=log, stderr=subprocess.STDOUT
             )
-        self.url = eventually(self._serving, "the gateway serves")
+
+    @cached_property
+    def url(self) -> str:
+        """Waits until it serves."""
+        return str(eventually(self._serving, "the gateway serves"))
 
     def _serving(self) -> str:
         assert self.process.poll() is None, f"the gateway ended:\n{self.output[-4000:]}"

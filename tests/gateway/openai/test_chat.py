@@ -251,3 +251,17 @@ def test_a_deleted_request_is_forgotten(client: openai.OpenAI, site: Site) -> No
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.retrieve(whole.id)
     assert not site.redis.exists(f"petiole:gateway:{whole.id}")
+
+
+def test_no_prompt_is_in_a_log(http: httpx2.Client, gateway: Gateway, site: Site) -> None:
+    answer = http.post(
+        "/chat/completions", json={**ASKED, "messages": [{"role": "user", "content": "tell nobody"}]}
+    )
+    name = answer.json()["id"]
+    assert http.get(f"/chat/completions/{name}").json() == answer.json()
+    assert "POST /v1/chat/completions 200" in gateway.output
+    assert "GET /v1/chat/completions/{id} 200" in gateway.output
+    figures = httpx2.get(f"{gateway.root}/metrics").text
+    for text in ("tell nobody", "Count from", name):
+        assert text not in gateway.output + figures
+    assert 'petiole_gateway_requests_total{method="POST",path="/v1/chat/completions",status="200"}' in figures

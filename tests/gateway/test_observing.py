@@ -1,0 +1,51 @@
+"""The access log and the figures have no text of a request; a fault of the gateway's own is one line and a 500."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.testclient import TestClient
+
+from petiole.gateway.observing import METRICS, Observed
+
+SECRET = "a prompt that nobody may see"
+
+
+async def answers(_: Request) -> Response:
+    return Response("well")
+
+
+async def breaks(_: Request) -> Response:
+    raise RuntimeError(SECRET)
+
+
+def test_no_text_of_a_request_is_logged_or_counted(caplog: pytest.LogCaptureFixture) -> None:
+    routes = [Mount("/v1", routes=[Route("/things/{id}", answers), Route("/broken", breaks)])]
+    client = TestClient(Observed(Starlette(routes=routes)), raise_server_exceptions=True)
+    with caplog.at_level(logging.INFO):
+        assert client.get("/v1/things/chatcmpl-secret?x=secret").status_code == 200
+        assert client.get("/v1/broken").status_code == 500
+        assert client.get("/secret").status_code == 404
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("petiole")]
+    figures = generate_latest(METRICS).decode()
+    assert SECRET not in caplog.text + figures
+    assert not [line for line in [*lines, figures] if "secret" in line]
+    assert [line.rsplit(" ", 2)[0].partition(" ")[2] for line in lines if " ms" in line] == [
+        "GET /v1/things/{id} 200",
+        "GET /v1/broken 500",
+        "GET other 404",
+    ]
+    [fault] = [line for line in lines if "has failed" in line]
+    assert "RuntimeError at" in fault
+    assert "breaks" in fault
+    sample: Any = METRICS.get_sample_value(
+        "petiole_gateway_requests_total", {"method": "GET", "path": "/v1/things/{id}", "status": "200"}
+    )
+    assert sample == 1
