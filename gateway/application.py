@@ -65,6 +65,7 @@ def make() -> Starlette:
             Route("/ready", ready),
             Route("/metrics", metrics),
             Mount("/v1", routes=endpoints.routes()),
+            *endpoints.routes_at_the_root(),
         ],
         exception_handlers=dict.fromkeys((Failure, HTTPException, ClientGone, Exception), _failed),
     )

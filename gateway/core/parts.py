@@ -64,11 +64,17 @@ class Piece:
     name: str = ""
     call_id: str = ""
     texts: list[str] = field(default_factory=list)
-    tokens: list[TokenLogprobs] = field(default_factory=list)
+    tokens: list[Placed] = field(default_factory=list)
+    length: int = 0
 
     @property
     def text(self) -> str:
         return "".join(self.texts)
+
+    def add(self, part: Text) -> None:
+        self.texts.append(part.text)
+        self.tokens += [Placed(self.length + at, token) for at, token in part.tokens]
+        self.length += len(part.text)
 
 
 class Whole:
@@ -81,8 +87,7 @@ class Whole:
     def add(self, part: Part) -> None:
         match part:
             case Text():
-                self.pieces[-1].texts.append(part.text)
-                self.pieces[-1].tokens += [placed.token for placed in part.tokens]
+                self.pieces[-1].add(part)
             case Opened():
                 self.pieces.append(Piece(part.kind, part.name, part.call_id))
             case Ended():
@@ -94,6 +99,5 @@ class Whole:
     @property
     def tokens(self) -> list[TokenLogprobs]:
         """In the order in which they were generated."""
-        return [token for piece in self.pieces for token in piece.tokens] + [
-            *(self.ended.tokens if self.ended else ())
-        ]
+        rest = self.ended.tokens if self.ended else ()
+        return [*(placed.token for piece in self.pieces for placed in piece.tokens), *rest]

@@ -4,6 +4,9 @@ view, which makes events and the whole answer; a handler in `endpoints`.
 endpoints     the handlers of all paths below /v1
 chat          the request of chat/completions: a plan
 chat_view     its answer, streamed and whole
+completions       the request of completions: a plan
+completions_view  its answer, streamed and whole
+tokens        vLLM's tokenize and detokenize
 models        the models of the fleet as OpenAI lists them
 sampling      the parameters that all kinds of generation share, and what they are called in a task
 conversation  messages as clients write them, as a task takes them

@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from petiole.gateway.core.failures import Failure
+from petiole.gateway.core.failures import Failure, failure_of
 from petiole.gateway.core.parts import Ended
 from petiole.outputs import Usage
+from petiole.tasks import errors
 
 encode = msgspec.json.encode
 
@@ -27,10 +28,15 @@ def task_ids(name: str, choices: int) -> list[str]:
     return [name] if choices == 1 else [f"{name}-{choice}" for choice in range(choices)]
 
 
-def usage(ends: Sequence[Usage | None]) -> dict[str, Any]:
-    """The usage of a request with these outputs of one prompt."""
+def usage(ends: Sequence[Usage | None], each: int | None = None) -> dict[str, Any]:
+    """The usage of a request with these outputs. `each`: how many are of one prompt; None: all."""
     known = [one for one in ends if one is not None]
-    prompt, cached = max(((one.prompt_tokens, one.cached_prompt_tokens) for one in known), default=(0, 0))
+    groups = [ends[at : at + (each or len(ends))] for at in range(0, len(ends), each or len(ends))]
+    prompts = [
+        max(((one.prompt_tokens, one.cached_prompt_tokens) for one in group if one), default=(0, 0))
+        for group in groups
+    ]
+    prompt, cached = sum(tokens for tokens, _ in prompts), sum(tokens for _, tokens in prompts)
     made, thought = sum(one.completion_tokens for one in known), sum(one.reasoning_tokens or 0 for one in known)
     return {
         "prompt_tokens": prompt,
@@ -53,10 +59,13 @@ def stop_reason(ended: Ended) -> str | int | None:
     return None if ended.finish_reason != "stop" or reason in known else reason
 
 
-def cancelled(ended: Ended) -> Failure | None:
-    if ended.finish_reason != "cancelled":
-        return None
-    return Failure(499, "the generation was cancelled", code="cancelled")
+def failed(ended: Ended) -> Failure | None:
+    """What a client is told in place of an end."""
+    if ended.error is not None:
+        return failure_of(errors.rebuild(ended.error))
+    if ended.finish_reason == "cancelled":
+        return Failure(499, "the generation was cancelled", code="cancelled")
+    return None
 
 
 def error_body(failure: Failure) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from pydantic import Field, model_validator
 
 from petiole.gateway.core.plan import Call, Plan
 from petiole.gateway.core.record import Record
-from petiole.gateway.openai import conversation, formats
+from petiole.gateway.openai import conversation
 from petiole.gateway.openai.answers import task_ids
-from petiole.gateway.openai.sampling import MOST_LOGPROBS, NAMES, Sampling
+from petiole.gateway.openai.sampling import MOST_LOGPROBS, Sampling, given
 from petiole.tasks.errors import InvalidRequest, shorten
 from petiole.tasks.fleet.models import Found
 
@@ -41,13 +41,9 @@ class ChatCompletion(Sampling):
     max_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
-    response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     modalities: list[str] = Field(default_factory=lambda: ["text"])
-    metadata: dict[str, str] = Field(default_factory=dict)
-    store: bool = False
 
     documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -70,16 +66,12 @@ class ChatCompletion(Sampling):
         """What it becomes, under this id. `stays`: it goes on when its client has gone. Raises
         `InvalidRequest`."""
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        options: dict[str, Any] = {
-            "messages": conversation.messages(self.messages),
-            "max_tokens": "rest" if limit is None else limit,
-            **self.with_logprobs((self.top_logprobs or 0) if self.logprobs else None),
-        }
-        names = {**NAMES, "logprobs": "top_logprobs"}
+        options, names = self.options(found, stays, (self.top_logprobs or 0) if self.logprobs else None)
+        options["messages"] = conversation.messages(self.messages)
+        options["max_tokens"] = "rest" if limit is None else limit
+        names["logprobs"] = "top_logprobs"
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
-        if (constraint := formats.constraint(self.response_format, self.structured_outputs)) is not None:
-            options[constraint.option], names[constraint.option] = constraint.value, constraint.field
         variables = self.chat_template_kwargs | ({"documents": self.documents} if self.documents else {})
         if variables:
             options["chat_template_kwargs"] = variables
@@ -87,10 +79,6 @@ class ChatCompletion(Sampling):
             options["tools"] = self.tools
         if self.continue_final_message:
             options["continue_final_message"] = True
-        if found.adapter is not None:
-            options["adapter"] = found.adapter
-        if not stays:
-            options["cancel_on_disconnect"] = True
         record = Record(
             id=name,
             kind=KIND,
@@ -118,4 +106,4 @@ class ChatCompletion(Sampling):
             "metadata": self.metadata,
             "store": self.store,
         }
-        return {name: value for name, value in known.items() if value not in (None, False, {})}
+        return given(known)

@@ -6,13 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from petiole.gateway.core.events import Event
-from petiole.gateway.core.failures import Failure, failure_of
 from petiole.gateway.core.parts import Ended, Part, Text, Whole
 from petiole.gateway.core.record import Record
 from petiole.gateway.openai import logprobs
-from petiole.gateway.openai.answers import cancelled, encode, error_body, finish_reason, stop_reason, usage
+from petiole.gateway.openai.answers import encode, error_body, failed, finish_reason, stop_reason, usage
 from petiole.outputs import TokenLogprobs, Usage
-from petiole.tasks import errors
 
 
 class ChatView:
@@ -27,7 +25,7 @@ class ChatView:
 
     def __init__(self, record: Record) -> None:
         self._asked = record.asked
-        self._usage: list[Usage | None] = []
+        self._usage: list[Usage | None] = [None] * len(record.tasks)
         self._failed = False
         head = {
             "id": record.id,
@@ -47,7 +45,7 @@ class ChatView:
             return [Event("text", None, part.text, part.tokens)]
         if not isinstance(part, Ended):
             return []
-        self._usage.append(part.usage)
+        self._usage[choice] = part.usage
         if (failure := failed(part)) is not None:
             self._failed = True
             return [Event("error", failure)]
@@ -130,10 +128,3 @@ def _tokens(asked: dict[str, Any], tokens: Sequence[TokenLogprobs]) -> dict[str,
     if asked.get("token_ids"):
         found["token_ids"] = [token.token_id for token in tokens]
     return found
-
-
-def failed(ended: Ended) -> Failure | None:
-    """What a client is told in place of an end."""
-    if ended.error is not None:
-        return failure_of(errors.rebuild(ended.error))
-    return cancelled(ended)

@@ -1,80 +1,120 @@
-"""The handlers of the paths below /v1. They hold nothing together but rooms: bodies, plans, generations, views."""
+"""The handlers of OpenAI's paths, and of those that vLLM added. They hold nothing but rooms together: bodies,
+plans, generations, views."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from petiole.gateway.core.failures import Failure, failure_of, invalid
+from petiole.gateway.core.parts import Whole
+from petiole.gateway.core.plan import Plan
 from petiole.gateway.core.record import Record
-from petiole.gateway.core.streams import Stream, cursor_of
-from petiole.gateway.openai import chat_view, models
+from petiole.gateway.core.streams import Stream, View, cursor_of
+from petiole.gateway.openai import chat, chat_view, completions, completions_view, models, tokens
 from petiole.gateway.openai.answers import DONE, error_event, json_answer, new_id
-from petiole.gateway.openai.chat import KIND as CHAT
 from petiole.gateway.openai.chat import ChatCompletion
 from petiole.gateway.openai.chat_view import ChatView
+from petiole.gateway.openai.completions import TextCompletion
+from petiole.gateway.openai.completions_view import CompletionsView
+from petiole.gateway.openai.sampling import Sampling
+from petiole.gateway.openai.tokens import Detokenize, Tokenize
 from petiole.gateway.serving import bodies, generations, records
 from petiole.gateway.serving.catalogue import catalogue
+from petiole.gateway.serving.counting import count
 from petiole.gateway.serving.generations import Generation
 from petiole.gateway.serving.sse import EventStream, events, unless_gone
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.settings import settings
 
-# ---------------------------------------------------------------- chat/completions
+
+@dataclass(frozen=True)
+class Kind:
+    """How requests of one kind are answered, now and later."""
+
+    name: str
+    prefix: str
+    view: Callable[[Record], View]
+    whole: Callable[[Record, Sequence[Whole]], dict[str, Any]]
+
+    def events(self, generation: Generation, after: Sequence[int] = ()) -> AsyncGenerator[bytes, None]:
+        record = generation.record
+        return events(generation, Stream(self.view(record), record, after), error_event, DONE)
+
+    async def answer(self, generation: Generation) -> Response:
+        try:
+            return json_answer(self.whole(generation.record, await generation.whole()))
+        finally:
+            await generation.aclose()
+
+    async def create(self, request: Request, plan: Plan, stream: bool) -> Response:
+        generation = await unless_gone(request, generations.begin(plan))
+        if not stream:
+            return await unless_gone(request, self.answer(generation))
+        await unless_gone(request, accepted(generation))
+        return EventStream(self.events(generation))
+
+    async def get(self, request: Request) -> Response:
+        """The answer of an earlier request: whole, when it has ended, or its events after a number."""
+        record = await records.get(request.path_params["id"], self.name)
+        if not flag(request, "stream"):
+            return await unless_gone(request, self.answer(generations.again(record)))
+        after = after_of(request, record)
+        return EventStream(self.events(generations.again(record), after))
+
+    async def delete(self, request: Request) -> Response:
+        """Cancel it, if it is not finished, and forget it."""
+        record = await records.get(request.path_params["id"], self.name)
+        await generations.cancel(record)
+        await records.forget(record.id)
+        return json_answer({"id": record.id, "object": f"{self.name}.deleted", "deleted": True})
+
+
+CHAT = Kind(chat.KIND, "chatcmpl-", ChatView, chat_view.whole)
+COMPLETION = Kind(completions.KIND, "cmpl-", CompletionsView, completions_view.whole)
 
 
 async def create_chat(request: Request) -> Response:
     asked = await bodies.read(request, ChatCompletion)
     found = await catalogue().find(asked.model)
-    try:
-        plan = asked.plan(
-            new_id("chatcmpl-"), int(time.time()), found, asked.store and settings().gateway_stored_stay
-        )
-    except InvalidRequest as error:
-        raise failure_of(error) from None
-    generation = await unless_gone(request, generations.begin(plan))
-    if asked.stream:
-        await unless_gone(request, accepted(generation))
-        return EventStream(chat_events(generation))
-    return await unless_gone(request, chat_answer(generation))
+    plan = checked(lambda: asked.plan(new_id(CHAT.prefix), int(time.time()), found, stays(asked)))
+    return await CHAT.create(request, plan, asked.stream)
 
 
-async def get_chat(request: Request) -> Response:
-    """The answer of an earlier request: whole, when it has ended, or the events after a number."""
-    record = await records.get(request.path_params["id"], CHAT)
-    stream = flag(request, "stream")
-    after = after_of(request, record) if stream else ()
-    generation = await generations.again(record)
-    if stream:
-        return EventStream(chat_events(generation, after))
-    return await unless_gone(request, chat_answer(generation))
+async def create_completion(request: Request) -> Response:
+    asked = await bodies.read(request, TextCompletion)
+    found = await catalogue().find(asked.model)
+    spelled: list[str] = []
+    if ids := asked.ids_to_spell:
+        counted = await count(found, {"token_ids": "prompt"}, token_ids=ids, skip_special_tokens=False)
+        spelled = counted["texts"]
+    plan = checked(lambda: asked.plan(new_id(COMPLETION.prefix), int(time.time()), found, stays(asked), spelled))
+    return await COMPLETION.create(request, plan, asked.stream)
 
 
-async def delete_chat(request: Request) -> Response:
-    """Cancel it, if it is not finished, and forget it."""
-    record = await records.get(request.path_params["id"], CHAT)
-    await generations.cancel(record)
-    await records.forget(record.id)
-    return json_answer({"id": record.id, "object": f"{CHAT}.deleted", "deleted": True})
+# ---------------------------------------------------------------- tokens, models
 
 
-def chat_events(generation: Generation, after: Sequence[int] = ()) -> AsyncGenerator[bytes, None]:
-    stream = Stream(ChatView(generation.record), generation.record, after)
-    return events(generation, stream, error_event, DONE)
+async def tokenize(request: Request) -> Response:
+    asked = await bodies.read(request, Tokenize)
+    found = await catalogue().find(asked.model)
+    counted = await count(found, tokens.NAMES, **checked(asked.options))
+    texts = None
+    if asked.return_token_strs:
+        texts = (await count(found, tokens.NAMES, **checked(lambda: asked.one_by_one(counted))))["texts"]
+    return json_answer(tokens.tokenized(counted, texts))
 
 
-async def chat_answer(generation: Generation) -> Response:
-    try:
-        return json_answer(chat_view.whole(generation.record, await generation.whole()))
-    finally:
-        await generation.aclose()
-
-
-# ---------------------------------------------------------------- models
+async def detokenize(request: Request) -> Response:
+    asked = await bodies.read(request, Detokenize)
+    counted = await count(await catalogue().find(asked.model), tokens.NAMES, **asked.options())
+    return json_answer({"prompt": counted["texts"][0]})
 
 
 async def list_models(_: Request) -> Response:
@@ -90,6 +130,19 @@ async def get_model(request: Request) -> Response:
 
 
 # ---------------------------------------------------------------- shared
+
+
+def checked(plan: Callable[[], Any]) -> Any:
+    """What it returns. Raises `Failure` in place of `InvalidRequest`."""
+    try:
+        return plan()
+    except InvalidRequest as error:
+        raise failure_of(error) from None
+
+
+def stays(asked: Sampling) -> bool:
+    """Whether a generation goes on when its client has gone."""
+    return asked.store and settings().gateway_stored_stay
 
 
 async def accepted(generation: Generation) -> None:
@@ -114,11 +167,25 @@ def after_of(request: Request, record: Record) -> list[int]:
     return cursor_of(given, len(record.tasks)) if given else []
 
 
-def routes() -> list[Route]:
+def _kept(path: str, kind: Kind, create: Callable[[Request], Any]) -> list[Route]:
     return [
-        Route("/chat/completions", create_chat, methods=["POST"]),
-        Route("/chat/completions/{id}", get_chat, methods=["GET"]),
-        Route("/chat/completions/{id}", delete_chat, methods=["DELETE"]),
+        Route(path, create, methods=["POST"]),
+        Route(f"{path}/{{id}}", kind.get, methods=["GET"]),
+        Route(f"{path}/{{id}}", kind.delete, methods=["DELETE"]),
+    ]
+
+
+def routes() -> list[Route]:
+    """Below /v1."""
+    return [
+        *_kept("/chat/completions", CHAT, create_chat),
+        *_kept("/completions", COMPLETION, create_completion),
         Route("/models", list_models, methods=["GET"]),
         Route("/models/{id:path}", get_model, methods=["GET"]),
+        *routes_at_the_root(),
     ]
+
+
+def routes_at_the_root() -> list[Route]:
+    """vLLM has these beside /v1."""
+    return [Route("/tokenize", tokenize, methods=["POST"]), Route("/detokenize", detokenize, methods=["POST"])]

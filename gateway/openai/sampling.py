@@ -7,11 +7,14 @@ option, and `NAMES` the client's field."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from petiole.gateway.openai import formats
 from petiole.tasks.errors import InvalidRequest, shorten
+from petiole.tasks.fleet.models import Found
 from petiole.tasks.settings import settings
 from petiole.tasks.urls import RABBITMQ, scheme
 
@@ -84,7 +87,9 @@ class Sampling(Asked):
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     prompt_cache_key: str | None = None
+    response_format: dict[str, Any] | None = None
 
+    structured_outputs: dict[str, Any] | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -98,6 +103,8 @@ class Sampling(Asked):
     priority: int | None = Field(default=None, ge=0, le=9)
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
+    metadata: dict[str, str] = Field(default_factory=dict)
+    store: bool = False
 
     @field_validator("stream_options", mode="after")
     @classmethod
@@ -130,7 +137,19 @@ class Sampling(Asked):
             options["affinity"] = self.prompt_cache_key
         return options
 
-    def with_logprobs(self, likeliest: int | None) -> dict[str, Any]:
+    def options(self, found: Found, stays: bool, likeliest: int | None) -> tuple[dict[str, Any], dict[str, str]]:
+        """The options that are the same for all choices, and the client's names of options. `stays`: the task goes
+        on when its client has gone. `likeliest`: as of `_with_logprobs`. Raises `InvalidRequest`."""
+        options, names = self._with_logprobs(likeliest), dict(NAMES)
+        if (constraint := formats.constraint(self.response_format, self.structured_outputs)) is not None:
+            options[constraint.option], names[constraint.option] = constraint.value, constraint.field
+        if found.adapter is not None:
+            options["adapter"] = found.adapter
+        if not stays:
+            options["cancel_on_disconnect"] = True
+        return options, names
+
+    def _with_logprobs(self, likeliest: int | None) -> dict[str, Any]:
         """Tokens are shown with texts and bytes. `likeliest`: how many at each position; None: no
         log-probabilities are shown."""
         if likeliest is None and not self.return_token_ids:
@@ -143,3 +162,10 @@ class Sampling(Asked):
             return {}
         reverse = scheme(settings().broker_url) in RABBITMQ
         return {"priority": 9 - self.priority if reverse else self.priority}
+
+
+def given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that say something: a record has no others. 0 says something."""
+    return {
+        name: value for name, value in fields.items() if value is not None and value is not False and value != {}
+    }

@@ -56,7 +56,7 @@ class Generation:
         self._next: dict[asyncio.Task[StreamDelta], int] = {}
         self._held: list[tuple[int, StreamDelta]] = []
 
-    async def open(self) -> None:
+    def open(self) -> None:
         """Subscribe, so that nothing is missed. Reading begins at the log's beginning in any case."""
         for choice, reader in enumerate(self._readers):
             self._next[asyncio.ensure_future(anext(reader))] = choice
@@ -178,7 +178,7 @@ async def begin(plan: Plan) -> Generation:
             await control.acancel(*record.tasks)
         raise failure_of(failed[0], plan.names) from failed[0]
     generation = Generation(record, plan.names)
-    await generation.open()
+    generation.open()
     return generation
 
 
@@ -186,8 +186,8 @@ async def cancel(record: Record) -> None:
     await patiently(lambda: control.acancel(*record.tasks))
 
 
-async def again(record: Record) -> Generation:
+def again(record: Record) -> Generation:
     """Follow the tasks of a request that was submitted before, by whichever gateway."""
     generation = Generation(record)
-    await generation.open()
+    generation.open()
     return generation

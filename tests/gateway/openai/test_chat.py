@@ -108,6 +108,11 @@ def test_log_probabilities_have_texts_and_bytes(client: openai.OpenAI) -> None:
         for token in (choice.logprobs.content if choice.logprobs else None) or ()
     ]
     assert streamed == tokens
+    alone = client.chat.completions.create(**ASKED, logprobs=True).choices[0].logprobs
+    assert alone is not None
+    assert [(token.token, token.top_logprobs) for token in alone.content or ()] == [
+        (one.token, []) for one in tokens
+    ]
     ids = client.chat.completions.create(**ASKED, extra_body={"return_token_ids": True})
     assert len(ids.choices[0].model_extra["token_ids"]) == len(tokens)  # type: ignore[index]
     assert ids.choices[0].logprobs is None

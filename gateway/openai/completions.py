@@ -1,0 +1,100 @@
+"""The request of completions: which tasks it becomes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field, field_validator, model_validator
+
+from petiole.gateway.core.plan import Call, Plan
+from petiole.gateway.core.record import Record
+from petiole.gateway.openai.answers import task_ids
+from petiole.gateway.openai.sampling import Sampling, given
+from petiole.tasks.errors import InvalidRequest, shorten
+from petiole.tasks.fleet.models import Found
+
+KIND = "text_completion"
+MAX_TOKENS = 16
+"""OpenAI's default, here only."""
+MOST_LOGPROBS = 5
+MOST_PROMPTS = 256
+
+Prompt = str | list[int]
+
+
+class TextCompletion(Sampling):
+    """The body of a request. Each prompt has `n` choices, those of the first prompt first."""
+
+    REFUSED: ClassVar = Sampling.REFUSED | {
+        "suffix": "is not served",
+        "prompt_embeds": "is not served",
+        "prompt_logprobs": "is not served",
+    }
+    IGNORED: ClassVar = Sampling.IGNORED | {"add_special_tokens"}
+
+    prompt: Any
+    max_tokens: int = MAX_TOKENS
+    logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
+    echo: bool = False
+
+    @field_validator("prompt", mode="after")
+    @classmethod
+    def _prompts(cls, prompt: object) -> list[Prompt]:
+        many = isinstance(prompt, list) and bool(prompt) and all(isinstance(one, str | list) for one in prompt)
+        prompts: list[Any] = prompt if many and isinstance(prompt, list) else [prompt]
+        if len(prompts) > MOST_PROMPTS:
+            raise InvalidRequest("prompt", f"must have at most {MOST_PROMPTS} prompts", len(prompts))
+        for one in prompts:
+            if not isinstance(one, str) and not (
+                isinstance(one, list) and all(type(token) is int for token in one)
+            ):
+                raise InvalidRequest("prompt", "must be text, token ids, or a list of either", shorten(one))
+        return prompts
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Any:
+        if self.echo and self.logprobs is not None:
+            raise InvalidRequest(
+                "echo", "cannot be combined with logprobs: those of a prompt are not served", True
+            )
+        if self.n * len(self.prompt) > MOST_PROMPTS:
+            limit = f"must give at most {MOST_PROMPTS} choices in all"
+            raise InvalidRequest("n", limit, f"{self.n} for each of {len(self.prompt)} prompts")
+        return self
+
+    @property
+    def ids_to_spell(self) -> list[list[int]]:
+        """The prompts whose texts are asked for, and given as token ids."""
+        return [one for one in self.prompt if isinstance(one, list)] if self.echo else []
+
+    def plan(self, name: str, now: int, found: Found, stays: bool, spelled: Sequence[str] = ()) -> Plan:
+        """What it becomes, under this id. `spelled`: the texts of `ids_to_spell`. Raises `InvalidRequest`."""
+        options, names = self.options(found, stays, self.logprobs)
+        options["max_tokens"] = self.max_tokens
+        texts = iter(spelled)
+        echoes = [one if isinstance(one, str) else next(texts) for one in self.prompt] if self.echo else None
+        known = {
+            "usage": bool(self.stream_options.get("include_usage")),
+            "logprobs": self.logprobs,
+            "as_ids": self.return_tokens_as_token_ids,
+            "token_ids": self.return_token_ids,
+            "echoes": echoes,
+            "each": self.n,
+        }
+        record = Record(
+            id=name,
+            kind=KIND,
+            created=now,
+            model=self.model,
+            tasks=task_ids(name, self.n * len(self.prompt)),
+            asked=given(known),
+            queue=found.queue,
+            readers=not stays,
+        )
+        calls = [
+            Call("generate", {**options, "prompt": prompt, **self.sampling(choice)})
+            for prompt in self.prompt
+            for choice in range(self.n)
+        ]
+        return Plan(record, calls, self.submission(), names)

@@ -1,0 +1,128 @@
+"""The answer of completions, streamed and whole: a view of parts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from petiole.gateway.core.events import Event
+from petiole.gateway.core.parts import Ended, Part, Placed, Text, Whole
+from petiole.gateway.core.record import Record
+from petiole.gateway.openai import logprobs
+from petiole.gateway.openai.answers import encode, error_body, failed, finish_reason, stop_reason, usage
+from petiole.outputs import Usage
+
+
+class CompletionsView:
+    """Events of a completion:
+
+    text     a piece of the text; its field says how long the choice's text is behind it
+    end      the chunk with the finish reason, and the tokens that have no text
+    error    in place of an end
+    usage    the last chunk, if it was asked for
+    """
+
+    def __init__(self, record: Record) -> None:
+        self._asked = record.asked
+        self._lengths = [0] * len(record.tasks)
+        self._usage: list[Usage | None] = [None] * len(record.tasks)
+        self._failed = False
+        head = {"id": record.id, "object": record.kind, "created": record.created, "model": record.model}
+        self._head = encode(head)[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}' if self._asked.get("usage") else b"]}"
+
+    def begin(self, choice: int) -> Iterable[Event]:
+        return [self._text(choice, text, ())] if (text := echo(self._asked, choice)) else []
+
+    def events(self, choice: int, part: Part) -> Iterable[Event]:
+        if isinstance(part, Text):
+            return [self._text(choice, part.text, part.tokens)]
+        if not isinstance(part, Ended):
+            return []
+        self._usage[choice] = part.usage
+        if (failure := failed(part)) is not None:
+            self._failed = True
+            return [Event("error", failure)]
+        return [Event("end", (self._lengths[choice], part))]
+
+    def _text(self, choice: int, text: str, tokens: Sequence[Placed]) -> Event:
+        self._lengths[choice] += len(text)
+        return Event("text", self._lengths[choice], text, tokens)
+
+    def finish(self) -> Iterable[Event]:
+        return [Event("usage")] if self._asked.get("usage") and not self._failed else []
+
+    def event_name(self, event: Event) -> str | None:
+        return None
+
+    def encode(self, choice: int, number: int, event: Event) -> bytes:
+        match event.name:
+            case "text":
+                assert event.text is not None
+                first = event.fields - len(event.text)
+                tokens = [Placed(first + at, token) for at, token in event.tokens]
+                return self._chunk(choice, event.text, tokens)
+            case "end":
+                length, ended = event.fields
+                return self._chunk(choice, "", [Placed(length, token) for token in ended.tokens], ended)
+            case "usage":
+                return self._head + b'],"usage":' + encode(usage(self._usage, self._asked["each"])) + b"}"
+            case _:
+                return encode(error_body(event.fields))
+
+    def _chunk(self, choice: int, text: str, tokens: Sequence[Placed], ended: Ended | None = None) -> bytes:
+        return self._head + encode(shown(self._asked, choice, text, tokens, ended)) + self._tail
+
+
+def whole(record: Record, outputs: Sequence[Whole]) -> dict[str, Any]:
+    """The answer of a request whose outputs have all ended. Raises `Failure`."""
+    choices = []
+    for index, output in enumerate(outputs):
+        ended = output.ended
+        assert ended is not None
+        if (failure := failed(ended)) is not None:
+            raise failure
+        before, text = echo(record.asked, index), output.text()
+        tokens = [Placed(len(before) + at, token) for piece in output.pieces for at, token in piece.tokens]
+        rest = [Placed(len(before) + len(text), token) for token in ended.tokens]
+        choices.append(shown(record.asked, index, before + text, [*tokens, *rest], ended))
+    return {
+        "id": record.id,
+        "object": record.kind,
+        "created": record.created,
+        "model": record.model,
+        "choices": choices,
+        "usage": usage([output.ended.usage for output in outputs if output.ended], record.asked["each"]),
+        "system_fingerprint": None,
+    }
+
+
+def echo(asked: dict[str, Any], choice: int) -> str:
+    echoes = asked.get("echoes")
+    return str(echoes[choice // asked["each"]]) if echoes else ""
+
+
+def shown(
+    asked: dict[str, Any], choice: int, text: str, tokens: Sequence[Placed], ended: Ended | None
+) -> dict[str, Any]:
+    """A choice, or a piece of one."""
+    likeliest = asked.get("logprobs")
+    found: dict[str, Any] = {"index": choice, "text": text, "logprobs": None}
+    if likeliest is not None and (tokens or ended):
+        found["logprobs"] = _logprobs(tokens, likeliest, bool(asked.get("as_ids")))
+    if asked.get("token_ids"):
+        found["token_ids"] = [token.token_id for _, token in tokens]
+    found["finish_reason"] = None if ended is None else finish_reason(ended)
+    if ended is not None:
+        found["stop_reason"] = stop_reason(ended)
+    return found
+
+
+def _logprobs(tokens: Sequence[Placed], likeliest: int, as_ids: bool) -> dict[str, Any]:
+    read = [(at, logprobs.shown(token, likeliest, as_ids)) for at, token in tokens]
+    return {
+        "text_offset": [at for at, _ in read],
+        "tokens": [one["token"] for _, one in read],
+        "token_logprobs": [one["logprob"] for _, one in read],
+        "top_logprobs": [{top["token"]: top["logprob"] for top in one["top_logprobs"]} or None for _, one in read],
+    }

@@ -1,0 +1,113 @@
+"""completions, tokenize and detokenize with openai-python, through a real gateway, Redis and worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from tests.support.gateway import Gateway
+
+PROMPT = "Count from 1 to 5."
+ASKED: dict[str, Any] = {"model": "petiole-tiny", "prompt": PROMPT, "temperature": 0, "max_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def http(gateway: Gateway) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=gateway.root, timeout=60) as http:
+        yield http
+
+
+def tokens_of(http: httpx2.Client, prompt: str) -> list[int]:
+    answer = http.post("/tokenize", json={"model": "petiole-tiny", "prompt": prompt})
+    assert answer.status_code == 200, answer.text
+    found: list[int] = answer.json()["tokens"]
+    return found
+
+
+def test_a_whole_answer_and_its_stream_are_the_same(client: openai.OpenAI, http: httpx2.Client) -> None:
+    for more in ({}, {"echo": True}, {"logprobs": 2}, {"n": 2, "temperature": 1, "seed": 5}):
+        asked = {**ASKED, **more}
+        whole = client.completions.create(**asked)
+        assert whole.id.startswith("cmpl-")
+        assert whole.usage is not None
+        chunks = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+        for choice in whole.choices:
+            of = [piece for chunk in chunks for piece in chunk.choices if piece.index == choice.index]
+            assert "".join(piece.text for piece in of) == choice.text
+            assert [piece.finish_reason for piece in of if piece.finish_reason] == [choice.finish_reason]
+            if choice.logprobs is not None:
+                for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+                    parts = [getattr(piece.logprobs, name) or () for piece in of if piece.logprobs]
+                    assert [one for part in parts for one in part] == getattr(choice.logprobs, name)
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+        assert http.get(f"/v1/completions/{whole.id}").json()["choices"][0]["text"] == whole.choices[0].text
+
+
+def test_offsets_are_those_of_the_text(client: openai.OpenAI) -> None:
+    [choice] = client.completions.create(**ASKED, logprobs=0).choices
+    assert choice.logprobs is not None
+    offsets, tokens = choice.logprobs.text_offset or [], choice.logprobs.tokens or []
+    assert len(offsets) == len(tokens) > 5
+    for offset, token in zip(offsets, tokens, strict=True):
+        assert choice.text[offset : offset + len(token)] in (token, "")
+
+
+def test_prompts_in_all_their_forms(client: openai.OpenAI, http: httpx2.Client) -> None:
+    ids, other = tokens_of(http, PROMPT), tokens_of(http, "The sea")
+    same = [client.completions.create(**{**ASKED, "prompt": prompt}) for prompt in (PROMPT, [PROMPT], ids, [ids])]
+    assert len({answer.choices[0].text for answer in same}) == 1
+    several = client.completions.create(**{**ASKED, "prompt": [ids, other]}, n=2, echo=True)
+    assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
+    assert all(choice.text.startswith(PROMPT) for choice in several.choices[:2])
+    assert all(choice.text.startswith("The sea") for choice in several.choices[2:])
+    assert several.usage is not None
+    assert several.usage.prompt_tokens == len(ids) + len(other)
+    default = client.completions.create(model="petiole-tiny", prompt=PROMPT, extra_body={"ignore_eos": True})
+    assert default.usage is not None
+    assert default.usage.completion_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [1, "x"]}, "prompt"),
+        ({"prompt": 7}, "prompt"),
+        ({"suffix": "x"}, "suffix"),
+        ({"logprobs": 6}, "logprobs"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"best_of": 3}, "best_of"),
+        ({"prompt": ["x"] * 200, "n": 2}, "n"),
+        ({"prompt": "x " * 9000}, "prompt"),
+    ],
+)
+def test_what_is_refused_is_named(http: httpx2.Client, more: dict[str, Any], param: str) -> None:
+    answer = http.post("/v1/completions", json={**ASKED, **more})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+def test_tokens_of_texts_and_conversations(http: httpx2.Client, client: openai.OpenAI) -> None:
+    ids = tokens_of(http, PROMPT)
+    asked = {"model": "petiole-tiny", "prompt": PROMPT, "return_token_strs": True}
+    counted = http.post("/v1/tokenize", json=asked).json()
+    assert (counted["count"], counted["tokens"], "".join(counted["token_strs"])) == (len(ids), ids, PROMPT)
+    back = http.post("/detokenize", json={"model": "petiole-tiny", "tokens": ids})
+    assert back.json() == {"prompt": PROMPT}
+    messages: list[Any] = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": PROMPT}]
+    rendered = http.post("/tokenize", json={"model": "petiole-tiny", "messages": messages}).json()
+    answer = client.chat.completions.create(model="petiole-tiny", messages=messages, max_tokens=1)
+    assert answer.usage is not None
+    assert rendered["count"] == answer.usage.prompt_tokens
+    for body, param in (
+        ({"prompt": "x", "messages": messages}, "prompt"),
+        ({"tokens": [-1]}, "tokens[0][0]"),
+        ({"tokens": [2**30]}, "tokens[0]"),
+    ):
+        path = "/detokenize" if "tokens" in body else "/tokenize"
+        refused = http.post(path, json={"model": "petiole-tiny", **body})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
