@@ -19,7 +19,7 @@ from petiole.cache.prefix.factory import build_prefix_cache
 from petiole.gpu_worker import EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.scheduling.batching import StepPlan
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
-from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.scheduled import Arrival, Followers, ScheduledSequence, SequenceInputs
 from petiole.gpu_worker.scheduling.scheduler import Scheduler
 from petiole.gpu_worker.scheduling.stopping import StopRules
 from petiole.gpu_worker.speculation.ngram import NgramProposer
@@ -48,7 +48,9 @@ class Harness:
         request = Request(prompt=prompt.tolist(), sampling=sampling, request_id=str(arrival))
         rules = StopRules.of(sampling, limits.eos_token_ids, len(prompt), limits.max_model_len)
         drafter = NgramProposer().drafter(prompt.tolist()) if self._drafts else None
-        self.scheduler.state.enqueue(ScheduledSequence(request, prompt, rules, arrival=arrival, drafter=drafter))
+        followers, arrived = Followers(drafter=drafter), Arrival(arrival)
+        sequence = ScheduledSequence(request, SequenceInputs(prompt), rules, arrival=arrived, followers=followers)
+        self.scheduler.state.enqueue(sequence)
 
     def plan(self) -> StepPlan | None:
         return None if self.pipeline.is_full else self.scheduler.schedule_step(self.pipeline)

@@ -45,7 +45,16 @@ from petiole.cache.prefix.interface import (
 )
 from petiole.cache.prefix.radix import RadixPrefixCache
 from petiole.cache.prefix.tree import TreeNode
-from petiole.cache.tokens import CacheToken, CacheTokens, CoordToken, ImageToken, SizeToken, TextToken, as_tokens
+from petiole.cache.tokens import (
+    CacheToken,
+    CacheTokens,
+    CoordToken,
+    ImageToken,
+    SizeToken,
+    TextToken,
+    ValueToken,
+    as_tokens,
+)
 
 __all__ = [
     "BlockCache",
@@ -87,6 +96,7 @@ __all__ = [
     "TokenError",
     "TreeNode",
     "UnlockWithoutLockError",
+    "ValueToken",
     "as_tokens",
     "build_prefix_cache",
     "ragged_arange",

@@ -92,7 +92,10 @@ class ImageToken(NamedTuple):
         return self.kv_length_
 
 
-CacheToken: TypeAlias = TextToken | CoordToken | SizeToken | ImageToken
+ValueToken: TypeAlias = CoordToken | SizeToken
+"""A token that stands for a value: its key names the value's kind, and then its numbers."""
+
+CacheToken: TypeAlias = TextToken | ValueToken | ImageToken
 
 
 class ImageIdentity:
@@ -142,7 +145,7 @@ def _check_text(token_id: int) -> int:
     return token_id
 
 
-def _single_code(token: TextToken | CoordToken | SizeToken | int) -> int:
+def _single_code(token: TextToken | ValueToken | int) -> int:
     if isinstance(token, CoordToken):
         return _BASE + (_COORD << _KIND_SHIFT) + _check_bin("bin", token.bin)
     if isinstance(token, SizeToken):

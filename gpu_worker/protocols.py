@@ -52,7 +52,7 @@ class SkillState(Protocol):
         ...
 
     def consume_step(self, token_id: int, values: Sequence[float] = ()) -> Mapping[str, float] | None:
-        """Consume an allowed token, with the values that the model decoded with it (a coordinate, a size).
+        """Consume an allowed token, with what it carries (`request.values`).
         Returns what it completes: a point or a box of the answer."""
         ...
 

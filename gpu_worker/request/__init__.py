@@ -3,7 +3,7 @@
 requests  `Request`, `SamplingParams`, `Delta`, `Result`
 images    images in a prompt: what they look like, which positions see each other
 skills    what a vision model can be asked, and how its answer is read
-values    tokens that stand for coordinates and sizes
+values    numbers that tokens carry, and what they stand for
 """
 
 from petiole.gpu_worker.request.requests import (

@@ -16,13 +16,13 @@ from petiole import limits
 from petiole.outputs import Timing, TokenLogprobs, Usage
 
 if TYPE_CHECKING:
-    from petiole.cache import CoordToken, SizeToken
+    from petiole.cache import ValueToken
     from petiole.gpu_worker.protocols import ConstraintState
     from petiole.gpu_worker.request.images import ImagePlace, PreparedImage
     from petiole.gpu_worker.request.skills import SkillCall
 
-    PromptToken = int | CoordToken | SizeToken | ImagePlace
-    # A token of a prompt, or where one of the images stands. Only the bins of a coordinate or a size count.
+    PromptToken = int | ValueToken | ImagePlace
+    # A token of a prompt, or where one of the images stands. Of a value only the numbers (bins) count.
 
 
 class FinishReason(StrEnum):
@@ -82,7 +82,7 @@ class Constraint:
 class Request:
     """One prompt to continue. Exactly one of `prompt` (text or token ids), `messages` (chat) and `skill` is given.
 
-    For a model that has them, coordinates and sizes may stand among the token ids. Each of `images` has its
+    For a model that has them, values may stand among the token ids. Each of `images` has its
     `ImagePlace` among the token ids, or a part of type "image" in the messages, in the same order.
 
     `images`: JPEG, PNG or WebP files, or crops. A file is not decoded if the cache has the image.
@@ -93,7 +93,7 @@ class Request:
     `deadline`.
     `resume_token_ids`: tokens that earlier attempts have delivered. They count as output, and generation continues
     after them.
-    `resume_bins`: the bins of these tokens, as in `Delta`, if some of them have any.
+    `resume_bins`: the numbers that these tokens carry, as in `Delta`, if some of them carry any.
     `resume_adapter_key`: the `Handle.adapter_key` of these attempts. If the current adapter's key differs, the
     request fails with AdapterChanged.
     `salt`: isolates the prefix caches of tenants.
@@ -124,9 +124,9 @@ class Delta:
     """A part of the output. `index` is the position of `token_ids[0]` in the output.
 
     `text` may lag behind `token_ids` while a character is incomplete or the text could become a stop string. The
-    last delta contains the rest; it alone has a `finish_reason`. `bins`: for a model with value tokens, the bins
-    decoded with each token (a coordinate has one, a size two, a text token none). `values`: the numbers that the
-    bins stand for. `items`: the point or box of a skill's answer that each token completes; None if no token
+    last delta contains the rest; it alone has a `finish_reason`. `bins`: for a model with values, the
+    numbers that each token carries (see `request.values`; a text token carries none). `values`: what these stand
+    for. `items`: the point or box of a skill's answer that each token completes; None if no token
     completes any."""
 
     index: int

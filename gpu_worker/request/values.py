@@ -1,54 +1,117 @@
-"""Tokens that stand for decoded values: coordinates and sizes.
+"""Values: numbers beside tokens, which a model makes together with a token and embeds in its place.
 
-A model with such tokens decodes *bins* (whole numbers) beside every token id, in the step that samples it. A
-coordinate token has one bin, a size token two (width, height), any other token none. Bins, not values, travel from
-the device and stand in deltas, logs and cache tokens. A table gives the value of a bin."""
+    token   text  text   a    text   b         a, b: tokens of two kinds of values
+    numbers  ()    ()   (7,)   ()  (8, 9)
+
+A model with values declares their *kinds*. A token of a kind carries as many whole numbers as the kind has; any
+other token carries none. Only numbers travel from the device and stand in deltas, logs and cache tokens; what they
+stand for, its kind tells (`shown`). In the arrays of a step the numbers beside one token are a *line*."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from dataclasses import dataclass
 
-from petiole.cache import CacheToken, CoordToken, SizeToken
+import numpy as np
+import numpy.typing as npt
 
-N_BINS = 2
-"""How many bins are decoded beside each token id. A coordinate token uses the first one, a text token none."""
+from petiole.cache import CacheToken, CoordToken, SizeToken, ValueToken
 
-NO_BIN = -1
-"""Stands for a missing bin. A coordinate or size token of a prompt is text if it has no bins."""
+NO_NUMBER = -1
+"""Stands for a missing number in a line of inputs. A token of a kind without its numbers is text."""
 
-Bins = tuple[int, ...]
-"""The bins of one token: as many as its kind has."""
+N_BINS, NO_BIN = 2, NO_NUMBER
+
+Numbers = tuple[int, ...]
+"""The numbers that one token carries: as many as its kind has, or none."""
 
 
 @dataclass(frozen=True, slots=True)
-class ValueTokens:
-    """The value tokens of a model. `coordinates` and `sizes` are the values of the bins, in order."""
+class ValueKind:
+    """A kind of values.
 
-    coordinate_id: int
-    size_id: int
-    coordinates: tuple[float, ...]
-    sizes: tuple[float, ...]
+    name: how the decoder knows it. token_id: the token that carries such a value. n: how many numbers it has, each
+    below `limit`. shown: what the numbers stand for. cached: the token's identity in the prefix cache, of type
+    `cached_as`; a prompt may have such tokens, too."""
 
-    def n_bins(self, token_id: int) -> int:
-        return 1 if token_id == self.coordinate_id else 2 if token_id == self.size_id else 0
+    name: str
+    token_id: int
+    n: int
+    limit: int
+    shown: Callable[[Numbers], tuple[float, ...]]
+    cached: Callable[[Numbers], ValueToken]
+    cached_as: type
 
-    def limit(self, token_id: int) -> int:
-        """The number of distinct bins of a token."""
-        return len(self.coordinates if token_id == self.coordinate_id else self.sizes)
 
-    def bins(self, token_id: int, decoded: Sequence[int]) -> Bins:
-        """The bins that belong to a token, of those decoded beside it."""
-        return tuple(decoded[: self.n_bins(token_id)])
+class ValueKinds:
+    """The kinds of values that a model has. Immutable."""
 
-    def values(self, token_id: int, bins: Bins) -> tuple[float, ...]:
-        table = self.coordinates if token_id == self.coordinate_id else self.sizes
-        return tuple(table[one] for one in bins)
+    def __init__(self, kinds: Iterable[ValueKind]) -> None:
+        self.kinds = tuple(kinds)
+        self._by_token = {kind.token_id: kind for kind in self.kinds}
+        self._by_type = {kind.cached_as: kind for kind in self.kinds}
 
-    def cache_token(self, token_id: int, bins: Bins) -> CacheToken | int:
+    @property
+    def width(self) -> int:
+        """The numbers of a line."""
+        return max(kind.n for kind in self.kinds)
+
+    def columns(self, kind: ValueKind) -> slice:
+        """Where the numbers of a kind stand in a line."""
+        return slice(kind.n)
+
+    def kind(self, token_id: int) -> ValueKind | None:
+        return self._by_token.get(token_id)
+
+    def kind_of(self, token: ValueToken) -> ValueKind | None:
+        """The kind of a typed token of a prompt."""
+        return self._by_type.get(type(token))
+
+    def numbers(self, token_id: int, line: Sequence[int]) -> Numbers:
+        """The numbers that belong to a token, of its line."""
+        kind = self._by_token.get(token_id)
+        return () if kind is None else tuple(line[self.columns(kind)])
+
+    def write(self, token_id: int, numbers: Numbers, line: MutableSequence[int] | npt.NDArray[np.int32]) -> None:
+        """Write the numbers of a token into a line, unless the token is text."""
+        kind = self._by_token.get(token_id)
+        if kind is not None and numbers:
+            line[self.columns(kind)] = numbers
+
+    def shown(self, token_id: int, numbers: Numbers) -> tuple[float, ...]:
+        kind = self._by_token.get(token_id)
+        return () if kind is None else kind.shown(numbers)
+
+    def cache_token(self, token_id: int, numbers: Numbers) -> CacheToken | int:
         """The identity of the token in the prefix cache."""
-        if token_id == self.coordinate_id:
-            return CoordToken(self.coordinates[bins[0]], bins[0])
-        if token_id == self.size_id:
-            return SizeToken(self.sizes[bins[0]], self.sizes[bins[1]], *bins)
-        return token_id
+        kind = self._by_token.get(token_id)
+        return token_id if kind is None else kind.cached(numbers)
+
+
+class ValueTokens(ValueKinds):
+    """Coordinates and sizes. `coordinates` and `sizes` are what their numbers stand for, in order."""
+
+    def __init__(
+        self, coordinate_id: int, size_id: int, coordinates: tuple[float, ...], sizes: tuple[float, ...]
+    ) -> None:
+        self.coordinate_id, self.size_id, self.coordinates, self.sizes = coordinate_id, size_id, coordinates, sizes
+
+        def coordinate(numbers: Numbers) -> tuple[float, ...]:
+            return (coordinates[numbers[0]],)
+
+        def size(numbers: Numbers) -> tuple[float, ...]:
+            return sizes[numbers[0]], sizes[numbers[1]]
+
+        def coord_token(numbers: Numbers) -> ValueToken:
+            return CoordToken(coordinates[numbers[0]], numbers[0])
+
+        def size_token(numbers: Numbers) -> ValueToken:
+            return SizeToken(sizes[numbers[0]], sizes[numbers[1]], numbers[0], numbers[1])
+
+        n_coordinates, n_sizes = len(coordinates), len(sizes)
+        super().__init__(
+            (
+                ValueKind("coordinate", coordinate_id, 1, n_coordinates, coordinate, coord_token, CoordToken),
+                ValueKind("size", size_id, 2, n_sizes, size, size_token, SizeToken),
+            )
+        )

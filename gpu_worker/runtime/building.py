@@ -24,7 +24,7 @@ from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream, up
 from petiole.gpu_worker.runtime.device.opening import open_device
 from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
 from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
-from petiole.gpu_worker.runtime.interface import ModelLimits
+from petiole.gpu_worker.runtime.interface import VALUES, ModelLimits
 from petiole.gpu_worker.runtime.memory.kv import KVCache, new_kv_cache
 from petiole.gpu_worker.runtime.memory.room import require_rows_and_adapters
 from petiole.gpu_worker.runtime.platform import Platform, StepMemory
@@ -181,6 +181,6 @@ def _new_slot(
     host = {
         "token_ids": device.host_buffer((n_outputs,), torch.int32),
         "accepted": device.host_buffer((n_rows,), torch.int32),
-        "bins": device.host_buffer((n_outputs, n_bins), torch.int32),
+        VALUES: device.host_buffer((n_outputs, n_bins), torch.int32),
     }
     return DecodeSlot(slot_id, stream, RenderBuffer(host, copying), Staging())

@@ -16,9 +16,9 @@ copied through the step's own buffers, in stream order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from petiole.gpu_worker.config import Batching
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.request.images import ImageLimits, PreparedImage
 from petiole.gpu_worker.request.skills import Processor
-from petiole.gpu_worker.request.values import ValueTokens
+from petiole.gpu_worker.request.values import ValueKinds
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
@@ -36,6 +36,10 @@ StepKind = Literal["prefill", "decode", "verify", "mixed", "encode"]
 
 PENDING = -1
 """In `StepBatch.token_ids`: read the row's pending input. In `StepBatch.pending`: keep the sampled input."""
+
+VALUES = "values"
+"""The side input and side output of a model with values: a line of numbers for each token (`request.values`). What
+is made with a sampled token is an input with that token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +106,9 @@ class StepBatch:
     pending:    int32 [B], a known next input to write to the row's pending buffer (end of a recompute), or PENDING
     bindings:   bindings of rows whose first step this is, applied before it
     pages:      page-table updates, applied before it
-    bins:       int32 [T, N_BINS], bins of the input tokens, NO_BIN for a token without bins; None if only tokens
-                in pending buffers have bins
-    pending_bins: int32 [B, N_BINS], bins of the known next inputs in `pending`, or None
+    side_inputs: what stands beside the tokens, by name: arrays [T, ...]. VALUES: int32 [T, width], NO_NUMBER for a
+                token without numbers; missing if only tokens in pending buffers carry any
+    pending_sides: likewise beside the known next inputs in `pending`: arrays [B, ...]
     images:     the images of an encode
     embeddings: inputs that are embeddings and not tokens; their token ids are IMAGE
     regions:    int32 [R, 3], sequence index, begin and end of bidirectional regions: all positions of a region see
@@ -122,8 +126,8 @@ class StepBatch:
     pending: Int32Array
     bindings: Sequence[RowBinding]
     pages: PageUpdates
-    bins: Int32Array | None = None
-    pending_bins: Int32Array | None = None
+    side_inputs: Mapping[str, Int32Array] = field(default_factory=dict)
+    pending_sides: Mapping[str, Int32Array] = field(default_factory=dict)
     images: Sequence[EncodeInput] = ()
     embeddings: Sequence[EmbeddingInput] = ()
     regions: Int32Array | None = None
@@ -155,8 +159,8 @@ class StepOutput:
                sampled; for a verify 1 + the number of leading drafts equal to the tokens sampled in their place
     logprobs:  float32 [O] of the sampled tokens, or None if no row requests them
     top_ids, top_logprobs: [O, k] with k the largest requested, or None
-    bins:      int32 [O, N_BINS], bins decoded with the tokens. Bins that a token does not use are arbitrary. None
-               if the model has no value tokens
+    side_outputs: what the model made beside the tokens, by name: arrays [O, ...]. VALUES: int32 [O, width]; the
+               numbers of other kinds than the token's are arbitrary
     """
 
     token_ids: Int32Array
@@ -164,7 +168,7 @@ class StepOutput:
     logprobs: Float32Array | None = None
     top_ids: Int32Array | None = None
     top_logprobs: Float32Array | None = None
-    bins: Int32Array | None = None
+    side_outputs: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
 
 class Transfer(Protocol):
@@ -180,10 +184,10 @@ class Transfer(Protocol):
 class ModelLimits:
     """Properties of the model and its memory that the scheduler uses.
 
-    `n_pages` and `max_batch_size` include the reserved page 0 and row 0. `values`: the model's value tokens, or
-    None. `images`: the images that it takes, or None. `processor`: turns images into crops and skill calls into
-    prompts, or None. `adapters`: whether it takes LoRA adapters. `batching`: the meaning of settings of 0, on this
-    device and with this memory."""
+    `n_pages` and `max_batch_size` include the reserved page 0 and row 0. `values`: the kinds of values that the
+    model has, or None. `images`: the images that it takes, or None. `processor`: turns images into crops and skill
+    calls into prompts, or None. `adapters`: whether it takes LoRA adapters. `batching`: the meaning of settings of
+    0, on this device and with this memory."""
 
     model: str
     fingerprint: str
@@ -193,7 +197,7 @@ class ModelLimits:
     page_size: int
     max_batch_size: int
     eos_token_ids: frozenset[int] = field(default_factory=frozenset)
-    values: ValueTokens | None = None
+    values: ValueKinds | None = None
     images: ImageLimits | None = None
     processor: Processor | None = None
     adapters: bool = False

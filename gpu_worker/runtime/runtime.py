@@ -20,6 +20,7 @@ from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.runtime.building import bins_of, build, limits_of
 from petiole.gpu_worker.runtime.device.interface import Device, upload
 from petiole.gpu_worker.runtime.interface import (
+    VALUES,
     EncodeInput,
     Load,
     ModelLimits,
@@ -118,7 +119,7 @@ class ModelRuntime:
         if plan.drafts is not None:
             lengths["accepted"] = batch.size
         if self._n_bins:
-            lengths["bins"] = plan.n
+            lengths[VALUES] = plan.n
         if plan.top_logprobs is not None:
             render = render.extended(self._logprobs_on_host(plan.n, plan.top_logprobs))
             lengths |= dict.fromkeys(("logprobs", "top_ids", "top_logprobs"), plan.n)

@@ -20,10 +20,11 @@ from typing import Any, cast
 import numpy as np
 
 from petiole.cache import PageTable, ragged_arange
-from petiole.gpu_worker.request.values import N_BINS, NO_BIN
+from petiole.gpu_worker.request.values import NO_NUMBER
 from petiole.gpu_worker.runtime.interface import (
     NO_UPDATES,
     PENDING,
+    VALUES,
     EmbeddingInput,
     EncodeInput,
     Int32Array,
@@ -173,26 +174,27 @@ def _ragged_batch(
         pending=pending,
         bindings=bindings,
         pages=page_updates(table, rows, starts, lengths, bound_rows),
-        **_known_bins(plan, starts, lengths),
+        **_known_values(plan, starts, lengths),
         **_images(plan, starts, lengths),
     )
 
 
-def _known_bins(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> dict[str, Any]:
-    """The bins of the value tokens in a prompt or in a recompute."""
-    if not any(seq.bins for seq in plan.sequences):
+def _known_values(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> dict[str, Any]:
+    """The numbers of the values in a prompt or in a recompute."""
+    kinds = next((seq.values for seq in plan.sequences if seq.numbers), None)
+    if kinds is None:
         return {}
-    bins = np.full((int(lengths.sum()), N_BINS), NO_BIN, np.int32)
-    pending = np.full((len(plan.sequences), N_BINS), NO_BIN, np.int32)
+    values = np.full((int(lengths.sum()), kinds.width), NO_NUMBER, np.int32)
+    pending = np.full((len(plan.sequences), kinds.width), NO_NUMBER, np.int32)
     offset = 0
     for i, seq in enumerate(plan.sequences):
-        for position, known in seq.bins.items():
+        for position, numbers in seq.numbers.items():
             if 0 <= (at := position - int(starts[i])) < lengths[i]:
-                bins[offset + at, : len(known)] = known
-        last = seq.bins.get(seq.total_tokens - 1, ())
-        pending[i, : len(last)] = last
+                kinds.write(seq.token(position), numbers, values[offset + at])
+        last = seq.total_tokens - 1
+        kinds.write(seq.token(last), seq.numbers.get(last, ()), pending[i])
         offset += int(lengths[i])
-    return {"bins": bins, "pending_bins": pending}
+    return {"side_inputs": {VALUES: values}, "pending_sides": {VALUES: pending}}
 
 
 def _images(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> dict[str, Any]:

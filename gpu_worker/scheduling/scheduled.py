@@ -7,6 +7,7 @@ not used here. Sequences rank by (priority, arrival): smaller ranks run first an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from petiole.cache import CacheNamespace, CacheToken, CacheTokens, ImageToken, KVAllocation
 from petiole.gpu_worker.request import Request
 from petiole.gpu_worker.request.images import ImageLimits, Region, RequestImage, rotary_positions
-from petiole.gpu_worker.request.values import Bins, ValueTokens
+from petiole.gpu_worker.request.values import Numbers, ValueKinds
 from petiole.gpu_worker.scheduling.sequence import IntArray, SchedulableSequence
 from petiole.gpu_worker.scheduling.stopping import StopRules
 
@@ -24,23 +25,75 @@ if TYPE_CHECKING:
     from petiole.gpu_worker.speculation import Drafter
 
 
+@dataclass(frozen=True, slots=True)
+class SequenceInputs:
+    """What a sequence begins with.
+
+    ids: the prompt, with IMAGE at the positions of images. numbers: what tokens of the prompt and of a resumed
+    output carry, by position. images: by the position where each begins. values, image_limits: the model's."""
+
+    ids: Sequence[int] | IntArray
+    numbers: Mapping[int, Numbers] = field(default_factory=dict)
+    images: Mapping[int, RequestImage] = field(default_factory=dict)
+    values: ValueKinds | None = None
+    image_limits: ImageLimits | None = None
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        limits = self.image_limits
+        return () if limits is None else tuple(limits.region(at, image) for at, image in self.images.items())
+
+    @property
+    def seen_by_all(self) -> int | None:
+        """The content of the image on which the KV of all positions depends, if there is such an image."""
+        leads = self.image_limits is not None and self.image_limits.lead > 0
+        return next(iter(self.images.values())).content_hash if leads and self.images else None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """number: counts the requests of an engine. at_s: the time."""
+
+    number: int = 0
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Options of the request whose value does not stand in it. adapter_key: None for the adapter's name."""
+
+    seed: int = 0
+    adapter_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Followers:
+    """What follows the sequence's committed tokens. output: the text thread's."""
+
+    constraint: ConstraintState | None = None
+    drafter: Drafter | None = None
+    output: Any = None
+
+
+FIRST, DEFAULTS, NOBODY = Arrival(), Resolved(), Followers()
+
+
 class ScheduledSequence(SchedulableSequence):
     """The sequence of one accepted request.
 
     `adapter_key`: content key of its adapter; keys its KV namespace and its adapter slot. `allocation`: its row
     and pages, or None. `expected_reuse`: cached KV positions at admission's first look-up, None before that.
-    `preempting`: no further steps are planned; the row is released once no operation is outstanding. `bins`: the
-    bins of its coordinate and size tokens, by position. `values`: the model's value tokens. `images`: by the
-    position where each begins; `regions`: the regions of the images. `features`: the runtime's key of each image
-    whose encoding has been launched and not used yet, by the same position. `rotary`: int32 [axes, prompt]; None
-    if rotary positions are the KV indices. Behind the prompt, a rotary position is its KV index plus
-    `rotary_offset`. Times (`*_s`) are seconds of `time.perf_counter`."""
+    `preempting`: no further steps are planned; the row is released once no operation is outstanding. `numbers`:
+    what its tokens carry, by position, for those that carry any. `values`: the model's kinds of values.
+    `images`: by the position where each begins; `regions`: the regions of the images. `features`: the runtime's
+    key of each image whose encoding has been launched and not used yet, by the same position. `rotary`: int32
+    [axes, prompt]; None if rotary positions are the KV indices. Behind the prompt, a rotary position is its KV
+    index plus `rotary_offset`. Times (`*_s`) are seconds of `time.perf_counter`."""
 
     __slots__ = (
         "adapter_key",
         "adapter_slot",
         "arrival_s",
-        "bins",
         "cache_tokens",
         "cached_prompt_tokens",
         "constraint",
@@ -50,6 +103,7 @@ class ScheduledSequence(SchedulableSequence):
         "first_token_s",
         "images",
         "namespace",
+        "numbers",
         "output",
         "preempting",
         "rank",
@@ -65,55 +119,36 @@ class ScheduledSequence(SchedulableSequence):
     def __init__(
         self,
         request: Request,
-        prompt: Sequence[int] | IntArray,
+        inputs: SequenceInputs,
         rules: StopRules,
         *,
-        arrival: int = 0,
-        arrival_s: float = 0.0,
-        seed: int = 0,
+        arrival: Arrival = FIRST,
+        resolved: Resolved = DEFAULTS,
+        followers: Followers = NOBODY,
         max_outstanding: int = 2,
-        constraint: ConstraintState | None = None,
-        drafter: Drafter | None = None,
-        output: Any = None,
-        adapter_key: str | None = None,
         history_length: int = 0,
-        values: ValueTokens | None = None,
-        bins: Mapping[int, Bins] | None = None,
-        images: Mapping[int, RequestImage] | None = None,
-        image_limits: ImageLimits | None = None,
     ) -> None:
         super().__init__(
-            prompt,
+            inputs.ids,
             rules.max_output_tokens,
             generated=request.resume_token_ids,
             max_outstanding=max_outstanding,
             history_length=history_length,
         )
-        self.request = request
-        self.rules = rules
-        self.rank = (request.priority, arrival)
-        self.seed = seed
-        self.constraint = constraint
-        self.drafter = drafter
-        self.output = output
-        self.adapter_key = request.adapter if adapter_key is None else adapter_key
-        self.images: dict[int, RequestImage] = dict(images or {})
+        self.request, self.rules = request, rules
+        self.rank, self.arrival_s = (request.priority, arrival.number), arrival.at_s
+        self.seed = resolved.seed
+        self.adapter_key = request.adapter if resolved.adapter_key is None else resolved.adapter_key
+        self.constraint, self.drafter, self.output = followers.constraint, followers.drafter, followers.output
+        self.values, self.numbers = inputs.values, dict(inputs.numbers)
+        self.images, self.regions = dict(inputs.images), inputs.regions
         self.features: dict[int, int] = {}
-        self.regions: tuple[Region, ...] = ()
         self.rotary = rotary_positions(self.num_input_tokens, self.images)
-        seen_by_all = None
-        if image_limits is not None and self.images:
-            self.regions = tuple(image_limits.region(at, image) for at, image in self.images.items())
-            if image_limits.lead:
-                seen_by_all = next(iter(self.images.values())).content_hash
         self.namespace = CacheNamespace(
-            lora_id=self.adapter_key, image_hash=seen_by_all, salt=request.salt or None
+            lora_id=self.adapter_key, image_hash=inputs.seen_by_all, salt=request.salt or None
         )
-        self.values = values
-        self.bins: dict[int, Bins] = dict(bins or {})
         self.adapter_slot = 0
         self.preempting = False
-        self.arrival_s = arrival_s
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.cached_prompt_tokens: int | None = None
@@ -176,7 +211,7 @@ class ScheduledSequence(SchedulableSequence):
     def cached_as(self, n_positions: int) -> CacheTokens:
         """The first positions, as prefix cache tokens. They must not end inside an image."""
         ids = self.tokens(0, n_positions).astype(np.int64)
-        if not self.bins and not self.images:
+        if not self.numbers and not self.images:
             return CacheTokens.from_text(ids)
         known: dict[int, CacheToken | int] = {
             at: ImageToken(image.content_hash, image.n_positions)
@@ -184,7 +219,7 @@ class ScheduledSequence(SchedulableSequence):
             if at < n_positions
         }
         if self.values is not None:
-            for at, bins in self.bins.items():
+            for at, numbers in self.numbers.items():
                 if at < n_positions:
-                    known[at] = self.values.cache_token(int(ids[at]), bins)
+                    known[at] = self.values.cache_token(int(ids[at]), numbers)
         return CacheTokens.from_ids(ids, known)

@@ -26,6 +26,7 @@ from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.request import TokenLogprobs
 from petiole.gpu_worker.request.images import PreparedImage, RequestImage
 from petiole.gpu_worker.runtime.interface import (
+    VALUES,
     Runtime,
     StepOutput,
     TokenMask,
@@ -197,7 +198,7 @@ class Scheduler:
         state, out, all_decode = self.state, self.state.emissions, payload.plan.lengths is None
         tokens, accepted = output.token_ids.tolist(), output.accepted.tolist()
         outputs = payload.batch.outputs.tolist()
-        with_extras = output.bins is not None or output.logprobs is not None
+        with_extras = VALUES in output.side_outputs or output.logprobs is not None
         extras: Extras | None = None
         offset = n_applied = 0
         for seq, sampled, n_valid in zip(step.sequences, outputs, accepted, strict=True):
@@ -306,20 +307,20 @@ class Scheduler:
 
 
 def _extras(seq: ScheduledSequence, output: StepOutput, offset: int, n: int) -> Extras | None:
-    """Log-probabilities and bins of `n` outputs from `offset` on; None if the sequence has neither."""
-    tokens, bins, values = seq.values, None, None
-    if tokens is not None and output.bins is not None:
+    """Log-probabilities and values of `n` outputs from `offset` on; None if the sequence has neither."""
+    kinds, lines, numbers, values = seq.values, output.side_outputs.get(VALUES), None, None
+    if kinds is not None and lines is not None:
         ids = output.token_ids[offset : offset + n].tolist()
-        decoded = output.bins[offset : offset + n].tolist()
-        bins = [tokens.bins(token_id, row) for token_id, row in zip(ids, decoded, strict=True)]
-        values = [tokens.values(token_id, of) for token_id, of in zip(ids, bins, strict=True)]
+        made = lines[offset : offset + n].tolist()
+        numbers = [kinds.numbers(token_id, line) for token_id, line in zip(ids, made, strict=True)]
+        values = [kinds.shown(token_id, of) for token_id, of in zip(ids, numbers, strict=True)]
     k = seq.request.sampling.logprobs
     if k is None or output.logprobs is None:
-        return Extras(None, bins, values) if bins is not None else None
+        return Extras(None, numbers, values) if numbers is not None else None
     logprobs = []
     for at in range(offset, offset + n):
         top: list[tuple[int, float]] = []
         if k and output.top_ids is not None and output.top_logprobs is not None:
             top = list(zip(output.top_ids[at, :k].tolist(), output.top_logprobs[at, :k].tolist(), strict=True))
         logprobs.append(TokenLogprobs(int(output.token_ids[at]), float(output.logprobs[at]), top))
-    return Extras(logprobs, bins, values)
+    return Extras(logprobs, numbers, values)

@@ -197,6 +197,11 @@ class SchedulableSequence:
         tail = np.array(self.generated[max(start - n, 0) : stop - n], dtype=np.int32)
         return tail if start >= n else np.concatenate((self.prompt[start:], tail))
 
+    def token(self, position: int) -> int:
+        """The id at one position. An image has IMAGE at each of its positions."""
+        n = self.num_input_tokens
+        return int(self.prompt[position]) if position < n else self.generated[position - n]
+
     @property
     def last_token(self) -> int:
         return self.generated[-1] if self.generated else int(self.prompt[-1])

@@ -24,7 +24,7 @@ from petiole.cache import KVCacheManager
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.errors import AdapterError, InvalidRequest, failed
 from petiole.gpu_worker.request import TokenLogprobs
-from petiole.gpu_worker.request.values import Bins
+from petiole.gpu_worker.request.values import Numbers
 from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.scheduling.admission import AdapterSlots, Cut, Cutting, DelayGate, WaitingQueue, forked
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
@@ -35,19 +35,21 @@ logger = logging.getLogger(__name__)
 
 
 class Extras(NamedTuple):
-    """The log-probabilities, the bins and the bins' values of tokens: one entry per token, or None."""
+    """The log-probabilities of tokens, the numbers that they carry, and the values that these stand for: one entry
+    per token, or None."""
 
     logprobs: Sequence[TokenLogprobs] | None = None
-    bins: Sequence[Bins] | None = None
+    numbers: Sequence[Numbers] | None = None
     values: Sequence[tuple[float, ...]] | None = None
 
     def keep(self, seq: ScheduledSequence, n: int) -> Extras:
-        """The entries of the first `n` tokens. These must be the last `n` of `seq`, which stores their bins."""
+        """The entries of the first `n` tokens. These must be the last `n` of `seq`, which stores their numbers."""
         logprobs = None if self.logprobs is None else self.logprobs[:n]
-        if self.bins is None or self.values is None:
+        if self.numbers is None or self.values is None:
             return Extras(logprobs)
-        seq.bins.update((seq.total_tokens - n + k, bins) for k, bins in enumerate(self.bins[:n]) if bins)
-        return Extras(logprobs, self.bins[:n], self.values[:n])
+        first = seq.total_tokens - n
+        seq.numbers.update((first + k, numbers) for k, numbers in enumerate(self.numbers[:n]) if numbers)
+        return Extras(logprobs, self.numbers[:n], self.values[:n])
 
 
 @dataclass(slots=True)

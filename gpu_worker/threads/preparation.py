@@ -20,9 +20,15 @@ from petiole.gpu_worker.constraints import ConstraintState, SkillConstraint
 from petiole.gpu_worker.errors import AdapterChanged, InvalidRequest, require
 from petiole.gpu_worker.request import Constraint, Request, SamplingParams
 from petiole.gpu_worker.request.images import IMAGE, check_images
-from petiole.gpu_worker.request.values import Bins
+from petiole.gpu_worker.request.values import Numbers
 from petiole.gpu_worker.runtime.interface import ModelLimits
-from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.scheduled import (
+    Arrival,
+    Followers,
+    Resolved,
+    ScheduledSequence,
+    SequenceInputs,
+)
 from petiole.gpu_worker.scheduling.stopping import StopRules
 from petiole.gpu_worker.speculation import Drafter, Proposer
 from petiole.gpu_worker.text import Tokenizer
@@ -99,23 +105,17 @@ class Preparer:
         output.open(
             tokenizer, [token for token in prompt if token != IMAGE], rules, self._reading(subject, resumed)
         )
+        numbers = given.numbers | {len(prompt) + at: numbers for at, numbers in resumed.numbers.items()}
+        drafter = None if given.images else self._drafter(request, prompt)
         return ScheduledSequence(
             request,
-            prompt,
+            SequenceInputs(prompt, numbers, given.images, self.limits.values, self.limits.images),
             rules,
-            arrival=arrival,
-            arrival_s=arrival_s,
-            seed=resolve_seed(request),
+            arrival=Arrival(arrival, arrival_s),
+            resolved=Resolved(resolve_seed(request), self._adapter_key(request)),
+            followers=Followers(constraint, drafter, output),
             max_outstanding=1 if self.config.pipeline == "off" else 2,
-            constraint=constraint,
-            drafter=None if given.images else self._drafter(request, prompt),
-            output=output,
-            adapter_key=self._adapter_key(request),
             history_length=self.history_length,
-            values=self.limits.values,
-            images=given.images,
-            image_limits=self.limits.images,
-            bins=given.bins | {len(prompt) + at: bins for at, bins in resumed.bins.items()},
         )
 
     def described(self, seq: ScheduledSequence) -> Prepared:
@@ -158,8 +158,8 @@ class Preparer:
             return None
         values, reading = self.limits.values, subject.reading.fork()
         for position, token in enumerate(resumed.ids):
-            bins = resumed.bins.get(position, ())
-            reading.consume_step(token, () if values is None else values.values(token, bins))
+            numbers = resumed.numbers.get(position, ())
+            reading.consume_step(token, () if values is None else values.shown(token, numbers))
         return reading
 
     def _resumed(self, request: Request) -> Tokens:
@@ -208,19 +208,19 @@ class Preparer:
         else:  # a state made by the caller, such as a skill's
             state = request.constraint
         for position, token in enumerate(resumed.ids):
-            if not state.finished and not self._consume(state, token, resumed.bins.get(position, ())):
+            if not state.finished and not self._consume(state, token, resumed.numbers.get(position, ())):
                 raise InvalidRequest(f"resume_token_ids[{position}]", "must match the constraint", token)
         return state
 
-    def _consume(self, state: ConstraintState, token: int, bins: Bins) -> bool:
+    def _consume(self, state: ConstraintState, token: int, numbers: Numbers) -> bool:
         if not isinstance(state, SkillConstraint):
             return state.consume(token)
         values = self.limits.values
-        return state.consume(token, () if values is None else values.values(token, bins))
+        return state.consume(token, () if values is None else values.shown(token, numbers))
 
     def _drafter(self, request: Request, prompt: Sequence[int]) -> Drafter | None:
         if self.config.speculative_tokens == 0 or self.limits.values is not None:
-            return None  # a draft is a token id without bins, and this model needs bins
+            return None  # a draft is a token id without numbers, and this model may need some
         return self.proposer.drafter([*prompt, *request.resume_token_ids])
 
     def _adapter_key(self, request: Request) -> str | None:

@@ -1,32 +1,32 @@
-"""Checks the tokens of a prompt and of a resumed output, the bins of value tokens, and images."""
+"""Checks the tokens of a prompt and of a resumed output, the numbers that they carry, and images."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from petiole.cache import CoordToken, SizeToken
+from petiole.cache import ValueToken
 from petiole.gpu_worker.errors import InvalidRequest, require
 from petiole.gpu_worker.request.images import IMAGE, ImagePlace, RequestImage
-from petiole.gpu_worker.request.values import Bins, ValueTokens
+from petiole.gpu_worker.request.values import Numbers, ValueKind, ValueKinds
 from petiole.gpu_worker.text.checks import check_token_ids
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Token ids, with IMAGE at the positions of images. By position: the bins of value tokens, and the images that
-    begin there."""
+    """Token ids, with IMAGE at the positions of images. By position: the numbers that tokens carry, and the images
+    that begin there."""
 
     ids: list[int]
-    bins: dict[int, Bins] = field(default_factory=dict)
+    numbers: dict[int, Numbers] = field(default_factory=dict)
     images: dict[int, RequestImage] = field(default_factory=dict)
 
 
 def prompt_tokens(
-    prompt: object, vocab_size: int, values: ValueTokens | None, images: Sequence[RequestImage] = ()
+    prompt: object, vocab_size: int, values: ValueKinds | None, images: Sequence[RequestImage] = ()
 ) -> Tokens:
-    """A prompt of token ids, coordinates, sizes and images. Raises InvalidRequest."""
-    typed = (CoordToken, SizeToken, ImagePlace)
+    """A prompt of token ids, values and images. Raises InvalidRequest."""
+    typed = ValueToken | ImagePlace
     if not isinstance(prompt, list | tuple) or not any(isinstance(one, typed) for one in prompt):
         return Tokens(check_token_ids("prompt", prompt, vocab_size))
     known = check_token_ids("prompt", [0 if isinstance(one, typed) else one for one in prompt], vocab_size)
@@ -38,35 +38,36 @@ def prompt_tokens(
             require(0 <= token.index <= last, where, f"must name one of the images, 0 to {last}", token.index)
             tokens.images[at] = images[token.index]
             tokens.ids.extend([IMAGE] * images[token.index].n_positions)
-        elif isinstance(token, CoordToken | SizeToken):
-            if values is None:
-                raise InvalidRequest(where, "this model knows no coordinates and sizes", type(token).__name__)
-            tokens.ids.append(values.coordinate_id if isinstance(token, CoordToken) else values.size_id)
-            tokens.bins[at] = _checked(where, tokens.ids[at], token.cache_key()[1:], values)
+        elif isinstance(token, ValueToken):
+            kind = None if values is None else values.kind_of(token)
+            if kind is None:
+                raise InvalidRequest(where, "this model knows no such values", type(token).__name__)
+            tokens.ids.append(kind.token_id)
+            tokens.numbers[at] = _checked(where, kind, token.cache_key()[1:])
         else:
             tokens.ids.append(known[k])
     return tokens
 
 
 def resumed_tokens(
-    token_ids: object, bins: Sequence[Sequence[int] | None], vocab_size: int, values: ValueTokens | None
+    token_ids: object, bins: Sequence[Sequence[int] | None], vocab_size: int, values: ValueKinds | None
 ) -> Tokens:
-    """The output of earlier attempts. Each of its value tokens needs its bins. Raises InvalidRequest."""
+    """The output of earlier attempts, with the numbers that its tokens carry, all of them. Raises
+    InvalidRequest."""
     ids = check_token_ids("resume_token_ids", token_ids, vocab_size)
     if values is None:
         return Tokens(ids)
     known = list(bins) if bins else [None] * len(ids)
     require(len(known) == len(ids), "resume_bins", f"must have {len(ids)} entries, one for each token", len(known))
     found = {
-        at: _checked(f"resume_bins[{at}]", token, of or (), values)
-        for at, (token, of) in enumerate(zip(ids, known, strict=True))
-        if values.n_bins(token)
+        at: _checked(f"resume_bins[{at}]", kind, numbers or ())
+        for at, (token, numbers) in enumerate(zip(ids, known, strict=True))
+        if (kind := values.kind(token)) is not None
     }
     return Tokens(ids, found)
 
 
-def _checked(field_name: str, token_id: int, bins: Sequence[int], values: ValueTokens) -> Bins:
-    n, limit = values.n_bins(token_id), values.limit(token_id)
-    good = len(bins) == n and all(type(one) is int and 0 <= one < limit for one in bins)
-    require(good, field_name, f"must have {n} bins from 0 to {limit - 1}", list(bins))
-    return tuple(bins)
+def _checked(field_name: str, kind: ValueKind, numbers: Sequence[int]) -> Numbers:
+    good = len(numbers) == kind.n and all(type(one) is int and 0 <= one < kind.limit for one in numbers)
+    require(good, field_name, f"must have {kind.n} numbers from 0 to {kind.limit - 1}", list(numbers))
+    return tuple(numbers)

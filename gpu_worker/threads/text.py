@@ -28,7 +28,7 @@ from petiole.gpu_worker.errors import failed
 from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.protocols import PositionalSkill, SkillState
 from petiole.gpu_worker.request import Delta, FinishReason, Result, Timing, TokenLogprobs, Usage
-from petiole.gpu_worker.request.values import Bins
+from petiole.gpu_worker.request.values import Numbers
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import Emission, Ended, Extras, Generated
 from petiole.gpu_worker.scheduling.stopping import End, Finish, StopRules
@@ -157,14 +157,16 @@ class _PendingOutput:
     extras: list[Extras] = field(default_factory=list)
     end: End | None = None
 
-    def entries(self, n: int) -> tuple[tuple[TokenLogprobs, ...], tuple[tuple[float, ...], ...], tuple[Bins, ...]]:
-        """The log-probabilities, the bins' values and the bins of the first `n` tokens; empty if not asked for."""
+    def entries(
+        self, n: int
+    ) -> tuple[tuple[TokenLogprobs, ...], tuple[tuple[float, ...], ...], tuple[Numbers, ...]]:
+        """The log-probabilities, the values and their numbers of the first `n` tokens; empty if not asked for."""
         if not self.extras:
             return (), (), ()
         logprobs = tuple(entry for extra in self.extras for entry in extra.logprobs or ())
         values = tuple(entry for extra in self.extras for entry in extra.values or ())
-        bins = tuple(entry for extra in self.extras for entry in extra.bins or ())
-        return logprobs[:n], values[:n], bins[:n]
+        numbers = tuple(entry for extra in self.extras for entry in extra.numbers or ())
+        return logprobs[:n], values[:n], numbers[:n]
 
 
 class TextThread:
@@ -314,13 +316,13 @@ class TextThread:
         if output.stop is not None and not isinstance(end, BaseException):
             finish = Finish(FinishReason.STOP, output.stop)
         output.texts.append(text)
-        logprobs, values, bins = pending.entries(len(token_ids))
+        logprobs, values, numbers = pending.entries(len(token_ids))
         logprobs = output.spelled(logprobs)
         output.logprobs.extend(logprobs)
         if token_ids or text or finish is not None:
             reason = None if finish is None else finish.reason
             output.begun = True
-            extras = (logprobs or None, values or None, bins or None, output.read(token_ids, values))
+            extras = (logprobs or None, values or None, numbers or None, output.read(token_ids, values))
             handle._push(Delta(index, tuple(token_ids), text, reason, *extras))
         if isinstance(end, BaseException):
             self._end_with_error(output, end)

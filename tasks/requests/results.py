@@ -41,10 +41,10 @@ class Piece(Received):
     """The text of these tokens. It may lag behind them: an incomplete character or a possible stop string is held
     back. The last delta has the rest."""
     values: list[float | list[float] | None] | None = None
-    """For tokens that stand for coordinates or sizes: their values, null for text tokens."""
+    """For tokens that carry a value, such as a part of a point: what it stands for; null for text tokens."""
     bins: list[list[int] | None] | None = None
-    """For the same tokens: the whole numbers that the model decoded (one for a coordinate, two for a size), from
-    which the values follow. A resumed request continues from these."""
+    """For the same tokens: the whole numbers that the model made with each, from which the values follow. A
+    resumed request continues from these."""
     items: list[dict[str, float] | None] | None = None
     """For skills: the point or box that each token completes, or null; missing if no token completes any. See
     docs/vision.md."""

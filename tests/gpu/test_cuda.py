@@ -16,7 +16,7 @@ from petiole.gpu_worker.models.registry import ARCHITECTURES, Architecture
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.cuda import executor as cuda
 from petiole.gpu_worker.runtime.cuda import graphs as decode_graphs
-from petiole.gpu_worker.runtime.interface import PENDING
+from petiole.gpu_worker.runtime.interface import PENDING, VALUES
 from petiole.gpu_worker.runtime.step.noise import gumbel, noise_keys
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
 from tests.support.agreement import MIDDLE, agree, same_but_for_near_ties
@@ -291,8 +291,8 @@ def test_bins_beside_the_tokens_are_those_of_the_cpu(sizes, checkpoint, open_run
     for device in ("cpu", "cuda"):
         driver = Driver(open_runtime(folder, device=device, graph_batch_sizes=sizes))
         sequences = [driver.sequence(tokens(n, n), given) for n in (3, 9, 5)]
-        found.append([driver.prefill(sequences).bins.copy()])
-        found[-1] += [driver.decode(sequences).bins.copy() for _ in range(6)]
+        found.append([driver.prefill(sequences).side_outputs[VALUES].copy()])
+        found[-1] += [driver.decode(sequences).side_outputs[VALUES].copy() for _ in range(6)]
     error = relative_error(np.array(found[1]), np.array(found[0]))
     assert error < 10 * MIDDLE
     assert np.abs(np.diff(found[0], axis=0)).max() > 0.1, "they change from step to step"

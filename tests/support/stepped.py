@@ -12,7 +12,7 @@ from petiole.gpu_worker.config import BATCHING
 from petiole.gpu_worker.runtime.interface import StepBatch
 from petiole.gpu_worker.scheduling.batching import StepPlan
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
-from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.scheduled import Arrival, ScheduledSequence, SequenceInputs
 from petiole.gpu_worker.scheduling.scheduler import Scheduler
 from petiole.gpu_worker.scheduling.stopping import StopRules
 
@@ -20,7 +20,7 @@ from petiole.gpu_worker.scheduling.stopping import StopRules
 def sequence(prompt: list[int], arrival: int = 0, max_tokens: int = 8, **request: Any) -> ScheduledSequence:
     made = Request(prompt=prompt, sampling=SamplingParams(max_tokens=max_tokens), **request)
     rules = StopRules.of(made.sampling, frozenset({0}), len(prompt), 64)
-    return ScheduledSequence(made, prompt, rules, arrival=arrival)
+    return ScheduledSequence(made, SequenceInputs(prompt), rules, arrival=Arrival(arrival))
 
 
 class Bench:

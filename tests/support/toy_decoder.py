@@ -26,7 +26,7 @@ from petiole.gpu_worker.models.decoder import Forward
 from petiole.gpu_worker.models.layers import Rotation
 from petiole.gpu_worker.models.registry import ARCHITECTURES, Architecture
 from petiole.gpu_worker.request.images import ImageLimits
-from petiole.gpu_worker.request.values import N_BINS, NO_BIN, Bins, ValueTokens
+from petiole.gpu_worker.request.values import N_BINS, NO_BIN, Numbers, ValueTokens
 from petiole.gpu_worker.runtime.device.cpu import CpuDevice
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 from petiole.gpu_worker.runtime.step.values import decode_found, embed_found
@@ -148,7 +148,7 @@ class _History:
         return self._all.mean(0, keepdim=True)
 
 
-def continuation(prompt: Sequence[int | Tensor], rotary: Any = ()) -> Iterator[tuple[int, Bins]]:
+def continuation(prompt: Sequence[int | Tensor], rotary: Any = ()) -> Iterator[tuple[int, Numbers]]:
     """The oracle: greedy tokens and their bins, one by one, without an engine. `prompt`: tokens, and images as
     `embedded_image` makes them. `rotary`: [2, n], the rotary positions of the first n positions."""
     decoder, history = ToyDecoder(_config()), _History()
@@ -168,7 +168,7 @@ def continuation(prompt: Sequence[int | Tensor], rotary: Any = ()) -> Iterator[t
             position += 1
         best = decoder.head_output(hidden).argmax(-1)
         inputs = [(int(best), tuple(decode_found(decoder, hidden, best)[0].tolist()))]
-        yield int(best), VALUES.bins(*inputs[0])
+        yield int(best), VALUES.numbers(*inputs[0])
 
 
 def value_runtime(

@@ -14,6 +14,7 @@ The arrays that `wait` returns are views of the buffer. They are valid until the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ import numpy.typing as npt
 from petiole.gpu_worker.runtime.device.interface import DeviceStream, Event
 from petiole.gpu_worker.runtime.interface import StepOutput
 
+_OUTPUTS = {field.name for field in fields(StepOutput)}
 _NOTHING: Mapping[str, npt.NDArray[Any]] = {}
 
 
@@ -50,9 +52,9 @@ class TransferHandle:
 class RenderBuffer:
     """The host buffers of one slot's outputs.
 
-    `host` maps output names to buffers (`token_ids` and `accepted` always; `logprobs`, `top_ids`, `top_logprobs`,
-    `bins` if the model or a request has them): numpy arrays, or tensors from `Device.host_buffer`. Each is at
-    least as long as the largest output.
+    `host` maps output names to buffers (`token_ids` and `accepted` always; `logprobs`, `top_ids`, `top_logprobs`
+    if a request has them; all other names are side outputs of the model): numpy arrays, or tensors from
+    `Device.host_buffer`. Each is at least as long as the largest output.
     """
 
     def __init__(self, host: Mapping[str, HostArray], copy_stream: DeviceStream) -> None:
@@ -88,7 +90,9 @@ class RenderBuffer:
         return TransferHandle(self._copy_stream.record(), lambda: self._collect(lengths, known))
 
     def _collect(self, lengths: Mapping[str, int], known: Mapping[str, npt.NDArray[Any]]) -> StepOutput:
-        return StepOutput(**known, **{name: _numpy(self._host[name])[:n] for name, n in lengths.items()})
+        found = {name: _numpy(self._host[name])[:n] for name, n in lengths.items()}
+        own = {name: found.pop(name) for name in _OUTPUTS & found.keys()}
+        return StepOutput(**known, **own, side_outputs=found)
 
 
 def _copy(target: HostArray, source: Any, n: int) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from petiole.cache import ragged_arange
 from petiole.gpu_worker.request.images import IMAGE
-from petiole.gpu_worker.runtime.interface import PENDING, Int32Array, PageUpdates, StepBatch, StepKind
+from petiole.gpu_worker.runtime.interface import PENDING, VALUES, Int32Array, PageUpdates, StepBatch, StepKind
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -103,8 +103,8 @@ def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:
         lengths=lengths,
         adapters=adapters,
         pages=batch.pages,
-        bins=None if batch.bins is None else batch.bins.copy(),
-        pending_bins=None if batch.pending_bins is None else batch.pending_bins[known],
+        bins=values.copy() if (values := batch.side_inputs.get(VALUES)) is not None else None,
+        pending_bins=next_values[known] if (next_values := batch.pending_sides.get(VALUES)) is not None else None,
         limits=None if batch.regions is None else _limits(batch, positions, first),
         rotary=None if batch.rotary is None else batch.rotary.astype(np.int64),
     )

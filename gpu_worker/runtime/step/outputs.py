@@ -13,7 +13,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from petiole.cache import ragged_arange
-from petiole.gpu_worker.runtime.interface import StepBatch, TokenMask
+from petiole.gpu_worker.runtime.interface import VALUES, StepBatch, TokenMask
 from petiole.gpu_worker.runtime.step.inputs import StepStates
 from petiole.gpu_worker.runtime.step.rows import OutputPlan, RowStates, Upload, Uses, sampled_with, write_rows
 from petiole.gpu_worker.runtime.step.sampling import (
@@ -56,7 +56,7 @@ class OutputSampler:
             shown, accepted = self._accept(token_ids, bins, given.drafts, batch.size, pending, pending_bins)
             outputs = {"token_ids": shown, "accepted": accepted}
         if bins is not None:
-            outputs["bins"] = bins
+            outputs[VALUES] = bins
         k = plan.top_logprobs
         if k is not None:
             chosen, ids, top = logprobs(logits.float(), token_ids, k)

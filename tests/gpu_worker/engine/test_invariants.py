@@ -25,7 +25,7 @@ from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_str
 from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
 from petiole.gpu_worker.scheduling.outcomes import NotIdle
 from petiole.gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit, PipelineState
-from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence, SequenceInputs
 from petiole.gpu_worker.scheduling.scheduler import Scheduler
 from petiole.gpu_worker.scheduling.state import Ended, SchedulerState
 from petiole.gpu_worker.scheduling.stopping import Finish
@@ -138,7 +138,8 @@ def test_i3_a_copy_that_waits_for_the_stream_waits_for_the_next_step() -> None:
 
 
 def test_i4_a_third_step_for_a_sequence_is_refused() -> None:
-    seq = ScheduledSequence(request(), [1, 2], SimpleNamespace(max_output_tokens=9))  # type: ignore[arg-type]
+    rules: Any = SimpleNamespace(max_output_tokens=9)
+    seq = ScheduledSequence(request(), SequenceInputs([1, 2]), rules)
     seq.schedule_prefill(2)
     seq.schedule_decode()
     assert not seq.can_decode

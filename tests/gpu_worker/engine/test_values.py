@@ -17,7 +17,7 @@ import pytest
 from petiole.cache import CoordToken
 from petiole.gpu_worker import Engine, InvalidRequest, Request
 from petiole.gpu_worker.constraints import PositionalConstraint, SkillConstraint
-from petiole.gpu_worker.request.values import Bins
+from petiole.gpu_worker.request.values import Numbers
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 from tests.support import fake_flashinfer
 from tests.support.toy_decoder import VALUES, VOCAB, continuation, value_runtime
@@ -51,7 +51,7 @@ def value_engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: py
     return get
 
 
-Answer = tuple[tuple[int, ...], tuple[Bins, ...]]
+Answer = tuple[tuple[int, ...], tuple[Numbers, ...]]
 
 
 def answers(engine: Engine) -> list[Answer]:
@@ -65,7 +65,7 @@ def answers(engine: Engine) -> list[Answer]:
     return [(ids, bins_of(watch)) for ids, watch in zip(tokens, watches, strict=True)]
 
 
-def bins_of(watch: Watch) -> tuple[Bins, ...]:
+def bins_of(watch: Watch) -> tuple[Numbers, ...]:
     return tuple(bins for delta in watch.deltas for bins in delta.bins or ())
 
 
@@ -213,7 +213,7 @@ def test_bins_that_do_not_fit_are_refused_by_field(value_engine: OpenEngine, bad
 
 
 def test_a_model_of_text_refuses_points() -> None:
-    with toy_engine() as engine, pytest.raises(InvalidRequest, match=r"prompt\[1\].*no coordinates"):
+    with toy_engine() as engine, pytest.raises(InvalidRequest, match=r"prompt\[1\].*no such values"):
         engine.generate([request([1, CoordToken(0.5, 512)])])
 
 
@@ -255,7 +255,7 @@ def boxes(prompt: list[int], most: int, *, positional: bool = True, **more: Any)
     return request(prompt, 60, constraint=kind(skill, [EOS], VOCAB), **more)
 
 
-def found(engine: Engine, asked: Request) -> tuple[tuple[int, ...], tuple[Bins, ...], Any]:
+def found(engine: Engine, asked: Request) -> tuple[tuple[int, ...], tuple[Numbers, ...], Any]:
     watch = Watch()
     result = engine.submit(asked, on_delta=watch.on_delta).result(timeout=30)
     assert isinstance(asked.constraint, SkillConstraint)

@@ -14,7 +14,7 @@ from petiole.gpu_worker import FinishReason, Request, SamplingParams
 from petiole.gpu_worker.request.images import IMAGE, RequestImage
 from petiole.gpu_worker.scheduling import admission
 from petiole.gpu_worker.scheduling.admission import forked
-from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.scheduled import Arrival, ScheduledSequence, SequenceInputs
 from petiole.gpu_worker.scheduling.stopping import Finish, StopRules
 from tests.support.stepped import Bench, sequence
 
@@ -66,7 +66,8 @@ def test_a_run_may_end_anywhere_in_an_image(monkeypatch: pytest.MonkeyPatch, beg
         ids = [7] * begin + [IMAGE] * (9 * n_images) + [8, 9, 8, 9]
         request = Request(prompt=ids, sampling=SamplingParams(max_tokens=20))
         rules = StopRules.of(request.sampling, frozenset(), len(ids), 64)
-        return ScheduledSequence(request, np.array(ids), rules, arrival=arrival, images=images)
+        inputs = SequenceInputs(np.array(ids), images=images)
+        return ScheduledSequence(request, inputs, rules, arrival=Arrival(arrival))
 
     running, same, other = with_images(0, 0), with_images(0, 1), with_images(n_images, 2)
     running.generated += [ANSWER] * 3

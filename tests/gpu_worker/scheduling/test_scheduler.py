@@ -22,13 +22,13 @@ from tests.support.stepped import Bench, sequence
 # ---------------------------------------------------------------- the verbs
 
 
-def test_bins_are_kept_by_the_position_of_their_token() -> None:
+def test_numbers_are_kept_by_the_position_of_their_token() -> None:
     seq = sequence([1, 2, 3])
-    for token, bins in ((5, (7,)), (1, ()), (6, (8, 9))):
+    for token, numbers in ((5, (7,)), (1, ()), (6, (8, 9))):
         seq.generated.append(token)
-        kept = Extras(None, [bins, (0,)], [tuple(map(float, bins)), (0.0,)]).keep(seq, 1)
-        assert (kept.bins, kept.values) == ([bins], [tuple(map(float, bins))])
-    assert seq.bins == {3: (7,), 5: (8, 9)}
+        kept = Extras(None, [numbers, (0,)], [tuple(map(float, numbers)), (0.0,)]).keep(seq, 1)
+        assert (kept.numbers, kept.values) == ([numbers], [tuple(map(float, numbers))])
+    assert seq.numbers == {3: (7,), 5: (8, 9)}
 
 
 def test_planning_a_decode_changes_nothing() -> None:

@@ -12,7 +12,7 @@ import pytest
 from petiole.gpu_worker import Delta, FinishReason, HandedBack
 from petiole.gpu_worker.errors import EngineClosed
 from petiole.gpu_worker.handle import Handle
-from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.scheduled import Followers, ScheduledSequence, SequenceInputs
 from petiole.gpu_worker.scheduling.state import Admitted, Emission, Ended, Generated
 from petiole.gpu_worker.scheduling.stopping import Finish, StopRules
 from petiole.gpu_worker.threads.text import RequestOutput, TextThread
@@ -34,7 +34,9 @@ class Output:
         output = RequestOutput(self.handle)
         rules = StopRules.of(asked.sampling, frozenset(), 4, 96)
         output.open(ToyTokenizer(), [5, 6, 7, 8], rules)  # type: ignore[arg-type]
-        self.seq = ScheduledSequence(asked, [5, 6, 7, 8], rules, output=output)
+        self.seq = ScheduledSequence(
+            asked, SequenceInputs([5, 6, 7, 8]), rules, followers=Followers(output=output)
+        )
 
     def post(self, *tokens: int, end: Finish | BaseException | None = None) -> None:
         generated: Emission = Generated(self.seq, tokens, None) if tokens else Admitted(self.seq)

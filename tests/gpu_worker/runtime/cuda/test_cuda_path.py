@@ -35,7 +35,7 @@ from petiole.gpu_worker.runtime.cuda.capture import cuda_capture, eager
 from petiole.gpu_worker.runtime.cuda.executor import batching_that_fits, require_flashinfer, working_bytes
 from petiole.gpu_worker.runtime.cuda.graphs import Graphs
 from petiole.gpu_worker.runtime.cuda.shapes import Shape, append_shapes, batch_ladder, token_ladder
-from petiole.gpu_worker.runtime.interface import RowBinding
+from petiole.gpu_worker.runtime.interface import VALUES, RowBinding
 from petiole.gpu_worker.runtime.memory.room import state_bytes
 from petiole.gpu_worker.runtime.step.rows import RowStates
 from petiole.gpu_worker.runtime.step.sampling import choose
@@ -308,8 +308,8 @@ def test_bins_beside_the_tokens(sizes, checkpoint, open_cuda, open_runtime, monk
         driver = Driver(get(folder, graph_batch_sizes=sizes))
         given = [SamplingParams(temperature=0.0, allowed_token_ids=[kind]) for kind in (5, 6, 7)]
         sequences = [driver.sequence(tokens(n, n), one) for n, one in zip((3, 9, 5), given, strict=True)]
-        found.append([driver.prefill(sequences).bins.copy()])
-        found[-1] += [driver.decode(sequences).bins.copy() for _ in range(6)]
+        found.append([driver.prefill(sequences).side_outputs[VALUES].copy()])
+        found[-1] += [driver.decode(sequences).side_outputs[VALUES].copy() for _ in range(6)]
     assert np.abs(np.array(found[1]) - np.array(found[0])).max() <= 1, "a bin may lie at an edge"
     changes = np.abs(np.diff(found[0], axis=0)).max(axis=0)
     assert (changes > 50).tolist() == [[True, False], [True, True], [False, False]], "from step to step"
