@@ -61,7 +61,7 @@ def check(ours: Celery, options: Mapping[str, Any]) -> None:
             raise InvalidSettings(problem)
         if is_chord and chord_of_both is not None:
             chord_of_both(theirs, options.get("queue"))
-    for senders, sent in _handovers([], list(reversed(_list(options.get("chain")))), ours):
+    for senders, sent in _sendings([], list(reversed(_list(options.get("chain")))), ours):
         for theirs in senders:
             for problem in _undeclared(theirs, sent):
                 raise InvalidSettings(problem)
@@ -152,7 +152,7 @@ def _apps(signatures: Iterable[Any], ours: Celery) -> list[Celery]:
     return [theirs for task in _tasks(signatures) if (theirs := _another_app(task, ours)) is not None]
 
 
-def _handovers(
+def _sendings(
     senders: list[Celery], steps: Iterable[Any], ours: Celery
 ) -> Iterator[tuple[list[Celery], set[str]]]:
     """For each step that has tasks of Petiole's app: the other apps whose workers send the step, and the queues of
@@ -168,7 +168,7 @@ def _handovers(
         before = senders
         for sent in members:
             for one in sent:
-                yield from _handovers(before, [one], ours)
+                yield from _sendings(before, [one], ours)
             before = senders = _apps(sent, ours)
 
 

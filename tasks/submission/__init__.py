@@ -11,5 +11,5 @@ counting     `count`: its queue, its result
 model        the option `model`: from a model's name to its queue
 signatures   `generate.s(...)`: it carries its queue, for workers of another app
 parsing      turns a message's arguments, and the result of the previous task in a chain, into a request
-handover     how a task's body gets its result from the worker that runs it; not the `handoff` of a shutdown
+taking       how a task's body gets its result from the worker that runs it
 """

@@ -30,9 +30,9 @@ from petiole.tasks.settings import MOST_REPLICAS, settings, warn_a_producer
 from petiole.tasks.streams import readers
 from petiole.tasks.streams.readers import AsyncGeneration, EagerGeneration
 from petiole.tasks.submission import model
-from petiole.tasks.submission.handover import take_result
 from petiole.tasks.submission.parsing import apart, parse
 from petiole.tasks.submission.signatures import OwnQueue, sign
+from petiole.tasks.submission.taking import take_result
 from petiole.tasks.urls import redacted
 
 if TYPE_CHECKING:

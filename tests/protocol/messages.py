@@ -1,4 +1,4 @@
-"""Messages, leases and the consumer's thread: `transport`, `ledger`, `leases` and `handoff` of `tasks.worker`."""
+"""Messages, leases and the consumer's thread: `transport`, `ledger`, `leases` and `shutdown` of `tasks.worker`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from kombu.connection import Connection as StockConnection
 
 from petiole.tasks.errors import GenerationFailed
 from petiole.tasks.requests.kinds import SCHEMAS
-from petiole.tasks.submission.handover import take_result
+from petiole.tasks.submission.taking import take_result
 from petiole.tasks.urls import SENTINEL, redacted, scheme
 
 

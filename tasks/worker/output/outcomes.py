@@ -18,7 +18,7 @@ from petiole.tasks import errors
 from petiole.tasks.record import codec
 from petiole.tasks.record.codec import Written
 from petiole.tasks.servers.connections import LOST
-from petiole.tasks.submission.handover import hand_over
+from petiole.tasks.submission.taking import offered
 
 _MAX_BYTES_A_UNIT = 12
 """Maximum bytes of JSON for a character, or for a token id with its separator. A character may take two escapes of
@@ -145,7 +145,7 @@ def recorded(record: Mapping[str, Any], written: Written) -> Outcome:
 def at_hand(task_id: str, outcome: Outcome) -> Iterator[None]:
     """In this context, the body of task `task_id` finds the outcome on this thread."""
     try:
-        with hand_over(task_id, outcome):
+        with offered(task_id, outcome):
             yield
     finally:
         if outcome.error is not None:

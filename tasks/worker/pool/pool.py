@@ -42,8 +42,8 @@ from petiole.tasks.worker.generation.engines import EngineLike, load_engine
 from petiole.tasks.worker.generation.intake import Intake
 from petiole.tasks.worker.output.outcomes import largest
 from petiole.tasks.worker.output.publisher import Publisher
-from petiole.tasks.worker.pool import handoff
-from petiole.tasks.worker.pool.handoff import Serving
+from petiole.tasks.worker.pool import shutdown
+from petiole.tasks.worker.pool.shutdown import Serving
 from petiole.tasks.worker.pool.steering import Steering
 from petiole.tasks.worker.reports.reporter import Reporter
 from petiole.tasks.worker.reports.tally import Tally
@@ -232,22 +232,22 @@ class EnginePool(BasePool):  # type: ignore[misc]
         """Warm shutdown: finish tasks for up to `drain_seconds`, hand back the rest. Cold: hand back all."""
         still = self.serving is not None and self.serving.steering.stands_still
         cold = bool(state.should_terminate) or not self._healthy() or still
-        self._hand_off(0.0 if cold else self.settings.drain_seconds)
+        self._shut_down(0.0 if cold else self.settings.drain_seconds)
 
     def on_terminate(self) -> None:
-        self._hand_off(0.0)
+        self._shut_down(0.0)
 
-    def _hand_off(self, drain_s: float) -> None:
+    def _shut_down(self, drain_s: float) -> None:
         if self.serving is not None and not self.serving.draining:
             if self.counters is not None:
                 self.counters.close()
-            handoff.hand_off(self.serving, self.hub, drain_s)
+            shutdown.shut_down(self.serving, self.hub, drain_s)
             if self.counters is not None:  # not earlier: this thread completes the tasks that drain
                 self.counters.join()
             self.close_threads()
 
     def close_threads(self) -> None:
-        """Stop all threads: the last step of a handoff, when no task runs and all output is in Redis."""
+        """Stop all threads: the last step of a shutdown, when no task runs and all output is in Redis."""
         services = self.services
         quarantine.close()
         self.mailbox.read()  # acknowledge the tasks that it has stored

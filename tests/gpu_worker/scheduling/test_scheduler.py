@@ -14,7 +14,7 @@ from petiole.gpu_worker import AdapterError, FinishReason, SamplingParams
 from petiole.gpu_worker.runtime.interface import PENDING
 from petiole.gpu_worker.scheduling.admission import AdapterSlots, DelayGate, WaitingQueue, can_reuse
 from petiole.gpu_worker.scheduling.batching import page_updates
-from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.scheduled import Arrival, ScheduledSequence, SequenceInputs
 from petiole.gpu_worker.scheduling.state import Ended, Extras
 from petiole.gpu_worker.scheduling.stopping import Finish, StopRules
 from tests.support.stepped import Bench, sequence
@@ -251,7 +251,7 @@ def test_the_gate_does_not_look_at_all_who_wait() -> None:
     queue = WaitingQueue()
     for arrival in range(1000):
         seq = sequence([1], arrival)
-        queue.push(Watched(seq.request, [1], seq.rules, arrival=arrival))
+        queue.push(Watched(seq.request, SequenceInputs([1]), seq.rules, arrival=Arrival(arrival)))
     looked = 0
     assert not DelayGate(0.5, last_prefill_s=2.0).is_open(queue, True, 10.5)
     assert looked == 0

@@ -61,10 +61,10 @@ def task(primary: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]
     settings.cache_clear()
     app = make_app()
 
-    def hand_over(*given: object, **request: object) -> None:
+    def body(*given: object, **request: object) -> None:
         """The body is the worker's."""
 
-    yield app.task(hand_over, base=GenerationTask, name=generate.name, shared=False)
+    yield app.task(body, base=GenerationTask, name=generate.name, shared=False)
     app.close()
     settings.cache_clear()
 

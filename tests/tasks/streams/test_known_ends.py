@@ -63,10 +63,10 @@ def test_a_task_that_runs_has_no_end(ask: Ask, client: redis.Redis) -> None:
 
 
 def test_an_unknown_id_is_told_from_a_task_that_waits(ask: Ask, app: Celery, client: redis.Redis) -> None:
-    def hand_over(*_: object, **__: object) -> None:
+    def body(*_: object, **__: object) -> None:
         """The body is the worker's."""
 
-    task = app.task(hand_over, base=GenerationTask, name=generate.name, shared=False)
+    task = app.task(body, base=GenerationTask, name=generate.name, shared=False)
     waits = task.delay(prompt="hello", registered=True)
     assert ask(waits.id) is None
     assert state_of(waits.id, app) == "PENDING"

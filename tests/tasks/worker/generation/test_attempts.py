@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from petiole.tasks import errors
 from petiole.tasks.record.codec import Written
-from petiole.tasks.submission.handover import take_result
+from petiole.tasks.submission.taking import take_result
 from petiole.tasks.worker.generation.attempts import Begun
 from petiole.tasks.worker.generation.requests import engine_request, seed_of
 from petiole.tasks.worker.output.outcomes import Outcome, at_hand, recorded, within

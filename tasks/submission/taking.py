@@ -1,7 +1,7 @@
 """How the body of a generation task gets its result.
 
-Celery's trace function runs the body after the generation has ended. Around that call the worker hands the outcome
-over, and the body takes it, on the same thread. So the body needs nothing of the worker.
+Celery's trace function runs the body after the generation has ended. Around that call the worker offers the
+outcome, and the body takes it, on the same thread. So the body needs nothing of the worker.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from petiole.tasks.errors import GenerationFailed
 
 
-class Outcome(Protocol):
+class Offer(Protocol):
     """A result, or the error that the task fails with."""
 
     @property
@@ -28,7 +28,7 @@ _here = threading.local()
 
 
 @contextmanager
-def hand_over(task_id: str, outcome: Outcome) -> Iterator[None]:
+def offered(task_id: str, outcome: Offer) -> Iterator[None]:
     """In this context, `take_result` on this thread finds the outcome of task `task_id`."""
     _here.outcome = task_id, outcome
     try:
@@ -39,7 +39,7 @@ def hand_over(task_id: str, outcome: Outcome) -> Iterator[None]:
 
 def take_result(task_id: str) -> dict[str, Any]:
     """For the body of a generation task: return its result or raise its error."""
-    nothing: tuple[str, Outcome | None] = ("", None)
+    nothing: tuple[str, Offer | None] = ("", None)
     known, outcome = getattr(_here, "outcome", nothing)
     if known != task_id or outcome is None:
         raise GenerationFailed(

@@ -1,7 +1,7 @@
 """Shutdown of a worker: finish tasks in time, or hand them back to the queue.
 
-An unacknowledged message goes back to its queue when the channel closes, shortly after the handoff. Before that,
-all generated tokens must be in the log and the task marked as handed back, so that the next worker resumes at the
+An unacknowledged message goes back to its queue when the channel closes, shortly after the pool has stopped. By
+then all generated tokens must be in the log, and the task marked as handed back. So the next worker resumes at the
 next token and does not count a death."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Serving:
         return bool(self.foreign.running) or any(job.busy for job in self.services.jobs.values())
 
 
-def hand_off(serving: Serving, hub: Any, drain_s: float) -> None:
+def shut_down(serving: Serving, hub: Any, drain_s: float) -> None:
     """Drain for up to `drain_s`, then hand back. Runs on the consumer's thread. `hub` is kombu's event loop."""
     services, foreign = serving.services, serving.foreign
     wait, jobs = services.mailbox.wait, services.jobs
