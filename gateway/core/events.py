@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from petiole.gateway.core.parts import Placed
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """A part of a client's stream. `name` and `fields` are its view's. `text` is what may be split; an event
     without text is structural."""
 
@@ -40,7 +38,8 @@ class Numbers:
 
     def number(self, event: Event) -> Event | None:
         """What the client lacks of the event, whose number is `last` then. None: nothing."""
-        first, self.last = self.last + 1, self.last + event.width
-        if self.last <= self.after:
-            return None
-        return event if first > self.after else event.without(self.after - first + 1)
+        before = self.last
+        self.last = before + event.width
+        if before >= self.after:
+            return event
+        return None if self.last <= self.after else event.without(self.after - before)

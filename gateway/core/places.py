@@ -30,9 +30,11 @@ class Places:
             self._waiting.append((self._next, token))
             self._next += len(self._characters.decode(bytes(token.bytes[0]) if token.bytes else b""))
 
-    def emit(self, text: str) -> list[Placed]:
+    def emit(self, text: str) -> Sequence[Placed]:
         """The tokens that come with this text."""
         first, self._emitted = self._emitted, self._emitted + len(text)
+        if not self._waiting:
+            return ()
         found = []
         while self._waiting and self._waiting[0][0] < self._emitted:
             place, token = self._waiting.popleft()

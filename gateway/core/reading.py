@@ -24,16 +24,14 @@ class Reading:
         """The parts that this delta makes, opens or closes. A delta without text may make none."""
         if delta.logprobs is not None:
             self._places.add(delta.logprobs)
-        if delta.finish_reason is None:
-            return [*self._divide(delta.text)] if delta.text else []
-        return [*self._divide(delta.text), *self._end(delta)]
+        parts = self._divide(delta.text) if delta.text else []
+        if delta.finish_reason is not None:
+            parts += self._end(delta)
+        return parts
 
-    def _divide(self, text: str) -> Iterator[Part]:
-        if not text:
-            return
-        if self._opened == self._closed:
-            yield self._open()
-        yield Text(text, self._places.emit(text))
+    def _divide(self, text: str) -> list[Part]:
+        part = Text(text, self._places.emit(text))
+        return [part] if self._opened > self._closed else [self._open(), part]
 
     def _open(self) -> Opened:
         self._opened += 1

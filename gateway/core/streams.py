@@ -67,29 +67,28 @@ class Stream:
         return str(numbers[0].last) if len(numbers) == 1 else ".".join([str(one.last) for one in numbers])
 
     def begin(self) -> list[Frame]:
-        return [
-            frame for choice in sorted(self._running) for frame in self._frames(choice, self._view.begin(choice))
-        ]
+        frames: list[Frame] = []
+        for choice in sorted(self._running):
+            self._write(choice, self._view.begin(choice), frames)
+        return frames
 
     def read(self, choice: int, delta: StreamDelta) -> list[Frame]:
-        frames = [
-            frame
-            for part in self._readings[choice].read(delta)
-            for frame in self._frames(choice, self._view.events(choice, part))
-        ]
+        frames: list[Frame] = []
+        for part in self._readings[choice].read(delta):
+            self._write(choice, self._view.events(choice, part), frames)
         if delta.finish_reason is not None:
             self._running.discard(choice)
             if self.finished:
-                frames += self._frames(0, self._view.finish())
+                self._write(0, self._view.finish(), frames)
         return frames
 
-    def _frames(self, choice: int, events: Iterable[Event]) -> list[Frame]:
-        numbers, view, frames = self._numbers[choice], self._view, []
+    def _write(self, choice: int, events: Iterable[Event], frames: list[Frame]) -> None:
+        """Append the frames of what the client lacks of these events."""
+        numbers, view = self._numbers[choice], self._view
         for event in events:
             if (rest := numbers.number(event)) is not None:
                 data = view.encode(choice, numbers.last, rest)
                 frames.append(Frame(self.cursor, view.event_name(rest), data))
-        return frames
 
 
 def cursor_of(text: str, choices: int) -> list[int]:

@@ -85,24 +85,27 @@ class Generation:
         if len(self._readers) == 1 and self._next:  # without a task for each delta
             [(first, _)], self._next = self._next.items(), {}
             try:
-                delta = await first
+                delta, reader = await first, self._readers[0]
                 while True:
-                    yield 0, await self._seen(delta)
+                    if delta.is_heartbeat:
+                        await self._check_worker()
+                        yield 0, None
+                    else:
+                        self._heard = True
+                        yield 0, delta
                     if delta.finish_reason is not None:
                         return
-                    delta = await anext(self._readers[0])
+                    delta = await anext(reader)
             except (StopAsyncIteration, errors.StreamError) as error:
                 raise failure_of(error) from error
         while self._next:
             for choice, delta in await self._arrived(None):
-                yield choice, await self._seen(delta)
-
-    async def _seen(self, delta: StreamDelta) -> StreamDelta | None:
-        if delta.is_heartbeat:
-            await self._check_worker()
-            return None
-        self._heard = True
-        return delta
+                if delta.is_heartbeat:
+                    await self._check_worker()
+                    yield choice, None
+                else:
+                    self._heard = True
+                    yield choice, delta
 
     async def _arrived(self, wait_s: float | None) -> list[tuple[int, StreamDelta]]:
         """The next deltas, at most one of each task."""
