@@ -22,6 +22,7 @@ numpy. The names below are imported at their first use.
     gateway_settings  those of `petiole serve`
     worker_side   the names of the worker's classes, as dotted strings
     urls          the forms of broker and Redis URLs; passwords that are not shown
+    templates/    tool and reasoning formats as data, one incremental parser; imports nothing of Petiole's
     keys          every name that Petiole writes into Redis or into a message
     errors        the exceptions that a caller may get
 """

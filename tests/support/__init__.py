@@ -56,6 +56,7 @@ Models and devices:
     moondream        a narrow Moondream 2
     other_decoders   decoders that differ from the known one in one thing each
     tokenizers       small tokenizers of each kind
+    written          how each family writes a message with reasoning and calls of tools
     pictures         pictures of shapes, as files
     dtypes           models in another type
     agreement        whether bfloat16 agrees with a model as far as it can

@@ -1,0 +1,13 @@
+"""How a model's text is divided into reasoning, content and calls of tools: formats as data, and one parser.
+
+The worker parses once, for the stored result. Readers of a stream and gateways parse its deltas. All get the same,
+however the text was split. Pure: no tokenizer, no input, no output, and nothing but the standard library.
+
+    formats    the formats of families of models, by name
+    parser     the parser: text in, events out
+    template   a template, checked and compiled
+    bodies     what stands between the marks of a call, for each way in which families write calls
+    values     one JSON value, read as it comes; arguments by their types
+    marks      where the next mark of a text is
+    patterns   a subset of regular expressions, as automata
+"""

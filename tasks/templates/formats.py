@@ -1,0 +1,266 @@
+"""How families of models write reasoning and calls of tools: their templates, as data.
+
+A template has the form of `response_template` in transformers, so one of a checkpoint and one from here are read
+alike. A checkpoint's own comes first, if it can be read. `FAMILIES` has the formats by name; `detection` finds
+the name for a checkpoint that brings none."""
+
+# ruff: noqa: RUF001 - DeepSeek's marks have letters that look like others
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from petiole.tasks.templates.template import Template, compiled
+
+_THOUGHT = {"open": "<think>", "close": "</think>"}
+_CALLED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+_OBJECT = {"type": "function", "function": "{content}"}
+_CHATML = "<|im_start|>assistant\n"
+
+
+@dataclass(frozen=True)
+class Format:
+    """`needs_tool`: a call has no mark of its own, so only the name of a tool that the request has begins one."""
+
+    name: str
+    given: Mapping[str, Any]
+    needs_tool: bool = False
+
+    @property
+    def template(self) -> Template:
+        return compiled(self.given, needs_tool=self.needs_tool)
+
+
+def _template(anchor: str | list[str], **fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"start_anchor": anchor, "fields": fields}
+
+
+def _qwen_xml() -> dict[str, Any]:
+    return _template(
+        _CHATML,
+        reasoning_content=_THOUGHT,
+        tool_calls={
+            "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+            "close_pattern": r"</function>\s*</tool_call>",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>",
+                "value_parser": {"name": "json", "args": {"allow_non_json": True}},
+            },
+            "transform": _CALLED,
+        },
+        content={"close_pattern": r"<\|im_end\|>|<\|endoftext\|>"},
+    )
+
+
+_MISTRAL_TEXT = {"close": "</s>"}
+_MISTRAL_THOUGHT = {"open": "[THINK]", "close": "[/THINK]"}
+
+FAMILIES: dict[str, Format] = {
+    made.name: made
+    for made in (
+        # Qwen 2.5, Qwen 3, Hermes, and all that learnt from them
+        Format(
+            "hermes",
+            _template(
+                _CHATML,
+                reasoning_content=_THOUGHT,
+                tool_calls={
+                    "open": "<tool_call>",
+                    "close": "</tool_call>",
+                    "repeats": True,
+                    "content": "json",
+                    "transform": _OBJECT,
+                },
+                content={"close_pattern": r"<\|im_end\|>|<\|endoftext\|>"},
+            ),
+        ),
+        # Qwen3-Coder, Qwen 3.5 and later
+        Format("qwen-xml", _qwen_xml()),
+        # Llama 3.1 and later: a call is the whole answer, or behind a mark
+        Format(
+            "llama",
+            _template(
+                "<|start_header_id|>assistant<|end_header_id|>\n\n",
+                tool_calls={
+                    "open_pattern": r"(?:<\|python_tag\|>\s*)?\{\s*"
+                    r'(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"(?:parameters|arguments)"\s*:',
+                    "close_pattern": r"\}\s*;?",
+                    "repeats": True,
+                    "content": "json",
+                    "transform": _CALLED,
+                },
+                content={"close_pattern": r"<\|eot_id\|>|<\|eom_id\|>|<\|python_tag\|>"},
+            ),
+            needs_tool=True,
+        ),
+        # Mistral up to Nemo and Small 3.0: one list
+        Format(
+            "mistral",
+            _template(
+                "[/INST]",
+                tool_calls={
+                    "open": "[TOOL_CALLS]",
+                    "content": "json",
+                    "transform_each": True,
+                    "transform": {
+                        "type": "function",
+                        "function": {"name": "{name}", "arguments": "{arguments}"},
+                    },
+                },
+                content=_MISTRAL_TEXT,
+            ),
+        ),
+        # Mistral since Small 3.2, Magistral, Devstral, Ministral 3
+        Format(
+            "mistral-args",
+            _template(
+                ["[/INST]", "[/TOOL_RESULTS]"],
+                reasoning_content=_MISTRAL_THOUGHT,
+                tool_calls={
+                    "open_pattern": r"\[TOOL_CALLS\]\s*(?P<name>[^\s\[\]{}]+)\s*"
+                    r"(?:\[CALL_ID\][^\[\]{}]*)?\[ARGS\]",
+                    "repeats": True,
+                    "content": "json",
+                    "transform": _CALLED,
+                },
+                content=_MISTRAL_TEXT,
+            ),
+        ),
+        # Gemma 3 has no marks: Python's calls, in a list
+        Format(
+            "gemma3",
+            _template(
+                "<start_of_turn>model\n",
+                tool_calls={
+                    "open_pattern": r"(?:```(?:tool_code|python)\s*)?(?P<list>\[)",
+                    "close": "```",
+                    "content": "python-call-list",
+                    "transform_each": True,
+                    "transform": {
+                        "type": "function",
+                        "function": {"name": "{name}", "arguments": "{arguments}"},
+                    },
+                },
+                content={"close": "<end_of_turn>"},
+            ),
+            needs_tool=True,
+        ),
+        Format(
+            "gemma4",
+            _template(
+                ["<|turn>model\n", "<tool_response|>"],
+                reasoning_content={"open": "<|channel>thought\n", "close": "<channel|>"},
+                tool_calls={
+                    "open_pattern": r"<\|tool_call>call:(?P<name>[^\s{]+)",
+                    "close": "<tool_call|>",
+                    "repeats": True,
+                    "content": "json",
+                    "content_args": {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
+                    "transform": _CALLED,
+                },
+                content={"close": ["<turn|>", "<|tool_response>", "<eos>"]},
+            ),
+        ),
+        # DeepSeek V3, R1 and V3.1
+        Format(
+            "deepseek",
+            _template(
+                "<｜Assistant｜>",
+                reasoning_content=_THOUGHT,
+                tool_calls={
+                    "open_pattern": r"<｜tool▁call▁begin｜>\s*(?:function<｜tool▁sep｜>)?(?P<name>[^\s<{]+)"
+                    r"\s*(?:<｜tool▁sep｜>|```json)",
+                    "close_pattern": r"(?:```\s*)?<｜tool▁call▁end｜>",
+                    "repeats": True,
+                    "content": "json",
+                    "transform": _CALLED,
+                },
+                content={"close": ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜end▁of▁sentence｜>"]},
+            ),
+        ),
+        # GLM-4 of 2024 and 2025: a name and a line of JSON
+        Format(
+            "glm4",
+            _template(
+                "<|assistant|>",
+                reasoning_content=_THOUGHT,
+                tool_calls={
+                    "open_pattern": r"(?P<name>[A-Za-z_][\w.-]*)\n",
+                    "repeats": True,
+                    "content": "json",
+                    "transform": _CALLED,
+                },
+                content={"close": ["<|observation|>", "<|user|>", "<|assistant|>"]},
+            ),
+            needs_tool=True,
+        ),
+        # GLM-4.5 and later
+        Format(
+            "glm-xml",
+            _template(
+                "<|assistant|>",
+                reasoning_content=_THOUGHT,
+                tool_calls={
+                    "open_pattern": r"<tool_call>\s*(?P<name>[^\s<]+)",
+                    "close": "</tool_call>",
+                    "repeats": True,
+                    "content": "xml-inline",
+                    "content_args": {
+                        "tag_pattern": r"<arg_key>\s*(?P<key>[^<\s]+)\s*</arg_key>\s*<arg_value>"
+                        r"(?P<value>.*?)</arg_value>",
+                        "value_parser": {"name": "json", "args": {"allow_non_json": True}},
+                    },
+                    "transform": _CALLED,
+                },
+                content={"close": ["<|observation|>", "<|user|>", "<|assistant|>"]},
+            ),
+        ),
+        # Phi-4-mini
+        Format(
+            "phi4",
+            _template(
+                "<|assistant|>",
+                reasoning_content=_THOUGHT,
+                tool_calls={
+                    "open": ["<|tool_call|>", "functools"],
+                    "close": "<|/tool_call|>",
+                    "content": "json",
+                    "transform_each": True,
+                    "transform": {
+                        "type": "function",
+                        "function": {"name": "{name}", "arguments": "{arguments}"},
+                    },
+                },
+                content={"close": ["<|end|>", "<|endoftext|>"]},
+            ),
+        ),
+        # gpt-oss
+        Format(
+            "harmony",
+            _template(
+                "<|start|>assistant",
+                reasoning_content={
+                    "open": "<|channel|>analysis<|message|>",
+                    "close": ["<|end|>", "<|return|>"],
+                },
+                tool_calls={
+                    "open_pattern": r"(?:(?:<\|start\|>assistant\s*)?<\|channel\|>\w+\s*"
+                    r"|<\|start\|>assistant\s*| ?)to=(?:functions\.)?(?P<name>[^\s<]+)"
+                    r"(?:\s*<\|channel\|>\w+)?(?:\s*(?:<\|constrain\|>)?\s*\w+)?\s*<\|message\|>",
+                    "close": ["<|call|>", "<|end|>"],
+                    "repeats": True,
+                    "content": "json",
+                    "transform": _CALLED,
+                },
+                content={
+                    "close_pattern": r"<\|channel\|>(?:final|commentary)(?:\s*<\|constrain\|>\w+)?<\|message\|>"
+                    r"|<\|start\|>assistant|<\|end\|>|<\|return\|>|<\|call\|>",
+                },
+            ),
+        ),
+    )
+}

@@ -1,0 +1,287 @@
+"""The parser: what a model wrote, divided into reasoning, content and calls of tools, while it is written.
+
+    parser = Parser(template, prompt_end=prepared.prompt_end, tools=prepared.tool_types)
+    for text in texts:
+        events = parser.push(text)
+    events = parser.finish()
+
+It is pure and causal. What was told is never taken back. However a text is split, the events are the same, but for
+how texts are split. The rules for what a template does not say:
+
+- A mark behind which no call begins is text, up to the first character that cannot be part of a call.
+- From the tool's name on, it is a call. If its arguments are not valid, or end too early, the arguments are what
+  the model wrote, up to the mark that ends the call, and the call is not `complete`.
+- In a string of the arguments all is data, also a mark.
+- Behind a call content goes on. The mark that ends the call is left out there, once.
+- Without tools, marks of calls are text.
+- Spaces before a mark are left out. So are spaces behind a mark, where nothing of the kind came before. All other
+  spaces stay, those at the end of the output, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from petiole.tasks.templates.bodies import Body
+from petiole.tasks.templates.marks import Mark
+from petiole.tasks.templates.template import Field, Kind, Template, Tools, Watch
+
+SPACES = " \t\n\r"
+
+
+class Content(NamedTuple):
+    text: str
+
+
+class Reasoning(NamedTuple):
+    text: str
+
+
+class CallBegun(NamedTuple):
+    call: int
+    name: str
+
+
+class CallArguments(NamedTuple):
+    """More of the arguments, which are JSON."""
+
+    call: int
+    text: str
+
+
+class CallEnded(NamedTuple):
+    """`complete`: the arguments are a JSON object."""
+
+    call: int
+    complete: bool
+
+
+Event = Content | Reasoning | CallBegun | CallArguments | CallEnded
+
+
+class Parser:
+    """Of one output. `tools`: by tool, the types of its parameters; None: calls are not read."""
+
+    def __init__(self, template: Template, *, prompt_end: str = "", tools: Tools | None = None) -> None:
+        self._template = template
+        self._tools: Tools = tools or {}
+        self._watch = template.without_calls
+        self._enter(None)
+        self._body: Body | None = None
+        self._rest = ""
+        self._spaces: list[str] = []
+        self._held: list[str] = []  # behind the opening mark of what may be a call
+        self._fresh = False  # nothing but spaces since a mark
+        self._told: set[Kind] = set()
+        self._events: list[Event] = []
+        self._calls = 0
+        self._calling = self._begun = False
+        if prompt_end:
+            self._run(template.behind_anchor(prompt_end), final=False)
+            self._rest = ""
+            self._spaces.clear()
+            self._told.clear()
+            self._events.clear()
+        if tools is not None:
+            self._watch = template.with_calls
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether what comes is reasoning, as far as is known."""
+        return self._field is not None and self._field.kind == "reasoning"
+
+    def push(self, text: str) -> list[Event]:
+        self._run(text, final=False)
+        return self._taken()
+
+    def finish(self) -> list[Event]:
+        """No more text comes."""
+        self._run("", final=True)
+        self._give_back()
+        if self._calling:
+            self.end(False)
+        if not self._fresh:
+            self._tell("".join(self._spaces))
+        return self._taken()
+
+    def _taken(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    # ------------------------------------------------------------ steps
+
+    def _run(self, text: str, *, final: bool) -> None:
+        text, at = self._rest + text, 0
+        while True:
+            if self._body is not None:
+                at, again = self._in_body(self._body, text, at, final)
+            elif self._calling:
+                at, again = self._in_invalid(text, at, final)
+            else:
+                at, again = self._in_text(text, at, final)
+            if not again:
+                break
+        self._rest = text[at:]
+
+    def _in_text(self, text: str, at: int, final: bool) -> tuple[int, bool]:
+        field = self._field
+        if field is None:
+            marks = self._watch.marks
+        elif field.closing is None:
+            self._read(text[at:])
+            return len(text), False
+        else:
+            marks = field.closing
+        found = marks.find(text, at, final=final)
+        if not isinstance(found, Mark):
+            self._read(text[at:found])
+            return found, False
+        self._read(text[at : found.start])
+        opened = self._watch.fields[found.number] if field is None else None
+        if opened is None or opened.kind != "calls":
+            self._leave_spaces()
+            self._enter(opened)
+            self._settle()
+            return found.end, True
+        assert opened.reader is not None
+        self._enter(opened)
+        self._held = [text[found.start : found.end]]
+        captures = marks.captures(text, found) if opened.reader.captured else {}
+        self._body = opened.reader.body(self, captures, self._tools, self._template.needs_tool)
+        return found.end, True
+
+    def _in_body(self, body: Body, text: str, at: int, final: bool) -> tuple[int, bool]:
+        opened = self._field
+        assert opened is not None
+        after = body.feed(text, at, final=final)
+        if not self._begun:
+            self._held.append(text[at:after])
+        if body.failed:
+            self._body = None
+            if not self._calling:
+                self._give_back()
+                self._leave_call(opened)
+        elif body.done:
+            self._leave_call(opened)
+        else:
+            if final and not self._begun:
+                self._held.append(text[after:])
+            elif final and self._calling:
+                self.arguments(text[after:])
+            return after, False
+        return after, True
+
+    def _in_invalid(self, text: str, at: int, final: bool) -> tuple[int, bool]:
+        """In a call whose arguments are not valid: up to its end."""
+        field = self._field
+        assert field is not None
+        found = field.ending.find(text, at, final=final)
+        until = found.start if isinstance(found, Mark) else found
+        if until > at:
+            self.arguments(text[at:until])
+        if isinstance(found, Mark):
+            self.end(False)
+            self._leave_call(field)
+            return until, True
+        return until, False
+
+    def _leave_call(self, field: Field) -> None:
+        """Go on outside all fields. If a call has begun, its own end may come there."""
+        self._body = None
+        self._watch = self._template.after(field) if self._begun else self._template.with_calls
+        self._fresh = self._fresh or self._begun
+        self._begun = False
+        self._enter(None)
+
+    def _give_back(self) -> None:
+        """What was held is no call, but text."""
+        if self._held:
+            held, self._held = self._held, []
+            self._enter(None)
+            self._read("".join(held))
+
+    # ------------------------------------------------------------ texts
+
+    def _enter(self, field: Field | None) -> None:
+        """Text is of this field from now on. None: outside all fields."""
+        of = field or self._template.implicit
+        self._field: Field | None = field
+        self._kind: Kind | None = None if of is None else of.kind
+        self._strips = of is None or of.strip
+
+    def _read(self, text: str) -> None:
+        """Text of the open field, or of the one that has no marks."""
+        if not text:
+            return
+        bare = text.rstrip(SPACES)
+        if bare:
+            size = len(bare)
+            if self._fresh and self._kind not in self._told and self._strips:
+                bare = bare.lstrip(SPACES)
+                self._spaces.clear()
+            elif self._spaces:
+                bare = "".join(self._spaces) + bare
+                self._spaces.clear()
+            self._fresh = False
+            self._tell(bare)
+            if size == len(text):
+                return
+            text = text[size:]
+        self._spaces.append(text)
+
+    def _tell(self, text: str) -> None:
+        kind = self._kind
+        if not text or kind is None:
+            return
+        self._told.add(kind)
+        self._events.append(Reasoning(text) if kind == "reasoning" else Content(text))
+
+    def _leave_spaces(self) -> None:
+        """A mark comes."""
+        if not self._strips:
+            self._tell("".join(self._spaces))
+        self._spaces.clear()
+        self._fresh = True
+
+    def _settle(self) -> None:
+        """Behind a mark that belongs to no call, the end of the last call is no longer expected."""
+        watch: Watch = self._watch
+        template = self._template
+        self._watch = watch if watch is template.without_calls else template.with_calls
+
+    # ------------------------------------------------------------ what a body tells
+
+    def begin(self, name: str) -> None:
+        field = self._field
+        self._enter(None)
+        self._leave_spaces()
+        self._enter(field)
+        self._held.clear()
+        self._begun = self._calling = True
+        self._events.append(CallBegun(self._calls, name))
+
+    def arguments(self, text: str) -> None:
+        if text:
+            self._events.append(CallArguments(self._calls, text))
+
+    def end(self, complete: bool) -> None:
+        self._events.append(CallEnded(self._calls, complete))
+        self._calls += 1
+        self._calling = False
+
+
+def joined(events: Iterable[Event]) -> list[Event]:
+    """The same events, with texts that follow one another as one."""
+    found: list[Event] = []
+    for event in events:
+        last = found[-1] if found else None
+        match last, event:
+            case Content(one), Content(other):
+                found[-1] = Content(one + other)
+            case Reasoning(one), Reasoning(other):
+                found[-1] = Reasoning(one + other)
+            case CallArguments(call, one), CallArguments(_, other):
+                found[-1] = CallArguments(call, one + other)
+            case _:
+                found.append(event)
+    return found

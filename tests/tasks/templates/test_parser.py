@@ -1,0 +1,296 @@
+"""Streamed, unstreamed and replayed are the same, for every text and every split; and what is read is what was
+written."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from petiole.tasks.templates.formats import FAMILIES
+from petiole.tasks.templates.parser import (
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Content,
+    Event,
+    Parser,
+    Reasoning,
+    joined,
+)
+from petiole.tasks.templates.template import Template
+from tests.support.written import WITHOUT_REASONING, WRITERS, Said, deepseek_31, hermes, qwen_xml
+
+TOOLS = {
+    "get_weather": {"city": "string", "days": "integer", "exact": "boolean", "near": "object"},
+    "now": {},
+    "réveil": {"à": "string|null"},
+}
+FORMATS = sorted(FAMILIES)
+
+
+def read(template: Template, pieces: Sequence[str], prompt_end: str = "") -> list[Event]:
+    parser = Parser(template, prompt_end=prompt_end, tools=TOOLS)
+    return joined([event for text in pieces for event in parser.push(text)] + parser.finish())
+
+
+def split(text: str, cuts: Sequence[int]) -> list[str]:
+    places = [0, *sorted({cut % (len(text) + 1) for cut in cuts}), len(text)]
+    return [text[begin:end] for begin, end in itertools.pairwise(places)]
+
+
+def said(events: Sequence[Event]) -> Said:
+    content = "".join(event.text for event in events if isinstance(event, Content))
+    reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))
+    names = [event.name for event in events if isinstance(event, CallBegun)]
+    given = [""] * len(names)
+    for event in events:
+        if isinstance(event, CallArguments):
+            given[event.call] += event.text
+    return Said(content, reasoning, [(name, json.loads(text)) for name, text in zip(names, given, strict=True)])
+
+
+def check(events: Sequence[Event]) -> None:
+    """What holds for the events of any text."""
+    begun: dict[int, str] = {}
+    open_call = None
+    for event in events:
+        match event:
+            case CallBegun(index, name):
+                assert open_call is None
+                assert index == len(begun)
+                assert name
+                open_call, begun[index] = index, ""
+            case CallArguments(index, text):
+                assert index == open_call
+                assert text
+                begun[index] += text
+            case CallEnded(index, complete):
+                assert index == open_call
+                open_call = None
+                if complete:
+                    assert isinstance(json.loads(begun[index]), dict), begun[index]
+            case _:
+                assert event.text
+                assert open_call is None
+    assert open_call is None
+
+
+LETTERS = st.text(alphabet="ab<>/|[]{}\"'`=: \n\\é😀\t", max_size=12)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b_c"]), inner, max_size=2),
+    max_leaves=5,
+)
+DEEP = st.dictionaries(
+    st.sampled_from(["a", "b_c"]), VALUES | st.sampled_from(["x", "tr</tool_call>ue"]), max_size=3
+)
+STRINGS = st.sampled_from(
+    [
+        "Paris",
+        "",
+        "</tool_call>",
+        "a\nb",
+        '"',
+        "\\",
+        "é😀",
+        "]}",
+        "<think>",
+        "null",
+        "[1]",
+        "it's",
+        " a ",
+        "\u2028",
+    ]
+)
+CALLS = st.one_of(
+    st.tuples(
+        st.just("get_weather"),
+        st.fixed_dictionaries(
+            {}, optional={"city": STRINGS, "days": st.integers(), "exact": st.booleans(), "near": DEEP}
+        ),
+    ),
+    st.tuples(st.just("now"), st.just({})),
+)
+PLAIN = st.sampled_from(["", "Hello.", "a < b", "I look.\nNow", "é😀", "x = {1: [2]}", "5 > 3 </b>"])
+MESSAGES = st.builds(Said, PLAIN, PLAIN, st.lists(CALLS, max_size=3))
+CUTS = st.lists(st.integers(0, 400), max_size=12)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(message=MESSAGES, cuts=CUTS)
+@settings(max_examples=60, deadline=None)
+def test_what_is_read_is_what_was_written_however_it_was_split(name: str, message: Said, cuts: list[int]) -> None:
+    if name in WITHOUT_REASONING:
+        message = Said(message.content, "", message.calls)
+    text = WRITERS[name](message)
+    template = FAMILIES[name].template
+    events = read(template, split(text, cuts))
+    check(events)
+    assert events == read(template, [text]) == read(template, list(text))
+    assert all(event.complete for event in events if isinstance(event, CallEnded))
+    assert said(events) == Said(message.content, message.reasoning, list(message.calls)), text
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_text_that_was_cut_or_corrupted_is_read_the_same_for_every_split(name: str, data: st.DataObject) -> None:
+    message = data.draw(MESSAGES)
+    text = WRITERS[name](message)
+    for _ in range(data.draw(st.integers(0, 3))):
+        at, what = data.draw(st.integers(0, len(text))), data.draw(LETTERS)
+        text = text[:at] + what + text[at + data.draw(st.integers(0, 6)) :]
+    text = text[: data.draw(st.integers(0, len(text)))]
+    template = FAMILIES[name].template
+    events = read(template, split(text, data.draw(CUTS)))
+    check(events)
+    assert events == read(template, [text]) == read(template, list(text))
+
+
+TINY = Template(
+    {
+        "start_anchor": "A",
+        "fields": {
+            "reasoning_content": {"open": "<t>", "close": "</t>"},
+            "tool_calls": {
+                "open_pattern": r"\s*<(?P<name>n+)>",
+                "close": "</",
+                "content": "json",
+                "transform": {"function": {"name": "{name}", "arguments": "{content}"}},
+            },
+            "content": {"close": "!"},
+        },
+    }
+)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_all_splits_of_short_texts(seed: int) -> None:
+    text = "".join(
+        random.Random(seed).choices(["<", ">", "/", "n", "t", "<n>", "</", "{", "}", '"', " ", "!"], k=7)
+    )[:9]
+    whole = read(TINY, [text])
+    check(whole)
+    for cuts in itertools.product([False, True], repeat=len(text) - 1):
+        pieces, rest = [], text[0]
+        for cut, letter in zip(cuts, text[1:], strict=True):
+            if cut:
+                pieces.append(rest)
+                rest = ""
+            rest += letter
+        assert read(TINY, [*pieces, rest]) == whole, (text, pieces)
+
+
+@given(st.text(alphabet='<>/nt{}" !:A', max_size=30), CUTS)
+@example("<n>{}<n></", [4])
+def test_any_text_in_a_format_of_short_marks(text: str, cuts: list[int]) -> None:
+    events = read(TINY, split(text, cuts))
+    check(events)
+    assert events == read(TINY, list(text))
+
+
+@pytest.mark.parametrize(
+    ("end", "text", "expected"),
+    [
+        ("<|im_start|>assistant\n<think>\n", "hm\n</think>\n\nYes", [Reasoning("hm"), Content("Yes")]),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "Yes", [Content("Yes")]),
+        ("<|im_start|>user\n<think><|im_end|>\n<|im_start|>assistant\n", " a", [Content(" a")]),
+        ("…user\nwhat is <think>", "x", [Reasoning("x")]),
+        ("<|im_start|>assistant\nI am", " here", [Content(" here")]),
+    ],
+)
+def test_the_end_of_the_prompt_says_where_the_output_begins(end: str, text: str, expected: list[Event]) -> None:
+    assert read(FAMILIES["hermes"].template, [text], end) == expected
+
+
+def ended(index: int, complete: bool = True) -> CallEnded:
+    return CallEnded(index, complete)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("use <tool_call> here", [Content("use <tool_call> here")]),
+        ("<tool_call>{}</tool_call>", [Content("<tool_call>{}</tool_call>")]),
+        ('<tool_call>{"name": ""}', [Content('<tool_call>{"name": ""}')]),
+        ('a <tool_call>{"na', [Content('a <tool_call>{"na')]),
+        ('<tool_call>{"name": "now"}</tool_call>', [CallBegun(0, "now"), CallArguments(0, "{}"), ended(0)]),
+        (
+            '<tool_call>{"name": "now", "arguments": {"a": tru</tool_call> b',
+            [CallBegun(0, "now"), CallArguments(0, '{"a": tru'), ended(0, False), Content("b")],
+        ),
+        (
+            '<tool_call>{"name": "now", "arguments": {"a": "\\u00e9\\',
+            [CallBegun(0, "now"), CallArguments(0, '{"a": "\\u00e9\\'), ended(0, False)],
+        ),
+        (
+            '<tool_call>{"arguments": {"a": 1}, "name": "now"}}</tool_call> b',
+            [CallBegun(0, "now"), CallArguments(0, '{"a": 1}'), ended(0), Content("} b")],
+        ),
+        (
+            '<tool_call>{"name": "now", "arguments": "{\\"a\\": 1}"}</tool_call>',
+            [CallBegun(0, "now"), CallArguments(0, '{"a": 1}'), ended(0)],
+        ),
+        (
+            '<tool_call>{"name": "now", "arguments": [1]}</tool_call>',
+            [CallBegun(0, "now"), CallArguments(0, "[1]"), ended(0, False)],
+        ),
+        (
+            '<tool_call>\n<tool_call>{"name": "now", "arguments": {"a": "x\ny"}}</tool_call>',
+            [Content("<tool_call>"), CallBegun(0, "now"), CallArguments(0, '{"a": "x\\ny"}'), ended(0)],
+        ),
+    ],
+)
+def test_the_rules_for_what_is_no_whole_call(text: str, expected: list[Event]) -> None:
+    assert read(FAMILIES["hermes"].template, [text]) == read(FAMILIES["hermes"].template, list(text)) == expected
+
+
+def test_without_tools_marks_of_calls_are_text_and_reasoning_is_divided() -> None:
+    text = hermes(Said("Hi", "hm", [("now", {})]))
+    parser = Parser(FAMILIES["hermes"].template)
+    assert joined([*parser.push(text), *parser.finish()]) == [Reasoning("hm"), Content(text[text.index("Hi") :])]
+
+
+def test_arguments_come_before_the_call_ends() -> None:
+    parser = Parser(FAMILIES["qwen-xml"].template, tools=TOOLS)
+    text = qwen_xml(Said(calls=[("get_weather", {"city": "Paris in spring"})]))
+    events = parser.push(text[: text.index(" spring")])
+    assert events[-1] == CallArguments(0, "Paris in")
+
+
+@pytest.mark.parametrize(
+    ("kind", "written", "meant"),
+    [
+        ("integer", "3.0", 3), ("number", "1e3", 1000.0), ("integer|null", "None", None), ("boolean", "True", 1),
+        ("object", "{'a': [True, None]}", {"a": [True, None]}), ("array", "no", "no"), ("integer", "x", "x"),
+        ("string", "3", "3"), ("any", "[1]", [1]), ("any", "x", "x"), ("null|string", "null", None),
+        ("object", "[" * 100_000, "[" * 100_000),
+    ],
+)  # fmt: skip
+def test_arguments_in_tags_have_the_types_of_their_tool(kind: str, written: str, meant: Any) -> None:
+    text = f"<tool_call>\n<function=f>\n<parameter=a>\n{written}\n</parameter>\n</function>\n</tool_call>"
+    parser = Parser(FAMILIES["qwen-xml"].template, tools={"f": {"a": kind}})
+    [(_, arguments)] = said(joined([*parser.push(text), *parser.finish()])).calls
+    assert arguments == {"a": meant}
+
+
+def test_both_forms_of_deepseek_are_read() -> None:
+    message = Said("a", "b", [("get_weather", {"city": "x"}), ("now", {})])
+    assert said(read(FAMILIES["deepseek"].template, [deepseek_31(message)])) == message
+
+
+def test_floods_of_spaces_and_half_marks_are_read_in_linear_time() -> None:
+    """In the time that a test has; a quadratic search would take hours."""
+    for text in (" " * 10**6, "<" * 10**5, "<tool_call>" * 10**4, '<tool_call>{"a":' * 10**4):
+        for name in ("hermes", "qwen-xml", "harmony"):
+            parser = Parser(FAMILIES[name].template, tools=TOOLS)
+            for begin in range(0, len(text), 997):
+                parser.push(text[begin : begin + 997])
+            parser.finish()
